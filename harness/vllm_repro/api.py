@@ -15,13 +15,12 @@ from vllm_repro.history.runs import Run, run_of
 from vllm_repro.releases.sources import named_source
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Job, choice_of, first_line, refuse_unused_options, usual_expectation
+from vllm_repro.running.job import Job, SiteFacts, choice_of, first_line, refuse_unused_options, usual_expectation
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import Site
 
 __all__ = ["RunResult", "load_scenario", "run"]
 
@@ -102,7 +101,7 @@ def run(
         expect=usual_expectation(options),
     )
 
-    def chosen(site: Site, why: str) -> None:
+    def chosen(site: SiteFacts, why: str) -> None:
         _LOG.info(first_line(site, why, job.version(site.kind)))
 
     def work() -> RunReport:

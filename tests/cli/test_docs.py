@@ -63,8 +63,8 @@ _QUICK = {"list", "show", "check", "diagnose", "history", "report", "run"}
 
 
 def is_quick(words: list[str]) -> bool:
-    """Return True for a command that needs no vLLM, no network and no run of a search."""
-    if words[0] != "vllm-repro" or words[1] not in _QUICK or "--vllm" in words:
+    """Return True for a command that needs no vLLM, no network, no cluster and no run of a search."""
+    if words[0] != "vllm-repro" or words[1] not in _QUICK or {"--vllm", "--on"} & set(words):
         return False
     return (words[1] != "run" or "rehearsal" in words) and "reports/explore/latest" not in words
 

@@ -24,7 +24,7 @@ def test_a_run_is_estimated_by_the_last_one_in_its_release(monkeypatch: pytest.M
     monkeypatch.setattr(nightly, "read_runs", lambda _: (runs, []))
     monkeypatch.setattr(nightly, "run_one", ran)
     jobs: list[Any] = [
-        SimpleNamespace(scenario=scenario, options=ServerOptions(server="process", vllm=version))
+        SimpleNamespace(elsewhere=None, scenario=scenario, options=ServerOptions(server="process", vllm=version))
         for version in ("0.32.0", "0.33.0", "0.29.0")
     ]
     found = [slot.why for slot in nightly._slots(jobs, Path(), 100.0)]

@@ -90,7 +90,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="I",
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
-    add_run_options(parser, arm="this arm instead of the first", trials=False)
+    add_run_options(parser, arm="this arm instead of the first", trials=False, on="one boot after the other")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = server_options(arguments)
     refuse_one_release(options)
     candidates, left_out = _candidates(arguments)
-    options, choice = choose_once(scenario, options, candidates[0].source)
+    options, choice = choose_once(scenario, options, candidates[0].source, here=not arguments.on)
     names = arguments.arm or [arm.name for arm in scenario.leading]
     arms = find_arms(scenario, names)
     targets = [arm for arm in arms if arm.expected.has_bug]
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None) -> int:
     unused = {"--server": arguments.server != "auto"} | {
-        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "port", "image", "arm")
+        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "port", "image", "arm", "on")
     }
     if given := next((name for name, value in unused.items() if value), None):
         raise UsageError(f"{given} has no meaning with --script", hint="leave it out: no server is booted")

@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "cpu: a release on this CPU, in the lab if the scenario needs GPUs",
     )
     add_server_options(parser, which=("image", "vllm", "weights"))
-    add_run_options(parser, arm="only this arm; may be given again", auto=True)
+    add_run_options(parser, arm="only this arm; may be given again", auto=True, on="its scenarios side by side")
     parser.add_argument(
         "--max-time",
         type=duration,
@@ -68,6 +68,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
+    if arguments.on and arguments.max_time is not None:
+        raise UsageError(
+            "--max-time is for runs one after the other, and --on begins all at once", hint="leave one out"
+        )
+    if arguments.on not in (None, "local") and arguments.server == "auto":
+        raise UsageError(
+            "--server auto looks at this machine, and --on runs on others", hint=f"--server {CPU} or docker"
+        )
     out = arguments.out or default_out()
     jobs = jobs_from(arguments, options)
     if options.server == CPU:

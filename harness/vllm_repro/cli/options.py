@@ -13,7 +13,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.host.ports import check_port
 from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Job, refuse_unused_options, with_patches
+from vllm_repro.running.job import Elsewhere, Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.scenario.catalogue import find, named_folders
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -77,10 +77,13 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         parser.add_argument(f"--{name}", **options[name])
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = False, trials: bool = True) -> None:
+def add_run_options(
+    parser: argparse.ArgumentParser, *, arm: str, auto: bool = False, trials: bool = True, on: str = ""
+) -> None:
     """Add the options of every verb that boots servers.
 
-    arm: the help of `--arm`. auto: accept `--trials auto`. trials: have that option; without it each run is one boot.
+    arm: the help of `--arm`. auto: accept `--trials auto`. trials: have that option; without it each run is one boot. on: end of the help
+    of `--on`; empty if the verb has none.
     """
     parser.add_argument("--arm", action="append", metavar="A", help=arm)
     if trials:
@@ -94,6 +97,13 @@ def add_run_options(parser: argparse.ArgumentParser, *, arm: str, auto: bool = F
         )
     else:
         parser.set_defaults(trials=1)
+    if on:
+        parser.add_argument(
+            "--on",
+            metavar="CLUSTER",
+            help="run on a Ray cluster: local (this machine), auto (the cluster of this machine) or HOST:PORT of a head node; "
+            + on,
+        )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where runs are written (default: reports)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the prompts (default: 1)")
     default = TimeLimits()
@@ -160,7 +170,8 @@ def job_from(
     Raises `UsageError` for an option that the server does not use, and `InfraError` for a port in use.
     """
     refuse_unused_options(options, choice.kind)
-    if options.port and choice.kind.facts.started:
+    elsewhere = _elsewhere(getattr(arguments, "on", None), options, choice)
+    if options.port and choice.kind.facts.started and elsewhere is None:
         check_port(options.port)
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
@@ -178,7 +189,24 @@ def job_from(
         expect=expect,
         compared=compared,
         folders=[str(folder.absolute()) for folder in named_folders()],
+        elsewhere=elsewhere,
     )
+
+
+def _elsewhere(on: str | None, options: ServerOptions, choice: ServerChoice) -> Elsewhere | None:
+    """Return what `--on` names. Raises `UsageError` for a server that only this machine can choose or reach."""
+    if on is None:
+        return None
+    started = ", ".join(kinds(lambda facts: facts.started))
+    if not choice.kind.facts.started:
+        raise UsageError("--on starts servers, and --url names one that runs", hint=f"--server with one of {started}")
+    if options.server == "auto" and on != "local":
+        raise UsageError(
+            "--server auto looks at this machine, and --on runs on others", hint=f"--server with one of {started}"
+        )
+    from vllm_repro.running.fleet import connect  # here: only runs on a cluster need it
+
+    return connect(on)
 
 
 def resumed(
@@ -187,7 +215,7 @@ def resumed(
     *,
     beside: Collection[str] = (),
 ) -> argparse.Namespace:
-    """Return the arguments of an interrupted command, with this call's `--json` and `-v`.
+    """Return the arguments of an interrupted command, with this call's `--json`, `-v` and `--on`.
 
     beside: options allowed beside `--resume`. Raises `UsageError` for any other option, and for another scenario.
     """
@@ -195,7 +223,7 @@ def resumed(
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]
     named = _named(arguments)
     bare = vars(parser.parse_args([*named, *command[2:]]))
-    allowed = {"json", "verbose", "verb", "scenario_folders", *beside}
+    allowed = {"json", "verbose", "verb", "scenario_folders", "on", *beside}
     changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
     if changed:
         raise UsageError(
@@ -213,6 +241,8 @@ def resumed(
     if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
         raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))
     begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, unfinished.out
+    if "on" in arguments:
+        begun.on = arguments.on
     return begun
 
 

@@ -15,13 +15,12 @@ from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import with_out
-from vllm_repro.running.job import choice_of, first_line, usual_expectation
+from vllm_repro.running.job import SiteFacts, choice_of, first_line, usual_expectation
 from vllm_repro.running.run import run_one
 from vllm_repro.running.state import MeasureOptions
 from vllm_repro.running.terminal import Progress, print_summary
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.site import Site
 from vllm_repro.verdict.verdict import Expect, exit_status
 
 if TYPE_CHECKING:  # it imports the reports
@@ -45,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="may be left out with --resume")
     add_server_options(parser, patch="; given several times, compare the release as it is with each of them")
-    add_run_options(parser, arm="only this arm; may be given again", auto=True)
+    add_run_options(parser, arm="only this arm; may be given again", auto=True, on="one scenario after the other")
     parser.add_argument(
         "--expect",
         type=Expect,
@@ -165,7 +164,7 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
     job = replace(job, measure=MeasureOptions(arguments.throughput, arguments.soak, arguments.outputs))
     stream = sys.stderr if arguments.json else sys.stdout
 
-    def announce(site: Site, why: str) -> None:
+    def announce(site: SiteFacts, why: str) -> None:
         imitated = options.vllm or scenario.try_with
         version = imitated if site.evidence is Evidence.REHEARSAL else job.version(site.kind)
         print(first_line(site, why, version), file=stream, flush=True)

@@ -62,7 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="I",
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
-    add_run_options(parser, arm="this arm instead of the first; may be given again")
+    add_run_options(parser, arm="this arm instead of the first; may be given again", on="its releases side by side")
     parser.add_argument(
         "--resume",
         type=Path,
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         versions = (scenario.lab.vllm,)  # those of the status cannot be installed
     else:
         versions = status_bounds(scenario)
-    options, choice = choose_once(scenario, options, versions[0])
+    options, choice = choose_once(scenario, options, versions[0], here=not arguments.on)
     arms = find_arms(scenario, names)
     job = job_from(
         arguments,
@@ -126,10 +126,15 @@ def refuse_one_release(options: ServerOptions) -> None:
         )
 
 
-def choose_once(scenario: Scenario, options: ServerOptions, version: str) -> tuple[ServerOptions, ServerChoice]:
-    """Return the options with `auto` resolved, and the choice: results of different kinds of server are not comparable."""
+def choose_once(
+    scenario: Scenario, options: ServerOptions, version: str, *, here: bool = True
+) -> tuple[ServerOptions, ServerChoice]:
+    """Return the options with `auto` resolved, and the choice: results of different kinds of server are not comparable.
+
+    here: this machine runs the servers.
+    """
     choice = choice_of(scenario, for_release(options, version))
-    if choice.kind.facts.container:
+    if here and choice.kind.facts.container:
         connect().close()  # fail now if no engine answers, instead of once per release
     return replace(options, server=choice.kind.value), choice
 

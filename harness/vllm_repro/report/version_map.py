@@ -206,7 +206,8 @@ class VersionMap:
     interrupted: str | None = None
 
     def with_row(self, row: ReleaseRow) -> VersionMap:
-        return replace(self, rows=(*self.rows, row))
+        """Return the map with one more row, in the order of `versions`."""
+        return replace(self, rows=tuple(sorted((*self.rows, row), key=lambda one: self.versions.index(one.version))))
 
     @property
     def pending(self) -> tuple[str, ...]:

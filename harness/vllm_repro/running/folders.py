@@ -44,20 +44,20 @@ def with_out(command: str, out: Path) -> str:
     return command if out == default_out() else f"{command} --out {shlex.quote(str(out))}"
 
 
-def run_folder(out: Path, scenario: str) -> Path:
+def run_folder(out: Path, scenario: str, name: str = "") -> Path:
     """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it. Raises `UsageError`.
 
-    Only this user can open it: logs are not redacted.
+    name: of the folder, if another machine has named it. Only this user can open it: logs are not redacted.
     """
-    folder = stamped_folder(out, Path(scenario), inside="logs")
+    folder = stamped_folder(out, Path(scenario), inside="logs", name=name)
     folder.chmod(0o700)
     return folder
 
 
-def stamped_folder(out: Path, below: Path, inside: str = "") -> Path:
+def stamped_folder(out: Path, below: Path, inside: str = "", name: str = "") -> Path:
     """Make `out/below/<UTC>-<6 hex>/`, with the folder `inside` in it, and point `out/below/latest` at it. Raises `UsageError`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    folder = out / below / f"{stamp}-{secrets.token_hex(3)}"
+    folder = out / below / (name or f"{stamp}-{secrets.token_hex(3)}")
     try:
         (folder / inside).mkdir(parents=True)
         fresh = folder.parent / f".latest-{secrets.token_hex(4)}"

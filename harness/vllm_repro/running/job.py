@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_repro.errors import UsageError
+from vllm_repro.evidence import Evidence
 from vllm_repro.releases.sources import is_release, version_of
-from vllm_repro.report.model import banner
+from vllm_repro.report.model import RunReport, banner
 from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import ServerChoice, Site, choose
+from vllm_repro.servers.site import ServerChoice, choose
 from vllm_repro.verdict.verdict import Expect, Expected
 
+if TYPE_CHECKING:  # they import the reports
+    from vllm_repro.running.resume import UnfinishedRun
+    from vllm_repro.running.terminal import Progress
+
 __all__ = [
+    "Chosen",
+    "Elsewhere",
     "Job",
+    "SiteFacts",
     "choice_of",
     "first_line",
     "refuse_unused_options",
@@ -30,6 +39,31 @@ __all__ = [
 ]
 
 
+class SiteFacts(Protocol):
+    """What is known of a run's servers before the first one starts. A `Site` has it; version: see there."""
+
+    @property
+    def kind(self) -> ServerKind: ...
+    @property
+    def evidence(self) -> Evidence: ...
+    @property
+    def version(self) -> str | None: ...
+
+
+Chosen = Callable[[SiteFacts, str], None]
+"""Called with the facts of the site and the reason for it, before anything is fetched or booted."""
+
+
+class Elsewhere(Protocol):
+    """Other machines that run jobs."""
+
+    def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
+        """Do what `run_one` does."""
+
+    def interrupt(self, name: str) -> None:
+        """End all runs, in the name of a signal. Each returns its report."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One scenario's run as it was asked for.
@@ -37,7 +71,8 @@ class Job:
     name: the scenario as the user named it, an id or a path. named_arms: the arms that the user named; `arms` are all of them if none
     was. trials: boots of each arm, None for as many as decide its claim. reproduce: the command that repeats it, if that is not `run`.
     compared: `arms` are to be compared, and the patches of the options are among them (`with_patches`). folders: of more scenarios, as
-    absolute paths.
+    absolute paths. elsewhere: where it runs, None for here. private: names of the machine that asked, if another one runs it, by the keys
+    `folders`, `hosts` and `users` of a journal's first line.
     """
 
     name: str
@@ -55,6 +90,8 @@ class Job:
     reproduce: str = ""
     compared: bool = False
     folders: Sequence[str] = ()
+    elsewhere: Elsewhere | None = None
+    private: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def version(self, kind: ServerKind) -> str | None:
         """Return the version to run; None if the server decides it."""
@@ -88,7 +125,7 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
     return found
 
 
-def first_line(site: Site, why: str, version: str | None) -> str:
+def first_line(site: SiteFacts, why: str, version: str | None) -> str:
     """Return the first output line: server kind, why it was chosen, and whether it is a simulation.
 
     version: the release, if the site does not know its own.

@@ -18,11 +18,11 @@ from vllm_repro.host.gpu_lease import busy_gpus
 from vllm_repro.host.machine import gpus
 from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.model import RunReport
+from vllm_repro.running.fleet import results
 from vllm_repro.running.folders import link_to, stamped_folder
 from vllm_repro.running.job import Job
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
-from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect, engine_errors, explain, gpu_prefix
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of
@@ -48,18 +48,19 @@ def run_night(
     kind = ServerKind(options.server)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
-    wrong = list(host_problems(kind, out, least_disk_gb))
+    here = not any(job.elsewhere for job in jobs)
+    wrong = list(host_problems(kind, out, least_disk_gb, runs_here=here))
     slots: list[Slot] = []
     near: dict[str, str] = {}
     interrupted = None
     try:
-        if not wrong:
+        if not wrong and here:
             wrong += _pull_moving_tag(options)
         for slot in _slots(jobs, out, most_seconds) if not wrong else ():
             slots.append(slot)
             show(f"{slot.light}: {slot.scenario}: {slot.why}")
             if slot.report is not None:
-                interrupted = slot.report.interrupted
+                interrupted = interrupted or slot.report.interrupted
                 copy = folder / slot.scenario
                 copy = folder / f"{slot.scenario}-{slot.report.folder.name}" if copy.exists() else copy
                 near[run_id(slot.report)] = f"{copy.name}/report.html"
@@ -84,13 +85,13 @@ def run_night(
     return night, folder
 
 
-def host_problems(kind: ServerKind, out: Path, least_disk_gb: float) -> Iterator[str]:
-    """Yield a sentence for each reason why this machine cannot run a night."""
+def host_problems(kind: ServerKind, out: Path, least_disk_gb: float, *, runs_here: bool = True) -> Iterator[str]:
+    """Yield a sentence for each reason why this machine cannot run a night, or if other machines run it, keep its reports."""
     folder = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(folder).free / _GB
     if free < least_disk_gb:
         yield f"{free:.1f} GB are free where runs are written, and a night needs {least_disk_gb:g} (--least-disk)"
-    if not kind.facts.on_gpus:
+    if not kind.facts.on_gpus or not runs_here:
         return
     try:
         here, busy = gpus(), busy_gpus()
@@ -142,8 +143,9 @@ def _request(jobs: Sequence[Job], options: ServerOptions) -> str:
     return f"{release}, server {' or '.join(servers)}"
 
 
-def _unfit(scenario: Scenario, options: ServerOptions) -> str:
+def _unfit(job: Job) -> str:
     """Return why this machine, or this kind of server, cannot run the scenario; empty if it can."""
+    scenario, options = job.scenario, job.options
     facts = ServerKind(options.server).facts
     if facts.in_lab and scenario.lab is None:
         return "it has no lab"
@@ -151,11 +153,11 @@ def _unfit(scenario: Scenario, options: ServerOptions) -> str:
         return ""
     if facts.container and not scenario.needs.gpus:
         return f"it needs {scenario.needs}, and a night in containers is of the image for GPUs"
-    return lacking(needs_of(scenario, options), gpus())
+    return "" if job.elsewhere else lacking(needs_of(scenario, options), gpus())
 
 
 def _slots(jobs: Sequence[Job], out: Path, most_seconds: float | None) -> Iterator[Slot]:
-    """Run the jobs one after the other; stop at the first that is interrupted."""
+    """Run the jobs, here one after the other until one is interrupted, elsewhere all at once."""
     began = time.monotonic()
     runs = read_runs(out)[0] if most_seconds is not None else ()
     last = {(run.scenario, which): run for run in runs for which in (run.vllm_version, None)}
@@ -164,28 +166,29 @@ def _slots(jobs: Sequence[Job], out: Path, most_seconds: float | None) -> Iterat
         """Return the last run of the scenario in this release, else in any."""
         return last.get((job.scenario.id, job.options.vllm), last.get((job.scenario.id, None)))
 
-    for job in sorted(jobs, key=lambda job: run.started_at if (run := before(job)) else ""):
+    def slot(job: Job) -> Slot:
         name = job.scenario.id
-        if unfit := _unfit(job.scenario, job.options):
-            yield Slot(scenario=name, light=Light.NONE, why=unfit)
-            continue
+        if unfit := _unfit(job):
+            return Slot(scenario=name, light=Light.NONE, why=unfit)
         took = run.duration_s if (run := before(job)) else 0.0
         if most_seconds is not None and (left := most_seconds - (time.monotonic() - began)) <= took:
             why = f"{max(0.0, left):.0f} s of {most_seconds:.0f} were left" + (
                 f"; it took {took:.0f} s" if took else ""
             )
-            yield Slot(scenario=name, light=Light.LATE, why=why)
-            continue
+            return Slot(scenario=name, light=Light.LATE, why=why)
         try:
-            report = run_one(job, Progress())
+            return _slot(run_one(job, Progress()))
         except Unsupported as error:
-            yield Slot(scenario=name, light=Light.NONE, why=error.with_hint)
+            return Slot(scenario=name, light=Light.NONE, why=error.with_hint)
         except ReproError as error:  # also a fault of our own: the other scenarios can still run
-            yield Slot(scenario=name, light=Light.AMBER, why=error.with_hint)
-        else:
-            yield _slot(report)
-            if report.interrupted:
-                return
+            return Slot(scenario=name, light=Light.AMBER, why=error.with_hint)
+
+    ordered = sorted(jobs, key=lambda job: run.started_at if (run := before(job)) else "")
+    elsewhere = next((job.elsewhere for job in jobs), None)
+    for _, found in results(slot, ordered, elsewhere):
+        yield found
+        if elsewhere is None and found.report is not None and found.report.interrupted:
+            return
 
 
 def _slot(report: RunReport) -> Slot:

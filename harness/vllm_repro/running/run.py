@@ -28,7 +28,7 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import simulated
 from vllm_repro.running.boots import Boots, undecided_arms
 from vllm_repro.running.folders import private_folders, private_hosts, private_users, run_folder
-from vllm_repro.running.job import Job, repeat_command
+from vllm_repro.running.job import Chosen, Job, repeat_command
 from vllm_repro.running.state import Trial
 from vllm_repro.running.terminal import Progress
 from vllm_repro.running.trial import run_trial
@@ -42,14 +42,10 @@ from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_releas
 if TYPE_CHECKING:  # it imports the reports
     from vllm_repro.running.resume import UnfinishedRun
 
-__all__ = ["Chosen", "run_one", "signals_later", "strongest_record"]
+__all__ = ["run_one", "signals_later", "strongest_record"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Also Ctrl-\\: servers run in sessions of their own, so a signal that ends this process alone would leave them running."""
-
-
-Chosen = Callable[[Site, str], None]
-"""Called with the site and the reason for it, before anything is fetched or booted."""
 
 
 def run_one(
@@ -60,6 +56,8 @@ def run_one(
     An interrupted run has a report too, marked so. An `unfinished` run is continued in its own folder. Raises `UsageError`, `InfraError` or
     `Unsupported` if no server can be had or the job is not that of the unfinished run; then there is no folder of a run.
     """
+    if job.elsewhere is not None:
+        return job.elsewhere.run(job, progress, chosen, unfinished)
     for line in sweep():
         progress.line(f"left by a killed run, removed: {line}")
     site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen)
@@ -173,9 +171,9 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
         "machine": machine,
         "host": hosted_by(asdict(machine)),
         "docker": site.engine_version,
-        "folders": private_folders(),
-        "hosts": private_hosts(scenario),
-        "users": private_users(scenario),
+        "folders": [*private_folders(), *job.private.get("folders", ())],
+        "hosts": [*private_hosts(scenario), *job.private.get("hosts", ())],
+        "users": [*private_users(scenario), *job.private.get("users", ())],
         "imitated": site.imitates(scenario),
     }
 

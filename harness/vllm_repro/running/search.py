@@ -14,12 +14,11 @@ from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.search import SearchRecord
 from vllm_repro.running.folders import redactor, stamped_folder
-from vllm_repro.running.job import Job, first_line
+from vllm_repro.running.job import Job, SiteFacts, first_line
 from vllm_repro.running.resume import UnfinishedSearch
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.scenario import Arm
-from vllm_repro.servers.site import Site
 
 __all__ = ["BootSearch"]
 
@@ -105,7 +104,7 @@ class BootSearch(ABC, Generic[Found, Next]):
             stopped = f"{signal}" or "SIGINT"
         return self._save(stopped, before + time.monotonic() - began)
 
-    def _chosen(self, site: Site, why: str) -> None:
+    def _chosen(self, site: SiteFacts, why: str) -> None:
         announce, self._announce = self._announce, None
         if announce is not None:
             if not self.found.boots:

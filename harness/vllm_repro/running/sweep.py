@@ -16,13 +16,13 @@ from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.map_page import map_page
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, markdown, row_of, row_without_run
+from vllm_repro.running.fleet import results
 from vllm_repro.running.folders import redactor, stamped_folder
-from vllm_repro.running.job import Job, first_line, repeat_command
+from vllm_repro.running.job import Chosen, Job, SiteFacts, first_line, repeat_command
 from vllm_repro.running.resume import UnfinishedMap
-from vllm_repro.running.run import Chosen, run_one
+from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import Site
 from vllm_repro.verdict.release_result import ReleaseResult
 
 __all__ = ["VERSION", "for_release", "map_releases", "run_release"]
@@ -101,13 +101,10 @@ class _Sweep:
             )
 
     def run(self) -> tuple[VersionMap, Path]:
-        versions = self._map.versions
         try:
-            for number, version in enumerate(versions, 1):
-                self._progress.line(f"{version} ({number} of {len(versions)})")
-                row, interrupted = self._row(version)
-                self._save(self._map.with_row(row), interrupted)
-                if interrupted:
+            for _, (row, interrupted) in results(self._row, self._map.versions, self._job.elsewhere):
+                self._save(self._map.with_row(row), interrupted or self._map.interrupted)
+                if interrupted and self._job.elsewhere is None:
                     break
         except KeyboardInterrupt as signal:
             # Between two runs, or in an install; a run takes the signals itself and reports what it saw.
@@ -117,6 +114,8 @@ class _Sweep:
 
     def _row(self, version: str) -> tuple[ReleaseRow, str | None]:
         """Return the row of one release, and the signal that interrupted its run."""
+        versions = self._map.versions
+        self._progress.line(f"{version} ({versions.index(version) + 1} of {len(versions)})")
         report = self._unfinished.report(version) if self._unfinished else None
         patches = [arm.patches for arm in self._job.arms]
         if report is not None and [arm.patches for arm in report.arms] == patches:  # no diff was changed since
@@ -131,7 +130,7 @@ class _Sweep:
         assert self._map.evidence is not None, "a run has a site, and `_chosen` was called with it"
         return row_of(report, version, self._job.scenario.status.standing(version), self._map.evidence)
 
-    def _chosen(self, site: Site, why: str) -> None:
+    def _chosen(self, site: SiteFacts, why: str) -> None:
         if not self._announced:
             self._announced = True
             self._map = replace(self._map, evidence=site.evidence.value)
