@@ -126,6 +126,18 @@ def row(size: int, rate: float, skip: float, *, runs: bool, count: int) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def side_by_side(size: int, room: int) -> str:
+    """Return a row: mean rounds and boots of `bisect --on` over all places of the change, without flakes and skips."""
+    rounds = boots = 0
+    for first_bad in range(1, size):
+        search = Search(size=size)
+        while chosen := search.ahead(room):
+            rounds, boots = rounds + 1, boots + len(chosen)
+            for candidate in chosen:
+                search = search.after(candidate, Answer.BAD if candidate >= first_bad else Answer.GOOD)
+    return f"| {size} | {room} | {rounds / (size - 1):.1f} | {boots / (size - 1):.1f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the histories, and no list longer than 512")
@@ -146,6 +158,9 @@ def main() -> None:
     for size, rate, skip in product(SIZES[: -1 if quick else None], RATES, SKIPS):
         for runs in (False, True) if skip and size > RUN else (False,):
             print(row(size, rate, skip, runs=runs, count=count), flush=True)
+    print("\n| candidates | boots at once | rounds | boots |\n|---|---|---|---|")
+    for size, room in product((8, 64, 512), (1, 3, 7)):
+        print(side_by_side(size, room), flush=True)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,46 @@ def test_the_first_bad_release_is_found(made_up: MadeUp, tmp_path: Path) -> None
     assert record["reading"].startswith("The first bad one is 0.30.0: it died in 1 of 1 boots; 0.29.0 lived")
 
 
+class Room:
+    """A cluster that bears three runs; made-up runs take the place of its own."""
+
+    def run(self, *_: object) -> RunReport:
+        raise AssertionError("made-up runs do not get here")
+
+    def interrupt(self, name: str) -> None:
+        raise AssertionError(name)
+
+    def room(self, _: Job) -> int:
+        return 3
+
+
+def test_a_cluster_with_room_boots_ahead_and_says_what_it_cost(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vllm_repro.running.fleet.connect", lambda _: Room())
+    made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
+    assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379", "--out", str(tmp_path)]) == 0
+    record = record_in(tmp_path)
+    assert record["answer"] == "0.30.0"
+    rounds = [step["candidate"] for step in record["steps"] if "ahead" not in step]
+    assert "0.32.0" in rounds
+    assert len(rounds) <= 3, "one after the other it takes six boots"
+    assert len(set(booted(record))) == len(booted(record)) <= 9
+    said = capsys.readouterr().err
+    assert ", beside boot 1" in said
+    assert "  0.32.0: bad: " in said
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert f"{len(booted(record)) - len(rounds)} boots ran beside another one" in text
+
+
+def test_boots_ahead_count_for_the_limit(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.fleet.connect", lambda _: Room())
+    made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
+    words = ["--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379", "--max-boots", "4"]
+    assert main([*TQ, *words, "--out", str(tmp_path)]) == 2
+    assert len(booted(record_in(tmp_path))) == 4
+
+
 def test_what_cannot_be_tried_leaves_a_set(made_up: MadeUp, tmp_path: Path) -> None:
     made_up(by_release(OLD, ["0.23.0", "0.24.0"]))
     assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 2

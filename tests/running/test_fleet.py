@@ -335,6 +335,11 @@ def test_a_run_takes_one_of_what_nodes_declare(
     assert ray.demands == [{"num_returns": "streaming", "max_retries": 0, **demand}]
 
 
+@pytest.mark.parametrize(("has", "room"), [({"CPU": 2.0}, 2), ({"CPU": 9.0, "vllm_repro": 3.0}, 3)])
+def test_the_room_for_runs_is_that_of_the_nodes_that_live(has: dict[str, float], room: int, tmp_path: Path) -> None:
+    assert Fleet(FakeRay(resources=has)).room(job_in(tmp_path)) == room
+
+
 def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here" / SCENARIO / original.name
     shutil.copytree(original, folder)
@@ -393,6 +398,9 @@ class Elsewhere:
     def interrupt(self, name: str) -> None:
         self.names.append(name)
         self.over.set()
+
+    def room(self, _: Job) -> int:
+        return 1
 
 
 def test_items_go_one_after_the_other_here_and_all_at_once_elsewhere() -> None:

@@ -60,6 +60,28 @@ def test_an_unlikely_change_is_found_all_the_same(case: tuple[tuple[float, ...],
     assert (known.state, known.left, known.probability) == (State.FOUND, (first_bad,), 1.0)
 
 
+@given(
+    sizes.flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size - 1))),
+    st.integers(1, 7),
+    st.sampled_from([1.0, 0.5]),
+)
+def test_boots_ahead_lead_to_the_same_change_in_fewer_rounds(case: tuple[int, int], room: int, rate: float) -> None:
+    size, first_bad = case
+    boot = history([one >= first_bad for one in range(size)])
+    search, rounds = Search(size=size, rate=rate), 0
+    while chosen := search.ahead(room):
+        assert chosen[0] == search.choose()
+        assert len(set(chosen)) == len(chosen) <= room
+        rounds += 1
+        for candidate in chosen:
+            search = search.after(candidate, boot(candidate))
+    one_by_one = searched(Search(size=size, rate=rate), boot)
+    assert search.conclusion().left == one_by_one.conclusion().left == (first_bad,)
+    assert rounds <= len(one_by_one.probes)
+    if rate == 1.0 and room >= 3:
+        assert rounds <= ceil(len(one_by_one.probes) / 2) + 1
+
+
 def test_unlikely_changes_save_boots() -> None:
     random, boots = Random(2), [0, 0]
     for _ in range(100):

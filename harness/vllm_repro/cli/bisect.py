@@ -90,7 +90,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="I",
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
-    add_run_options(parser, arm="this arm instead of the first", trials=False, on="one boot after the other")
+    add_run_options(
+        parser, arm="this arm instead of the first", trials=False, on="boots that may be needed next run side by side"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

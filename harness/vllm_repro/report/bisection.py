@@ -48,13 +48,17 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One boot. candidate: its label. why: one line, empty for an answer. run: name of the run's folder, None if there was no server."""
+    """One boot. candidate: its label. why: one line, empty for an answer. run: name of the run's folder, None if there was no server.
+
+    ahead: it ran beside another one, before it was known to be needed.
+    """
 
     candidate: str
     fate: ReleaseResult
     why: str
     run: str | None
     duration_s: float
+    ahead: bool = False
 
     @property
     def tested(self) -> bool:
@@ -258,12 +262,16 @@ def _certainty(bisection: Bisection) -> str:
 
 
 def bisection_dict(bisection: Bisection) -> dict[str, Any]:
-    """Return the content of `bisection.json`. `answer` is null unless there is one."""
+    """Return the content of `bisection.json`. `answer` is null unless there is one; `ahead` is left out of a step if it is false."""
     known = bisection.search.conclusion()
     changes = bisection.changes(known)
     return {
         "schema": 1,
         **asdict(bisection),
+        "steps": [
+            {name: value for name, value in asdict(step).items() if value or name != "ahead"}
+            for step in bisection.steps
+        ],
         "state": known.state,
         "answer": changes[0] if known.state is State.FOUND else None,
         "left": changes,
@@ -282,6 +290,12 @@ def markdown(bisection: Bisection) -> str:
         *_commits(bisection),
         f"<details><summary>{tried}</summary>\n\n{_table(bisection)}\n\n</details>",
     ]
+    if ahead := [step.duration_s for step in bisection.steps if step.ahead]:
+        whole = sum(step.duration_s for step in bisection.steps) / 3600
+        parts.append(
+            f"{plural(len(ahead), 'boot')} ran beside another one, before it was known if {'they were' if len(ahead) > 1 else 'it was'} "
+            f"needed: {sum(ahead) / 3600:.2f} of {whole:.2f} server hours."
+        )
     if any(candidate.title for candidate in bisection.candidates):
         text = "Each commit's Python code ran over the compiled parts of a CPU release, which each run's report names."
         if bisection.script:

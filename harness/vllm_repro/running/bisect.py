@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_repro.errors import InfraError
@@ -17,6 +18,7 @@ from vllm_repro.releases.sources import REQUIREMENTS, changed_files, is_release,
 from vllm_repro.report.bisection import Bisection, Candidate, Step, answer, bisection_dict, markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import row_of
+from vllm_repro.running.fleet import results
 from vllm_repro.running.job import Job
 from vllm_repro.running.search import BootSearch
 from vllm_repro.running.sweep import run_release
@@ -29,46 +31,60 @@ _INSTALL = 5.0
 """Cost of a release that is not in the cache, in boots of one that is: an install takes two to four minutes, a boot half of one."""
 
 
-class BisectionSearch(BootSearch[Bisection, Candidate]):
-    """Search of one change among candidates. `found` begins without steps."""
+class BisectionSearch(BootSearch[Bisection, Sequence[Candidate]]):
+    """Search of one change among candidates. `found` begins without steps. On a cluster with room it boots several at once."""
 
     verb, file = "bisect", "bisection"
     as_dict, as_markdown = staticmethod(bisection_dict), staticmethod(markdown)
 
-    def _next(self) -> Candidate | None:
+    def _next(self) -> Sequence[Candidate] | None:
         if self.found.untouched is None:
             self.found = _read(self.found)
-        number = self.found.search.choose(self._cost)
-        return None if number is None else self.found.from_good[number]
+        most = self.job.elsewhere.room(self.job) if self.job.elsewhere else 1
+        if self._most_boots is not None:
+            most = min(most, max(1, self._most_boots - len(self.found.steps)))
+        return [self.found.from_good[number] for number in self.found.search.ahead(most, self._cost)] or None
 
     def _cost(self, number: int) -> float:
         facts, source = self.job.choice.kind.facts, self.found.from_good[number].source
         installs = is_release(source) and facts.runs_vllm and not facts.container  # a commit is laid out in seconds
         return _INSTALL if installs and ReleaseCache().get(source) is None else 1.0
 
-    def _boot(self, chosen: Candidate) -> str | None:
-        left = self.found.search.boots_left()
-        self._progress.line(f"boot {len(self.found.steps) + 1}: {chosen.label} (about {left} left)")
-        began, scenario = time.monotonic(), self.job.scenario
-        report = run_release(self.job, chosen.source, self._progress, self._chosen, self._redactor)
+    def _boot(self, chosen: Sequence[Candidate]) -> str | None:
+        left, first = self.found.search.boots_left(), len(self.found.steps) + 1
+        for number, candidate in enumerate(chosen):
+            beside = f", beside boot {first}" if number else f" (about {left} left)"
+            self._progress.line(f"boot {first + number}: {candidate.label}{beside}")
+        interrupted = None
+        for candidate, ended in results(self._step, chosen, self.job.elsewhere):
+            if isinstance(ended, str):
+                interrupted = ended
+                continue
+            step = replace(ended, ahead=candidate is not chosen[0])
+            with self._lock:
+                self.found = replace(self.found, steps=(*self.found.steps, step))
+                self._save(None, self.found.duration_s)
+            which = f"{step.candidate}: " if len(chosen) > 1 else ""
+            self._progress.line(f"  {which}{step.answer}: {answer(self.found)}")
+        return interrupted
+
+    def _step(self, candidate: Candidate) -> Step | str:
+        """Boot one candidate. Return the signal that interrupted its run, if one did."""
+        began = time.monotonic()
+        report = run_release(self.job, candidate.source, self._progress, self._chosen, self._redactor)
         if isinstance(report, RunReport):
             if report.interrupted:
                 return report.interrupted
             evidence = self.found.evidence
             assert evidence is not None, "a run has a site, and `_chosen` was called with it"
-            version = version_of(chosen.source)
-            row = row_of(report, version, scenario.status.standing(version), evidence)
+            version = version_of(candidate.source)
+            row = row_of(report, version, self.job.scenario.status.standing(version), evidence)
         else:
             row = report
         (arm,) = (arm for arm in row.arms if arm.name == self.found.arm)
-        step = Step(
-            candidate=chosen.label, fate=arm.fate, why="", run=row.run, duration_s=round(time.monotonic() - began, 1)
-        )
-        if step.answer is Answer.SKIP:
-            step = replace(step, why=row.why)
-        self.found = replace(self.found, steps=(*self.found.steps, step))
-        self._progress.line(f"  {step.answer}: {answer(self.found)}")
-        return None
+        took = round(time.monotonic() - began, 1)
+        step = Step(candidate=candidate.label, fate=arm.fate, why="", run=row.run, duration_s=took)
+        return replace(step, why=row.why) if step.answer is Answer.SKIP else step
 
 
 class ScriptSearch(BisectionSearch):
@@ -79,22 +95,23 @@ class ScriptSearch(BisectionSearch):
         self._script = script
         self.found = replace(self.found, script=self._redactor.command(script))
 
-    def _boot(self, chosen: Candidate) -> str | None:
+    def _boot(self, chosen: Sequence[Candidate]) -> str | None:
+        (candidate,) = chosen
         if announce := self._announce:
             self._announce = None
             announce(f"Script: {self._script}")
             self._save(None, 0.0)  # so that one that is killed in its first run can be resumed
         self._progress.line(
-            f"run {len(self.found.steps) + 1}: {chosen.label} (about {self.found.search.boots_left()} left)"
+            f"run {len(self.found.steps) + 1}: {candidate.label} (about {self.found.search.boots_left()} left)"
         )
         began, why = time.monotonic(), ""
         try:
-            release = ReleaseCache().provision(chosen.source, self._progress.line)
+            release = ReleaseCache().provision(candidate.source, self._progress.line)
         except InfraError as error:
             fate, why = ReleaseResult.INFRA, self._redactor.text(f"{error}")
         else:
             more = {
-                "VLLM_REPRO_SOURCE": chosen.source,
+                "VLLM_REPRO_SOURCE": candidate.source,
                 "VLLM_REPRO_TREE": f"{release.packages}",
                 "VLLM_REPRO_PYTHON": f"{release.python}",
             }
@@ -103,7 +120,7 @@ class ScriptSearch(BisectionSearch):
                 return f"exit status {status} of the script"
             fate, why = _FATES[status], "exit status 125" if status == _SKIP else ""
         took = round(time.monotonic() - began, 1)
-        step = Step(candidate=chosen.label, fate=fate, why=why, run=None, duration_s=took)
+        step = Step(candidate=candidate.label, fate=fate, why=why, run=None, duration_s=took)
         self.found = replace(self.found, steps=(*self.found.steps, step))
         self._progress.line(f"  {step.answer}: {answer(self.found)}")
         return None

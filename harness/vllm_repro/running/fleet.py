@@ -161,6 +161,12 @@ class Fleet:
     def interrupt(self, name: str) -> None:
         self._interrupted = name
 
+    def room(self, job: Job) -> int:
+        """Return how many such jobs the nodes bear at once, at least one."""
+        wanted = self._demand(job, Unsupported)
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return max(1, sum(int(min(node.get(name, 0) / number for name, number in wanted.items())) for node in nodes))
+
     def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
         """Run `job` on a node, and if that is lost once more on another: from where the first one was, if the machines are alike."""
         repeat = repeat_command(

@@ -63,6 +63,9 @@ class Elsewhere(Protocol):
     def interrupt(self, name: str) -> None:
         """End all runs, in the name of a signal. Each returns its report."""
 
+    def room(self, job: Job) -> int:
+        """Return how many such jobs can run at once, at least one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -44,6 +45,9 @@ class BootSearch(ABC, Generic[Found, Next]):
         self._announce: Callable[[str], None] | None = None
         self._kept = 0
         """Boots of an earlier call."""
+        self._most_boots: int | None = None
+        self._lock = threading.RLock()
+        """Of `found` and the folder: boots side by side are threads."""
 
     @staticmethod
     @abstractmethod
@@ -86,7 +90,7 @@ class BootSearch(ABC, Generic[Found, Next]):
         most_boots: also counts boots of an earlier call. most_seconds: of this call. announce: called once with the first output line.
         Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had.
         """
-        self._announce = announce
+        self._announce, self._most_boots = announce, most_boots
         began, before, stopped = time.monotonic(), self.found.duration_s, None
         try:
             while stopped is None and (chosen := self._next()) is not None:
@@ -105,22 +109,24 @@ class BootSearch(ABC, Generic[Found, Next]):
         return self._save(stopped, before + time.monotonic() - began)
 
     def _chosen(self, site: SiteFacts, why: str) -> None:
-        announce, self._announce = self._announce, None
-        if announce is not None:
-            if not self.found.boots:
-                self.found = replace(self.found, evidence=site.evidence.value)
-            announce(first_line(site, why, None))
-            if self._folder is None:  # so that one that is killed in its first boot can be resumed
-                self._save(None, 0.0)
+        with self._lock:
+            announce, self._announce = self._announce, None
+            if announce is not None:
+                if not self.found.boots:
+                    self.found = replace(self.found, evidence=site.evidence.value)
+                announce(first_line(site, why, None))
+                if self._folder is None:  # so that one that is killed in its first boot can be resumed
+                    self._save(None, 0.0)
 
     def _save(self, stopped: str | None, duration_s: float) -> Path:
-        self.found = replace(self.found, stopped=stopped, duration_s=round(duration_s, 1))
-        if self._folder is None:  # not before there is a server: a refused command must leave no folder
-            self._folder = stamped_folder(self.job.out, Path(self.found.scenario) / self.verb)
-        hint = "free some space, or name another --out"
-        write_file(self._folder / f"{self.file}.json", self._record(), hint=hint)
-        write_file(self._folder / f"{self.file}.md", self._redactor.text(self.as_markdown(self.found)), hint=hint)
-        return self._folder
+        with self._lock:
+            self.found = replace(self.found, stopped=stopped, duration_s=round(duration_s, 1))
+            if self._folder is None:  # not before there is a server: a refused command must leave no folder
+                self._folder = stamped_folder(self.job.out, Path(self.found.scenario) / self.verb)
+            hint = "free some space, or name another --out"
+            write_file(self._folder / f"{self.file}.json", self._record(), hint=hint)
+            write_file(self._folder / f"{self.file}.md", self._redactor.text(self.as_markdown(self.found)), hint=hint)
+            return self._folder
 
     def _record(self) -> str:
         return json.dumps(self._redactor.deep(self.as_dict(self.found)), indent=2, ensure_ascii=False) + "\n"

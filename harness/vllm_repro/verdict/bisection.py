@@ -7,7 +7,7 @@ candidate bad, and with it all behind it; a clean boot is evidence of good, by t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -187,6 +187,17 @@ class Search:
 
         bad = list(accumulate(posterior))
         return max((one for one in _between(known.left) if not refused[one] and self._chance(one)), key=value)
+
+    def ahead(self, most: int, cost: Callable[[int], float] = lambda _: 1.0) -> tuple[int, ...]:
+        """Return up to `most` candidates to boot at once: the next one, then those that would follow a death or a clean boot."""
+        chosen: dict[int, None] = {}
+        states = deque([self])
+        while states and len(states) <= 2 * most and len(chosen) < most:
+            search = states.popleft()
+            if (candidate := search.choose(cost)) is not None:
+                chosen[candidate] = None
+                states += (search.after(candidate, answer) for answer in (Answer.BAD, Answer.GOOD))
+        return tuple(chosen)
 
     def boots_left(self) -> int:
         """Return about how many boots are to come, without skips."""
