@@ -182,7 +182,7 @@ def test_nothing_is_left_open_if_the_server_refuses_one_of_the_connections() -> 
                 raise ConnectionRefusedError("refused")
             return await opened()
 
-        client._open = fails_once  # type: ignore[method-assign, assignment]
+        client._open = fails_once  # type: ignore[method-assign, assignment]  # one of eight is refused
         with pytest.raises(ConnectionRefusedError, match="refused"):
             await client.__aenter__()
         left.append(len(client._free))

@@ -177,7 +177,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Return True if a request may be sent: the connection is open, and the last answer came to its end."""
+        """Return True if the connection is open and no answer is awaited."""
         return self._open and self._done is None
 
     @property

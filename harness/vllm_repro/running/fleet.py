@@ -65,7 +65,7 @@ _CHECK = (
 
 @functools.cache
 def connect(on: str) -> Fleet:
-    """Return the cluster at `on`: `local`, `auto`, or an address. Raises `UsageError` or `InfraError` if there is none."""
+    """Return the cluster that `--on` names. Raises `UsageError` or `InfraError` if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where: dict[str, Any] = {"address": on}
     if on == "local":

@@ -40,7 +40,7 @@ __all__ = [
 
 
 class SiteFacts(Protocol):
-    """What is known of a run's servers before the first one starts. A `Site` has it; version: see there."""
+    """What a `Site` knows before its first server starts. version: as in `Site`."""
 
     @property
     def kind(self) -> ServerKind: ...
