@@ -22,8 +22,7 @@ ARMS = """    arms=[
         arm("eager", dies, with_flags("--enforce-eager")),
     ],
     throughput=[
-        throughput(prompt=64, output=300, concurrency=[1, 4], baseline="eager"),
-        throughput(prompt=700, output=200, concurrency=[2], baseline="eager"),
+        throughput(prompt=64, output=100, concurrency=[4], baseline="eager"),
     ],
     output=checks(longest_run=32, distinct=0.5, same=16, needle=400, baseline="eager"),
 """
@@ -64,7 +63,7 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
 
     journal = read(done.folder / "journal.jsonl")
     points = list(journal.of("throughput-point"))
-    assert len(points) == 2 * 4  # three points and the first one again, for two arms
+    assert len(points) == 2 * 2  # one point, and once more at the end, for two arms
     for point in points:
         load = point["point"]
         requests = (point["warm_ups"] + point["rounds"]) * load["concurrency"]
@@ -74,7 +73,7 @@ def test_tokens_are_those_that_the_server_counts_and_random_weights_claim_nothin
     found = measurements(journal)
     assert found is not None
     left_out = [text for text in found.stopped if "is left out: " in text and ", measured again," not in text]
-    assert len(found.speeds) + len(left_out) == 6, "the client may be late on two busy cores"
+    assert len(found.speeds) + len(left_out) == 2, "the client may be late on two busy cores"
     assert all(row.figures.output_tok_s.n == 5 for row in found.speeds)
     for row in found.speeds:
         figures = row.figures
@@ -115,8 +114,8 @@ MEASURED = """    arms=[
         ),
     ],
     throughput=[
-        throughput(prompt=64, output=200, concurrency=[1, 8], baseline="measured"),
-        throughput(prompt=2000, output=40, concurrency=[4], baseline="measured"),
+        throughput(prompt=64, output=80, concurrency=[8], baseline="measured"),
+        throughput(prompt=2000, output=20, concurrency=[4], baseline="measured"),
     ],
 """
 
@@ -131,7 +130,7 @@ def test_client_and_server_agree_about_tokens_and_latencies(harness: Harness, tm
     assert done.folder is not None, done.out + done.err
     journal = read(done.folder / "journal.jsonl")
     rounds = list(journal.of("throughput-round"))
-    assert len({(entry["point"]["concurrency"], entry["again"]) for entry in rounds}) == 4, done.out
+    assert len({(entry["point"]["concurrency"], entry["again"]) for entry in rounds}) == 3, done.out
     for entry in rounds:
         point, found = msgspec.convert(entry["point"], Point), msgspec.convert(entry["figures"], Round)
         steps = {name: sum(number for *_, number in buckets) for name, buckets in entry["latencies"].items()}
