@@ -64,7 +64,7 @@ def lay_over(
     )
     (folder / "bin" / "vllm").write_text(_SCRIPT.format(python=shlex.quote(str(python))), encoding="utf-8")
     (folder / "bin" / "vllm").chmod(0o755)
-    metadata = make_runnable(packages, version)
+    metadata = make_runnable(packages, version, tree.requires)
     with (metadata / "RECORD").open("w", newline="", encoding="utf-8") as record:
         csv.writer(record).writerows([name, "", ""] for name in names)
     _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
@@ -75,17 +75,18 @@ def lay_over(
     return packages
 
 
-def make_runnable(packages: Path, version: str) -> Path:
+def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) -> Path:
     """Add the metadata that vLLM reads about itself, and keep its `python -m` children from importing a checkout.
 
-    Return the folder of the metadata.
+    requires: the requirements of the tree. Return the folder of the metadata.
     """
     # vLLM looks for the distribution "vllm", and "cpu" in its version selects the CPU platform.
     public, _, local = version.partition("+")
     version = f"{public}+{local}.cpu" if local else f"{public}+cpu"
     metadata = packages / f"vllm-{version}.dist-info"
     metadata.mkdir(exist_ok=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
+    lines = ["Metadata-Version: 2.1", "Name: vllm", f"Version: {version}", *(f"Requires-Dist: {one}" for one in requires)]
+    (metadata / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (packages / "vllm_repro_safe_path.pth").write_text(_SAFE_PATH, encoding="utf-8")
     return metadata
 
