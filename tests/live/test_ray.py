@@ -55,7 +55,11 @@ class Nodes:
 
 
 def items() -> list[psutil.Process]:
-    return [one for one in psutil.process_iter(["cmdline"]) if "vllm_repro.running.item" in (one.info["cmdline"] or ())]
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if "vllm_repro.running.item_process" in (one.info["cmdline"] or ())
+    ]
 
 
 @pytest.fixture

@@ -34,8 +34,11 @@ class Run:
         return facts
 
     def second_node(self) -> psutil.Process:
-        """Return the first process of rank 1: its `vllm serve`, or the child of Docker's init."""
-        rank = self.facts()["ranks"][0]
+        return self.node(1)
+
+    def node(self, number: int) -> psutil.Process:
+        """Return the first process of a rank: its `vllm serve`, or the child of Docker's init."""
+        rank = [self.facts(), *self.facts()["ranks"]][number]
         if rank["pid"] is not None:
             return psutil.Process(int(rank["pid"]))
         client = docker.from_env()
@@ -44,10 +47,10 @@ class Run:
         finally:
             client.close()
 
-    def worker(self) -> psutil.Process:
-        """Return the worker of rank 1."""
-        children = self.second_node().children(recursive=True)
-        return next(child for child in children if "Worker_TP1" in " ".join(child.cmdline()))
+    def worker(self, number: int = 1) -> psutil.Process:
+        """Return the worker of a rank."""
+        children = self.node(number).children(recursive=True)
+        return next(child for child in children if f"Worker_TP{number}" in " ".join(child.cmdline()))
 
     def report(self) -> dict[str, Any]:
         """Return the report of the ended run. Wait as long as logs and journal grow."""

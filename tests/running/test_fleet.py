@@ -25,6 +25,7 @@ from vllm_repro.running.fleet import Fleet, connect, results
 from vllm_repro.running.item import ERROR, NODE, OUTPUT, SITE, Chunk, Item, _news
 from vllm_repro.running.job import Job, SiteFacts
 from vllm_repro.running.resume import read_run
+from vllm_repro.running.run_copy import RunCopy
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.kinds import ServerKind
@@ -49,24 +50,38 @@ Task = Callable[[Item, Mapping[str, bytes]], Iterator[Chunk]]
 
 
 class FakeRay:
-    """What `Fleet` uses of Ray. tasks: what each node in turn yields."""
+    """What `Fleet` uses of Ray. tasks: what each node in turn yields. alive: how many nodes live, each with `resources`."""
 
     exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
-    def __init__(self, *tasks: Task, resources: Mapping[str, float] | None = None) -> None:
+    def __init__(self, *tasks: Task, resources: Mapping[str, float] | None = None, alive: int = 1) -> None:
         self._tasks = list(tasks)
+        self._alive = alive
+        self.groups: list[Any] = []
+        """The placement groups that were made and not removed, each as its bundles and its strategy."""
+        placed = types.SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, **place: (group, place))
+        self.util = types.SimpleNamespace(
+            placement_group=self._group,
+            remove_placement_group=self.groups.remove,
+            scheduling_strategies=placed,
+        )
         self._resources = {"CPU": 2.0} if resources is None else resources
         self.demands: list[dict[str, Any]] = []
         self.cancelled = 0
         self.head = 0
         """Port of the head node; 0 if it does not answer."""
 
+    def _group(self, bundles: Any, strategy: str) -> Any:
+        self.groups.append((bundles, strategy))
+        return self.groups[-1]
+
     def get_runtime_context(self) -> Any:
         return types.SimpleNamespace(gcs_address=f"127.0.0.1:{self.head or free_port()}")
 
     def nodes(self) -> list[dict[str, Any]]:
         dead = {"Alive": False, "NodeManagerAddress": "10.0.0.9", "Resources": {"GPU": 8.0, "CPU": 64.0}}
-        return [{"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": self._resources}, dead]
+        living = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": self._resources}
+        return [*[living] * self._alive, dead]
 
     def remote(self, **demand: Any) -> Callable[[Any], Any]:
         self.demands.append(demand)
@@ -158,7 +173,7 @@ def test_the_copy_is_the_folder_of_the_node(original: Path, tmp_path: Path) -> N
 
 def test_lines_of_a_node_name_it_and_the_run(tmp_path: Path) -> None:
     shown = io.StringIO()
-    copy = fleets._Copy(job_in(tmp_path), Progress(shown), lambda *_: None, None)
+    copy = RunCopy(job_in(tmp_path), Progress(shown), lambda *_: None, None)
     for chunk in ((NODE, 0, b"10.0.0.1"), (OUTPUT, 0, b"  reported 1: cr"), (OUTPUT, 16, b"ash (boot 1 s)\nnext")):
         copy.take(*chunk)
     assert shown.getvalue() == f"10.0.0.1: {SCENARIO}: reported 1: crash (boot 1 s)\n"
@@ -169,7 +184,7 @@ def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Pat
     (run / "logs").mkdir(parents=True)
     copy.mkdir(parents=True)
     sent: dict[str, int] = {}
-    there = fleets._Copy(job_in(tmp_path), Progress(io.StringIO()), lambda *_: None, copy)
+    there = RunCopy(job_in(tmp_path), Progress(io.StringIO()), lambda *_: None, copy)
 
     def send(*, ended: bool = False) -> list[str]:
         chunks = list(_news(tmp_path, tmp_path / "runs", run, sent, ended=ended))
@@ -338,6 +353,47 @@ def test_a_run_takes_one_of_what_nodes_declare(
 @pytest.mark.parametrize(("has", "room"), [({"CPU": 2.0}, 2), ({"CPU": 9.0, "vllm_repro": 3.0}, 3)])
 def test_the_room_for_runs_is_that_of_the_nodes_that_live(has: dict[str, float], room: int, tmp_path: Path) -> None:
     assert Fleet(FakeRay(resources=has)).room(job_in(tmp_path)) == room
+
+
+TWO_HOSTS = {"scenario": find("dsv4-tp2")}
+
+
+def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(original: Path, tmp_path: Path) -> None:
+    seen = []
+
+    def task(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+        seen.append((item.nodes, item.group, item.job.scenario.needs.gpus))
+        yield from yields(original)(item, files)
+
+    ray = FakeRay(task, resources={"vllm_repro": 1.0}, alive=2)
+    Fleet(ray)._try(
+        job_in(tmp_path / "here", **TWO_HOSTS),
+        RunCopy(job_in(tmp_path), Progress(io.StringIO()), lambda *_: None, None),
+        "",
+    )
+    group = ([{"vllm_repro": 1}, {"vllm_repro": 1}], "STRICT_SPREAD")
+    assert seen == [(2, group, 1)]
+    assert ray.demands[0]["scheduling_strategy"] == (group, {"placement_group_bundle_index": 0})
+    assert ray.groups == []
+
+
+@pytest.mark.parametrize(("alive", "nodes"), [(1, 1), (2, 2), (3, 2)])
+def test_a_scenario_of_two_hosts_takes_one_node_if_there_is_no_other(alive: int, nodes: int, tmp_path: Path) -> None:
+    fleet = Fleet(FakeRay(resources={"CPU": 1.0}, alive=alive))
+    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS), Unsupported) == ({"CPU": 1}, nodes)
+
+
+@pytest.mark.parametrize(("cards", "demand"), [(1.0, ({"GPU": 1, "CPU": 1}, 2)), (2.0, ({"GPU": 1, "CPU": 1}, 2))])
+def test_each_of_two_hosts_brings_its_share_of_the_gpus(cards: float, demand: Any, tmp_path: Path) -> None:
+    process = {"choice": ServerChoice(ServerKind.PROCESS, ""), "options": ServerOptions(server="process")}
+    fleet = Fleet(FakeRay(resources={"CPU": 1.0, "GPU": cards}, alive=2))
+    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **process), Unsupported) == demand
+
+
+def test_containers_of_several_hosts_stay_on_one(tmp_path: Path) -> None:
+    docker = {"choice": ServerChoice(ServerKind.DOCKER, ""), "options": ServerOptions(server="docker")}
+    fleet = Fleet(FakeRay(resources={"CPU": 1.0, "GPU": 2.0}, alive=2))
+    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **docker), Unsupported) == ({"GPU": 2, "CPU": 1}, 1)
 
 
 def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: Path) -> None:

@@ -11,13 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.commands import until
 from tests.running.test_fleet import SCENARIO, job_in
+from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import read
 from vllm_repro.running import item as items
-from vllm_repro.running.item import ERROR, RUNS, SITE, Item
+from vllm_repro.running import item_process
+from vllm_repro.running.item import ERROR, EXIT, RANK_LOG, RUNS, SITE, STARTED, Item, Rank
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.servers.multi_node import Meeting
 from vllm_repro.servers.options import ServerOptions
 
 cloudpickle = pytest.importorskip("ray.cloudpickle")
@@ -25,7 +30,7 @@ cloudpickle = pytest.importorskip("ray.cloudpickle")
 
 def started(root: Path, item: Item) -> subprocess.Popen[bytes]:
     """Start the process of an item, with its leash held."""
-    program = [sys.executable, "-P", "-m", "vllm_repro.running.item", str(root)]
+    program = [sys.executable, "-P", "-m", "vllm_repro.running.item_process", str(root)]
     process = subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(cloudpickle.dumps(item))
@@ -70,6 +75,45 @@ def test_a_run_ends_and_leaves_nothing_when_its_leash_is_cut(tmp_path: Path) -> 
     process.stderr.close()
 
 
+def second_rank(tmp_path: Path, **more: Any) -> Item:
+    scenario = find("dsv4-tp2")
+    return replace(item_of(tmp_path), job=job_in(tmp_path, scenario=scenario), rank=Rank(rank=1, **more))
+
+
+def test_a_rank_writes_its_facts_and_its_log_until_its_leash_is_cut(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))
+    process = started(root, item)
+    log = root / RUNS / "dsv4-tp2" / RANK_LOG
+    until(lambda: (root / STARTED).exists() and log.exists() and log.stat().st_size > 0)
+    facts = json.loads((root / STARTED).read_text(encoding="utf-8"))
+    assert facts["argv"][-3:] == ["--node-rank", "1", "--headless"]
+    assert psutil.pid_exists(facts["pid"])
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=60) == 130
+    assert not psutil.pid_exists(facts["pid"])
+    assert not root.exists()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_a_rank_whose_server_ends_leaves_how(tmp_path: Path) -> None:
+    item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))
+    process = started(tmp_path, item)
+    until(lambda: (tmp_path / STARTED).exists())
+    psutil.Process(json.loads((tmp_path / STARTED).read_text(encoding="utf-8"))["pid"]).kill()
+    assert finished(process) == 0
+    ended = json.loads((tmp_path / RUNS / "dsv4-tp2" / EXIT).read_text(encoding="utf-8"))
+    assert (ended["code"], ended["detail"]) == (-9, "the server's process is gone, ended by signal 9")
+
+
+def test_a_rank_without_an_arm_only_prepares_the_node(tmp_path: Path) -> None:
+    assert finished(started(tmp_path, second_rank(tmp_path))) == 0
+    assert not (tmp_path / STARTED).exists()
+
+
 @pytest.mark.parametrize(
     ("more", "type_", "text"),
     [
@@ -86,9 +130,9 @@ def test_why_there_is_no_run_is_left_in_a_file(more: Mapping[str, str], type_: s
 
 def test_a_diff_travels_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
-    monkeypatch.setattr(items, "run_one", lambda job, *_: ran.append(job.options.patch[0]))
+    monkeypatch.setattr(item_process, "run_one", lambda job, *_: ran.append(job.options.patch[0]))
     job = job_in(tmp_path, options=ServerOptions(server="rehearsal", patch=(Path("/elsewhere/fix.diff"),)))
-    items._run(Item(job=job, resume="", diffs=(b"--- a\n",), folder="/nowhere"), tmp_path)
+    item_process._run(Item(job=job, resume="", diffs=(b"--- a\n",), folder="/nowhere"), tmp_path)
     assert ran[0].name == "fix.diff"
     assert ran[0].read_bytes() == b"--- a\n"
 

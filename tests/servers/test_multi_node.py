@@ -20,8 +20,10 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.multi_node import MultiNodeServer, container_nodes, node_count, process_nodes
+from vllm_repro.servers.multi_node import Meeting, MultiNodeServer, container_nodes, node_count, process_nodes
 from vllm_repro.servers.process import ProcessServer
+
+MEETING = Meeting(port=9000)
 
 
 def launch(flags: str, evidence: Evidence = Evidence.CPU) -> Launch:
@@ -34,12 +36,12 @@ def launch(flags: str, evidence: Evidence = Evidence.CPU) -> Launch:
 def test_one_node_stays_as_it_is(flags: str) -> None:
     alone = launch(flags)
     assert node_count(alone) == 1
-    assert process_nodes(alone, 9000) == [alone]
+    assert process_nodes(alone, MEETING) == [alone]
 
 
 @given(st.integers(2, 8))
 def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int) -> None:
-    head, *followers = process_nodes(launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), 9000)
+    head, *followers = process_nodes(launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), MEETING)
     lines = [head.argv, *(follower.argv for follower in followers)]
     commands = [parse(f"vllm serve {' '.join(argv[2:])}") for argv in lines]
     assert [command.number("--node-rank") for command in commands] == list(range(nodes))
@@ -53,12 +55,12 @@ def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int
 
 
 def test_on_gpus_each_node_gets_its_own() -> None:
-    head, follower = process_nodes(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), 9000)
+    head, follower = process_nodes(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), MEETING)
     assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
     assert (head.env["CUDA_VISIBLE_DEVICES"], follower.env["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert "GLOO_SOCKET_IFNAME" not in head.env
     leased = replace(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), gpus=("1", "4", "5", "7"))
-    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in process_nodes(leased, 9000)] == ["1,4", "5,7"]
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in process_nodes(leased, MEETING)] == ["1,4", "5,7"]
 
 
 def test_containers_share_the_network_of_the_first() -> None:

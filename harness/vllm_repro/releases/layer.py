@@ -85,7 +85,12 @@ def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) ->
     version = f"{public}+{local}.cpu" if local else f"{public}+cpu"
     metadata = packages / f"vllm-{version}.dist-info"
     metadata.mkdir(exist_ok=True)
-    lines = ["Metadata-Version: 2.1", "Name: vllm", f"Version: {version}", *(f"Requires-Dist: {one}" for one in requires)]
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: vllm",
+        f"Version: {version}",
+        *(f"Requires-Dist: {one}" for one in requires),
+    ]
     (metadata / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (packages / "vllm_repro_safe_path.pth").write_text(_SAFE_PATH, encoding="utf-8")
     return metadata

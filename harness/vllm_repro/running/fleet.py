@@ -1,14 +1,13 @@
 """Runs on a Ray cluster: `--on`. Each is one Ray task, which starts `item` on a node and yields what that writes.
 
-The folder of a run is copied as it grows, so it is the node's to the byte, and whatever is lost, `--resume` finds what was seen. Ray is
-imported only here.
+The folder of a run is copied as it grows (`run_copy`), so it is the node's to the byte, and whatever is lost, `--resume` finds what was
+seen. A server of several hosts gets as many nodes (`ranks`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import secrets
 import shlex
@@ -19,29 +18,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm_repro import errors
-from vllm_repro.diagnosis.boot_facts import boot_facts
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.report.build import build
-from vllm_repro.report.files import write_reports
 from vllm_repro.report.model import RunReport
-from vllm_repro.running.assess import Conclusion
-from vllm_repro.running.folders import private_folders, private_hosts, private_users, run_folder
-from vllm_repro.running.item import ERROR, NODE, OUTPUT, SITE, Item, run_item
+from vllm_repro.running.folders import private_folders, private_hosts, private_users
+from vllm_repro.running.item import Item, start_item
 from vllm_repro.running.job import Chosen, Elsewhere, Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
-from vllm_repro.running.run import signals_later, strongest_record
+from vllm_repro.running.run import strongest_record
+from vllm_repro.running.run_copy import RunCopy, write_reports_of
 from vllm_repro.running.terminal import Progress
-from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import needs_of
-from vllm_repro.trigger.trigger import TriggerResult
-from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["Fleet", "connect", "results"]
 
@@ -66,8 +59,16 @@ _CHECK = (
 @functools.cache
 def connect(on: str) -> Fleet:
     """Return the cluster that `--on` names. Raises `UsageError` or `InfraError` if there is none."""
+    return Fleet(ray_at(on))
+
+
+def ray_at(on: str, node: str | None = None) -> Any:
+    """Connect this process to a cluster and return Ray's module. Raises like `connect`.
+
+    node: the address of the node that this process is on; None if Ray has to find it.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    where: dict[str, Any] = {"address": on}
+    where: dict[str, Any] = {"address": on, "_node_ip_address": node}
     if on == "local":
         runs = max(1, (os.cpu_count() or 1) // _CORES_PER_RUN)
         where |= {"resources": {RESOURCE: runs}, "include_dashboard": False, "object_store_memory": 100 << 20}
@@ -97,7 +98,7 @@ def connect(on: str) -> Fleet:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)  # Ray sets its own
-    return Fleet(ray)
+    return ray
 
 
 def _refuse_silent(address: str) -> None:
@@ -163,9 +164,10 @@ class Fleet:
 
     def room(self, job: Job) -> int:
         """Return how many such jobs the nodes bear at once, at least one."""
-        wanted = self._demand(job, Unsupported)
+        wanted, hosts = self._demand(job, Unsupported)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return max(1, sum(int(min(node.get(name, 0) / number for name, number in wanted.items())) for node in nodes))
+        runs = sum(int(min(node.get(name, 0) / number for name, number in wanted.items())) for node in nodes)
+        return max(1, runs // hosts)
 
     def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
         """Run `job` on a node, and if that is lost once more on another: from where the first one was, if the machines are alike."""
@@ -173,7 +175,7 @@ class Fleet:
             "run", job, job.choice.kind, ("--vllm", job.options.vllm or job.version(job.choice.kind))
         )
         job = replace(job, elsewhere=None, reproduce=job.reproduce or repeat)
-        copy = _Copy(job, progress, chosen, unfinished.folder if unfinished else None)
+        copy = RunCopy(job, progress, chosen, unfinished.folder if unfinished else None)
         lost = ""
         while True:
             try:
@@ -181,7 +183,7 @@ class Fleet:
             except UsageError:
                 if not lost or copy.folder is None:
                     raise
-                _write_reports(copy.folder, job)  # what was seen stays there
+                write_reports_of(copy.folder, job)  # what was seen stays there
                 progress.line("the other node is another kind of machine; the run begins anew")
                 copy.folder = None
                 continue
@@ -204,29 +206,29 @@ class Fleet:
         if read(copy.folder / "journal.jsonl").cut:
             with Journal(copy.folder / "journal.jsonl") as journal:
                 journal.write("run-ended", interrupted=self._interrupted)
-            _write_reports(copy.folder, job)
+            write_reports_of(copy.folder, job)
         return build(copy.folder)
 
     @staticmethod
-    def _resume(copy: _Copy, job: Job) -> str:
+    def _resume(copy: RunCopy, job: Job) -> str:
         if copy.folder is None:
             return job.reproduce
-        _write_reports(copy.folder, job)
+        write_reports_of(copy.folder, job)
         return f"vllm-repro run --resume {shlex.quote(str(copy.folder))} --on CLUSTER"
 
-    def _try(self, job: Job, copy: _Copy, lost: str) -> str:
+    def _try(self, job: Job, copy: RunCopy, lost: str) -> str:
         """Run the job on one node. Return how the node was lost; empty if it was not, or if a signal interrupted the run."""
         ray = self._ray
-        demand = self._demand(job, InfraError if lost else Unsupported)
-        stream = None
+        demand, nodes = self._demand(job, InfraError if lost else Unsupported)
+        stream = group = None
         copy.begin()
         try:
-            rest = {RESOURCE: 1} if RESOURCE in demand else {}
-            cores, gpus = demand.get("CPU", 0), demand.get("GPU", 0)
-            task = ray.remote(num_returns="streaming", max_retries=0, num_cpus=cores, num_gpus=gpus, resources=rest)(
-                run_item
-            )
-            stream = task.remote(_item(job, copy.folder), _files(job, copy.folder))
+            if nodes > 1:
+                group = ray.util.placement_group([demand] * nodes, strategy="STRICT_SPREAD")
+                needs = job.scenario.needs
+                job = replace(job, scenario=replace(job.scenario, needs=replace(needs, gpus=needs.gpus // nodes)))
+            item = replace(_item(job, copy.folder, demand), nodes=nodes, group=group, cluster=self._head)
+            stream = start_item(ray, item, 0, _files(job, copy.folder))
             began = asked = answered = time.monotonic()
             while not self._interrupted:
                 ready, _ = ray.wait([stream], timeout=_ASKED_EVERY_S)
@@ -242,7 +244,8 @@ class Fleet:
                 elif now - answered > _ANSWERS_IN_S:  # though chunks may still come
                     raise _HeadGone(f"the head node of the cluster, {self._head}, is gone")
                 if not self._begun and now - began > _ANSWERS_IN_S:  # later runs wait for earlier ones
-                    copy.progress.notify(f"waiting until a node has {_words(demand)} free")
+                    where = f"{nodes} nodes have" if nodes > 1 else "a node has"
+                    copy.progress.notify(f"waiting until {where} {_words(demand)} free")
         except StopIteration:
             return copy.ended()
         except KeyboardInterrupt as name:
@@ -253,10 +256,13 @@ class Fleet:
         except ray.exceptions.RayError as error:
             first = _one_line(error).partition(". ")[0]
             return f"the node {copy.node or 'of the run'} was lost: {first}"
-        if stream is not None:
-            ray.cancel(stream)
-            with contextlib.suppress(Exception):
-                ray.wait([stream], timeout=_ENDS_IN_S)  # until the node has ended its server
+        finally:
+            if stream is not None and self._interrupted:
+                ray.cancel(stream)
+                with contextlib.suppress(Exception):
+                    ray.wait([stream], timeout=_ENDS_IN_S)  # until the node has ended its server
+            if group is not None:
+                ray.util.remove_placement_group(group)
         return ""
 
     def _head_answers(self) -> bool:
@@ -266,14 +272,22 @@ class Fleet:
             return True
         return False
 
-    def _demand(self, job: Job, error: type[ReproError]) -> dict[str, int]:
-        """Return the resources that the job needs. Raises `error` if no node has them: Ray itself would wait for ever."""
-        gpus = needs_of(job.scenario, job.options).gpus if job.choice.kind.facts.on_gpus else 0
+    def _demand(self, job: Job, error: type[ReproError]) -> tuple[dict[str, int], int]:
+        """Return the resources that the job needs of a node, and of how many nodes at once.
+
+        A scenario of several hosts gets as many nodes, or one if the cluster has too few. Raises `error` if no node has the resources: Ray
+        itself would wait for ever.
+        """
+        needs, kind = needs_of(job.scenario, job.options), job.choice.kind.facts
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         counted = any(RESOURCE in node["Resources"] for node in nodes)
-        wanted = {"GPU": gpus} if gpus else {}
-        wanted[RESOURCE if counted else "CPU"] = 1
-        if not any(all(node["Resources"].get(name, 0) >= number for name, number in wanted.items()) for node in nodes):
+        for hosts in sorted({1, job.scenario.needs.nodes if kind.started and not kind.container else 1}, reverse=True):
+            gpus = needs.gpus // hosts if kind.on_gpus else 0
+            wanted = {**({"GPU": gpus} if gpus else {}), RESOURCE if counted else "CPU": 1}
+            able = [node for node in nodes if all(node["Resources"].get(name, 0) >= wanted[name] for name in wanted)]
+            if len(able) >= hosts:
+                break
+        if not able:
             has = "; ".join(
                 f"{node['NodeManagerAddress']} has {_words({name: node['Resources'].get(name, 0) for name in wanted})}"
                 for node in nodes
@@ -282,14 +296,14 @@ class Fleet:
                 f"no node of the cluster has {_words(wanted)}, which {job.scenario.id} needs: {has}",
                 hint="add a node; `ray start --num-gpus N --resources '{\"vllm_repro\": 1}'` declares what it has",
             )
-        return wanted
+        return wanted, hosts
 
 
 def _words(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number:g}" for name, number in resources.items())
 
 
-def _item(job: Job, folder: Path | None) -> Item:
+def _item(job: Job, folder: Path | None, demand: Mapping[str, int]) -> Item:
     private: dict[str, Sequence[Any]] = {
         "folders": private_folders(),
         "hosts": private_hosts(job.scenario),
@@ -300,6 +314,11 @@ def _item(job: Job, folder: Path | None) -> Item:
         resume=folder.name if folder else "",
         diffs=tuple(path.read_bytes() for path in job.options.patch),
         folder=str(Path.cwd()),
+        demand={
+            "num_cpus": demand.get("CPU", 0),
+            "num_gpus": demand.get("GPU", 0),
+            "resources": {RESOURCE: 1} if RESOURCE in demand else {},
+        },
     )
 
 
@@ -311,92 +330,3 @@ def _files(job: Job, folder: Path | None) -> dict[str, bytes]:
     paths = [runs / record.run / "report.json" for record in records if record]
     paths += [path for path in folder.rglob("*") if path.is_file()] if folder else []
     return {path.relative_to(runs).as_posix(): path.read_bytes() for path in paths}
-
-
-def _write_reports(folder: Path, job: Job) -> None:
-    with signals_later():
-        write_reports(build(folder), job.scenario)
-
-
-class _Copy:
-    """The copy of a run's folder on this machine. folder: None until it is known."""
-
-    def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:
-        self.folder, self.progress = folder, progress
-        self._job, self._chosen = job, chosen
-        self.begin()
-
-    def begin(self) -> None:
-        """Prepare for the chunks of another node."""
-        self.node, self._line = "", b""
-        self._error: ReproError | None = None
-
-    def take(self, name: str, at: int, data: bytes) -> None:
-        """Take a chunk."""
-        if name == NODE:
-            self.node = data.decode()
-        elif name == OUTPUT:
-            *lines, self._line = (self._line + data).split(b"\n")
-            what = " ".join(filter(None, (self._job.scenario.id, self._job.options.vllm)))
-            for line in lines:
-                self.progress.line(f"{self.node}: {what}: {line.decode('utf-8', 'replace').strip()}")
-        elif name == SITE:
-            self._chosen(_Site(**json.loads(data)), self._job.choice.why)
-        elif name == ERROR:
-            said = json.loads(data)
-            self._error = getattr(errors, said["type"])(said["message"], hint=said["hint"])
-        else:
-            run, _, path = name.partition("/")
-            if self.folder is None:
-                self.folder = run_folder(self._job.out, self._job.scenario.id, run)
-            target = self.folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("r+b" if target.exists() else "wb") as file:
-                file.seek(at)
-                file.write(data)
-                file.truncate()
-
-    def ended(self) -> str:
-        """Return how the process of the run was lost; empty if it finished. Raises the error that it left."""
-        if self._error is not None:
-            raise self._error
-        if self.folder is not None and not read(self.folder / "journal.jsonl").cut:
-            return ""
-        return f"the process of the run on the node {self.node} ended early"
-
-    def record_loss(self, why: str) -> None:
-        """Write the end of the boot that was lost with its node."""
-        for journal, boot in self._open_boot():
-            conclusion = Conclusion(
-                outcome=Outcome.INFRA,
-                phase=None,
-                trigger=TriggerResult(crossed=False, evidence=()),
-                death=None,
-                boot_s=None,
-                version=None,
-                sent=0,
-                ok=0,
-                why=why,
-                captured={},
-                boot=asdict(boot_facts([])),
-                launched=True,
-            )
-            log = f"logs/{boot['arm']}-{boot['trial']}.log"
-            journal.write("trial-ended", **boot, duration_s=0.0, log=log, rank_logs=[], **conclusion.as_fields())
-
-    def _open_boot(self) -> Iterator[tuple[Journal, Mapping[str, Any]]]:
-        path = self.folder / "journal.jsonl" if self.folder else None
-        if path is None or not path.exists():
-            return
-        ended = {(entry["arm"], entry["trial"]) for entry in read(path).of("trial-ended")}
-        for entry in read(path).of("trial-started"):
-            if (entry["arm"], entry["trial"]) not in ended:
-                with Journal(path) as journal:
-                    yield journal, {"arm": entry["arm"], "trial": entry["trial"]}
-
-
-class _Site:
-    """The facts of a site on a node."""
-
-    def __init__(self, kind: str, evidence: str, version: str | None, why: str) -> None:
-        self.kind, self.evidence, self.version = ServerKind(kind), Evidence(evidence), version

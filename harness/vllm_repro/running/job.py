@@ -17,6 +17,7 @@ from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind, kinds
+from vllm_repro.servers.multi_node import Nodes
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice, choose
 from vllm_repro.verdict.verdict import Expect, Expected
@@ -75,7 +76,7 @@ class Job:
     was. trials: boots of each arm, None for as many as decide its claim. reproduce: the command that repeats it, if that is not `run`.
     compared: `arms` are to be compared, and the patches of the options are among them (`with_patches`). folders: of more scenarios, as
     absolute paths. elsewhere: where it runs, None for here. private: names of the machine that asked, if another one runs it, by the keys
-    `folders`, `hosts` and `users` of a journal's first line.
+    `folders`, `hosts` and `users` of a journal's first line. others: hosts of a server's further nodes, None for this one.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Job:
     folders: Sequence[str] = ()
     elsewhere: Elsewhere | None = None
     private: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    others: Nodes | None = None
 
     def version(self, kind: ServerKind) -> str | None:
         """Return the version to run; None if the server decides it."""

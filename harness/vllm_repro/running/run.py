@@ -61,6 +61,7 @@ def run_one(
     for line in sweep():
         progress.line(f"left by a killed run, removed: {line}")
     site = open_site(job.scenario, job.options, job.choice, progress.line, chosen=chosen)
+    site.others = job.others
     repeat = job.reproduce or repeat_command(
         "run", job, site.kind, ("--vllm", job.options.vllm or job.version(site.kind))
     )

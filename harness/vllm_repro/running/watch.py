@@ -312,6 +312,8 @@ class Watch:
     async def _watch_ranks(self) -> None:
         rank, ended = await self.server.rank_exited()
         self.journal.write("rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready)
+        if ended.lost:
+            raise InfraError(f"rank {rank}: {ended.detail}")
         if not self._ready:
             # The first node would wait for it forever. After the boot the engine may go on without that process.
             self.note(DeathSign(Channel.RANK, f"rank {rank}: {ended.detail}", ended.at, ended.at))

@@ -188,7 +188,8 @@ class LabSite(Site):
         overlay = self._overlay(arm)
         launch = self.launch(scenario, arm, self.port or free_port())
         digests = overlay.digests if overlay else {}
-        return process_server(launch, log, partial(LabServer, patched=digests, untried=self._untried(arm)))
+        make = partial(LabServer, patched=digests, untried=self._untried(arm))
+        return process_server(launch, arm, log, self.others, make)
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
         assert self.release is not None

@@ -1,7 +1,7 @@
 """One server over several nodes.
 
-vLLM starts once per node, with `--node-rank`; every node but the first is `--headless` and has no HTTP. Here the nodes are processes or
-containers on one host, which meet on loopback. The containers share the network of the first one.
+vLLM starts once per node, with `--node-rank`; every node but the first is `--headless` and has no HTTP. The nodes are processes or
+containers on one host, which meet on loopback, or processes on several (`Nodes`). The containers share the network of the first one.
 
 The engine is watched at its first node. The other nodes start after it and end after it. While it boots, the exit of a node is a crash,
 because the first node would wait for it. Later it is not: the engine survives the death of another node's `vllm serve`.
@@ -11,25 +11,52 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
+
+import psutil
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.command.parse import parse
 from vllm_repro.evidence import Evidence
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.servers.base import Exit, RankFacts, Server, ServerFacts
 from vllm_repro.servers.launch import Launch, visible
 
-__all__ = ["MultiNodeServer", "container_nodes", "node_count", "node_log", "one_server", "process_nodes"]
+__all__ = [
+    "Meeting",
+    "MultiNodeServer",
+    "Nodes",
+    "container_nodes",
+    "node_count",
+    "node_log",
+    "one_server",
+    "process_nodes",
+]
 
-_MASTER_PORT = 29501  # free, since the containers have a network of their own
-_CPU_ENV = {
-    "GLOO_SOCKET_IFNAME": "lo",  # replaces NCCL, and would look for a network card
-    "VLLM_HOST_IP": LOOPBACK,
-    "OMP_NUM_THREADS": "1",  # the ranks share the cores
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the nodes of one server meet: an address of the first one's host, and a port that is free there."""
+
+    address: str = LOOPBACK
+    port: int
+
+
+class Nodes(Protocol):
+    """Other hosts, for the nodes of a server after the first. address: of this host, as they reach it."""
+
+    address: str
+
+    def server(self, arm: Arm, rank: int, meeting: Meeting, log: Path) -> Server:
+        """Return the node of a rank, not started. It writes the node's log to this host."""
+
+
+_IN_CONTAINERS = Meeting(port=29501)  # free, since the containers have a network of their own
 
 
 def node_count(launch: Launch) -> int:
@@ -37,19 +64,17 @@ def node_count(launch: Launch) -> int:
     return launch.command.number("--nnodes") or 1
 
 
-def process_nodes(launch: Launch, master_port: int) -> list[Launch]:
-    """Return the launch of each node, by rank. A command for one node is returned as it is.
-
-    master_port: a free port on loopback where the nodes meet.
-    """
+def process_nodes(launch: Launch, meeting: Meeting) -> list[Launch]:
+    """Return the launch of each node, by rank. A command for one node is returned as it is."""
     nodes = node_count(launch)
     if nodes == 1:
         return [launch]
     program = launch.argv[: launch.argv.index("serve") + 1]
-    difference = f"{nodes} nodes as processes on one host, which meet at {LOOPBACK}:{master_port}"
+    hosts = "processes on one host" if meeting.address == LOOPBACK else "processes on hosts of a cluster"
+    difference = f"{nodes} nodes as {hosts}, which meet at {meeting.address}:{meeting.port}"
     launches = []
-    for rank, command in enumerate(_commands(launch.command, nodes, master_port)):
-        env = _environment(launch) | visible(_gpus(launch, rank))
+    for rank, command in enumerate(_commands(launch.command, nodes, meeting)):
+        env = _environment(launch, meeting) | visible(_gpus(launch, rank))
         argv, differences = (*program, *command.argv()), (*launch.differences, difference)
         launches.append(replace(launch, command=command, argv=argv, env=env, differences=differences))
     return launches
@@ -62,10 +87,10 @@ def container_nodes(launch: Launch) -> list[Launch]:
     if nodes == 1:
         return [launch]
     assert spec.name is not None
-    env = _environment(launch)
+    env = _environment(launch, _IN_CONTAINERS)
     difference = f"{nodes} nodes as containers on one host, which share the network of the first"
     launches = []
-    for rank, command in enumerate(_commands(parse(shlex.join(("vllm", "serve", *spec.argv))), nodes, _MASTER_PORT)):
+    for rank, command in enumerate(_commands(parse(shlex.join(("vllm", "serve", *spec.argv))), nodes, _IN_CONTAINERS)):
         gpus = ",".join(_gpus(launch, rank))
         node = replace(spec, argv=command.argv(), env=tuple(env.items()), gpus=f"device={gpus}" if gpus else spec.gpus)
         if rank:
@@ -75,25 +100,37 @@ def container_nodes(launch: Launch) -> list[Launch]:
     return launches
 
 
-def _commands(command: ServeCommand, nodes: int, master_port: int) -> Iterator[ServeCommand]:
+def _commands(command: ServeCommand, nodes: int, at: Meeting) -> Iterator[ServeCommand]:
     """Yield the command of each node. Only the first has HTTP."""
-    meeting = (f"--master-addr {LOOPBACK}", f"--master-port {master_port}")
+    meeting = (f"--master-addr {at.address}", f"--master-port {at.port}")
     yield command.with_flags(*meeting, "--node-rank 0")
     headless = command.without(*(name for name in ("--host", "--port") if command.has(name)))
     for rank in range(1, nodes):
         yield headless.with_flags(*meeting, f"--node-rank {rank}", "--headless")
 
 
-def _environment(launch: Launch) -> dict[str, str]:
-    return dict(launch.env) | (_CPU_ENV if launch.evidence is not Evidence.GPU else {})
+def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
+    if launch.evidence is Evidence.GPU:
+        return dict(launch.env)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:  # sends nothing
+        towards.connect((meeting.address, meeting.port))
+        own = str(towards.getsockname()[0])
+    cards = (card for card, addresses in psutil.net_if_addrs().items() if own in (one.address for one in addresses))
+    return {
+        **launch.env,
+        "GLOO_SOCKET_IFNAME": next(cards),  # replaces NCCL, and would look for a card by the host's name
+        "VLLM_HOST_IP": own,
+        "OMP_NUM_THREADS": "1",  # the ranks may share the cores
+    }
 
 
 def _gpus(launch: Launch, rank: int) -> Sequence[str]:
-    """Return the GPUs of one node; none on a CPU. Without a lease they count from 0."""
+    """Return the GPUs of one node; none on a CPU. Without a lease they count from 0. Those of another host are all its own."""
     if launch.evidence is not Evidence.GPU:
         return ()
     each = max(1, (launch.command.number("--tensor-parallel-size") or 1) // node_count(launch))
-    mine = range(rank * each, (rank + 1) * each)
+    first = 0 if len(launch.gpus) == each else rank * each
+    mine = range(first, first + each)
     return [launch.gpus[one] if launch.gpus else str(one) for one in mine]
 
 

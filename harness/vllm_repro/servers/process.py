@@ -23,7 +23,7 @@ from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch, process_launch
-from vllm_repro.servers.multi_node import node_log, one_server, process_nodes
+from vllm_repro.servers.multi_node import Meeting, Nodes, node_log, one_server, process_nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_packages
 from vllm_repro.servers.site import Notify, Offer, Site
@@ -114,13 +114,23 @@ class ProcessServer(Server):
 
 
 def process_server(
-    launch: Launch, log: Path, make: Callable[..., ProcessServer] = ProcessServer
+    launch: Launch,
+    arm: Arm,
+    log: Path,
+    others: Nodes | None,
+    make: Callable[..., ProcessServer] = ProcessServer,
 ) -> tuple[Launch, Server]:
-    """Return the server of `launch` on this host, one process per node. `make` takes the arguments of `ProcessServer`."""
-    nodes = process_nodes(launch, free_port())
+    """Return the server of `launch`, one process per node. `make` takes the arguments of `ProcessServer`.
+
+    others: hosts of all nodes but the first; None for this one.
+    """
+    meeting = Meeting(address=others.address if others else LOOPBACK, port=free_port())
+    nodes = process_nodes(launch, meeting)
     make = partial(make, kind=launch.kind, evidence=launch.evidence, source=launch.source, compiled=launch.compiled)
     servers = [
         make(node.argv, port=free_port() if rank else node.port, log=node_log(log, rank), env=node.env)
+        if others is None or not rank
+        else others.server(arm, rank, meeting, node_log(log, rank))
         for rank, node in enumerate(nodes)
     ]
     return nodes[0], one_server(servers)
@@ -206,7 +216,9 @@ class ProcessSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, self.port or free_port())
-        return process_server(launch, log, partial(ProcessServer, patched=self.patched_source(arm).digests))
+        return process_server(
+            launch, arm, log, self.others, partial(ProcessServer, patched=self.patched_source(arm).digests)
+        )
 
     def patched_source(self, arm: Arm) -> PatchedSource:
         if not arm.patches:

@@ -54,4 +54,5 @@ class RehearsalSite(Site):
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        return process_server(self.launch(scenario, arm, self.port or free_port()), log)
+        launch = self.launch(scenario, arm, self.port or free_port())
+        return process_server(launch, arm, log, self.others)

@@ -21,6 +21,7 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.multi_node import Nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, unfit
 from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.verdict.outcome import Outcome
@@ -74,6 +75,8 @@ class Site(ABC):
     port: int | None = None
     gpus: tuple[str, ...] = ()
     """Indices of the leased GPUs, as `nvidia-smi` counts."""
+    others: Nodes | None = None
+    """Hosts of a server's further nodes; None for this one."""
 
     @abstractmethod
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None: ...
