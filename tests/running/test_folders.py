@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.sources import source_of
 from vllm_repro.running.folders import private_folders, redactor
 from vllm_repro.scenario.catalogue import all_scenarios
 
@@ -15,6 +18,14 @@ def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.Monkey
     assert Redactor(private_folders()).text(text) == (
         "$VLLM_REPRO_CACHE/releases/0.23.0 $XDG_CACHE_HOME/torch $HF_HOME/hub"
     )
+
+
+def test_a_checkout_outside_the_home_folder_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    assert f"{tmp_path}" in Redactor(private_folders()).text(f"--vllm {tmp_path}")
+    source_of(f"{tmp_path}")
+    assert Redactor(private_folders()).text(f"--vllm {tmp_path}/vllm") == "--vllm $VLLM_SOURCE/vllm"
 
 
 @pytest.mark.parametrize(

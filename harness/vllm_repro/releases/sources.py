@@ -33,6 +33,7 @@ __all__ = [
     "git",
     "is_release",
     "named_source",
+    "source_folders",
     "source_of",
     "version_of",
 ]
@@ -120,9 +121,23 @@ def version_of(name: str) -> str:
     return name if is_release(name) else source_of(name).version
 
 
+def source_folders() -> tuple[Path, ...]:
+    """Return the folders of all sources that this process was given."""
+    return tuple(_folders)
+
+
+_folders: dict[Path, None] = {}
+
+
 @cache
 def source_of(name: str) -> Source:
     """Return the source of a path. Its content counts as it is at the first call. Raises `UsageError` if it holds no vLLM."""
+    found = _source_of(name)
+    _folders[found.path.parent if found.path.is_file() else found.path] = None
+    return found
+
+
+def _source_of(name: str) -> Source:
     before, at, commit = name.rpartition("@")
     path = Path(before if at else name).expanduser().absolute()
     if at and not Path(name).expanduser().exists():

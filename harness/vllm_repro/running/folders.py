@@ -13,6 +13,7 @@ from pathlib import Path
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.disk import cache_root
+from vllm_repro.releases.sources import source_folders
 from vllm_repro.scenario.catalogue import named_folders
 from vllm_repro.scenario.scenario import Scenario
 
@@ -88,8 +89,9 @@ def private_folders() -> list[tuple[str, str]]:
         raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
     folders = [(here, "."), (str(Path.home()), "$HOME"), (str(cache_root()), "$VLLM_REPRO_CACHE")]
     folders += [(value.rstrip("/"), f"${name}") for name in _FOLDER_VARIABLES if (value := os.environ.get(name))]
-    named = (str(one.absolute()) for one in named_folders())
-    folders += [(one, _SCENARIOS) for one in named if not any(one.startswith(known) for known, _ in folders)]
+    named = [(str(one.absolute()), _SCENARIOS) for one in named_folders()]
+    named += [(str(one), "$VLLM_SOURCE") for one in source_folders()]
+    folders += [(one, word) for one, word in named if not any(one.startswith(known) for known, _ in folders)]
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 

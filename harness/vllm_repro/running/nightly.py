@@ -16,10 +16,11 @@ from vllm_repro.history.summary import summarize
 from vllm_repro.history.text import news_lines
 from vllm_repro.host.gpu_lease import busy_gpus
 from vllm_repro.host.machine import gpus
+from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.fleet import results
-from vllm_repro.running.folders import link_to, stamped_folder
+from vllm_repro.running.folders import link_to, private_folders, stamped_folder
 from vllm_repro.running.job import Job
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
@@ -77,8 +78,9 @@ def run_night(
         interrupted=interrupted,
         changes=None if summary.since is None else tuple(news_lines(summary)),
     )
-    write_file(folder / "summary.md", markdown(night), hint="free some space")
-    write_file(folder / "junit.xml", suites(night), hint="free some space")
+    public = Redactor(private_folders()).text
+    write_file(folder / "summary.md", public(markdown(night)), hint="free some space")
+    write_file(folder / "junit.xml", public(suites(night)), hint="free some space")
     if rows:  # none if nothing ever ran
         file = folder / "nights.html"
         write_file(file, page(summary, link_to(out, file), near=near), hint="free some space")
