@@ -28,7 +28,7 @@ async def ours(url: str, streams: int) -> AsyncIterator[list[Ask]]:
 
     epoch = time.time() - time.perf_counter()
 
-    async with LoadClient(url, connections=streams) as client:
+    async with LoadClient(url, connections=streams, stall=10.0) as client:
 
         async def ask(body: dict[str, Any]) -> Done:
             answer = await client.ask("/v1/completions", body)

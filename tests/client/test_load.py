@@ -303,6 +303,25 @@ def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
     assert answer.ok
 
 
+def test_a_stalled_stream_has_failed_after_the_limit_with_its_tokens_so_far() -> None:
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url, connections=1, stall=0.2) as client:
+            return [await client.ask("/v1/completions", BODY) for _ in range(2)]
+
+    stalls = iter([True, False])
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(STREAM + chunked(EVENTS[0], end=False) if next(stalls) else WHOLE)
+        await asyncio.sleep(0.5)
+
+    stalled, whole = asyncio.run(served(handler, ask))
+    assert (stalled.ok, stalled.error_kind) == (False, "transport")
+    assert stalled.error == "TimeoutError: no byte came for 0.2 s"
+    assert len(stalled.arrivals) == 1
+    assert whole.ok  # on a new connection
+
+
 def test_a_server_that_speaks_no_http_or_is_gone() -> None:
     answer = failed(b"SSH-2.0-OpenSSH\r\n", close=False)
     assert (answer.status, answer.error_kind) == (None, "transport")

@@ -40,11 +40,13 @@ _IDLE_S = 4.0
 class LoadClient:
     """Client for many requests at once to one server: `async with LoadClient(url, connections=128) as client`.
 
-    connections: how many are opened at the start; one more is opened whenever all of them are in use. Raises `OSError` if the server
-    refuses them.
+    connections: how many are opened at the start; one more is opened whenever all of them are in use. stall: seconds without a byte after
+    which a request has failed; None for no limit. Raises `OSError` if the server refuses the connections.
     """
 
-    def __init__(self, base_url: str, *, connections: int, api_key: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, *, connections: int, api_key: str | None = None, stall: float | None = None
+    ) -> None:
         url = urlsplit(base_url)
         self._host, self._prefix = url.hostname or "", url.path.rstrip("/")
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
@@ -54,7 +56,7 @@ class LoadClient:
             f" HTTP/1.1\r\nHost: {url.netloc.rpartition('@')[2]}\r\n{token}Accept: */*\r\n"
             "Accept-Encoding: identity\r\nContent-Type: application/json\r\nContent-Length: "
         )
-        self._wanted = connections
+        self._wanted, self._stall = connections, stall
         self._free: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._epoch = time.time() - time.perf_counter()
@@ -93,7 +95,7 @@ class LoadClient:
             connection = await self._connection()
             self._busy.add(connection)
             sent = self._epoch + connection.send(request, received, self._epoch)
-            await connection.answered()
+            await connection.answered(self._stall)
         except (OSError, EndlessAnswerError, httptools.HttpParserError) as failure:
             received.fail("transport", f"{type(failure).__name__}: {failure}".rstrip(": "))
         finally:
@@ -201,12 +203,20 @@ class _Connection(asyncio.Protocol):
             self._transport.write(request)
         return sent
 
-    async def answered(self) -> None:
-        """Wait for the end of the answer. Raises `ConnectionError` if the connection closes first, and what reading it raised."""
+    async def answered(self, stall: float | None) -> None:
+        """Wait for the end of the answer. Raises `ConnectionError` if the connection closes first, and what reading it raised.
+
+        Raises `TimeoutError` after `stall` seconds without a byte.
+        """
         assert self._done is not None
         if self._socket is not None and self._unsent:
             with contextlib.suppress(OSError):  # the reader meets the closed connection, too
                 await asyncio.get_running_loop().sock_sendall(self._socket, self._unsent)
+        while stall is not None and not self._done.done():
+            silent = time.perf_counter() - self.last
+            if silent >= stall:
+                self._end(TimeoutError(f"no byte came for {stall:g} s"))
+            await asyncio.wait([self._done], timeout=stall - silent)
         await self._done
         self._done = None
 
