@@ -192,7 +192,7 @@ def test_preemptions_count_from_the_start_of_the_server_or_of_the_watch(
 
     async def work(watch: Watch, _: Client) -> None:
         async with asyncio.timeout(10):
-            while watch.preemptions != counted:
+            while watch.counters.preemptions != counted:
                 await asyncio.sleep(0.05)
 
     watched(FakeVllm(tmp_path / "log", {"/metrics": metrics}), work, tmp_path, kind=kind)

@@ -307,7 +307,7 @@ class Measurements:
         """Return (prompt, output) tokens by the server's own counters since `before`; None if it has no counters."""
         ends = time.monotonic() + _COUNTED_WITHIN
         while True:
-            after = await self.runner.watch.scrape()
+            after = await self.runner.watch.counters.scrape()
             if before is None or after is None or not after.generation_tokens:
                 return None
             counted = (

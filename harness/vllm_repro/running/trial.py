@@ -177,7 +177,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
         finally:
             trial.seen.hung = watch.hung
             trial.seen.exit = watch.exit
-            trial.seen.preemptions = watch.preemptions
+            trial.seen.preemptions = watch.counters.preemptions
             trial.seen.refuted_lines = watch.refuted_lines
             watch.stopping()
 

@@ -26,11 +26,11 @@ import psutil
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.client import Client
 from vllm_repro.client.load import LoadClient
-from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.client.sdk import FailedRequest
 from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import GpuUse, gpu_use
 from vllm_repro.journal.journal import Journal
+from vllm_repro.running.counters import Counters
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
 from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
@@ -41,7 +41,6 @@ __all__ = ["Watch", "gave_a_token"]
 
 _LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.25, 1.0
 """Seconds to wait after the last answer. A vLLM that died 0.6 s after it was taken for one that lives."""
-_LOOKS_FOR_THE_FIRST = 4
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
 _NO_COMPLETIONS = (400, 404, 501)
@@ -77,14 +76,7 @@ class Watch:
         self.dead = asyncio.Event()
         self.exit: Exit | None = None
         self.hung: str | None = None
-        self._born: float | None = None
-        self._preempted_before: float | None = 0.0 if kind.facts.started else None
-        self.preemptions: int | None = None
-        """Preemptions that `/metrics` has counted since this server is watched."""
-        self.reading: Reading | None = None
-        """The last reading of `/metrics`."""
-        self.kv_most: float | None = None
-        """The highest use of the KV cache since the last phase."""
+        self.counters = Counters(server.base_url, client, self.note, new=kind.facts.started)
         self.gpu_uses: list[GpuUse] = []
         """Readings of the leased cards since the last phase. Only beside a load: each is a process of its own."""
         self.in_flight = 0
@@ -93,7 +85,6 @@ class Watch:
         self.failed: FailedRequest | None = None
         """The request that a death showed in: the first one since the engine last gave a token, or one that names the death."""
         self.broken = False
-        self._counts = False  # /metrics has answered
         self.fatal_lines = 0
         """Lines of the log so far that report a death."""
         self.refuted_lines = 0
@@ -151,7 +142,7 @@ class Watch:
                 if other := await asyncio.to_thread(self.server.other_listener):
                     raise InfraError(f"another server listens at {self.server.base_url}: {other}")
                 # A silent restart shows as a difference to this reading, so take it before any request.
-                await self.scrape()
+                await self.counters.scrape()
                 self._ready = True
                 return True
             quiet = time.monotonic() - max(self._last_growth, began)
@@ -382,7 +373,7 @@ class Watch:
             if not self._ready:
                 moved = time.monotonic()
                 continue
-            reading = await self.scrape()
+            reading = await self.counters.scrape()
             if self.dead.is_set():
                 continue
             # A hung API server answers no /metrics either: count no reading as no progress.
@@ -394,7 +385,7 @@ class Watch:
             seen = progress
             still = time.monotonic() - moved
             if still > self.limits.answer_stall and not self._stalled.is_set():
-                if not self._counts:
+                if not self.counters.answered:
                     raise InfraError(
                         f"/metrics never answered, so a request of {still:.0f} s may be slow or hang",
                         hint="serve /metrics, or wait longer with --answer-stall",
@@ -412,49 +403,6 @@ class Watch:
             with contextlib.suppress(InfraError):  # the figures are the same without it
                 if self.load and (use := await asyncio.to_thread(gpu_use, self.gpus)):
                     self.gpu_uses.append(use)
-
-    async def scrape(self) -> Reading | None:
-        """Return a reading of `/metrics`; None if it does not answer. Another process than the first one is a sign of death.
-
-        Raises `InfraError` if several servers answer in turn, as behind a load balancer: none of them can be watched.
-        """
-        reading = await self._reading()
-        if reading is None:
-            return None
-        self.reading = reading
-        if reading.kv_most is not None:
-            self.kv_most = max(reading.kv_most, self.kv_most or 0.0)
-        if self._born is None:
-            self._born = reading.started
-        elif self._is_other(reading):
-            for _ in range(_LOOKS_FOR_THE_FIRST):
-                again = await self._reading()
-                if again is not None and again.started is not None and not self._is_other(again):
-                    raise InfraError(
-                        f"several servers answer at {self.server.base_url}: process_start_time_seconds alternates",
-                        hint="name one server with --url, not the load balancer in front of it",
-                    )
-            text = "process_start_time_seconds changed: another process answers now"
-            now = time.time()
-            self.note(DeathSign(Channel.RESTART, text, now, reading.started or now))
-            return reading
-        if reading.preemptions is not None:
-            if self._preempted_before is None:
-                self._preempted_before = reading.preemptions
-            self.preemptions = int(reading.preemptions - self._preempted_before)
-        return reading
-
-    async def _reading(self) -> Reading | None:
-        try:
-            response = await self.client.get("/metrics", timeout=5.0)
-        except (httpx.HTTPError, OSError):
-            return None
-        self._counts |= response.status_code == 200
-        return read_metrics(response.text) if response.status_code == 200 else None
-
-    def _is_other(self, reading: Reading) -> bool:
-        """Return True if the reading names another process than the first one."""
-        return reading.started is not None and self._born is not None and abs(reading.started - self._born) > 0.02
 
     async def over(self) -> None:
         """Return when the engine is dead or hung."""

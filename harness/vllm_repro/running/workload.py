@@ -65,8 +65,8 @@ class WorkloadRunner:
         trial, watch = self.trial, self.watch
         if not await self.find_model():
             return
-        if watch.reading is not None:  # of the moment when the server was ready
-            self.phase, watch.kv_most = (time.time(), watch.reading), None
+        if watch.counters.reading is not None:  # of the moment when the server was ready
+            self.phase, watch.counters.kv_most = (time.time(), watch.counters.reading), None
         if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
             self.known = await self.client.known_fields()
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
@@ -90,16 +90,16 @@ class WorkloadRunner:
 
     async def begin_phase(self) -> Reading | None:
         """Take the server's counters; `end_phase` writes what they counted from now on."""
-        reading = await self.watch.scrape()
-        self.phase, self.watch.kv_most = (time.time(), reading) if reading else None, None
+        reading = await self.watch.counters.scrape()
+        self.phase, self.watch.counters.kv_most = (time.time(), reading) if reading else None, None
         self.watch.gpu_uses = []
         return reading
 
     async def end_phase(self, name: str, **fields: object) -> dict[str, list[tuple[float, float, int]]]:
         """Write to the journal what the server's counters show of the phase, and begin the next one. Return the server's latencies."""
         phase = self.phase
-        after, kv_most = await self.watch.scrape(), self.watch.kv_most
-        self.phase, self.watch.kv_most = (time.time(), after) if after else None, None
+        after, kv_most = await self.watch.counters.scrape(), self.watch.counters.kv_most
+        self.phase, self.watch.counters.kv_most = (time.time(), after) if after else None, None
         gpus, self.watch.gpu_uses = worst_use(self.watch.gpu_uses), []
         counted = counted_between(phase[1], after, kv_most) if phase and after else None
         if phase and counted:
@@ -110,7 +110,7 @@ class WorkloadRunner:
     async def finish(self) -> None:
         """Check that the engine still lives."""
         await self.canary()
-        await self.watch.scrape()
+        await self.watch.counters.scrape()
         await self.watch.last_look()
 
     async def _step(self, number: int, step: Step) -> None:
@@ -158,9 +158,9 @@ class WorkloadRunner:
         """Return True if an attached server has requests while we send none."""
         if self.trial.launch.kind.facts.started:
             return False
-        before = await self.watch.scrape()
+        before = await self.watch.counters.scrape()
         await asyncio.sleep(IDLE_AFTER)
-        after = await self.watch.scrape()
+        after = await self.watch.counters.scrape()
         if before is None or after is None:
             return False  # it does not answer: the watch decides what that means
         return bool(after.running or after.waiting) or after.progress != before.progress
@@ -170,10 +170,10 @@ class WorkloadRunner:
         built = [(request, await self._build(f"{position}.{i}", request)) for i, request in enumerate(requests)]
         if self.watch.ended:
             return
-        before = await self.watch.scrape() if len(built) == 1 else None
+        before = await self.watch.counters.scrape() if len(built) == 1 else None
         tasks = [asyncio.create_task(self._send(request, prompt)) for request, prompt in built if prompt is not None]
         await self.unless_over(tasks)
-        after = await self.watch.scrape() if before is not None and not self.watch.ended else None
+        after = await self.watch.counters.scrape() if before is not None and not self.watch.ended else None
         if before is not None and after is not None and tasks:
             self._record_counters(before, after)
 
@@ -285,7 +285,7 @@ class WorkloadRunner:
         """Close the connection of a request after so many seconds. Return False if it was answered before."""
         try:
             await asyncio.wait([asking], timeout=seconds)
-            reading = None if asking.done() else await self.watch.scrape()
+            reading = None if asking.done() else await self.watch.counters.scrape()
             if asking.done() or self.watch.ended:  # answered, or in flight at a death
                 return False
         except asyncio.CancelledError:

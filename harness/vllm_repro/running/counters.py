@@ -1,0 +1,77 @@
+"""Counters of one server, read from its `/metrics`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+
+from vllm_repro.client.client import Client
+from vllm_repro.client.metrics import Reading, read_metrics
+from vllm_repro.errors import InfraError
+from vllm_repro.running.death_signs import Channel, DeathSign
+
+__all__ = ["Counters"]
+
+_LOOKS_FOR_THE_FIRST = 4
+
+
+class Counters:
+    """Readings of `/metrics`. note: called with the sign of a restart. new: the server was started by us, so it counts from 0.
+
+    reading: the last one. preemptions: counted since this server is watched. kv_most: the highest use of the KV cache since somebody set
+    it to None. answered: `/metrics` has answered at least once.
+    """
+
+    def __init__(self, base_url: str, client: Client, note: Callable[[DeathSign], None], *, new: bool) -> None:
+        self.reading: Reading | None = None
+        self.preemptions: int | None = None
+        self.kv_most: float | None = None
+        self.answered = False
+        self._base_url, self._client, self._note = base_url, client, note
+        self._born: float | None = None
+        self._preempted_before: float | None = 0.0 if new else None
+
+    async def scrape(self) -> Reading | None:
+        """Return a reading; None if `/metrics` does not answer. Another process than the first one is a sign of death.
+
+        Raises `InfraError` if several servers answer in turn, as behind a load balancer: none of them can be watched.
+        """
+        reading = await self._read()
+        if reading is None:
+            return None
+        self.reading = reading
+        if reading.kv_most is not None:
+            self.kv_most = max(reading.kv_most, self.kv_most or 0.0)
+        if self._born is None:
+            self._born = reading.started
+        elif self._is_other(reading):
+            for _ in range(_LOOKS_FOR_THE_FIRST):
+                again = await self._read()
+                if again is not None and again.started is not None and not self._is_other(again):
+                    raise InfraError(
+                        f"several servers answer at {self._base_url}: process_start_time_seconds alternates",
+                        hint="name one server with --url, not the load balancer in front of it",
+                    )
+            text = "process_start_time_seconds changed: another process answers now"
+            now = time.time()
+            self._note(DeathSign(Channel.RESTART, text, now, reading.started or now))
+            return reading
+        if reading.preemptions is not None:
+            if self._preempted_before is None:
+                self._preempted_before = reading.preemptions
+            self.preemptions = int(reading.preemptions - self._preempted_before)
+        return reading
+
+    async def _read(self) -> Reading | None:
+        try:
+            response = await self._client.get("/metrics", timeout=5.0)
+        except (httpx.HTTPError, OSError):
+            return None
+        self.answered |= response.status_code == 200
+        return read_metrics(response.text) if response.status_code == 200 else None
+
+    def _is_other(self, reading: Reading) -> bool:
+        """Return True if the reading names another process than the first one."""
+        return reading.started is not None and self._born is not None and abs(reading.started - self._born) > 0.02
