@@ -58,7 +58,7 @@ _CHECK = (
 
 @functools.cache
 def connect(on: str) -> Fleet:
-    """Return the cluster that `--on` names. Raises `UsageError` or `InfraError` if there is none."""
+    """Connect to the cluster of `--on`. Raises `UsageError` or `InfraError` if that fails."""
     return Fleet(ray_at(on))
 
 

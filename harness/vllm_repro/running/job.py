@@ -41,7 +41,7 @@ __all__ = [
 
 
 class SiteFacts(Protocol):
-    """What a `Site` knows before its first server starts. version: as in `Site`."""
+    """Facts about a `Site`, known before its first server starts. version: as in `Site`."""
 
     @property
     def kind(self) -> ServerKind: ...

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the nodes of one server meet: an address of the first one's host, and a port that is free there."""
+    """Meeting point of the nodes of one server. address: of the first node's host. port: free there."""
 
     address: str = LOOPBACK
     port: int
