@@ -6,7 +6,7 @@ import pytest
 
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.sources import source_of
-from vllm_repro.running.folders import private_folders, redactor
+from vllm_repro.running.folders import private_folders, private_sources, redactor
 from vllm_repro.scenario.catalogue import all_scenarios
 
 
@@ -23,9 +23,9 @@ def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.Monkey
 def test_a_checkout_outside_the_home_folder_is_not_named(tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
-    assert f"{tmp_path}" in Redactor(private_folders()).text(f"--vllm {tmp_path}")
+    assert f"{tmp_path}" in Redactor(private_sources()).text(f"--vllm {tmp_path}")
     source_of(f"{tmp_path}")
-    assert Redactor(private_folders()).text(f"--vllm {tmp_path}/vllm") == "--vllm $VLLM_SOURCE/vllm"
+    assert Redactor(private_sources()).text(f"--vllm {tmp_path}/vllm") == "--vllm $VLLM_SOURCE/vllm"
 
 
 @pytest.mark.parametrize(

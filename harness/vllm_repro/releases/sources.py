@@ -189,6 +189,7 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     vLLM's release tags lie on branches of their own. If `old` is not an ancestor of `new`, the list begins where they parted.
     Raises `UsageError`.
     """
+    _folders[checkout] = None
     first, last = (_found(checkout, name) for name in (old, new))
     base = git(checkout, "merge-base", first, last).decode().strip()
     fields, span = "--format=%H %as %s", f"{base}..{last}"

@@ -27,7 +27,7 @@ from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
-from vllm_repro.running.folders import private_folders, private_hosts, private_users
+from vllm_repro.running.folders import private_folders, private_hosts, private_sources, private_users
 from vllm_repro.running.item import Item, start_item
 from vllm_repro.running.job import Chosen, Elsewhere, Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
@@ -305,7 +305,7 @@ def _words(resources: Mapping[str, float]) -> str:
 
 def _item(job: Job, folder: Path | None, demand: Mapping[str, int]) -> Item:
     private: dict[str, Sequence[Any]] = {
-        "folders": private_folders(),
+        "folders": [*private_folders(), *private_sources()],
         "hosts": private_hosts(job.scenario),
         "users": private_users(job.scenario),
     }

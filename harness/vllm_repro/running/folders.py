@@ -22,6 +22,7 @@ __all__ = [
     "link_to",
     "private_folders",
     "private_hosts",
+    "private_sources",
     "private_users",
     "redactor",
     "run_folder",
@@ -89,10 +90,16 @@ def private_folders() -> list[tuple[str, str]]:
         raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
     folders = [(here, "."), (str(Path.home()), "$HOME"), (str(cache_root()), "$VLLM_REPRO_CACHE")]
     folders += [(value.rstrip("/"), f"${name}") for name in _FOLDER_VARIABLES if (value := os.environ.get(name))]
-    named = [(str(one.absolute()), _SCENARIOS) for one in named_folders()]
-    named += [(str(one), "$VLLM_SOURCE") for one in source_folders()]
-    folders += [(one, word) for one, word in named if not any(one.startswith(known) for known, _ in folders)]
+    named = (str(one.absolute()) for one in named_folders())
+    folders += [(one, _SCENARIOS) for one in named if not any(one.startswith(known) for known, _ in folders)]
     return sorted(folders, key=lambda pair: -len(pair[0]))
+
+
+def private_sources() -> list[tuple[str, str]]:
+    """Return the folders of `--vllm` and `--repo` to redact in texts to publish. Records for `--resume` must keep them."""
+    known = [folder for folder, _ in private_folders()]
+    named = (str(one) for one in source_folders())
+    return [(one, "$VLLM_SOURCE") for one in named if not any(one.startswith(folder) for folder in known)]
 
 
 def private_hosts(scenario: Scenario) -> list[str]:

@@ -20,7 +20,7 @@ from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.fleet import results
-from vllm_repro.running.folders import link_to, private_folders, stamped_folder
+from vllm_repro.running.folders import link_to, private_folders, private_sources, stamped_folder
 from vllm_repro.running.job import Job
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
@@ -78,7 +78,7 @@ def run_night(
         interrupted=interrupted,
         changes=None if summary.since is None else tuple(news_lines(summary)),
     )
-    public = Redactor(private_folders()).text
+    public = Redactor([*private_folders(), *private_sources()]).text
     write_file(folder / "summary.md", public(markdown(night)), hint="free some space")
     write_file(folder / "junit.xml", public(suites(night)), hint="free some space")
     if rows:  # none if nothing ever ran

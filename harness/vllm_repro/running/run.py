@@ -27,7 +27,7 @@ from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.wording import simulated
 from vllm_repro.running.boots import Boots, undecided_arms
-from vllm_repro.running.folders import private_folders, private_hosts, private_users, run_folder
+from vllm_repro.running.folders import private_folders, private_hosts, private_sources, private_users, run_folder
 from vllm_repro.running.job import Chosen, Job, repeat_command
 from vllm_repro.running.state import Trial
 from vllm_repro.running.terminal import Progress
@@ -172,7 +172,7 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
         "machine": machine,
         "host": hosted_by(asdict(machine)),
         "docker": site.engine_version,
-        "folders": [*private_folders(), *job.private.get("folders", ())],
+        "folders": [*private_folders(), *private_sources(), *job.private.get("folders", ())],
         "hosts": [*private_hosts(scenario), *job.private.get("hosts", ())],
         "users": [*private_users(scenario), *job.private.get("users", ())],
         "imitated": site.imitates(scenario),

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.search import SearchRecord
-from vllm_repro.running.folders import redactor, stamped_folder
+from vllm_repro.running.folders import private_sources, redactor, stamped_folder
 from vllm_repro.running.job import Job, SiteFacts, first_line
 from vllm_repro.running.resume import UnfinishedSearch
 from vllm_repro.running.run import run_one
@@ -125,7 +126,8 @@ class BootSearch(ABC, Generic[Found, Next]):
                 self._folder = stamped_folder(self.job.out, Path(self.found.scenario) / self.verb)
             hint = "free some space, or name another --out"
             write_file(self._folder / f"{self.file}.json", self._record(), hint=hint)
-            write_file(self._folder / f"{self.file}.md", self._redactor.text(self.as_markdown(self.found)), hint=hint)
+            text = Redactor(private_sources()).text(self._redactor.text(self.as_markdown(self.found)))
+            write_file(self._folder / f"{self.file}.md", text, hint=hint)
             return self._folder
 
     def _record(self) -> str:

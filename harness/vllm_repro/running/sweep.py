@@ -17,7 +17,7 @@ from vllm_repro.report.map_page import map_page
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, markdown, row_of, row_without_run
 from vllm_repro.running.fleet import results
-from vllm_repro.running.folders import redactor, stamped_folder
+from vllm_repro.running.folders import private_sources, redactor, stamped_folder
 from vllm_repro.running.job import Chosen, Job, SiteFacts, first_line, repeat_command
 from vllm_repro.running.resume import UnfinishedMap
 from vllm_repro.running.run import run_one
@@ -144,5 +144,5 @@ class _Sweep:
         hint = "free some space, or name another --out"
         text = json.dumps(version_map_dict(self._map), indent=2, ensure_ascii=False) + "\n"
         write_file(self._folder / "versions.json", text, hint=hint)
-        write_file(self._folder / "versions.md", markdown(self._map), hint=hint)
+        write_file(self._folder / "versions.md", Redactor(private_sources()).text(markdown(self._map)), hint=hint)
         write_file(self._folder / "versions.html", map_page(self._map), hint=hint)
