@@ -46,7 +46,22 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
+TWO_HOSTS = {"scenario": find("dsv4-tp2"), "arms": find("dsv4-tp2").leading}
+
 Task = Callable[[Item, Mapping[str, bytes]], Iterator[Chunk]]
+
+
+class Stream:
+    """The chunks of a task."""
+
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
+        self._chunks = chunks
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def completed(self) -> Stream:
+        return self
 
 
 class FakeRay:
@@ -85,7 +100,8 @@ class FakeRay:
 
     def remote(self, **demand: Any) -> Callable[[Any], Any]:
         self.demands.append(demand)
-        return lambda _: types.SimpleNamespace(remote=self._tasks.pop(0))
+        task = self._tasks.pop(0)
+        return lambda _: types.SimpleNamespace(remote=lambda *words: Stream(task(*words)))
 
     def wait(self, streams: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return streams, []
@@ -350,12 +366,19 @@ def test_a_run_takes_one_of_what_nodes_declare(
     assert ray.demands == [{"num_returns": "streaming", "max_retries": 0, **demand}]
 
 
+def test_a_job_of_two_hosts_has_no_room_twice_on_one_large_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray = FakeRay()
+    sizes = [7.0, 1.0]
+    nodes = [{"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": size}} for size in sizes]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    assert Fleet(ray).room(job_in(tmp_path, **TWO_HOSTS)) == 1
+
+
 @pytest.mark.parametrize(("has", "room"), [({"CPU": 2.0}, 2), ({"CPU": 9.0, "vllm_repro": 3.0}, 3)])
 def test_the_room_for_runs_is_that_of_the_nodes_that_live(has: dict[str, float], room: int, tmp_path: Path) -> None:
     assert Fleet(FakeRay(resources=has)).room(job_in(tmp_path)) == room
-
-
-TWO_HOSTS = {"scenario": find("dsv4-tp2")}
 
 
 def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(original: Path, tmp_path: Path) -> None:
@@ -375,6 +398,20 @@ def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(original
     assert seen == [(2, group, 1)]
     assert ray.demands[0]["scheduling_strategy"] == (group, {"placement_group_bundle_index": 0})
     assert ray.groups == []
+
+
+def test_nobody_is_asked_to_free_the_nodes_of_a_lost_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 0.0)
+    monkeypatch.setattr(fleets, "_ASKED_EVERY_S", 0.0)
+
+    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
+        while True:
+            yield OUTPUT, 0, b""
+
+    ray = FakeRay(task, resources={"vllm_repro": 1.0}, alive=2)
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda _: pytest.fail("Ray would wait for the head"))
+    with pytest.raises(InfraError, match="is gone"):
+        run(Fleet(ray), job_in(tmp_path, **TWO_HOSTS))
 
 
 @pytest.mark.parametrize(("alive", "nodes"), [(1, 1), (2, 2), (3, 2)])

@@ -28,6 +28,19 @@ def test_a_checkout_outside_the_home_folder_is_not_named(tmp_path: Path) -> None
     assert Redactor(private_sources()).text(f"--vllm {tmp_path}/vllm") == "--vllm $VLLM_SOURCE/vllm"
 
 
+@pytest.mark.parametrize("here", ["work", "work/vllm", "/"])
+def test_a_checkout_beside_a_known_folder_is_not_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
+) -> None:
+    (checkout := tmp_path / "work-vllm" / "vllm").mkdir(parents=True)
+    (checkout / "__init__.py").touch()
+    (tmp_path / "work" / "vllm").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / here)
+    source_of(f"{checkout.parent}")
+    text = Redactor([*private_folders(), *private_sources()]).text(f"--vllm {checkout.parent}@abc")
+    assert text == "--vllm $VLLM_SOURCE@abc"
+
+
 @pytest.mark.parametrize(
     ("account", "shown"),
     [("jane", "/mnt/[user]/m"), ("root", "/mnt/root/m"), ("vllm", "/mnt/vllm/m")],  # the last is in each command

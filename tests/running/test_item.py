@@ -16,6 +16,7 @@ import pytest
 
 from tests.commands import until
 from tests.running.test_fleet import SCENARIO, job_in
+from vllm_repro.errors import Unsupported
 from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import read
 from vllm_repro.running import item as items
@@ -112,6 +113,15 @@ def test_a_rank_whose_server_ends_leaves_how(tmp_path: Path) -> None:
 def test_a_rank_without_an_arm_only_prepares_the_node(tmp_path: Path) -> None:
     assert finished(started(tmp_path, second_rank(tmp_path))) == 0
     assert not (tmp_path / STARTED).exists()
+    assert (tmp_path / RUNS / "dsv4-tp2" / EXIT).exists()
+
+
+def test_a_rank_whose_node_does_not_fit_is_not_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vllm_repro.servers.rehearsal.RehearsalSite.cannot", lambda *_: "the card is too small")
+    item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))
+    assert item.rank is not None
+    with pytest.raises(Unsupported, match="the card is too small"):
+        item_process._run_rank(item.job, item.rank, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +156,9 @@ def test_variables_of_ray_do_not_reach_the_server(monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # Ray sets it for a task
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert items._environment() == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1"}
+    assert items._environment(["RAY_AUTH_TOKEN"])["RAY_AUTH_TOKEN"] == "secret"
 
 
 def test_a_folder_without_a_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.running.test_fleet import FakeRay, RayError, Task, job_in
+from tests.running.test_fleet import FakeRay, RayError, RayTaskError, Task, job_in
 from vllm_repro.errors import InfraError
 from vllm_repro.running.item import ERROR, EXIT, NODE, OUTPUT, RANK_LOG, STARTED, Chunk, Item, Rank
-from vllm_repro.running.ranks import _Node
+from vllm_repro.running.ranks import ClusterNodes, _Node
 
 FACTS = {"kind": "rehearsal", "evidence": "rehearsal", "argv": ["vllm", "serve"], "env": {"A": "1"}, "pid": 7}
 BEGIN: list[Chunk] = [(NODE, 0, b"10.0.0.3"), (OUTPUT, 0, b"installing\n"), (STARTED, 0, json.dumps(FACTS).encode())]
-END: Chunk = (EXIT, 0, b'{"code": 3, "detail": "it is gone", "at": 5.0}')
+END: Chunk = (EXIT, 0, b'{"code": 3, "detail": "it is gone"}')
 
 
 def node(tmp_path: Path, *chunks: Chunk, lost: str = "") -> tuple[_Node, list[str]]:
@@ -57,7 +59,7 @@ def test_a_node_that_cannot_start_it_raises_why(tmp_path: Path) -> None:
     ("lost", "detail"),
     [
         ("the worker died. More", "its node 10.0.0.3 was lost: the worker died"),
-        ("", "its process on 10.0.0.3 ended early"),
+        ("", "its process ended early"),
     ],
 )
 def test_a_lost_node_is_no_exit_of_the_server(tmp_path: Path, lost: str, detail: str) -> None:
@@ -71,3 +73,50 @@ def test_a_node_that_is_lost_before_it_starts_is_trouble_of_the_cluster(tmp_path
     second, _ = node(tmp_path, BEGIN[0], lost="gone")
     with pytest.raises(InfraError, match=r"^rank 1: its node 10\.0\.0\.3 was lost: gone$"):
         asyncio.run(second.start())
+
+
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: Task) -> ClusterNodes:
+    monkeypatch.setattr("vllm_repro.running.ranks.ray_at", lambda *_: FakeRay(task))
+    item = Item(job=job_in(tmp_path), resume="", diffs=(), folder=str(tmp_path), nodes=2, address="10.0.0.2")
+    return ClusterNodes(item, lambda _: None)
+
+
+def test_nodes_are_prepared_and_their_addresses_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
+        yield from (BEGIN[0], (EXIT, 0, b'{"code": 0, "detail": "it is prepared"}'))
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert cluster(monkeypatch, tmp_path, task).prepare() == ["10.0.0.3"]
+    assert "RAY_AUTH_TOKEN" not in os.environ  # servers inherit the rest
+
+
+def test_a_node_without_the_package_is_trouble_before_any_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
+        yield BEGIN[0]
+        raise RayTaskError(ModuleNotFoundError("No module named 'vllm_repro'"))
+
+    with pytest.raises(InfraError, match=r"^rank 1: it could not be started on its node: ModuleNotFoundError"):
+        cluster(monkeypatch, tmp_path, task).prepare()
+
+
+def test_a_node_that_never_answers_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
+        time.sleep(1.0)
+        yield from ()
+
+    monkeypatch.setattr("vllm_repro.running.ranks._BEGINS_IN_S", 0.1)
+    with pytest.raises(InfraError, match="no node of the cluster took rank 1 within 0 s"):
+        cluster(monkeypatch, tmp_path, task).prepare()
+
+
+def test_a_server_whose_log_cannot_be_written_here_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    second, _ = node(tmp_path, *BEGIN)
+    monkeypatch.setattr(second, "_take", full)
+    with pytest.raises(InfraError, match="its log cannot be written: No space left on device"):
+        asyncio.run(second.start())
+    assert second._ray.cancelled == 1

@@ -1,7 +1,7 @@
 """Runs on a Ray cluster: `--on`. Each is one Ray task, which starts `item` on a node and yields what that writes.
 
-The folder of a run is copied as it grows (`run_copy`), so it is the node's to the byte, and whatever is lost, `--resume` finds what was
-seen. A server of several hosts gets as many nodes (`ranks`).
+The folder of a run is copied as it grows (`run_copy`). The copy is identical, so `--resume` works after any loss. A server of several hosts
+gets as many nodes (`ranks`).
 """
 
 from __future__ import annotations
@@ -166,11 +166,12 @@ class Fleet:
         """Return how many such jobs the nodes bear at once, at least one."""
         wanted, hosts = self._demand(job, Unsupported)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        runs = sum(int(min(node.get(name, 0) / number for name, number in wanted.items())) for node in nodes)
-        return max(1, runs // hosts)
+        runs = [int(min(node.get(name, 0) / number for name, number in wanted.items())) for node in nodes]
+        most = sum(runs) // hosts
+        return next((room for room in range(most, 0, -1) if sum(min(one, room) for one in runs) >= hosts * room), 1)
 
     def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
-        """Run `job` on a node, and if that is lost once more on another: from where the first one was, if the machines are alike."""
+        """Run `job` on a node. If the node is lost, continue once on another, or begin anew if that is another kind of machine."""
         repeat = repeat_command(
             "run", job, job.choice.kind, ("--vllm", job.options.vllm or job.version(job.choice.kind))
         )
@@ -217,7 +218,7 @@ class Fleet:
         return f"vllm-repro run --resume {shlex.quote(str(copy.folder))} --on CLUSTER"
 
     def _try(self, job: Job, copy: RunCopy, lost: str) -> str:
-        """Run the job on one node. Return how the node was lost; empty if it was not, or if a signal interrupted the run."""
+        """Run the job on its node or nodes. Return how the node was lost; empty if it was not, or if a signal interrupted the run."""
         ray = self._ray
         demand, nodes = self._demand(job, InfraError if lost else Unsupported)
         stream = group = None
@@ -248,6 +249,9 @@ class Fleet:
                     copy.progress.notify(f"waiting until {where} {_words(demand)} free")
         except StopIteration:
             return copy.ended()
+        except _HeadGone:
+            group = None  # nobody is there to remove it, and it ends with this command
+            raise
         except KeyboardInterrupt as name:
             self.interrupt(f"{name}" or "SIGINT")
         except ray.exceptions.RayTaskError as error:
@@ -260,7 +264,7 @@ class Fleet:
             if stream is not None and self._interrupted:
                 ray.cancel(stream)
                 with contextlib.suppress(Exception):
-                    ray.wait([stream], timeout=_ENDS_IN_S)  # until the node has ended its server
+                    ray.wait([stream.completed()], timeout=_ENDS_IN_S)  # until the node has ended its server
             if group is not None:
                 ray.util.remove_placement_group(group)
         return ""
@@ -273,15 +277,17 @@ class Fleet:
         return False
 
     def _demand(self, job: Job, error: type[ReproError]) -> tuple[dict[str, int], int]:
-        """Return the resources that the job needs of a node, and of how many nodes at once.
+        """Return (resources per node, number of nodes).
 
-        A scenario of several hosts gets as many nodes, or one if the cluster has too few. Raises `error` if no node has the resources: Ray
-        itself would wait for ever.
+        A command for several nodes gets as many, or one if the cluster has too few. Raises `error` if no node has the resources: Ray itself
+        would wait for ever.
         """
         needs, kind = needs_of(job.scenario, job.options), job.choice.kind.facts
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         counted = any(RESOURCE in node["Resources"] for node in nodes)
-        for hosts in sorted({1, job.scenario.needs.nodes if kind.started and not kind.container else 1}, reverse=True):
+        counts = {job.scenario.command_of(arm).number("--nnodes") or 1 for arm in job.arms}
+        wants = counts.pop() if len(counts) == 1 and kind.started and not kind.container else 1
+        for hosts in sorted({1, wants}, reverse=True):
             gpus = needs.gpus // hosts if kind.on_gpus else 0
             wanted = {**({"GPU": gpus} if gpus else {}), RESOURCE if counted else "CPU": 1}
             able = [node for node in nodes if all(node["Resources"].get(name, 0) >= wanted[name] for name in wanted)]

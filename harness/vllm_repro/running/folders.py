@@ -8,6 +8,7 @@ import secrets
 import shlex
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
@@ -91,15 +92,19 @@ def private_folders() -> list[tuple[str, str]]:
     folders = [(here, "."), (str(Path.home()), "$HOME"), (str(cache_root()), "$VLLM_REPRO_CACHE")]
     folders += [(value.rstrip("/"), f"${name}") for name in _FOLDER_VARIABLES if (value := os.environ.get(name))]
     named = (str(one.absolute()) for one in named_folders())
-    folders += [(one, _SCENARIOS) for one in named if not any(one.startswith(known) for known, _ in folders)]
+    folders += [(one, _SCENARIOS) for one in named if not _within(one, folders)]
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 
 def private_sources() -> list[tuple[str, str]]:
     """Return the folders of `--vllm` and `--repo` to redact in texts to publish. Records for `--resume` must keep them."""
-    known = [folder for folder, _ in private_folders()]
-    named = (str(one) for one in source_folders())
-    return [(one, "$VLLM_SOURCE") for one in named if not any(one.startswith(folder) for folder in known)]
+    known = private_folders()
+    return [(str(one), "$VLLM_SOURCE") for one in source_folders() if not _within(str(one), known)]
+
+
+def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:
+    """Return True if the redactor replaces the beginning of `path` by one of `folders`. It leaves `/` as it is."""
+    return any(len(folder) > 1 and Path(path).is_relative_to(folder) for folder, _ in folders)
 
 
 def private_hosts(scenario: Scenario) -> list[str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ POLL_S = 0.2
 _PREFIX, _LOCK = "vllm-repro-item-", "lock"
 _CHUNK = 1 << 20
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""By which the process of a run may connect to the cluster. Its servers do not get them."""
+"""With them the process of a run connects to the cluster. It removes them before it starts a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ class Item:
     """A run to do. resume: name of the folder of an interrupted run, or empty. diffs: content of the files of `--patch`.
 
     folder: the working folder of the command. demand: what a node must have free, as the arguments of `ray.remote`. nodes: how many each
-    server needs, one of the placement group `group` for each. cluster: address of its head. address: of the node, known there. rank: the
-    part of the run to do; None for the whole.
+    server needs, one of the placement group `group` for each. cluster: address of its head. address: of the node; set by `run_item`.
+    rank: the part of the run to do; None for the whole.
     """
 
     job: Job
@@ -120,7 +120,7 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=_environment(_AUTH if item.nodes > 1 and item.rank is None else ()),
                 start_new_session=True,
                 pass_fds=[lock.fileno()],
             )
@@ -150,14 +150,14 @@ def remove_left() -> None:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment that Ray was started with on this node, and the GPUs of the task.
+def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
+    """Return the environment that Ray was started with on this node, the GPUs of the task, and the variables of Ray to keep.
 
     Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower than without Ray.
     """
     with contextlib.suppress(psutil.Error):
         found = psutil.Process(os.getppid()).environ()
-        mine = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", *_AUTH) if name in os.environ}
+        mine = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", *kept) if name in os.environ}
         return {name: value for name, value in found.items() if not name.startswith("RAY_")} | mine
     return dict(os.environ)
 

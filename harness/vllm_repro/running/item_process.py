@@ -20,7 +20,7 @@ from typing import Any
 
 from vllm_repro import __version__
 from vllm_repro.command.container import LOOPBACK
-from vllm_repro.errors import InfraError, ReproError
+from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.ports import free_port
 from vllm_repro.running.item import ERROR, EXIT, RANK_LOG, RUNS, SITE, STARTED, Item, Rank
 from vllm_repro.running.job import Job, SiteFacts
@@ -70,11 +70,9 @@ def _run(item: Item, root: Path) -> None:
         _run_rank(job, item.rank, root)
         return
     if item.nodes > 1:
-        others = ClusterNodes(item, print)
-        others.prepare()
-        if item.address != LOOPBACK:
-            job = replace(job, private={**job.private, "hosts": [*job.private["hosts"], item.address]})
-        job = replace(job, others=others)
+        others = ClusterNodes(item, _say)
+        hosts = [one for one in (item.address, *others.prepare()) if one != LOOPBACK]
+        job = replace(job, others=others, private={**job.private, "hosts": [*job.private["hosts"], *hosts]})
     unfinished = read_run(job.out / job.scenario.id / item.resume) if item.resume else None
 
     def chosen(site: SiteFacts, why: str) -> None:
@@ -83,21 +81,28 @@ def _run(item: Item, root: Path) -> None:
     run_one(job, Progress(), chosen, unfinished)
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)  # a file is the standard output
+
+
 def _run_rank(job: Job, rank: Rank, root: Path) -> None:
     """Prepare this node, start its part of the server, and return when that has ended."""
-    site = open_site(job.scenario, job.options, job.choice, print)
-    if rank.arm is None or rank.meeting is None:
-        return
+    site = open_site(job.scenario, job.options, job.choice, _say)
     runs = root / RUNS / job.scenario.id
     (log := runs / RANK_LOG).parent.mkdir(parents=True)
-    with site.leased(job.scenario, job.options, print):
+    if rank.arm is None or rank.meeting is None:
+        _write(runs / EXIT, {"code": 0, "detail": "it is prepared"})
+        return
+    if why := site.cannot(rank.arm):
+        raise Unsupported(why)
+    with site.leased(job.scenario, job.options, _say):
         launch = site.launch(job.scenario, rank.arm, free_port())
         node = process_nodes(launch, rank.meeting)[rank.rank]
         server = ProcessServer(
             node.argv, port=free_port(), log=log, env=node.env, kind=launch.kind, evidence=launch.evidence
         )
         ended = asyncio.run(_until_ended(server, root / STARTED))
-    _write(runs / EXIT, {"code": ended.code, "detail": ended.detail, "at": ended.at})
+    _write(runs / EXIT, {"code": ended.code, "detail": ended.detail})
 
 
 async def _until_ended(server: Server, started: Path) -> Exit:
@@ -117,7 +122,7 @@ async def _until_ended(server: Server, started: Path) -> Exit:
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write a small file at once: `fleet` reads the folder meanwhile."""
+    """Write a small file at once: `run_item` reads the folder meanwhile."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(fields), encoding="utf-8")
     new.replace(path)

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported
@@ -70,17 +71,17 @@ def run_night(
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
     rows, _ = read_runs(out)
     summary = summarize(rows, None)
+    public = Redactor([*private_folders(), *private_sources()]).text
     night = Night(
-        asked=_request(jobs, options),
+        asked=public(_request(jobs, options)),
         started_at=started,
-        slots=tuple(slots),
-        trouble=tuple(wrong),
+        slots=tuple(replace(slot, why=public(slot.why)) for slot in slots),
+        trouble=tuple(map(public, wrong)),
         interrupted=interrupted,
         changes=None if summary.since is None else tuple(news_lines(summary)),
     )
-    public = Redactor([*private_folders(), *private_sources()]).text
-    write_file(folder / "summary.md", public(markdown(night)), hint="free some space")
-    write_file(folder / "junit.xml", public(suites(night)), hint="free some space")
+    write_file(folder / "summary.md", markdown(night), hint="free some space")
+    write_file(folder / "junit.xml", suites(night), hint="free some space")
     if rows:  # none if nothing ever ran
         file = folder / "nights.html"
         write_file(file, page(summary, link_to(out, file), near=near), hint="free some space")

@@ -29,8 +29,10 @@ from vllm_repro.servers.multi_node import Meeting
 __all__ = ["ClusterNodes"]
 
 _BEGINS_IN_S = 120.0
-"""A node that was lost is replaced by another one, if there is one."""
+"""Seconds to wait for a node. Ray may have to replace a lost one."""
 _ENDS_IN_S = 60.0
+_SETTLED_S, _SETTLES_IN_S = 0.5, 3.0
+"""Seconds without news after which a log is complete, and the most to wait for that: a task that is cancelled sends no more."""
 
 
 class ClusterNodes:
@@ -43,14 +45,21 @@ class ClusterNodes:
         for name in [name for name in os.environ if name.startswith("RAY_")]:
             del os.environ[name]  # servers inherit the rest
 
-    def prepare(self) -> None:
-        """Fetch what the servers need on each further node. Raises like `open_site`."""
-        for rank in range(1, self._item.nodes):
-            node = _Node(self._ray, self._item, Rank(rank=rank), None, self._say)
-            node.begin()
-            node.ended.wait()
-            if node.refused is not None:
-                raise node.refused
+    def prepare(self) -> list[str]:
+        """Fetch what the servers need on each further node, and return the addresses of these. Raises `ReproError`."""
+        return [self._prepared(rank) for rank in range(1, self._item.nodes)]
+
+    def _prepared(self, rank: int) -> str:
+        node = _Node(self._ray, self._item, Rank(rank=rank), None, self._say)
+        node.begin()
+        try:
+            while not node.ended.wait(POLL_S):
+                node.check()
+            node.check()
+        except ReproError:
+            node.end()
+            raise
+        return node.address
 
     def server(self, arm: Arm, rank: int, meeting: Meeting, log: Path) -> Server:
         return _Node(self._ray, self._item, Rank(rank=rank, arm=arm, meeting=meeting), log, self._say)
@@ -68,44 +77,63 @@ class _Node(Server):
         self._item = replace(item, rank=rank, resume="")
         self._started: dict[str, Any] | None = None
         self._exit: Exit | None = None
-        self._address = ""
+        self.address = ""
+        """Of the node; empty until it answers."""
+        self._begun = self._heard = 0.0
         self._stream: Any = None
 
     def begin(self) -> None:
         if self.log_path is not None:
             self.log_path.touch()
+        self._begun = self._heard = time.monotonic()
         self._stream = start_item(self._ray, self._item, self._rank, {})
         threading.Thread(target=self._read, daemon=True).start()
 
+    def check(self) -> None:
+        """Raise `ReproError` if the node cannot do its part, or does not answer."""
+        if self.refused is not None:
+            raise self.refused
+        if self._exit is not None and self._exit.lost:
+            raise InfraError(f"rank {self._rank}: {self._exit.detail}")
+        if not self.address and time.monotonic() - self._begun > _BEGINS_IN_S:
+            raise InfraError(
+                f"no node of the cluster took rank {self._rank} within {_BEGINS_IN_S:.0f} s",
+                hint="`ray status` shows what is taken",
+            )
+
     def _read(self) -> None:
-        ray = self._ray
+        ray, lost = self._ray, "its process ended early"
         try:
             while True:
                 self._take(*ray.get(next(self._stream)))
+                self._heard = time.monotonic()
         except StopIteration:
             pass
+        except ray.exceptions.RayTaskError as error:
+            lost = f"it could not be started on its node: {' '.join(f'{error.cause!r}'.split())}"
         except ray.exceptions.RayError as error:
-            text = f"its node {self._address} was lost: {' '.join(f'{error}'.split()).partition('. ')[0]}"
-            self._exit = Exit(code=None, detail=text, at=time.time(), lost=True)
+            lost = f"its node {self.address} was lost: {' '.join(f'{error}'.split()).partition('. ')[0]}"
+        except OSError as error:
+            lost = f"its log cannot be written: {error.strerror}"
+            ray.cancel(self._stream)
         finally:
             if self._exit is None:
-                text = f"its process on {self._address or 'the node'} ended early"
-                self._exit = Exit(code=None, detail=text, at=time.time(), lost=True)
+                self._exit = Exit(code=None, detail=lost, at=time.time(), lost=True)
             self.ended.set()
 
     def _take(self, name: str, at: int, data: bytes) -> None:
         if name == NODE:
-            self._address = data.decode()
+            self.address = data.decode()
         elif name == OUTPUT:
             for line in data.decode("utf-8", "replace").splitlines():
-                self._say(f"{self._address}: {line.strip()}")
+                self._say(f"{self.address}: {line.strip()}")
         elif name == ERROR:
             said = json.loads(data)
-            self.refused = getattr(errors, said["type"])(f"{self._address}: {said['message']}", hint=said["hint"])
+            self.refused = getattr(errors, said["type"])(f"{self.address}: {said['message']}", hint=said["hint"])
         elif name == STARTED:
             self._started = json.loads(data)
         elif name == EXIT:
-            self._exit = Exit(**json.loads(data))
+            self._exit = Exit(**json.loads(data), at=time.time())  # not by the clock of the node
         elif name == RANK_LOG and self.log_path is not None:
             with self.log_path.open("r+b") as file:
                 file.seek(at)
@@ -113,18 +141,8 @@ class _Node(Server):
 
     async def start(self) -> ServerFacts:
         self.begin()
-        began = time.monotonic()
         while self._started is None:
-            if self.refused is not None:
-                raise self.refused
-            if self.ended.is_set():
-                assert self._exit is not None
-                raise InfraError(f"rank {self._rank}: {self._exit.detail}")
-            if time.monotonic() - began > _BEGINS_IN_S:
-                raise InfraError(
-                    f"no node of the cluster started rank {self._rank} within {_BEGINS_IN_S:.0f} s",
-                    hint="`ray status` shows what is taken",
-                )
+            self.check()
             await asyncio.sleep(POLL_S)
         return ServerFacts(
             kind=ServerKind(self._started["kind"]),
@@ -143,10 +161,13 @@ class _Node(Server):
     async def stop(self) -> None:
         if self._stream is None:
             return
-        await asyncio.sleep(2 * POLL_S)  # for the last lines of its log
-        await asyncio.shield(asyncio.to_thread(self._end))
+        last = time.monotonic() + _SETTLES_IN_S
+        while not self.ended.is_set() and time.monotonic() < min(last, self._heard + _SETTLED_S):
+            await asyncio.sleep(POLL_S)
+        await asyncio.shield(asyncio.to_thread(self.end))
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Cancel the task. Return when its node has ended the server."""
         if not self.ended.is_set():
             self._ray.cancel(self._stream)
-            self.ended.wait(_ENDS_IN_S)  # until the node has ended its server
+            self.ended.wait(_ENDS_IN_S)

@@ -1,4 +1,4 @@
-"""The copy of a run that a node of a cluster does: its folder on this machine, written as the chunks of `item` come."""
+"""Local copy of the folder of a run on another node, written as the chunks of `item` come."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Exit:
     """How a server ended.
 
     code: exit status of the API server's process or container; None if unknown. detail: a phrase, such as "container exited 137, OOM
-    killed". at: `time.time()` when it was noticed. oom_killed: the kernel killed a process of it for memory. lost: dockerd does not
-    answer, so nothing is known about the server.
+    killed". at: `time.time()` when it was noticed. oom_killed: the kernel killed a process of it for memory. lost: dockerd or Ray
+    lost it, so nothing is known about the server.
     """
 
     code: int | None

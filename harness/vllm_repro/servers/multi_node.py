@@ -41,14 +41,14 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Meeting point of the nodes of one server. address: of the first node's host. port: free there."""
+    """Meeting point of the nodes of one server. address: of the first node's host. port: of it, free on loopback."""
 
     address: str = LOOPBACK
     port: int
 
 
 class Nodes(Protocol):
-    """Other hosts, for the nodes of a server after the first. address: of this host, as they reach it."""
+    """Other hosts, for the nodes of a server after the first. address: the one by which they reach this host."""
 
     address: str
 
@@ -125,7 +125,7 @@ def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
 
 
 def _gpus(launch: Launch, rank: int) -> Sequence[str]:
-    """Return the GPUs of one node; none on a CPU. Without a lease they count from 0. Those of another host are all its own."""
+    """Return the GPUs of one node; none on a CPU. Without a lease they count from 0. On a host of its own a node gets all leased ones."""
     if launch.evidence is not Evidence.GPU:
         return ()
     each = max(1, (launch.command.number("--tensor-parallel-size") or 1) // node_count(launch))
