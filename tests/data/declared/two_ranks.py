@@ -17,7 +17,7 @@ scenario = Scenario(
         --nnodes 2
     """,
     model=Model("Qwen/Qwen3-0.6B", heads=16, kv_heads=8, head_dim=128, layers=28, vocab_size=151936, tiny_will_do=True),
-    needs=Needs(memory_gb=6, nodes=2),
+    needs=Needs(memory_gb=6),
     status=Status(bad=">=0.20.0"),
     try_with="0.32.0",
     workload=[completion(name="long answer", prompt=100, max_tokens=3500, ignore_eos=True)],
