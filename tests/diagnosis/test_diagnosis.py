@@ -282,3 +282,44 @@ def test_the_kernels_word_that_it_killed_a_process_of_this_server_is_a_death(hea
     assert "because memory ran out" in diagnosis.why
     assert diagnose(alive + words.format(head, 4, "VLLM::EngineCor")).died is None
     assert diagnose(alive + words.format(head, 4, "firefox")).died is False
+
+
+ARGS = "(APIServer pid=1) INFO 11-25 10:00:00 [utils.py:233] non-default args: {'model': 'Qwen/Qwen3-32B', 'tensor_parallel_size': 2}\n"
+DEEP_EP = """\
+(Worker_TP0 pid=3) WARNING 11-25 10:00:20 [import_utils.py:409] Module deep_ep was found but failed to import
+(Worker_TP0 pid=3) WARNING 11-25 10:00:20 [import_utils.py:409] Traceback (most recent call last):
+(Worker_TP0 pid=3) WARNING 11-25 10:00:20 [import_utils.py:409]   File "/p/vllm/utils/import_utils.py", line 407, in _has_module
+(Worker_TP0 pid=3) WARNING 11-25 10:00:20 [import_utils.py:409]     importlib.import_module(module_name)
+(Worker_TP0 pid=3) WARNING 11-25 10:00:20 [import_utils.py:409] ImportError: libnvshmem_host.so.3: cannot open shared object file
+"""
+FAILED_START = """\
+(Worker_TP1 pid=4) ERROR 11-25 10:00:40 [multiproc_executor.py:898] WorkerProc failed to start.
+(Worker_TP1 pid=4) ERROR 11-25 10:00:40 [multiproc_executor.py:898] Traceback (most recent call last):
+(Worker_TP1 pid=4) ERROR 11-25 10:00:40 [multiproc_executor.py:898]   File "/p/vllm/v1/worker/gpu_worker.py", line 400, in load_model
+(Worker_TP1 pid=4) ERROR 11-25 10:00:40 [multiproc_executor.py:898]     self.model_runner.load_model()
+(Worker_TP1 pid=4) ERROR 11-25 10:00:40 [multiproc_executor.py:898] torch.OutOfMemoryError: CUDA out of memory.
+(EngineCore pid=2) ERROR 11-25 10:00:41 [core.py:1231] EngineCore failed to start.
+(EngineCore pid=2) ERROR 11-25 10:00:41 [core.py:1231] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-25 10:00:41 [core.py:1231]   File "/p/vllm/v1/engine/core.py", line 1080, in run_engine_core
+(EngineCore pid=2) ERROR 11-25 10:00:41 [core.py:1231]     engine_core = EngineCoreProc(*args)
+(EngineCore pid=2) ERROR 11-25 10:00:41 [core.py:1231] Exception: WorkerProc initialization failed due to an exception in a \
+background process. See stack trace for root cause.
+"""
+
+
+@pytest.mark.parametrize("before", ["", DEEP_EP])
+def test_a_traceback_that_was_logged_as_a_warning_is_no_root(before: str) -> None:
+    found = diagnose(ARGS + before + FAILED_START)
+    assert found.why.startswith("The engine did not come up: OutOfMemoryError in load_model")
+
+
+@pytest.mark.parametrize(
+    ("args", "connector"),
+    [
+        (ARGS, ""),
+        (ARGS.replace("}", ", 'kv_transfer_config': KVTransferConfig(kv_connector='NixlConnector')}"), "NixlConnector"),
+        (ARGS.replace("}", ""), None),  # a cut line
+    ],
+)
+def test_complete_arguments_show_that_there_is_no_connector(args: str, connector: str | None) -> None:
+    assert diagnose(args + FAILED_START).connector == connector

@@ -65,6 +65,10 @@ def test_signs_that_do_not_decide_are_no_death(tmp_path: Path) -> None:
 
 
 ATTACHED = ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.UNKNOWN, argv=())
+PAGE, CUT = (
+    Answer(sent=1.0, ended=2.0, status=500, error="<html>Sign in</html>", error_kind="body"),
+    Answer(sent=1.0, ended=2.0, status=200, error="ConnectionError: closed", error_kind="transport"),
+)
 RESET, GATEWAY, BROKEN = (
     Answer(sent=1.0, ended=2.0, error="ReadError", error_kind="transport"),
     Answer(sent=1.0, ended=2.0, status=502, error="bad gateway", error_kind="body"),
@@ -77,7 +81,10 @@ RESET, GATEWAY, BROKEN = (
     [
         (ATTACHED, RESET, Outcome.INFRA),
         (ATTACHED, GATEWAY, Outcome.INFRA),
+        (ATTACHED, PAGE, Outcome.INFRA),
+        (ATTACHED, CUT, Outcome.INFRA),
         (ATTACHED, BROKEN, Outcome.WRONG_OUTPUT),
+        (FACTS, CUT, Outcome.WRONG_OUTPUT),
         (FACTS, RESET, Outcome.WRONG_OUTPUT),
         (FACTS, GATEWAY, Outcome.WRONG_OUTPUT),
     ],

@@ -151,6 +151,7 @@ def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
 
 
 BOOT = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] vLLM API server version 0.28.0\n"
+ARGS = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] non-default args: {{'model': 'm'}}\n"
 DEATH = "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
 OWN = "(APIServer pid={pid}) INFO:     Application startup complete.\n"
 
@@ -162,6 +163,7 @@ ELSE = BOOT.format(pid=5)
     ("lines", "kept"),
     [
         ((BOOT, OWN), 2),
+        ((ARGS, DEATH, ARGS, OWN), 2),  # `vllm serve` logs no other line first
         ((BOOT, DEATH, BOOT, OWN), 2),  # the first process of a container has the same pid in each of its lives
         ((ELSE, DEATH, BOOT, OWN), 2),
         ((DEATH, OWN), 1),

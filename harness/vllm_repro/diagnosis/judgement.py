@@ -42,7 +42,7 @@ class Diagnosis:
     why: one sentence for people. root: the exception to report.
     lost_worker: a worker process ended without an exception, and that is the cause.
     open_end: the log does not show how this life ended, if it did.
-    usage: argparse's error, if the command line was refused. connector: class of the KV connector, if the text names one.
+    usage: argparse's error, if the command line was refused. connector: class of the KV connector; empty if there is none, None if unknown.
     prose: what surrounds the log in a pasted text, or all of it. evidence: what the server was, if the text shows it.
     """
 
@@ -135,7 +135,7 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     life.finish()
     inside = life.cut_inside  # before the tracebacks are closed
     raised = life.finder.finish()
-    root = find_root(raised, paste=not life.is_log)
+    root = find_root(raised, paste=not life.is_log, survived=life.survived_until)
     case = _Case(life=life, raised=raised, cut_inside=inside, root=root, we_terminated=we_terminated)
     found = next((found for rule in _RULES if (found := rule(case)) is not None), None) or _open_end(case)
     return replace(

@@ -155,7 +155,7 @@ class ServerLife:
     first: the first sign of each kind. prose: the lines without a server's prefix.
     quoted: they hold a sentence with which vLLM reports a death.
     booted: the log has a server's first lines. served: the server answered or counted requests, so it had booted.
-    usage: argparse's error, if the command line was refused. connector: class of the KV connector.
+    usage: argparse's error, if the command line was refused. connector: class of the KV connector; empty if there is none.
     of_vllm: a line has vLLM's own prefix. headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
     first_engine_line: line number. engine_error: EngineCore or a worker logged an error.
     busy: by engine, its last count has requests. stalls: its last counts in a row that have requests and no new token.
@@ -267,8 +267,10 @@ class ServerLife:
         self.boot.feed(line)  # the environment names the release
         if self._is_environment(line):
             return
-        if self.connector is None and "kv_connector" in text and (found := _CONNECTOR.search(text)):
+        if not self.connector and "kv_connector" in text and (found := _CONNECTOR.search(text)):
             self.connector = found[1]
+        elif self.connector is None and "non-default args: {" in text and text.rstrip().endswith("}"):
+            self.connector = ""
         if text.strip():
             self._lines += 1
             self._logged += bool(line.level or line.process)

@@ -107,7 +107,7 @@ def unwrap(message: str) -> str | None:
     return found[1].rstrip() if found else None
 
 
-def find_root(raised: Sequence[Raised], *, paste: bool = False) -> Root | None:
+def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 0) -> Root | None:
     """Return the root cause among all exceptions of one life; None if none came from the engine.
 
     paste: the text is no log, so exceptions of any process count.
@@ -126,16 +126,17 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False) -> Root | None:
         lambda _: True,
     )
     main = next(one for wanted in preferences for one in candidates if wanted(one))
-    root = _through_wrappers(_first_link(main), candidates)
+    fresh = [one for one in candidates if one is main or (one.first_line > survived and one.level != "WARNING")]
+    root = _through_wrappers(_first_link(main), candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES):
         # A rank that lost its peer logs that too. The peer's own exception is the root, if it logged one.
-        own = next((one for one in candidates if _is_block(one) and not _is_consequence(one)), None)
+        own = next((one for one in fresh if _is_block(one) and not _is_consequence(one)), None)
         if own is not None:
             return Root(raised=_first_link(own), wrapped=root.wrapped)
     return root
 
 
-def _through_wrappers(link: Raised, candidates: Sequence[Raised]) -> Root:
+def _through_wrappers(link: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
     quoted = unwrap(link.message)
     if quoted is not None:
         wanted = squeeze(quoted)
@@ -145,7 +146,7 @@ def _through_wrappers(link: Raised, candidates: Sequence[Raised]) -> Root:
                 return Root(raised=first, wrapped=True, quoted=quoted)
         return Root(raised=link, wrapped=True, class_known=False, quoted=quoted)
     if _empty_wrapper(link):
-        for one in candidates:
+        for one in fresh:
             first = _first_link(one)
             if not _empty_wrapper(first) and not _of_termination(first) and _is_block(one):
                 return Root(raised=first, wrapped=True)

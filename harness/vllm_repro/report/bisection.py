@@ -200,6 +200,9 @@ def answer(bisection: Bisection) -> str:
         text = f"Undecided: the {what} one is one of {', '.join(limited(changes, _MOST_NAMES))} ({len(changes)})."
         if known.state is State.STUCK:
             text += f" Those between could not be tried: {'; '.join(_untried(bisection, known))}."
+        for end, named in zip((bisection.from_good[0], bisection.from_good[-1]), ("good", "bad"), strict=True):
+            if not bisection.of(end.label):
+                text += f" This holds if {end.label} is {named}: it was not booted."
     for number in known.good_again:
         label = bisection.from_good[number].label
         text += f" There is more than one change: {label} {_did(bisection, label)}, although it is on the bad side."

@@ -89,11 +89,13 @@ def draft(
     vLLM on GPUs. script: `repro.py`. diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
-    lines = "\n".join(_first_lines(report, flags, why, small, gpus))
+    attached = any(arm.server.kind == "attach" for arm in report.arms)  # its flags and its machine are not known
+    lines = "\n".join(_first_lines(report, "" if attached else flags, why, small, gpus))
     form = bool(title) and not report.rehearsal  # the first line of a rehearsal must name it
     asked = "### \N{BUG} Describe the bug\n\n" if form else ""
     only_changed = report.bug_seen and not any(arm.result.crashed for arm in report.arms if not arm.patches)
-    environment = _folded("Environment of the run", fence(_environment(report), "text"))
+    where = "Environment of the client; that of the server is not known" if attached else "Environment of the run"
+    environment = _folded(where, fence(_environment(report, gpus=not attached), "text"))
     parts = [
         ("", asked + lines),
         ("the script", "" if only_changed else _script(report, script)),
@@ -363,8 +365,8 @@ def _replaced(report: RunReport) -> str:
     return _folded(f"LAB: the {len(report.replaced)} replaced parts", "\n".join(lines))
 
 
-def _environment(report: RunReport) -> str:
-    """Return what the run was made on, with the headings of vLLM's collect_env.py as far as it is known."""
+def _environment(report: RunReport, *, gpus: bool) -> str:
+    """Return what the run was made on, with the headings of vLLM's collect_env.py as far as it is known. gpus: show those."""
     machine = report.environment
     cards = [f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)" for number, gpu in enumerate(machine.gpus)]
     weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
@@ -378,6 +380,8 @@ def _environment(report: RunReport) -> str:
         "CPU Info": {"CPU(s)": str(machine.cpus)},
         "vLLM Info": {"vLLM Version": report.version or "unknown", "Weights": "; ".join(weights) or "unknown"},
     }
+    if not gpus:
+        del groups["CUDA / GPU Info"]
     lines = []
     for heading, facts in groups.items():
         lines.append(f"===== {heading} =====")

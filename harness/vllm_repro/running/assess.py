@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
+from vllm_repro.client.answer import Answer
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump, shared_steps
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
@@ -260,8 +261,14 @@ def _infra(seen: Observed) -> str | None:
     return None
 
 
-_OF_A_GATEWAY = frozenset({None, 401, 403, 407, 408, 429, 502, 503, 504})
+_OF_A_GATEWAY = frozenset({None, 401, 403, 407, 408, 429, 502, 503, 504, *range(520, 528)})
 """Statuses that a proxy or a load balancer answers by itself; None for a connection that it cut."""
+
+
+def _of_a_gateway(answer: Answer) -> bool:
+    """Return True for an answer that is not vLLM's: by its status, cut off, or a page of HTML."""
+    page = (answer.error or "").lstrip().startswith("<")
+    return answer.status in _OF_A_GATEWAY or answer.error_kind == "transport" or page
 
 
 def _between(seen: Observed) -> str | None:
@@ -269,8 +276,9 @@ def _between(seen: Observed) -> str | None:
     if seen.facts is None or seen.facts.kind.facts.started:
         return None
     for answer in (*seen.answers, *seen.measured):
-        if answer.status in _OF_A_GATEWAY:
-            what = f"answered {answer.status}" if answer.status else "cut off"
+        if _of_a_gateway(answer):
+            cut = answer.status is None or answer.error_kind == "transport"
+            what = "cut off" if cut else f"answered {answer.status}"
             return f"the engine lives, and a request was {what}, as by a gateway or without its key: {answer.error}"
     return None
 

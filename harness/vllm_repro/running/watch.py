@@ -260,7 +260,7 @@ class Watch:
         sign = DeathSign(channel, where + line.strip()[:500], now, min(written, now), decisive=found[1])
         if channel is Channel.LOG and sign.decisive:
             self.fatal_lines += 1
-            if self._ready and not self._stopping:
+            if (self._ready or not self.kind.facts.started) and not self._stopping:
                 self._start(self._confirm(sign, wait=_SECOND_WITNESS))
                 return
         self.note(sign)

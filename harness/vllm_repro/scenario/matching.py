@@ -75,8 +75,8 @@ def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
     against = ""
     if scenario.status.standing(version) is Standing.GOOD:
         against = f"{version} is declared good"
-    elif wanted and connector and connector != wanted[1]:
-        against = f"its KV connector is {connector}, not {wanted[1]}"
+    elif wanted and connector is not None and connector != wanted[1]:
+        against = f"its KV connector is {connector or 'none'}, not {wanted[1]}"
     return replace(match, how=How.NEAR, against=against) if against else match
 
 

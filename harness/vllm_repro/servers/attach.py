@@ -36,7 +36,7 @@ from vllm_repro.verdict.outcome import Outcome
 
 __all__ = ["AttachServer", "AttachSite", "evidence_of", "find_log", "find_process", "identify"]
 
-_BOOT_LINE = b"vLLM API server version "
+_BOOT_LINES = (b"vLLM API server version ", b"non-default args: ")
 _BOOT_BYTES = 4_000_000
 _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 
@@ -76,7 +76,7 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
     first_own = last_boot = own_boot = None
     with source.open("rb") as file:
         for line in file:
-            boots = _BOOT_LINE in line
+            boots = any(words in line for words in _BOOT_LINES)
             last_boot = offset if boots else last_boot
             if mark in line:
                 first_own = offset if first_own is None else first_own
