@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.releases.sources import source_of
 from vllm_repro.running.folders import private_folders, private_sources, redactor
 from vllm_repro.scenario.catalogue import all_scenarios
 
@@ -20,25 +19,28 @@ def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.Monkey
     )
 
 
-def test_a_checkout_outside_the_home_folder_is_not_named(tmp_path: Path) -> None:
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").touch()
-    assert f"{tmp_path}" in Redactor(private_sources()).text(f"--vllm {tmp_path}")
-    source_of(f"{tmp_path}")
-    assert Redactor(private_sources()).text(f"--vllm {tmp_path}/vllm") == "--vllm $VLLM_SOURCE/vllm"
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("/data/vllm@0a1b2c", "--vllm /data/vllm@0a1b2c", "--vllm $VLLM_SOURCE@0a1b2c"),
+        ("/data/vllm", "/data/vllm/vllm/core.py", "$VLLM_SOURCE/vllm/core.py"),
+        ("/data/vllm-0.33.0.whl", "--vllm /data/vllm-0.33.0.whl", "--vllm $VLLM_SOURCE/vllm-0.33.0.whl"),
+        ("0.33.0", "--vllm 0.33.0", "--vllm 0.33.0"),
+        (None, "/data/vllm", "/data/vllm"),
+    ],
+)
+def test_the_folder_of_a_source_is_not_named(name: str | None, text: str, shown: str) -> None:
+    assert Redactor(private_sources([name])).text(text) == shown
 
 
 @pytest.mark.parametrize("here", ["work", "work/vllm", "/"])
 def test_a_checkout_beside_a_known_folder_is_not_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
 ) -> None:
-    (checkout := tmp_path / "work-vllm" / "vllm").mkdir(parents=True)
-    (checkout / "__init__.py").touch()
     (tmp_path / "work" / "vllm").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / here)
-    source_of(f"{checkout.parent}")
-    text = Redactor([*private_folders(), *private_sources()]).text(f"--vllm {checkout.parent}@abc")
-    assert text == "--vllm $VLLM_SOURCE@abc"
+    name = f"{tmp_path}/work-vllm@abc"
+    assert Redactor([*private_folders(), *private_sources([name])]).text(name) == "$VLLM_SOURCE@abc"
 
 
 @pytest.mark.parametrize(

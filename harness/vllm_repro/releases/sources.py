@@ -30,10 +30,10 @@ __all__ = [
     "Tree",
     "changed_files",
     "commits_between",
+    "folder_of",
     "git",
     "is_release",
     "named_source",
-    "source_folders",
     "source_of",
     "version_of",
 ]
@@ -121,23 +121,17 @@ def version_of(name: str) -> str:
     return name if is_release(name) else source_of(name).version
 
 
-def source_folders() -> tuple[Path, ...]:
-    """Return the folders of all sources that this process was given."""
-    return tuple(_folders)
-
-
-_folders: dict[Path, None] = {}
+def folder_of(name: str) -> Path | None:
+    """Return the folder of a full name: the checkout of a commit, or where a wheel lies. None for a release."""
+    if is_release(name):
+        return None
+    path = Path(name.rpartition("@")[0] or name)
+    return path.parent if path.suffix == ".whl" else path
 
 
 @cache
 def source_of(name: str) -> Source:
     """Return the source of a path. Its content counts as it is at the first call. Raises `UsageError` if it holds no vLLM."""
-    found = _source_of(name)
-    _folders[found.path.parent if found.path.is_file() else found.path] = None
-    return found
-
-
-def _source_of(name: str) -> Source:
     before, at, commit = name.rpartition("@")
     path = Path(before if at else name).expanduser().absolute()
     if at and not Path(name).expanduser().exists():
@@ -189,7 +183,6 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     vLLM's release tags lie on branches of their own. If `old` is not an ancestor of `new`, the list begins where they parted.
     Raises `UsageError`.
     """
-    _folders[checkout] = None
     first, last = (_found(checkout, name) for name in (old, new))
     base = git(checkout, "merge-base", first, last).decode().strip()
     fields, span = "--format=%H %as %s", f"{base}..{last}"

@@ -37,6 +37,9 @@ class BisectionSearch(BootSearch[Bisection, Sequence[Candidate]]):
     verb, file = "bisect", "bisection"
     as_dict, as_markdown = staticmethod(bisection_dict), staticmethod(markdown)
 
+    def _sources(self) -> list[str | None]:
+        return [self.found.candidates[0].source]
+
     def _next(self) -> Sequence[Candidate] | None:
         if self.found.untouched is None:
             self.found = _read(self.found)

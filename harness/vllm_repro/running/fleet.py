@@ -311,7 +311,7 @@ def _words(resources: Mapping[str, float]) -> str:
 
 def _item(job: Job, folder: Path | None, demand: Mapping[str, int]) -> Item:
     private: dict[str, Sequence[Any]] = {
-        "folders": [*private_folders(), *private_sources()],
+        "folders": [*private_folders(), *private_sources([job.options.vllm])],
         "hosts": private_hosts(job.scenario),
         "users": private_users(job.scenario),
     }

@@ -8,13 +8,13 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.disk import cache_root
-from vllm_repro.releases.sources import source_folders
+from vllm_repro.releases.sources import folder_of
 from vllm_repro.scenario.catalogue import named_folders
 from vllm_repro.scenario.scenario import Scenario
 
@@ -96,10 +96,11 @@ def private_folders() -> list[tuple[str, str]]:
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 
-def private_sources() -> list[tuple[str, str]]:
-    """Return the folders of `--vllm` and `--repo` to redact in texts to publish. Records for `--resume` must keep them."""
+def private_sources(names: Iterable[str | None]) -> list[tuple[str, str]]:
+    """Return the folders of SOURCEs to redact in texts to publish. Records for `--resume` must keep them."""
     known = private_folders()
-    return [(str(one), "$VLLM_SOURCE") for one in source_folders() if not _within(str(one), known)]
+    folders = dict.fromkeys(str(found) for name in names if name and (found := folder_of(name)))
+    return [(one, "$VLLM_SOURCE") for one in folders if not _within(one, known)]
 
 
 def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:

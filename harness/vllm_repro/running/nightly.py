@@ -71,7 +71,7 @@ def run_night(
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
     rows, _ = read_runs(out)
     summary = summarize(rows, None)
-    public = Redactor([*private_folders(), *private_sources()]).text
+    public = Redactor([*private_folders(), *private_sources(job.options.vllm for job in jobs)]).text
     night = Night(
         asked=public(_request(jobs, options)),
         started_at=started,

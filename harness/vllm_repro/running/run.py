@@ -172,7 +172,7 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
         "machine": machine,
         "host": hosted_by(asdict(machine)),
         "docker": site.engine_version,
-        "folders": [*private_folders(), *private_sources(), *job.private.get("folders", ())],
+        "folders": [*private_folders(), *private_sources([job.options.vllm]), *job.private.get("folders", ())],
         "hosts": [*private_hosts(scenario), *job.private.get("hosts", ())],
         "users": [*private_users(scenario), *job.private.get("users", ())],
         "imitated": site.imitates(scenario),

@@ -72,6 +72,10 @@ class BootSearch(ABC, Generic[Found, Next]):
         """Return for each boot if it gave an answer, for a search that does not choose something else after one without."""
         return []
 
+    def _sources(self) -> list[str | None]:
+        """Return a SOURCE of each folder that the search takes a vLLM from."""
+        return [self.job.options.vllm]
+
     def _boot_arm(self, arm: Arm) -> RunReport:
         """Run one boot of `arm` below the folder of this verb: `history` must not take it for a run of the scenario's own workload."""
         out = self.job.out / self.job.scenario.id / self.verb
@@ -126,7 +130,7 @@ class BootSearch(ABC, Generic[Found, Next]):
                 self._folder = stamped_folder(self.job.out, Path(self.found.scenario) / self.verb)
             hint = "free some space, or name another --out"
             write_file(self._folder / f"{self.file}.json", self._record(), hint=hint)
-            text = Redactor(private_sources()).text(self._redactor.text(self.as_markdown(self.found)))
+            text = Redactor(private_sources(self._sources())).text(self._redactor.text(self.as_markdown(self.found)))
             write_file(self._folder / f"{self.file}.md", text, hint=hint)
             return self._folder
 

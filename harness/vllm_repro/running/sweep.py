@@ -144,5 +144,9 @@ class _Sweep:
         hint = "free some space, or name another --out"
         text = json.dumps(version_map_dict(self._map), indent=2, ensure_ascii=False) + "\n"
         write_file(self._folder / "versions.json", text, hint=hint)
-        write_file(self._folder / "versions.md", Redactor(private_sources()).text(markdown(self._map)), hint=hint)
+        write_file(
+            self._folder / "versions.md",
+            Redactor(private_sources(self._map.versions)).text(markdown(self._map)),
+            hint=hint,
+        )
         write_file(self._folder / "versions.html", map_page(self._map), hint=hint)
