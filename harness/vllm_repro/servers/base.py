@@ -109,7 +109,7 @@ class Server(ABC):
         return ()
 
     async def rank_exited(self) -> tuple[int, Exit]:
-        """Return the rank of the first other node that ends, and how. Never returns if there is none."""
+        """Return (rank, exit) of the first other node that ends. Never returns if there is none."""
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
 
@@ -130,7 +130,7 @@ class Server(ABC):
         """End it with SIGTERM, then SIGKILL; return when it and its children are gone."""
 
     def other_listener(self) -> str:
-        """Return who else listens at `base_url`, as a phrase; empty if nobody does, or it cannot be seen."""
+        """Return a phrase for another listener at `base_url`; empty if none is seen."""
         return ""
 
     def processes(self) -> tuple[int, ...]:
