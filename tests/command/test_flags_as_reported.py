@@ -48,7 +48,10 @@ def test_the_flags_of_the_issue_are_those_of_the_process(tmp_path: Path, scenari
         _, server = site.server(declared, declared.arms[0], 1, tmp_path / "log", "run")
         facts = await server.start()
         try:
-            return psutil.Process(facts.pid).cmdline()
+            words: list[str] = []
+            while not words:  # empty for a moment after exec
+                words = psutil.Process(facts.pid).cmdline()
+            return words
         finally:
             await server.stop()
 
