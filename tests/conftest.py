@@ -117,7 +117,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_CANARY", 1.0)
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 1.5)
-    for module in ("scenario.workload", "running.workload", "running.idle"):
+    for module in ("scenario.workload", "running.workload"):
         monkeypatch.setattr(f"vllm_repro.{module}.IDLE_AFTER", 1.5)
 
 

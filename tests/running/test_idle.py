@@ -45,19 +45,19 @@ def samples(shares: list[float], every: float = 0.5) -> list[CpuSample]:
 
 
 def test_idle_needs_seconds_without_work() -> None:
-    assert is_idle(samples([0.01] * 10))
-    assert not is_idle(samples([0.01] * 9))
+    assert is_idle(samples([0.01] * 10), IDLE_AFTER)
+    assert not is_idle(samples([0.01] * 9), IDLE_AFTER)
 
 
 @given(st.lists(st.floats(0.021, 4.0), min_size=1, max_size=60))
 def test_steady_work_is_never_idle(shares: list[float]) -> None:
     taken = samples(shares)
-    assert not any(is_idle(taken[:end]) for end in range(1, len(taken) + 1))
+    assert not any(is_idle(taken[:end], IDLE_AFTER) for end in range(1, len(taken) + 1))
 
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=60), st.integers(0, 60))
 def test_idle_after_enough_quiet_whatever_came_before(shares: list[float], more: int) -> None:
-    assert is_idle(samples([*shares, *[0.0] * (int(IDLE_AFTER / 0.5) + more)]))
+    assert is_idle(samples([*shares, *[0.0] * (int(IDLE_AFTER / 0.5) + more)]), IDLE_AFTER)
 
 
 def test_message_has_the_measured_times() -> None:

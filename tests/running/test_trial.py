@@ -25,6 +25,7 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.vocabulary import patched
 from vllm_repro.scenario.workload import completion
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
@@ -177,6 +178,20 @@ def test_a_field_that_the_release_is_not_known_to_read_proves_nothing(
     conclusion = concluded(tmp_path, {"/openapi.json": openapi})
     assert conclusion.outcome is Outcome.UNTRIGGERED
     assert "stop_token_ids=[999999]" in conclusion.trigger.evidence[0]
+
+
+def test_a_cached_release_is_asked_once_for_its_fields_and_again_when_it_is_patched(tmp_path: Path) -> None:
+    asked: list[Exchange] = []
+
+    def openapi(exchange: Exchange) -> None:
+        asked.append(exchange)
+        exchange.answer(200, OPENAPI)
+
+    launch = replace(LAUNCH, fields_file=tmp_path / "fields.json")
+    patch = patched("vllm/x.py", was="a", now="b", why="any")
+    for arm, times in ((ARM, 1), (ARM, 1), (replace(ARM, patches=(patch,)), 2)):
+        assert concluded(tmp_path, {"/openapi.json": openapi}, arm=arm, launch=launch).outcome is Outcome.CLEAN
+        assert len(asked) == times
 
 
 @pytest.mark.parametrize("may_fail", [(), (500,)])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
 from vllm_repro.client.client import Client
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
+from vllm_repro.running import watch as watch_module
 from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
@@ -64,6 +66,27 @@ async def ask(watch: Watch, client: Client, *, stream: bool = False) -> None:
         request.cancel()
         over.cancel()
         await asyncio.gather(request, over, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("works", "kind"), [(0.0, ServerKind.PROCESS), (0.01, ServerKind.PROCESS), (0.0, ServerKind.ATTACH)]
+)
+def test_the_last_look_ends_early_at_an_idle_engine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: float, kind: ServerKind
+) -> None:
+    early = kind is ServerKind.PROCESS and not works
+    monkeypatch.setattr(watch_module, "_LAST_LOOK_AT_VLLM", 60.0 if early else 0.6)
+    used = itertools.count()
+    monkeypatch.setattr(watch_module, "engine_cpu_seconds", lambda _: next(used) * works)
+    took: list[float] = []
+
+    async def look(watch: Watch, _: Client) -> None:
+        began = time.monotonic()
+        await watch.last_look()
+        took.append(time.monotonic() - began)
+
+    watched(FakeVllm(tmp_path / "log", {}), look, tmp_path, kind=kind)
+    assert (took[0] < 30.0) if early else (took[0] >= 0.6)
 
 
 def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import psutil
 
-from vllm_repro.scenario.workload import IDLE_AFTER
-
 __all__ = ["CpuSample", "engine_cpu_seconds", "is_idle", "never_idle_message"]
 
 _IDLE = 0.02
@@ -31,10 +29,10 @@ class CpuSample:
     used: float
 
 
-def is_idle(samples: Sequence[CpuSample]) -> bool:
-    """Return True if the engine did no work in the last `IDLE_AFTER` seconds."""
+def is_idle(samples: Sequence[CpuSample], seconds: float) -> bool:
+    """Return True if the engine did no work in the last `seconds`."""
     last = samples[-1]
-    before = [sample for sample in samples if last.at - sample.at >= IDLE_AFTER]
+    before = [sample for sample in samples if last.at - sample.at >= seconds]
     return bool(before) and last.used - before[-1].used < _IDLE * (last.at - before[-1].at)
 
 

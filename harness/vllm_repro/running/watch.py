@@ -32,6 +32,7 @@ from vllm_repro.host.machine import GpuUse, gpu_use
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.counters import Counters
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
+from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle
 from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.servers.base import Exit, Server
@@ -40,7 +41,7 @@ from vllm_repro.servers.kinds import ServerKind
 __all__ = ["Watch", "gave_a_token"]
 
 _LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.25, 1.0
-"""Seconds to wait after the last answer. A vLLM that died 0.6 s after it was taken for one that lives."""
+"""Seconds to wait after the last answer, and those after which an engine without work counts as idle."""
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
 _NO_COMPLETIONS = (400, 404, 501)
@@ -193,8 +194,18 @@ class Watch:
             await asyncio.sleep(0.05)
 
     async def last_look(self) -> None:
-        """Wait briefly: the engine may still crash in the step after the last response."""
-        await self._sleep_unless_dead(_LAST_LOOK_AT_VLLM if self.kind.facts.runs_vllm else _LAST_LOOK)
+        """Wait briefly: the engine may still crash in the step after the last response. One that is idle has no such step."""
+        end = time.monotonic() + (_LAST_LOOK_AT_VLLM if self.kind.facts.runs_vllm else _LAST_LOOK)
+        samples: list[CpuSample] = []
+        while not self.dead.is_set() and time.monotonic() < end:
+            await self._sleep_unless_dead(_LAST_LOOK / 5)
+            if self.gpus or not self.kind.facts.started:
+                continue  # beside a GPU an engine may wait without using the processor
+            spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.server.processes()))
+            if spent is not None:
+                samples.append(CpuSample(time.monotonic(), spent))
+                if is_idle(samples, _LAST_LOOK):
+                    return
 
     def stopping(self) -> None:
         """Ignore every sign from now on: the server is being stopped."""

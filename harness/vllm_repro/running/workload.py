@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+import msgspec
 
 from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client
@@ -22,7 +24,18 @@ from vllm_repro.running.alone import Greedy, greedy
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.state import Trial
 from vllm_repro.running.watch import Watch, gave_a_token
-from vllm_repro.scenario.workload import IDLE_AFTER, Conversation, Pause, Request, Rest, Size, Step, Together, resolve
+from vllm_repro.scenario.workload import (
+    IDLE_AFTER,
+    Conversation,
+    Pause,
+    Request,
+    Rest,
+    Size,
+    Step,
+    Together,
+    requests_of,
+    resolve,
+)
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
 from vllm_repro.verdict.output import OutputSample, Probe, sample_output
@@ -68,7 +81,7 @@ class WorkloadRunner:
         if watch.counters.reading is not None:  # of the moment when the server was ready
             self.phase, watch.counters.kv_most = (time.time(), watch.counters.reading), None
         if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
-            self.known = await self.client.known_fields()
+            self.known = await self._known_fields()
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
             await self._step(number, step)
             if not watch.ended and any(not sign.decisive for sign in watch.signs):
@@ -77,6 +90,22 @@ class WorkloadRunner:
                 return
         await self.end_phase("workload")
         await self.finish()
+
+    async def _known_fields(self) -> Mapping[str, frozenset[str]]:
+        """Return `known`. vLLM takes a second to write its schema, which does not change, so it is kept beside a cached release."""
+        endpoints = {request.endpoint for request in requests_of(self.trial.scenario.workload_of(self.trial.arm))}
+        kept = None if self.trial.arm.patches else self.trial.launch.fields_file
+        if kept is not None and kept.is_file():
+            known = msgspec.json.decode(kept.read_bytes(), type=dict[str, frozenset[str]])
+            if endpoints <= known.keys():
+                return known
+        known = await self.client.known_fields()
+        if kept is not None and endpoints <= known.keys():
+            with contextlib.suppress(OSError):  # the cache cannot be written to: the next run asks again
+                fresh = kept.with_suffix(f".{os.getpid()}")
+                fresh.write_bytes(msgspec.json.encode(known))
+                fresh.replace(kept)
+        return known
 
     async def find_model(self) -> bool:
         """Set `model`. Return False if the engine is dead or hung; raise `InfraError` if the server lives and names none."""
@@ -142,7 +171,7 @@ class WorkloadRunner:
                     hint="run it on this host: --server process, docker or lab",
                 )
             samples.append(CpuSample(time.monotonic(), spent))
-            if is_idle(samples):
+            if is_idle(samples, IDLE_AFTER):
                 self.trial.journal.write("rested", **self.trial.label, seconds=samples[-1].at - samples[0].at)
                 return
             await asyncio.sleep(_IDLE_POLL)

@@ -75,7 +75,8 @@ class Launch:
     """Command of a server that is to be started.
 
     differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the one that is
-    served, if any. source, compiled: as in `ServerFacts`. gpus: ids of the leased ones; empty without a lease.
+    served, if any. source, compiled: as in `ServerFacts`. fields_file: where the body fields that this vLLM reads are kept between runs;
+    None for one that is not in the cache. gpus: ids of the leased ones; empty without a lease.
     """
 
     kind: ServerKind
@@ -90,6 +91,7 @@ class Launch:
     tiny_model: TinyModel | None = None
     source: str | None = None
     compiled: str | None = None
+    fields_file: Path | None = None
     gpus: tuple[str, ...] = ()
 
     def render(self) -> str:

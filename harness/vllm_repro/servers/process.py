@@ -138,7 +138,10 @@ def process_server(
 
 def with_release(launch: Launch, release: Release | None) -> Launch:
     """Return `launch` with the source of its vLLM, and what there is to say about compiled parts that are not its own."""
-    if release is None or not (release.source or release.compiled):
+    if release is None:
+        return launch
+    launch = replace(launch, fields_file=release.executable.parents[1] / "request_fields.json")
+    if not (release.source or release.compiled):
         return launch
     what = release.source or f"vLLM {release.version}, which has no CPU build"
     said = f"the Python of {what}, over the compiled parts of {release.compiled}: {release.fit}"
