@@ -20,6 +20,8 @@ from vllm_repro.releases.provision import provision
 pytestmark = [pytest.mark.live, pytest.mark.by_hand, pytest.mark.alone]
 
 RELEASE = "0.32.0"
+LONG = "reported chat"
+DSV4 = Path(__file__).parents[2] / "scenarios" / "dsv4_tp2.py"
 DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
 
 
@@ -35,10 +37,17 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def run(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Return a run of dsv4-tp2 on an unchanged release, whose answer to the reported chat is long enough to be interrupted."""
     for name, value in hosts.environment().items():
         monkeypatch.setenv(name, value)
-    options = ("--server", "process", "--vllm", RELEASE, "--answer-stall", "30", "--on", hosts.address)
-    run = two_ranks.begin(tmp_path, *options, within=hosts.within(1))
+    text = DSV4.read_text(encoding="utf-8")
+    longer = text.replace("max_tokens=sized(4000, lab=4)", "max_tokens=sized(4000, lab=3500)")
+    assert longer != text
+    scenario = tmp_path / "dsv4_tp2.py"
+    scenario.write_text(longer, encoding="utf-8")
+    options = ("--server", "lab", "--arm", "reported", "--answer-stall", "30", "--on", hosts.address)
+    out = tmp_path / "reports"
+    run = two_ranks.begin(out, *options, within=hosts.within(1), scenario=scenario, request=LONG)
     yield run
     run.end()
 
@@ -79,7 +88,7 @@ def test_a_cut_network_is_a_hang(run: Run, hosts: Hosts) -> None:
 
 def test_a_lost_host_is_no_death_of_the_engine_and_the_trial_runs_again(run: Run, hosts: Hosts) -> None:
     hosts.lose(lost := host_of(run, 1))
-    while len([entry for entry in run.journal() if entry["event"] == "request-sent"]) < 2:
+    while run.sent(LONG) < 2:
         assert run.process.poll() is None, "the run ended before its second boot"
         time.sleep(0.5)
     (ended,) = (entry for entry in run.journal() if entry["event"] == "trial-ended")

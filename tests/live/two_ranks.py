@@ -29,6 +29,10 @@ class Run:
         text = (self.folder / "journal.jsonl").read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
+    def sent(self, request: str) -> int:
+        """Return how often this request was sent."""
+        return sum((entry["event"], entry.get("name")) == ("request-sent", request) for entry in self.journal())
+
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = next(entry for entry in self.journal() if entry["event"] == "server-started")["facts"]
         return facts
@@ -73,9 +77,11 @@ class Run:
             self.process.wait(timeout=120)
 
 
-def begin(out: Path, *options: str, within: Sequence[str] = ()) -> Run:
-    """Start a run and return once its request was sent. The caller ends it. within: the words of a command that runs it."""
-    command = [*within, sys.executable, "-m", "vllm_repro", "run", str(SCENARIO)]
+def begin(
+    out: Path, *options: str, within: Sequence[str] = (), scenario: Path = SCENARIO, request: str = "long answer"
+) -> Run:
+    """Start a run and return once this request was sent. The caller ends it. within: the words of a command that runs it."""
+    command = [*within, sys.executable, "-m", "vllm_repro", "run", str(scenario)]
     process = subprocess.Popen(
         [*command, "--out", str(out), *options],
         env={**os.environ, "CI": "true"},
@@ -83,13 +89,13 @@ def begin(out: Path, *options: str, within: Sequence[str] = ()) -> Run:
         stdout=subprocess.DEVNULL,
     )
     try:
-        while not (folders := list((out / "two-ranks").glob("2*/journal.jsonl"))):
+        while not (folders := list(out.glob("*/2*/journal.jsonl"))):
             assert process.poll() is None
             time.sleep(0.1)
         run = Run(process, folders[0].parent)
         size, grown = 0, time.monotonic()
-        while not any(entry["event"] == "request-sent" for entry in run.journal()):
-            assert process.poll() is None, "the run ended before its request was sent"
+        while not run.sent(request):
+            assert process.poll() is None, "the run ended before that request"
             if (now := run.written()) != size:
                 size, grown = now, time.monotonic()
             assert time.monotonic() - grown < 240, "the boot makes no progress"

@@ -1,4 +1,4 @@
-"""Loopback ports of this host."""
+"""Ports of this host."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vllm_repro.errors import InfraError
 __all__ = ["check_port", "free_port", "listeners"]
 
 
-def free_port() -> int:
-    """Return a loopback port that nothing listens on now."""
+def free_port(address: str = LOOPBACK) -> int:
+    """Return a port of this host's `address` that nothing listens on now."""
     with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Meeting point of the nodes of one server. address: of the first node's host. port: of it, free on loopback."""
+    """Meeting point of the nodes of one server. address: of the first node's host. port: of it, free at that address."""
 
     address: str = LOOPBACK
     port: int

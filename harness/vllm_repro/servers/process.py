@@ -124,7 +124,8 @@ def process_server(
 
     others: hosts of all nodes but the first; None for this one.
     """
-    meeting = Meeting(address=others.address if others else LOOPBACK, port=free_port())
+    address = others.address if others else LOOPBACK
+    meeting = Meeting(address=address, port=free_port(address))
     nodes = process_nodes(launch, meeting)
     make = partial(make, kind=launch.kind, evidence=launch.evidence, source=launch.source, compiled=launch.compiled)
     servers = [
