@@ -69,9 +69,9 @@ scenario = Scenario(
     ),
     workload=[
         REFUSED,
-        request(name="same image", path="/v1/chat/completions", body={"messages": RED_PROMPT, "max_tokens": 4}),
+        request(name="next image", path="/v1/chat/completions", body={"messages": RED_PROMPT, "max_tokens": 4}),
     ],
-    trigger=answered("refused", 400),
+    trigger=answered("refused", 400) & answered("next image", 200, 500),
     arms=[
         arm("reported", errs),
         arm(
@@ -80,7 +80,7 @@ scenario = Scenario(
             workload=[
                 REFUSED,
                 request(
-                    name="other image", path="/v1/chat/completions", body={"messages": GREEN_PROMPT, "max_tokens": 4}
+                    name="next image", path="/v1/chat/completions", body={"messages": GREEN_PROMPT, "max_tokens": 4}
                 ),
             ],
             why="EngineCore gets an image that the API server has not seen before",

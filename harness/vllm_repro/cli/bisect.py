@@ -172,7 +172,11 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
         raise UsageError(f"--bad {bad} is {'newer' if arguments.find_fix else 'older'} than --good {good}", hint=hint)
     low, high = sorted((bad, good), key=Version)
     known: Sequence[str] = releases(arguments.versions) if arguments.versions else CPU_BUILDS
-    chosen = sorted({bad, good, *(one for one in known if Version(low) < Version(one) < Version(high))}, key=Version)
+    between = [one for one in known if Version(low) <= Version(one) <= Version(high)]
+    if arguments.versions and (outside := [one for one in known if one not in between]):
+        text = f"--versions names {', '.join(outside)}, not between {low} and {high}"
+        raise UsageError(text, hint="leave it out, or name other ends with --bad and --good")
+    chosen = sorted({bad, good, *between}, key=Version)
     return tuple(Candidate(one, one) for one in chosen), 0
 
 
