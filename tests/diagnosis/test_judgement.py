@@ -139,6 +139,14 @@ LINES = {
     "unread": html.escape(trace(ERROR, "", "ValueError: no blocks", *STEP)),
     "old-cut": "\n".join(trace(ERROR.partition(") ")[2], "", "", *STEP).splitlines()[:-3]),
     "cut": "\n".join(trace(ERROR, "", "", *STEP).splitlines()[:-3]),
+    "usage-old": "api_server.py: error: unrecognized arguments: --x",
+    "still-all": API.format("INFO") + STATS.format("0.0").replace("Engine 000", "8 Engines Aggregated"),
+    "handler": trace(
+        API.format("ERROR"),
+        "AsyncLLM output_handler failed.",
+        "OverflowError: out of range",
+        "vllm/v1/engine/async_llm.py output_handler",
+    ),
     "worker-cut": "\n".join(trace(WORKER_ERROR, "WorkerProc hit an exception.", "", *STEP).splitlines()[:-3]),
 }
 BEGINNINGS = ("", "boot core", "boot core ready 200")
@@ -172,6 +180,8 @@ OTHERS = (
         "boot core ready 200 still still stop",
         "boot core ready 200 still stop",
         "boot core ready 200 wait wait",
+        "boot core wait wait ready",
+        "boot core ready 200 still-all still-all",
         "boot core ready 200 wait wait moving",
     ),
     *(
@@ -224,6 +234,9 @@ OTHERS = (
         "boot-eof gone",
         "boot ready gone core",
         "boot core ready utility gone",
+        "boot core ready 200 handler 500 down",
+        "boot core ready 200 handler gone down",
+        "boot core ready 200 fatal-step handler down",
         "boot core ready utility native",
         "boot core ready old-worker gone",
         "boot core ready 500 gone",

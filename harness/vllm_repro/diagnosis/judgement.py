@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_repro.diagnosis.engine_code import booting, leaves_the_engine, starting, stepping, warming_up
-from vllm_repro.diagnosis.life_signs import ServerLife, SignKind
+from vllm_repro.diagnosis.life_signs import HANDLER_FAILED, ServerLife, SignKind
 from vllm_repro.diagnosis.root_cause import Root, find_root
 from vllm_repro.diagnosis.tracebacks import Frame, Raised, Unfinished, bare_name
 from vllm_repro.evidence import Evidence
@@ -244,6 +244,10 @@ def _silent_end(case: _Case) -> Diagnosis | None:
         return _undecided("A signal stopped EngineCore and not the API server; this log does not show who sent it.")
     if not life.is_log:
         return None
+    handler = next((one for one in case.raised if one.headline == HANDLER_FAILED and not one.of_dead_engine), None)
+    if handler is not None and SignKind.ENGINE_GONE not in life:
+        root = Root(raised=handler)
+        return _died(f"The API server can take no more answers from its engine: {_named(root)}.", root)
     own = case.own_root
     if own is not None and life.survived_until < own.raised.first_line < case.engine_missing:
         return _died(f"The API server reports a dead engine; the exception before that: {_named(own)}.", own)

@@ -16,7 +16,7 @@ from vllm_repro.diagnosis.engine_code import LOOPS
 from vllm_repro.diagnosis.log_text import Line
 from vllm_repro.diagnosis.tracebacks import Finder, Unfinished
 
-__all__ = ["ServerLife", "Sign", "SignKind"]
+__all__ = ["HANDLER_FAILED", "ServerLife", "Sign", "SignKind"]
 
 
 class SignKind(StrEnum):
@@ -61,6 +61,7 @@ class Sign:
     text: str
 
 
+HANDLER_FAILED = "AsyncLLM output_handler failed."
 _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("EngineCore failed to start.", SignKind.BOOT_FAILED),
     ("WorkerProc failed to start.", SignKind.BOOT_FAILED),
@@ -72,7 +73,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("MQLLMEngine is already dead", SignKind.ENGINE_DEAD),
     ("AsyncLLMEngine is already dead", SignKind.ENGINE_DEAD),
     ("AsyncLLMEngine has failed", SignKind.ENGINE_DEAD),
-    ("AsyncLLM output_handler failed.", SignKind.ENGINE_DEAD),
+    (HANDLER_FAILED, SignKind.ENGINE_DEAD),
     ("!!!!!!! Segfault encountered", SignKind.NATIVE_CRASH),
     ("*** SIG", SignKind.NATIVE_CRASH),
     ("Fatal Python error: ", SignKind.NATIVE_CRASH),
@@ -126,9 +127,9 @@ _BY_SIGNAL = re.compile(
 """The line of a shell, systemd, compose or kubectl. A script's own also has the number of the line, the pid and the command."""
 _EXITED = re.compile(r"\S+: Main process exited, code=.*|(?:exited|command terminated) with (?:exit )?code \d+\b.*")
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
-_REFUSED = re.compile(r"vllm(?: serve)?: error: ")
+_REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
-    r"(?:Engine (\d+): )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
+    r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
     r"Running: (\d+) reqs, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (\d+) reqs"
 )
 # In a pasted text without a log, the reporter's prose may name a death. Only vLLM's own sentences count, beside a traceback.
@@ -325,7 +326,10 @@ class ServerLife:
             self.served = True
             return self._access(found[1], found[2], found[3], line.number)
         if _ANY_SIGN.match(text) and (found := _SIGN.match(text)):
-            return _WORDINGS[(found.lastindex or 1) - 1][1]
+            kind = _WORDINGS[(found.lastindex or 1) - 1][1]
+            if kind is SignKind.READY:  # a long compilation is no hang
+                self.waits = 0
+            return kind
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
