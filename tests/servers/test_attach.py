@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.conftest import Harness
+from tests.fake_vllm import FakeVllm
 from tests.running.test_idle import SPINS
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
@@ -148,6 +149,13 @@ def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
     assert done.status == 64
     assert "it is not a vLLM" in done.err
     assert done.folder is None
+
+
+def test_a_gateway_without_health_cannot_be_watched(harness: Harness, tmp_path: Path) -> None:
+    with FakeVllm(tmp_path / "log", {"/health": lambda exchange: exchange.answer(404)}) as fake:
+        done = harness("run", "min-tokens-stop-ids", "--url", fake.base_url)
+    assert (done.status, done.folder) == (64, None)
+    assert "answers 404 to /health" in done.err
 
 
 BOOT = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] vLLM API server version 0.28.0\n"

@@ -87,7 +87,7 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
 
 
 async def identify(url: str) -> tuple[str, bool]:
-    """Return the version of the vLLM at `url`, and True if it is a rehearsal. Raises `UsageError` if it is no vLLM."""
+    """Return the version of the vLLM at `url`, and True if it is a rehearsal. Raises `UsageError` if a run cannot watch it."""
     hint = "name the server's root, such as --url http://127.0.0.1:8000"
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise UsageError(f"{url!r} is not an http URL", hint=hint)
@@ -106,6 +106,11 @@ async def identify(url: str) -> tuple[str, bool]:
                 f"{url} responds, but it is not a vLLM: /version gave {response.status_code} {response.text[:80]!r}",
                 hint=hint,
             ) from error
+        with contextlib.suppress(httpx.HTTPError):  # a dead engine: the run shows it
+            health = (await client.get("/health", timeout=30.0)).status_code
+            if 400 <= health < 500:
+                text = f"{url} answers {health} to /health, by which a run sees whether the engine lives"
+                raise UsageError(text, hint="name the vLLM itself, not a gateway before it")
         return version, is_rehearsal(response)
 
 
