@@ -310,20 +310,24 @@ def provision(source: str, progress: Progress = print) -> Release:
 
 
 def _fingerprint(packages: Path) -> str:
-    """Return a hash over the sizes of all installed files and over the content of vLLM's own sources."""
-    digest = sha256()
-    for record in sorted(packages.glob("*.dist-info/RECORD")):
-        with record.open(newline="", encoding="utf-8") as text:
-            names = [row[0] for row in csv.reader(text) if row and not row[0].endswith(".pyc")]
-        for name in names:
-            try:
-                found = os.stat(f"{packages}/{name}")  # noqa: PTH116  # a `Path` for each of 30,000 takes 0.2 s
-                size = found.st_size if stat.S_ISREG(found.st_mode) else None
-            except OSError:
-                size = None
-            digest.update(f"{name} {'missing' if size is None else size}\n".encode())
-            if size is not None and name.startswith("vllm/") and name.endswith(".py"):
-                digest.update((packages / name).read_bytes())
+    """Return a hash over the sizes of the installed files, without C++ headers, and over the content of vLLM's own sources."""
+    digest, folder = sha256(), os.open(packages, os.O_RDONLY)
+    try:
+        for record in sorted(packages.glob("*.dist-info/RECORD")):
+            with record.open(newline="", encoding="utf-8") as text:
+                names = [row[0] for row in csv.reader(text) if row and not row[0].endswith((".pyc", ".h"))]
+            for name in names:
+                try:
+                    found = os.stat(name, dir_fd=folder)  # a `Path` for each of 25,000 files takes 0.2 s
+                    size = found.st_size if stat.S_ISREG(found.st_mode) else None
+                except OSError:
+                    size = None
+                digest.update(f"{name} {'missing' if size is None else size}\n".encode())
+                if size is not None and name.startswith("vllm/") and name.endswith(".py"):
+                    with open(f"{packages}/{name}", "rb", buffering=0) as source:  # noqa: PTH123  # as above
+                        digest.update(source.read())
+    finally:
+        os.close(folder)
     return digest.hexdigest()
 
 

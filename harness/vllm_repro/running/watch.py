@@ -40,7 +40,7 @@ from vllm_repro.servers.kinds import ServerKind
 
 __all__ = ["Watch", "gave_a_token"]
 
-_LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.25, 1.0
+_LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.2, 1.0
 """Seconds to wait after the last answer, and those after which an engine without work counts as idle."""
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
@@ -157,7 +157,7 @@ class Watch:
             self.notify(
                 f"booting for {waited:.0f} s, waiting for /health; last line {quiet:.0f} s ago: {self._last_line[:100]}"
             )
-            await self._sleep_unless_dead(0.1 if waited < 10 else 0.5)
+            await self._sleep_unless_dead(0.1 if waited < 60 else 0.5)
         return False
 
     async def ask(
@@ -198,14 +198,14 @@ class Watch:
         end = time.monotonic() + (_LAST_LOOK_AT_VLLM if self.kind.facts.runs_vllm else _LAST_LOOK)
         samples: list[CpuSample] = []
         while not self.dead.is_set() and time.monotonic() < end:
-            await self._sleep_unless_dead(_LAST_LOOK / 5)
-            if self.gpus or not self.kind.facts.started:
-                continue  # beside a GPU an engine may wait without using the processor
-            spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.server.processes()))
+            spent = None
+            if self.kind.facts.started and not self.gpus:  # beside a GPU an engine may wait without using the processor
+                spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.server.processes()))
             if spent is not None:
                 samples.append(CpuSample(time.monotonic(), spent))
                 if is_idle(samples, _LAST_LOOK):
                     return
+            await self._sleep_unless_dead(_LAST_LOOK / 10)
 
     def stopping(self) -> None:
         """Ignore every sign from now on: the server is being stopped."""
