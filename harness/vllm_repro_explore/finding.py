@@ -20,10 +20,13 @@ class FindingKind(StrEnum):
     CORRUPTED = "corrupted"  # block accounting or KV content is wrong, and the engine goes on
     LEAK = "leak"  # no request runs, and blocks are still held
     RESTLESS = "restless"  # no request is left, and the engine goes on stepping
+    HARNESS = "harness"  # the search itself failed: nothing about vLLM
 
 
 _BY_KIND = list(FindingKind)
 ENDLESS = "one step never ends"
+_COUNTS = ("preempted", "hits", "stores", "loads", "resumed", "accepted", "masked", "aborted", "resets", "refused resets", "fed",
+           "refused requests", "errors")  # fmt: skip
 _LISTED = ("store-listed-twice", "load-listed-twice")
 
 
@@ -79,7 +82,7 @@ def result_from(answer: Mapping[str, Any]) -> PlayResult:
         findings=tuple(findings),
         invalid=answer.get("invalid", ""),
         steps=answer.get("steps", 0),
-        counts={name: answer[name] for name in ("preempted", "hits", "stores", "loads") if name in answer},
+        counts={name: answer[name] for name in _COUNTS if name in answer},
     )
 
 
@@ -99,7 +102,7 @@ def _death(death: Mapping[str, Any]) -> Finding:
     message = death["message"]
     site = f"{death['exception']} in {death['function']} ({death['file']}): {template(message) or death['source']}"
     return Finding(
-        kind=FindingKind.DEATH,
+        kind=FindingKind(death["kind"]),
         site=site,
         detail=f"{death['exception']}: {message or death['source']}",
         exception=death["exception"],

@@ -31,7 +31,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from .shadow import Shadow
 from .workers import Half, worker_half
 
-__all__ = ["Engine", "NoBoot", "version"]
+__all__ = ["Engine", "NoBoot", "config_of", "layer_specs", "memory_of", "pools_of", "version"]
 
 _BYTES = 2 * 2 * 32 * 2
 """Bytes of one token in one layer: keys and values, 2 heads, 32 numbers, 2 bytes each."""
@@ -55,7 +55,7 @@ class Engine:
     def __init__(self, case: Mapping[str, Any]) -> None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         try:
-            config = _config(case)
+            config = config_of(case)
             _register_specs(config)
             groups = _stated_groups(case, config) if case.get("groups") else _kv_cache_config(case, config)
         except (ValueError, NotImplementedError) as error:
@@ -104,14 +104,7 @@ class Engine:
 
     @property
     def pools(self) -> dict[str, Any]:
-        """Return the block pools by name: the GPU's, and those of connectors."""
-        found = {"gpu": self.scheduler.kv_cache_manager.block_pool}
-        connector = self.scheduler.connector
-        for number, one in enumerate(getattr(connector, "_connectors", [connector])):
-            manager = getattr(one, "scheduler_manager", None)
-            if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
-                found["cpu" if not number else f"cpu{number}"] = pool
-        return found
+        return pools_of(self.scheduler)
 
     def close(self) -> None:
         shutdown = getattr(self.scheduler, "shutdown", None)
@@ -119,15 +112,25 @@ class Engine:
             shutdown()
 
 
-def _config(case: Mapping[str, Any]) -> Any:
-    given: dict[str, Any] = {}
+def pools_of(scheduler: Any) -> dict[str, Any]:
+    """Return the block pools by name: the GPU's, and those of connectors."""
+    found = {"gpu": scheduler.kv_cache_manager.block_pool}
+    for number, one in enumerate(getattr(scheduler.connector, "_connectors", [scheduler.connector])):
+        manager = getattr(one, "scheduler_manager", None)
+        if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
+            found["cpu" if not number else f"cpu{number}"] = pool
+    return found
+
+
+def config_of(case: Mapping[str, Any], **given: Any) -> Any:
+    """Return vLLM's configuration of a case. given: more engine arguments."""
     if case["connector"]:
         given["kv_transfer_config"] = KVTransferConfig(
             kv_connector=case["connector"], kv_role="kv_both", kv_connector_extra_config=_extra(case)
         )
     if case["draft"]:
         given["speculative_config"] = {
-            "method": "ngram",
+            "method": "ngram_gpu" if given.get("async_scheduling") else "ngram",
             "num_speculative_tokens": case["draft"],
             "prompt_lookup_max": 4,
         }
@@ -169,13 +172,9 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
     """Return layer groups and pool, made by vLLM's own rules from the spec of each layer."""
-    specs = {
-        f"model.layers.{number}.self_attn.attn": _spec(case["block"], 0 if kind == "full" else case["window"])
-        for number, kind in enumerate(case["layers"])
-    }
+    specs = layer_specs(case)
     _lay_out(config, list(specs.values()))
-    memory = case["blocks"] * case["block"] * _BYTES * len(specs)
-    (worker,) = _planned(config, [specs], [memory])
+    (worker,) = _planned(config, [specs], [memory_of(case)])
     found = generate_scheduler_kv_cache_config([worker])
     config.cache_config.num_gpu_blocks = found.num_blocks
     config.cache_config.block_size = min(group.kv_cache_spec.block_size for group in found.kv_cache_groups)
@@ -185,6 +184,19 @@ def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
         found.hash_block_size = hashed
         found.cache_hit_alignment_tokens = alignment(found, config, blocks, hashed)
     return found
+
+
+def layer_specs(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the KV cache spec of each layer."""
+    return {
+        f"model.layers.{number}.self_attn.attn": _spec(case["block"], 0 if kind == "full" else case["window"])
+        for number, kind in enumerate(case["layers"])
+    }
+
+
+def memory_of(case: Mapping[str, Any]) -> int:
+    """Return the bytes of the case's KV cache."""
+    return int(case["blocks"] * case["block"] * _BYTES * len(case["layers"]))
 
 
 def _planned(config: Any, specs: list[Any], memory: list[int]) -> Any:

@@ -16,7 +16,7 @@ from vllm.v1.request import RequestStatus
 from .engine import Engine, NoBoot
 from .invariants import Broken, at_rest, books, listed_twice
 
-__all__ = ["play"]
+__all__ = ["Stuck", "at_fault", "ours", "play"]
 
 _PATIENCE = 400
 """Steps without progress before a request counts as stuck. A transfer takes at most a few tens."""
@@ -43,11 +43,11 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
         how, detail, states = error.args
         found["death"] = {"kind": how, "detail": detail, "states": states, "wave": player.wave, "step": player.steps}
     except Exception as error:  # any exception of vLLM would have ended EngineCore
-        if _innermost(error).startswith(_PROGRAM):
+        if ours(error):
             raise
         found["death"] = {
             "kind": "death",
-            **_site(error),
+            **at_fault(error),
             "lost": _lost(error),
             "wave": player.wave,
             "step": player.steps,
@@ -163,6 +163,7 @@ class _Player:
                 self._moved = self.steps
         copied = None
         if half is not None:
+            half.start()
             copied = half.after(output)
             listed = half.take_listed()
             self._note(listed_twice(listed))
@@ -215,9 +216,9 @@ class _Player:
                 self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps, "wave": self.wave})
 
 
-def _innermost(error: Exception) -> str:
-    """Return the file that raised the exception."""
-    return traceback.extract_tb(error.__traceback__)[-1].filename
+def ours(error: Exception) -> bool:
+    """Return True if this program raised the exception."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_PROGRAM)
 
 
 def _lost(error: Exception) -> tuple[int, int, int] | None:
@@ -232,7 +233,7 @@ def _lost(error: Exception) -> tuple[int, int, int] | None:
     return queue.num_free_blocks + wanted, len(taken), wanted
 
 
-def _site(error: Exception) -> dict[str, Any]:
+def at_fault(error: Exception) -> dict[str, Any]:
     """Return where an exception was raised, without line numbers."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)

@@ -7,13 +7,20 @@ silently answer from another request's KV.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from .invariants import Broken
 
-__all__ = ["Shadow", "Store"]
+__all__ = ["Content", "Shadow", "Store"]
 
 Slots = list[int | None]
+
+
+class Content(Protocol):
+    """Content of the GPU blocks, that a connector copies."""
+
+    def get(self, block: int, /) -> Any: ...
+    def put(self, block: int, content: Any, /) -> None: ...
 
 
 class Shadow:
@@ -116,9 +123,9 @@ def _window(manager: Any) -> int | None:
 class Store:
     """Copies that a connector keeps, by its own block number."""
 
-    def __init__(self, shadow: Shadow) -> None:
+    def __init__(self, shadow: Content) -> None:
         self._shadow = shadow
-        self._held: dict[int, Slots] = {}
+        self._held: dict[int, Any] = {}
 
     def save(self, pairs: Iterable[tuple[int, int]]) -> None:
         for gpu, own in pairs:

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
-from .shadow import Shadow, Store
+from .shadow import Content, Store
 
 __all__ = ["Half", "worker_half"]
 
@@ -40,10 +40,13 @@ class Half:
         self._connector.handle_preemptions(output.kv_connector_metadata)
         self._connector.bind_connector_metadata(output.kv_connector_metadata)
 
+    def start(self) -> None:
+        """Start the loads."""
+        self._connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
+
     def after(self, output: Any) -> Any:
         """Return the `KVConnectorOutput` of a step."""
         connector = self._connector
-        connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
         connector.wait_for_save()
         found = KVConnectorOutput()
         found.finished_sending, found.finished_recving = connector.get_finished(output.finished_req_ids)
@@ -56,7 +59,7 @@ class Half:
 class Copier:
     """Recorder of transfers."""
 
-    def __init__(self, shadow: Shadow, store_polls: int, load_polls: int) -> None:
+    def __init__(self, shadow: Content, store_polls: int, load_polls: int) -> None:
         self._polls = {"store": store_polls, "load": load_polls}
         self._store = Store(shadow)
         self._listed: list[tuple[str, list[int]]] = []
@@ -114,7 +117,7 @@ class _SimpleCopies(Copier):
 class _OffloadingCopies(Copier):
     """Replacement of the offloading connector's copier, with jobs by number."""
 
-    def __init__(self, shadow: Shadow, store_polls: int, load_polls: int) -> None:
+    def __init__(self, shadow: Content, store_polls: int, load_polls: int) -> None:
         super().__init__(shadow, store_polls, load_polls)
         self._jobs: dict[int, Transfer] = {}
 
@@ -147,14 +150,14 @@ class _OffloadingCopies(Copier):
     def shutdown(self) -> None: ...
 
 
-def worker_half(config: Any, groups: Any, shadow: Shadow, store_polls: int, load_polls: int) -> Half:
+def worker_half(config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Half:
     """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
     return Half(connector, [_install(one, shadow, store_polls, load_polls) for one in parts])
 
 
-def _install(connector: Any, shadow: Shadow, store_polls: int, load_polls: int) -> Copier:
+def _install(connector: Any, shadow: Content, store_polls: int, load_polls: int) -> Copier:
     name = type(connector).__name__
     if name == "SimpleCPUOffloadConnector":
         from vllm.v1.simple_kv_offload import worker

@@ -1,0 +1,179 @@
+"""Cases of the search of the whole engine, drawn from a seed and a mix of features. Pure.
+
+Each feature has a random stream of its own, so a new one leaves the other draws of a seed as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from random import Random
+
+from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.draw import least_blocks
+
+__all__ = ["MIXES", "EngineRequest", "EngineSetup", "draw_engine"]
+
+_OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
+_COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.6}
+_RESETS = {"reset": 0.5, "reset-running": 0.6}
+MIXES: dict[str, dict[str, float]] = {
+    "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
+    "spec": {**_COMMON, "draft": 1, "eos": 0.3, "grammar": 0.3},
+    "grammar": {**_COMMON, "grammar": 1, "faulty": 0.3, "draft": 0.3},
+    "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3, "pressure": 0.3},
+    "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
+    "sco": {**_COMMON, _SIMPLE: 1},
+    "stream": {**_COMMON, "stream": 1},
+    "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
+    "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
+}
+"""For each mix, the probability with which a case has a feature."""
+
+_LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
+_GRAMMARS = ("json", "regex", "choice", "ebnf", "object")
+_FAULTY = ("two-roots", "no-rule", "empty-or-any")
+
+
+@dataclass(frozen=True)
+class EngineRequest(Request):
+    """One request. Its tokens depend on the seed, its number and its family alone.
+
+    mid: the abort arrives within a step. eos: one token in so many ends the answer; 0 for none. stops: whether it has stop token ids.
+    segments: for a streaming session, steps from its start to each further part; the last part ends it.
+    """
+
+    number: int = 0
+    family: int = 0
+    mid: bool = False
+    priority: int = 0
+    lora: int = 0
+    salt: int = 0
+    grammar: str = ""
+    eos: int = 0
+    stops: bool = False
+    segments: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup(Setup):
+    """Server flags. ops: (step, operation). grammar_looks: looks of the scheduler before a grammar is compiled.
+
+    threshold: `--long-prefill-token-threshold`; 0 for none.
+    """
+
+    mix: str
+    priority: bool = False
+    loras: int = 0
+    threshold: int = 0
+    grammar_looks: int = 0
+    ops: tuple[tuple[int, str], ...] = ()
+
+
+class _Seed:
+    """Random streams of a seed, one for each feature."""
+
+    def __init__(self, seed: int, mix: str) -> None:
+        self._seed, self._chances = seed, MIXES[mix]
+
+    def stream(self, feature: str) -> Random:
+        return Random(f"engine/{self._seed}/{feature}")
+
+    def has(self, feature: str) -> bool:
+        return self.stream(f"has {feature}").random() < self._chances.get(feature, 0)
+
+
+def draw_engine(seed: int, mix: str) -> Case:
+    """Return the case of a seed and a mix; it is the same for every release."""
+    of = _Seed(seed, mix)
+    server = of.stream("server")
+    block = server.choice((16, 16, 32))
+    seqs = server.choice((1, 2, 3, 4, 8))
+    draft = of.stream("draft").choice((1, 2, 3)) if of.has("draft") else 0
+    chunk = block * server.choice((1, 2, 4, 8, 16)) + server.choice((0, 0, 0, 1, block // 2, block - 1))
+    loras = of.stream("lora").choice((1, 2)) if of.has("lora") else 0
+    asks = _asks(of, block, bool(loras))
+    longest = max(ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks)
+    transfer = of.stream("transfer")
+    setup = EngineSetup(
+        mix=mix,
+        layers=server.choice(_LAYERS),
+        window=server.choice((block // 2, block, 2 * block, 4 * block, 40)),
+        block=block,
+        chunk=max(chunk, seqs * (draft + 1)),
+        seqs=seqs,
+        max_len=longest + server.choice((1, 1, 8, 2 * block)),
+        caching=server.random() < 0.93,
+        hybrid=server.random() < 0.9,
+        connector=next((name for name in (_OFFLOADING, _SIMPLE) if of.has(name)), ""),
+        lazy=transfer.random() < 0.2,
+        store_polls=transfer.choice((0, 1, 1, 2, 5)),
+        load_polls=transfer.choice((0, 0, 1, 4)),
+        asynchronous=of.has("asynchronous"),
+        draft=draft,
+        priority=of.has("priority"),
+        loras=loras,
+        threshold=of.stream("threshold").choice((block, 3 * block)) if of.has("threshold") else 0,
+        grammar_looks=of.stream("grammar").choice((0, 1, 3)),
+        ops=_operations(of, max(ask.after for ask in asks)),
+    )
+    least = least_blocks(setup) + draft
+    pool = of.stream("pool")
+    blocks = least + int(least * pool.choice((0.0, 0.05, 0.2, 0.5, 2.0)) * pool.random())
+    if of.has("pressure"):
+        blocks = least
+    cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
+    return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), (asks,), seed)
+
+
+def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
+    """Return one to twelve requests. Each property of all of them is drawn from one stream."""
+    lengths, shared, stream = of.stream("lengths"), of.stream("share"), of.stream("stream")
+    count = lengths.choice((1, 2, 3, 4, 6, 8, 12))
+    spread = lengths.choice((0, 1, 3, 8, 20))
+    usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
+    answers = [lengths.choice((1, 2, 5, block, 2 * block, 4 * block)) for _ in range(lengths.choice((1, 2)))]
+    starts = list(accumulate((lengths.randint(0, spread) for _ in range(count - 1)), initial=0))
+    abort, salt, lora, eos, priority = map(of.stream, ("abort", "salt", "lora ids", "eos", "priority"))
+    grammars = _grammars(of, count)
+    found = []
+    for number in range(count):
+        prompt = max(1, lengths.choice(usual) + lengths.choice((0, 0, 0, -1, 1, lengths.randint(-block, block))))
+        family, part = shared.randrange(2), shared.choice((0, prompt, prompt // 2, shared.randint(0, prompt)))
+        ask = EngineRequest(
+            prompt=prompt,
+            answer=lengths.choice(answers),
+            shared=part if of.has("share") else 0,
+            after=starts[number],
+            abort=abort.choice((-1, -1, 0, 1, 2, 3, 5, 9, 20)) if of.has("abort") else -1,
+            number=number,
+            family=family,
+            mid=abort.random() < 0.5,
+            priority=priority.randrange(4) if of.has("priority") else 0,
+            lora=lora.randrange(4) if loras else 0,
+            salt=salt.randrange(3) if of.has("salt") else 0,
+            grammar=grammars[number],
+            eos=eos.choice((0, 4, 12)) if of.has("eos") else 0,
+            stops=of.has("eos") and eos.random() < 0.2,
+        )
+        parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
+        if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
+            ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=0, stops=False)
+        found.append(ask)
+    return tuple(found)
+
+
+def _grammars(of: _Seed, count: int) -> list[str]:
+    kinds, faulty = of.stream("grammars"), of.stream("faulty")
+    found = [kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and of.has("grammar") else "" for _ in range(count)]
+    if not of.has("faulty"):
+        return found
+    return [faulty.choice(_FAULTY) if one and faulty.random() < 0.4 else one for one in found]
+
+
+def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
+    found = []
+    for what in ("reset", "reset-running"):
+        rng = of.stream(what)
+        found += [(rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)]
+    return tuple(sorted(found))

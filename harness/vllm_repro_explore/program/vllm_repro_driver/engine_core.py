@@ -1,0 +1,179 @@
+"""EngineCore of a case over the fake executor, in this process and without a thread. Differences between releases go by what exists."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import vllm.plugins
+from vllm.lora.request import LoRARequest
+from vllm.model_executor.models import registry
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreRequest, core
+from vllm.v1.structured_output.request import get_structured_output_key
+
+from .engine import NoBoot, config_of
+from .executor import executor_for
+from .reference import EOS, STOPS
+
+__all__ = ["GRAMMARS", "Refused", "boot", "compiled", "request_of", "sampling"]
+
+_SCHEMA = (
+    '{"type":"object","properties":{"n":{"type":"integer"},"ok":{"type":"boolean"}},'
+    '"required":["n","ok"],"additionalProperties":false}'
+)
+GRAMMARS: dict[str, dict[str, Any]] = {
+    "json": {"json": _SCHEMA},
+    "object": {"json_object": True},
+    "regex": {"regex": "[xy]{2,9}z?"},
+    "choice": {"choice": ["red", "green", "dark blue"]},
+    "ebnf": {"grammar": 'root ::= "a" | "b" root'},
+    "two-roots": {"grammar": 'root ::= "a"\nroot ::= "b"'},
+    "no-rule": {"grammar": "root ::= missing"},
+    "empty-or-any": {"regex": "^(|.*)$"},
+}
+"""Structured outputs by name. The last three are faulty or unusual."""
+
+_FIELDS = set(EngineCoreRequest.__struct_fields__)
+
+
+class Refused(Exception):
+    """vLLM's frontend, or the engine's input thread, answers the request with an error."""
+
+
+def _stub() -> None:
+    """Replace what would outlive a case or start another process."""
+    for name in ("freeze_gc_heap", "enable_envs_cache", "maybe_attach_gc_debug_callback"):
+        if hasattr(core, name):
+            setattr(core, name, lambda *_, **__: None)
+    for module in (core, vllm.plugins):
+        module.load_general_plugins = lambda: None
+    registry._run_in_subprocess = lambda call: call()
+
+
+_stub()
+
+
+def boot(case: Mapping[str, Any]) -> Any:
+    """Return vLLM's EngineCore. Raise `NoBoot` if it refuses the flags."""
+    given: dict[str, Any] = {"async_scheduling": case["asynchronous"]}
+    if case["priority"]:
+        given["scheduling_policy"] = "priority"
+    if case["loras"]:
+        given |= {"enable_lora": True, "max_loras": case["loras"], "max_lora_rank": 8}
+    if case["threshold"]:
+        given["long_prefill_token_threshold"] = case["threshold"]
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    try:
+        config = config_of(case, **given)
+        config.scheduler_config.async_scheduling = case["asynchronous"]
+        engine = core.EngineCore(config, executor_for(case), log_stats=False)
+    except (ValueError, NotImplementedError) as error:
+        raise NoBoot(f"{type(error).__name__}: {error}") from error
+    manager = engine.structured_output_manager
+    for name, looks in (("executor", case["grammar_looks"]), ("executor_for_fillmask", 0)):
+        if hasattr(manager, name):
+            getattr(manager, name).shutdown(wait=False)
+            setattr(manager, name, _Inline(looks))
+    return engine
+
+
+class _Inline:
+    """Thread pool that works at once, in the caller's thread, and answers after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future = _Late()
+        future.looks = self._looks
+        try:
+            future.set_result(call(*arguments))
+        except Exception as error:  # as a real pool keeps it
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, *_: Any, **__: Any) -> None: ...
+
+
+class _Late(Future[Any]):
+    looks = 0
+
+    def _early(self) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+    def done(self) -> bool:
+        return not self._early()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if timeout is not None and self._early():
+            raise TimeoutError
+        return super().result(timeout)
+
+
+def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
+    """Return the checked parameters of a request. Raise `Refused` if the frontend refuses them."""
+    given: dict[str, Any] = {}
+    if ask["grammar"]:
+        given["structured_outputs"] = StructuredOutputsParams(**GRAMMARS[ask["grammar"]])
+    if ask["stops"]:
+        given["stop_token_ids"] = list(STOPS)
+    found = SamplingParams(
+        max_tokens=ask["answer"], temperature=0.0, ignore_eos=not (ask["eos"] or ask["grammar"]), **given
+    )
+    found.update_from_generation_config({}, EOS)
+    if ask["grammar"]:
+        config, check = engine.vllm_config, found._validate_structured_outputs
+        known = {
+            "model_config": config.model_config,
+            "structured_outputs_config": config.structured_outputs_config,
+            "tokenizer": engine.structured_output_manager.tokenizer,
+        }
+        try:
+            check(**{name: known[name] for name in inspect.signature(check).parameters})
+        except Exception as error:  # whatever it raises is the answer of an HTTP request
+            raise Refused(str(error)) from error
+    return found
+
+
+def request_of(
+    engine: Any, name: str, prompt: list[int], given: SamplingParams, ask: Mapping[str, Any], resumable: bool = False
+) -> tuple[Any, int]:
+    """Return the request as EngineCore's input thread hands it to the engine."""
+    lora = ask["lora"]
+    values = {
+        "request_id": name,
+        "prompt_token_ids": prompt,
+        "mm_features": [],
+        "sampling_params": given,
+        "pooling_params": None,
+        "eos_token_id": EOS,
+        "arrival_time": 0.0,
+        "lora_request": LoRARequest(f"lora{lora}", lora, f"/lora/{lora}") if lora else None,
+        "cache_salt": f"salt{ask['salt']}" if ask["salt"] else None,
+        "data_parallel_rank": None,
+        "priority": ask["priority"],
+        "resumable": resumable,
+    }
+    request = EngineCoreRequest(**{key: value for key, value in values.items() if key in _FIELDS})
+    try:
+        found: tuple[Any, int] = engine.preprocess_add_request(request)
+    except Exception as error:
+        # Newer releases answer this one class; in older ones the input thread ends.
+        if hasattr(core, "VLLMValidationError") and isinstance(error, core.VLLMValidationError):
+            raise Refused(str(error)) from error
+        raise
+    return found
+
+
+def compiled(engine: Any, given: SamplingParams) -> Any:
+    """Return a new matcher of a request's grammar, from the engine's backend."""
+    compile_grammar = engine.structured_output_manager.backend.compile_grammar
+    more = {}
+    if "stop_token_ids" in inspect.signature(compile_grammar).parameters:
+        more["stop_token_ids"] = given.all_stop_token_ids
+    return compile_grammar(*get_structured_output_key(given.structured_outputs), **more)

@@ -1,0 +1,340 @@
+"""Executor without a model, whose KV cache lies in the blocks that the scheduler assigns.
+
+It knows of a request only what `SchedulerOutput` contains. The rules stand for functions of vLLM 0.32.0's `v1/worker/gpu_model_runner.py`:
+
+| here | there |
+|---|---|
+| `_update`: new, running and resumed requests, their blocks and tokens | `GPUModelRunner._update_states` |
+| `_update`: computed tokens less the rejected drafts of the step before | `_update_states`, with `_update_states_after_model_execute` |
+| `_inputs`: the worker's own drafts in place of placeholders | `_prepare_input_ids` |
+| `reference.embed`: -1 is clamped | `execute_model`, "Clamp speculative scheduler placeholders" |
+| `execute_model`: zeroed and copied blocks before the forward pass | `_zero_block_ids`, `_update_states` |
+| `execute_model`: loads begin before the forward pass | `KVConnectorModelRunnerMixin._get_kv_connector_output` |
+| `sample_tokens`: no token for a partial prefill | `_prepare_inputs` (`discard_request_mask`), `_bookkeeping_sync` |
+| `sample_tokens`: rows of the bitmask, one for each draft and one more | `structured_output/utils.py`, `apply_grammar_bitmask` |
+| `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+from . import reference
+from .engine import layer_specs, memory_of
+from .workers import Half, worker_half
+
+__all__ = ["FakeExecutor", "executor_for"]
+
+
+@dataclass
+class _Known:
+    """What the worker knows of a request. key, eos: see `reference`. drafts: proposed after its last step."""
+
+    tokens: list[int]
+    prompt: int
+    blocks: list[list[int]]
+    key: int
+    eos: int
+    drafts: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Row:
+    """One request in one step: positions from `start` on, the last of them drafts."""
+
+    name: str
+    known: _Known
+    start: int
+    tokens: list[int]
+    drafts: list[int]
+    states: Any = None
+
+
+def executor_for(case: Mapping[str, Any]) -> type[FakeExecutor]:
+    """Return the executor class of one case; EngineCore makes its own instance."""
+    return type("CaseExecutor", (FakeExecutor,), {"case": case})
+
+
+class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
+    """vLLM's executor interface. notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent."""
+
+    case: Mapping[str, Any]
+    uses_ray = False
+    supports_pp = False
+
+    def _init_executor(self) -> None:
+        self.notes: list[tuple[str, str]] = []
+        self.traits: dict[str, tuple[int, int]] = {}
+        self.seen: Counter[str] = Counter()
+        self.half: Half | None = None
+        self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
+        self._known: dict[str, _Known] = {}
+        self._rejected: dict[str, int] = {}
+        self._pending: Any = None
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        return True
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return 2 if self.scheduler_config.async_scheduling else 1
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def collective_rpc(self, method: Any, *_: Any, non_block: bool = False, **__: Any) -> Any:
+        """Answer what EngineCore asks of its one worker."""
+        name = method if isinstance(method, str) else getattr(method, "__name__", "")
+        answer = [False if name == "supports_draft_weight_updates" else None]
+        return _done(answer) if non_block else answer
+
+    def check_health(self) -> None: ...
+    def shutdown(self) -> None: ...
+    def compile_or_warm_up_model(self) -> None: ...
+    def set_kv_cache_layout(self, *_: Any, **__: Any) -> None: ...
+    def reset_mm_cache(self) -> None: ...
+    def reset_encoder_cache(self) -> None: ...
+    def execute_dummy_batch(self) -> None: ...
+    def add_lora(self, *_: Any) -> bool:
+        return True
+
+    def get_kv_connector_handshake_metadata(self) -> list[Any]:
+        return []
+
+    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        from vllm.v1.attention.backends import utils
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        return [[layout.name for layout in utils.get_supported_kv_cache_layouts([CPUAttentionBackend])]]
+
+    def get_kv_cache_specs(self) -> list[dict[str, Any]]:
+        return [layer_specs(self.case)]
+
+    def determine_available_memory(self) -> list[int]:
+        return [memory_of(self.case)]
+
+    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+        """Fill the memory with noise. Layers at the same address share it, as in the real one."""
+        (config,) = kv_cache_configs
+        places: dict[Any, int] = {}
+        memory: dict[str, int] = {}
+        for number, tensor in enumerate(config.kv_cache_tensors):
+            if hasattr(tensor, "shared_by"):
+                memory.update({name: places.setdefault(number, len(places)) for name in tensor.shared_by})
+            else:
+                for place, name in enumerate(tensor.layers):
+                    memory[name] = places.setdefault(tensor.offset + place * tensor.layer_stride, len(places))
+        groups = {name: number for number, group in enumerate(config.kv_cache_groups) for name in group.layer_names}
+        self._sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
+        noise = np.random.default_rng(self.case["seed"])
+        shape = config.num_blocks, max(self._sizes)
+        self._kv = [noise.integers(0, 2**63, size=shape, dtype=np.uint64) for _ in places]
+        self.windows = [self.case["window"] if kind == "sliding" else 0 for kind in self.case["layers"]]
+        self._layers = [(groups[name], memory[name]) for name in layer_specs(self.case)]
+        if self.vllm_config.kv_transfer_config is not None:
+            polls = self.case["store_polls"], self.case["load_polls"]
+            self.half = worker_half(self.vllm_config, config, self, *polls)
+
+    def get(self, block: int) -> Any:
+        """Return a copy of a block's content."""
+        return [memory[block].copy() for memory in self._kv]
+
+    def put(self, block: int, content: Any) -> None:
+        if content is None:
+            self.notes.append(("loads-unwritten", f"block {block} is loaded from a place that was never stored to"))
+            return
+        for memory, row in zip(self._kv, content, strict=True):
+            memory[block] = row
+
+    def execute_model(self, output: Any, non_block: bool = False) -> Any:
+        half = self.half
+        if half is not None:
+            half.before(output)
+            half.start()
+        for pair in getattr(output, "kv_cache_block_copies", None) or ():
+            self.put(pair.dst_block_id, self.get(pair.src_block_id))
+        for block in getattr(output, "new_block_ids_to_zero", None) or ():
+            for memory in self._kv:
+                memory[block] = 0
+        batch = self._inputs(output, self._update(output))
+        self._forward(batch)
+        copied = None
+        if half is not None:
+            copied = half.after(output)
+            for direction, _ in half.take_listed():
+                self.seen["stores" if direction == "store" else "loads"] += 1
+        if not batch:
+            self._rejected = {}
+            empty = _output({}, copied)
+            return _done(empty) if non_block else empty
+        # The scheduler changes its own lists while a worker still computes.
+        widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
+        self._pending = batch, widths, copied
+        return _done(None) if non_block else None
+
+    def _update(self, output: Any) -> dict[str, int]:
+        """Bring the known requests up to date; return the computed tokens of each scheduled one."""
+        asynchronous = self.scheduler_config.async_scheduling
+        for name in output.finished_req_ids:
+            self._known.pop(name, None)
+        computed: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            salt, eos = self.traits.get(new.req_id, (0, 0))
+            self._known[new.req_id] = _Known(
+                list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids),
+                len(new.prompt_token_ids),
+                [list(blocks) for blocks in new.block_ids],
+                key_of(salt, new.lora_request.lora_int_id if new.lora_request else 0),
+                eos,
+            )
+            computed[new.req_id] = new.num_computed_tokens
+            self.seen["hits"] += new.num_computed_tokens > 0
+        old = output.scheduled_cached_reqs
+        self.seen["preempted"] += len(getattr(output, "preempted_req_ids", None) or ())
+        self.seen["resumed"] += len(old.resumed_req_ids)
+        for place, name in enumerate(old.req_ids):
+            known, resumed = self._known[name], name in old.resumed_req_ids
+            blocks, answered = old.new_block_ids[place], old.num_output_tokens[place]
+            computed[name] = old.num_computed_tokens[place]
+            if resumed:
+                known.blocks = [list(group) for group in blocks]
+            elif blocks is not None:
+                for mine, more in zip(known.blocks, blocks, strict=True):
+                    mine.extend(more)
+            stepped = name in self._rejected and not resumed
+            if stepped and asynchronous:
+                computed[name] -= self._rejected[name]
+                continue
+            del known.tokens[known.prompt + answered :]
+            if not stepped:
+                known.drafts = []
+                if asynchronous and answered and name in old.all_token_ids:
+                    known.tokens = list(old.all_token_ids[name])
+        return computed
+
+    def _inputs(self, output: Any, computed: dict[str, int]) -> list[_Row]:
+        batch = []
+        for name, count in output.num_scheduled_tokens.items():
+            known, start = self._known[name], computed[name]
+            drafts = list(output.scheduled_spec_decode_tokens.get(name, ()))
+            if drafts and self.scheduler_config.async_scheduling:
+                drafts = (known.drafts + [1] * len(drafts))[: len(drafts)]
+            tokens = known.tokens[start : start + count - len(drafts)] + drafts
+            if len(tokens) != count:
+                seen = f"{count} scheduled from {start}, {len(drafts)} drafts, {len(known.tokens)} tokens known"
+                self.notes.append(("schedules-unknown-token", f"{name}: {seen}"))
+                tokens = (tokens + [0] * count)[:count]
+            batch.append(_Row(name, known, start, tokens, drafts, reference.embed(tokens, start, known.key)))
+        return batch
+
+    def _forward(self, batch: list[_Row]) -> None:
+        """Compute layer by layer, so that a request may read what another one writes in the same step."""
+        for layer, ((group, place), window) in enumerate(zip(self._layers, self.windows, strict=True)):
+            memory, size = self._kv[place], self._sizes[group]
+            for row in batch:
+                where = np.arange(row.start, row.start + len(row.tokens))
+                memory[self._blocks(row, group, where, "writes"), where % size] = row.states
+            for row in batch:
+                first = max(0, row.start - window + 1) if window else 0
+                where = np.arange(first, row.start + len(row.tokens))
+                read = memory[self._blocks(row, group, where, "reads"), where % size]
+                row.states = reference.attend(row.states, read, first, row.start, window, layer)
+
+    def _blocks(self, row: _Row, group: int, where: Any, verb: str) -> Any:
+        """Return the block of each position. Block 0 is the null block."""
+        table = np.asarray(row.known.blocks[group] or [0], dtype=np.int64)
+        index = where // self._sizes[group]
+        if index[-1] >= len(table):
+            what = f"{row.name}: position {where[-1]} of group {group} has no block, the table has {len(table)}"
+            self.notes.append((f"{verb}-no-block", what))
+        blocks = table[np.minimum(index, len(table) - 1)]
+        if not blocks.all():
+            what = f"{row.name}: group {group}, position {where[blocks == 0][0]} of {where[0]} to {where[-1]}"
+            self.notes.append((f"{verb}-null-block", what))
+        return blocks
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        batch, widths, copied = self._pending
+        self._pending = None
+        rows: dict[str, int] = {}
+        most: dict[str, int] = {}
+        if grammar_output is not None:
+            limits = getattr(grammar_output, "num_acceptable_drafts", None)
+            at = 0
+            for place, name in enumerate(grammar_output.structured_output_request_ids):
+                rows[name] = at
+                at += 1 + widths.get(name, 0)
+                if limits is not None:
+                    most[name] = limits[place]
+        sampled: dict[str, list[int]] = {}
+        self._rejected = {}
+        for row in batch:
+            known, name = row.known, row.name
+            sampled[name] = []
+            self._rejected[name] = 0
+            known.drafts = []
+            if row.start + len(row.tokens) < len(known.tokens):
+                continue
+            new, width = sampled[name], len(row.drafts)
+            for place, state in enumerate(row.states[-1 - width :]):
+                mask = grammar_output.grammar_bitmask[rows[name] + place] if name in rows else None
+                new.append(reference.pick(state, mask, known.eos))
+                if place < width and (new[-1] != row.drafts[place] or place >= most.get(name, width)):
+                    break
+            self.seen["accepted"] += len(new) - 1
+            self.seen["masked"] += name in rows
+            self._rejected[name] = width + 1 - len(new)
+            known.tokens.extend(new)
+            known.drafts = self._propose(known)
+        if self.trace is not None:
+            self.trace.append({row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch})
+        answer = _output({name: list(new) for name, new in sampled.items()}, copied)
+        return _done(answer) if non_block else answer
+
+    def _propose(self, known: _Known) -> list[int]:
+        """Draft some right tokens and then wrong ones, so that both outcomes occur."""
+        width = self.case["draft"]
+        right = (len(known.tokens) * 7 + self.case["seed"]) % (width + 1)
+        tokens = list(known.tokens)
+        for _ in range(right):
+            tokens.append(reference.pick(reference.states(tokens, known.key, self.windows)[-1], None, known.eos))
+        return tokens[len(known.tokens) :] + [reference.TEXT[1]] * (width - right)
+
+    def take_draft_token_ids(self) -> Any:
+        if not self.case["draft"]:
+            return None
+        names = [name for name in self._rejected if name in self._known]
+        return DraftTokenIds(names, [list(self._known[name].drafts) for name in names])
+
+
+def key_of(salt: int, lora: int) -> int:
+    """Return the key of a request's states."""
+    return salt * 1000 + lora
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _output(sampled: dict[str, list[int]], copied: Any) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        req_ids=list(sampled),
+        req_id_to_index={name: number for number, name in enumerate(sampled)},
+        sampled_token_ids=list(sampled.values()),
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+        kv_connector_output=copied,
+    )

@@ -1,0 +1,264 @@
+"""Player of a workload on EngineCore: step by step, with each answer compared with the reference."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .engine import NoBoot, pools_of
+from .engine_core import Refused, boot, compiled, request_of, sampling
+from .executor import key_of
+from .invariants import Broken, at_rest, books
+from .play import Stuck, at_fault, ours
+from .reference import EOS, STOPS, TEXT, pick, states
+
+__all__ = ["play_engine"]
+
+_PATIENCE = 400
+_DRAIN = 80
+
+
+def play_engine(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Play a case and return what `play.play` returns. An exception of this program is {"kind": "harness"}."""
+    try:
+        engine = boot(case)
+    except NoBoot as error:
+        return {"invalid": str(error)[:300]}
+    player = _Player(engine, case)
+    found: dict[str, Any] = {}
+    try:
+        player.play()
+    except Stuck as error:
+        how, detail, states = error.args
+        found["death"] = {"kind": how, "detail": detail, "states": states}
+    except Exception as error:  # it would have ended EngineCore, or is a fault of this program
+        found["death"] = {"kind": "harness" if ours(error) else "death", **at_fault(error)}
+    engine.structured_output_manager.clear_backend()
+    engine.scheduler.shutdown()
+    more = {"trace": player.executor.trace, "answers": player.answers} if case.get("trace") else {}
+    return {"steps": player.steps, "broken": player.broken, **player.executor.seen, **player.seen, **found, **more}
+
+
+@dataclass
+class _Sent:
+    """A request that was sent. fed: parts of a streaming session so far."""
+
+    ask: Mapping[str, Any]
+    prompt: list[int]
+    given: Any
+    answer: list[int] = field(default_factory=list)
+    end: str = ""
+    aborted: bool = False
+    fed: int = 0
+
+
+class _Player:
+    def __init__(self, engine: Any, case: Mapping[str, Any]) -> None:
+        self._engine, self._case = engine, case
+        self._scheduler, self.executor = engine.scheduler, engine.model_executor
+        self._managers = tuple(self._scheduler.kv_cache_manager.coordinator.single_type_managers)
+        self._sent: dict[str, _Sent] = {}
+        self._known: set[str] = set()
+        self._moved = 0
+        self.steps = 0
+        self.broken: list[dict[str, Any]] = []
+        self.seen: Counter[str] = Counter()
+
+    @property
+    def answers(self) -> dict[str, list[int]]:
+        return {name: one.answer for name, one in self._sent.items()}
+
+    def play(self) -> None:
+        operations = [(at, 3, what, None) for at, what in self._case["ops"]]
+        for wave in self._case["waves"]:
+            self._play_wave([*operations, *_events(wave)])
+            operations = []
+        self._rest()
+        for name, one in self._sent.items():
+            if one.ask["segments"] or one.end:
+                continue
+            if one.aborted:
+                self._note(self._judge(name, one))
+            else:
+                self._note([("never-answered", name)])
+
+    def _play_wave(self, events: list[tuple[int, int, str, Any]]) -> None:
+        """Play events in order. The clock counts steps, and jumps while the engine is idle."""
+        events.sort(key=lambda event: event[:2])
+        clock = 0
+        self._moved = self.steps
+        while events or self._busy():
+            while events and events[0][0] <= clock:
+                _, _, what, ask = events.pop(0)
+                self._moved = self.steps
+                self._event(what, ask)
+            if self._busy():
+                self._step()
+                clock += 1
+            elif events:
+                clock = max(clock, events[0][0])
+            if self.steps - self._moved > _PATIENCE:
+                self._give_up()
+
+    def _busy(self) -> bool:
+        return bool(self._scheduler.has_requests() or self._engine.batch_queue)
+
+    def _event(self, what: str, ask: Any) -> None:
+        name = f"r{ask['number']}" if ask else ""
+        sent = self._sent.get(name)
+        match what:
+            case "add":
+                self._add(name, ask)
+            case "feed" if sent and not sent.end and not sent.aborted:
+                sent.fed += 1
+                self._feed(name, sent)
+            case "abort" if sent and not sent.aborted:
+                sent.aborted = True
+                self.seen["aborted"] += 1
+                # EngineCoreProc puts an abort into both: one is read within a step, the other before the next.
+                if ask["mid"] and self._busy():
+                    self._engine.aborts_queue.put_nowait([name])
+                    self._step()
+                self._engine.abort_requests([name])
+            case "reset" | "reset-running":
+                self.seen["resets"] += 1
+                try:
+                    self._engine.reset_prefix_cache(*([True] if what == "reset-running" else []))
+                except Exception as error:  # EngineCore answers a utility call with its exception
+                    if ours(error):
+                        raise
+                    self.seen["refused resets"] += 1
+
+    def _add(self, name: str, ask: Mapping[str, Any]) -> None:
+        prompt = _prompt(self._case["seed"], ask)
+        self.executor.traits[name] = ask["salt"], 0 if ask["grammar"] else ask["eos"]
+        try:
+            given = sampling(self._engine, ask)
+            request = request_of(self._engine, name, prompt, given, ask, bool(ask["segments"]))
+        except Refused:
+            self.seen["refused requests"] += 1
+            return
+        self._sent[name] = _Sent(ask, prompt, given)
+        self._engine.add_request(*request)
+
+    def _feed(self, name: str, sent: _Sent) -> None:
+        """Send the next part of a streaming session; the last one ends it."""
+        rng = random.Random(f"{self._case['seed']}/{name}/{sent.fed}")
+        block = self._case["block"]
+        tokens = rng.choices(TEXT, k=rng.choice((1, 3, block, 2 * block)))
+        given = sampling(self._engine, sent.ask)
+        self.seen["fed"] += 1
+        more = sent.fed < len(sent.ask["segments"])
+        self._engine.add_request(*request_of(self._engine, name, tokens, given, sent.ask, more))
+
+    def _step(self) -> None:
+        self.steps += 1
+        before = {one.request_id: one.num_computed_tokens for one in self._scheduler.running}
+        outputs, executed = self._engine.step_fn()
+        self._engine.post_step(executed)
+        for group in (outputs or {}).values():
+            for output in group.outputs:
+                self._take(output)
+        if any(before.get(one.request_id) != one.num_computed_tokens for one in self._scheduler.running):
+            self._moved = self.steps
+        self._note(self.executor.notes)
+        self.executor.notes.clear()
+        self._note(books(pools_of(self._scheduler), self._managers))
+
+    def _take(self, output: Any) -> None:
+        name = output.request_id
+        sent = self._sent.get(name)
+        if sent is None:
+            self._note([("output-of-nobody", name)])
+            return
+        if output.new_token_ids or output.finish_reason is not None:
+            self._moved = self.steps
+        if sent.end:
+            self._note([("output-after-end", name)])
+        sent.answer.extend(output.new_token_ids)
+        if output.finish_reason is not None and not sent.ask["segments"]:
+            sent.end = str(output.finish_reason).lower()
+            self._note(self._judge(name, sent))
+
+    def _judge(self, name: str, sent: _Sent) -> Iterator[Broken]:
+        """Compare an answer with the reference, and its length and end with what was asked for."""
+        ask, answer = sent.ask, sent.answer
+        if "error" in sent.end:
+            self.seen["errors"] += 1
+            if ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
+                yield "unexpected-error", f"{name} ends with an error, grammar {ask['grammar'] or 'none'}"
+            return
+        wanted = min(ask["answer"], self._case["max_len"] - len(sent.prompt))
+        if len(answer) > wanted or ("length" in sent.end and len(answer) != wanted):
+            yield "wrong-length", f"{name}: {len(answer)} of {wanted} tokens"
+        if not answer:
+            return
+        key = key_of(ask["salt"], ask["lora"])
+        values = states(sent.prompt + answer[:-1], key, self.executor.windows)[len(sent.prompt) - 1 :]
+        grammar = compiled(self._engine, sent.given) if ask["grammar"] else None
+        for place, token in enumerate(answer):
+            row = None
+            if grammar is not None and not grammar.is_terminated():
+                mask = self._engine.structured_output_manager.backend.allocate_token_bitmask(1)
+                grammar.fill_bitmask(mask, 0)
+                row = mask.numpy()[0]
+                grammar.accept_tokens(name, [token])
+            right = pick(values[place], row, 0 if ask["grammar"] else ask["eos"])
+            if token != right:
+                where = f"token {place} of the answer to {len(sent.prompt)} tokens"
+                yield "wrong-token", f"{name}: {where} is {token}, the reference {right}"
+                return
+        if "stop" in sent.end and answer[-1] != EOS and not (ask["stops"] and answer[-1] in STOPS):
+            yield "wrong-end", f"{name}: stops at {answer[-1]}"
+
+    def _rest(self) -> None:
+        """Step until no transfer is under way and the scheduler knows it, then check that nothing is held."""
+        half, quiet = self.executor.half, 0
+        for _ in range(_DRAIN):
+            quiet = 0 if self._busy() or (half and half.busy) else quiet + 1
+            if quiet > 4 or (quiet and not half):
+                break
+            self.steps += 1
+            if self._busy():
+                self._engine.step_fn()
+                continue
+            output = self._scheduler.schedule()
+            self._scheduler.update_from_output(output, self.executor.execute_model(output))
+        else:
+            return
+        self._note(at_rest(pools_of(self._scheduler), self._managers))
+        if self._scheduler.requests:
+            self._note([("request-leak", f"known at rest: {', '.join(list(self._scheduler.requests)[:4])}")])
+
+    def _give_up(self) -> None:
+        requests = list(self._scheduler.requests.values())
+        if not requests:
+            raise Stuck("restless", f"no request is left after {self.steps} steps", "")
+        each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
+        raise Stuck("stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests})))
+
+    def _note(self, found: Iterable[Broken]) -> None:
+        """Record the first violation of each invariant."""
+        for invariant, detail in found:
+            if invariant not in self._known:
+                self._known.add(invariant)
+                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps})
+
+
+def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]]:
+    for ask in wave:
+        yield ask["after"], 0, "add", ask
+        for later in ask["segments"]:
+            yield ask["after"] + later, 1, "feed", ask
+        if ask["abort"] >= 0:
+            yield ask["after"] + ask["abort"], 2, "abort", ask
+
+
+def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
+    """Return the prompt; requests of a family share their first tokens."""
+    family, own = random.Random(f"{seed}/family{ask['family']}"), random.Random(f"{seed}/request{ask['number']}")
+    shared = min(ask["shared"], ask["prompt"])
+    return family.choices(TEXT, k=shared) + own.choices(TEXT, k=ask["prompt"] - shared)

@@ -1,0 +1,77 @@
+"""Hash transformer: tokens that depend on every earlier token, position, salt and LoRA of a request. Pure.
+
+Each layer hashes a position's state with the sum of what it reads of the positions in its window. `states` computes this over a plain
+array; the executor computes the same over block tables. One wrong value read is a wrong token, except by chance (1 in `len(TEXT)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "pick", "states"]
+
+Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+
+EOS = 2
+TEXT = range(16, 4000)
+"""Tokens of prompts and of answers without a grammar."""
+STOPS = range(16, 76)
+"""Stop token ids of requests that have some."""
+
+_TOKEN, _PLACE, _READ, _OWN = (
+    np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7, 0xAEF17502108EF2D9)
+)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _scramble(numbers: Numbers) -> Numbers:
+    """Apply the finalizer of splitmix64."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def embed(tokens: Sequence[int], start: int, key: int) -> Numbers:
+    """Return the states before the first layer. key: of the request's salt and LoRA."""
+    # As GPUModelRunner clamps the -1 of drafts that are not known yet.
+    ids = np.maximum(np.asarray(tokens, dtype=np.int64), 0).astype(np.uint64)
+    places = np.arange(start, start + len(ids), dtype=np.uint64)
+    return _scramble(ids * _TOKEN + places * _PLACE + np.uint64(key))
+
+
+def attend(own: Numbers, read: Numbers, first: int, start: int, window: int, layer: int) -> Numbers:
+    """Return the states after a layer.
+
+    own: states of the positions from `start` on. read: what the cache holds for the positions from `first` on. window: 0 for all.
+    """
+    places = np.arange(first, start + len(own), dtype=np.uint64)
+    sums = np.cumsum(_scramble(read + places * _READ), dtype=np.uint64)
+    seen = sums[start - first :].copy()
+    if window:
+        left = np.arange(start, start + len(own)) - window - first
+        seen[left >= 0] -= sums[left[left >= 0]]
+    return _scramble(own * _OWN + seen + np.uint64(layer + 1))
+
+
+def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
+    """Return the states after the last layer, computed without blocks."""
+    values = embed(tokens, 0, key)
+    for layer, window in enumerate(windows):
+        values = attend(values, values, 0, 0, window, layer)
+    return values
+
+
+def pick(state: Any, row: Any = None, eos: int = 0) -> int:
+    """Return the token of a state. row: bitmask of a grammar. eos: one state in so many ends the answer; 0 for none."""
+    number = int(state)
+    if row is not None:
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits)
+        if len(allowed) < len(bits):  # else the mask of a request without a grammar
+            return int(allowed[number % len(allowed)]) if len(allowed) else 0
+    if eos and (number >> 32) % eos == 0:
+        return EOS
+    return TEXT[number % len(TEXT)]
