@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.engine_case import EngineSetup
 from vllm_repro_explore.finding import Finding, FindingKind, known
 from vllm_repro_explore.search import Found
 
@@ -24,6 +25,8 @@ _SHOWS = {FindingKind.DEATH: "dies", FindingKind.STUCK: "hangs", FindingKind.RES
 def unlike_live(case: Case) -> tuple[str, ...]:
     """Return why the lab's server cannot run this case; empty if it can."""
     setup = case.setup
+    if isinstance(setup, EngineSetup):
+        return ("a case of EngineCore has features that no scenario is drafted with",)
     reasons = {
         f"the lab has no copies for {setup.connector}": setup.connector not in _CONNECTORS,
         "the CPU has no asynchronous scheduling": setup.asynchronous,

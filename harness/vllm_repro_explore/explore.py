@@ -1,4 +1,4 @@
-"""`vllm-repro explore`: a seeded search of vLLM's scheduler for the smallest workload that fails."""
+"""`vllm-repro explore`: a seeded search of vLLM's scheduler, or its whole EngineCore, for the smallest workload that fails."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
+from vllm_repro_explore.engine_case import MIXES, draw_engine
 from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
-from vllm_repro_explore.summary import SearchSummary, as_json, terminal
+from vllm_repro_explore.summary import SearchSummary, as_json, heading, searched, terminal
 
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
 
@@ -54,7 +55,8 @@ With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none
 no patched file is loaded.
 
 Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
-workers are made up. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
+workers are made up. With --engine it is vLLM's own EngineCore, with grammars, aborts, resets and streaming sessions, and
+the worker computes each token from what lies in the blocks: a block mix-up is a wrong token. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
 scenario file beside it that sends the same workload to a real server in the lab, and a pytest file for vLLM's own
 tests/v1/core that imports nothing of this package."""
 
@@ -73,6 +75,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--connector",
         choices=_CONNECTORS,
         help="instead of a scenario: draw the server too, with this KV connector",
+    )
+    parser.add_argument("--engine", action="store_true", help="instead of both: draw cases for the whole EngineCore")
+    parser.add_argument(
+        "--mix",
+        type=_mixes,
+        metavar="M,...",
+        help=f"the features of --engine to draw from, in turn: {', '.join(MIXES)} (default: all)",
     )
     parser.add_argument("--arm", metavar="A", help="the arm of the scenario (default: its first)")
     parser.add_argument(
@@ -105,6 +114,13 @@ def _nice(text: str) -> int:
     return number(text, least=0, most=19, what="niceness from 0 to 19")
 
 
+def _mixes(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in MIXES]:
+        raise argparse.ArgumentTypeError(f"no mix is called {', '.join(unknown)}; there are {', '.join(MIXES)}")
+    return names
+
+
 @dataclass(kw_only=True)
 class _Exploring:
     """One search. again: its command, without what makes it this one."""
@@ -115,6 +131,7 @@ class _Exploring:
     case: Callable[[int], Case]
     arguments: argparse.Namespace
     again: str
+    mixes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
 
     def run(self) -> tuple[SearchSummary, Path]:
@@ -153,6 +170,7 @@ class _Exploring:
             version=self.version,
             connector=self.connector,
             start=self.start,
+            mixes=self.mixes,
             tally=tally,
             live=live,
             tests=tests,
@@ -222,10 +240,10 @@ class _Exploring:
 
     def _draft(self, found: Found, folder: Path) -> str:
         """Write the finding's scenario file; return the command that runs it, or why there is none."""
-        if found.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
-            return "none: a server would live and not show it"
         if reasons := unlike_live(found.shrunk):
             return f"none: {'; '.join(reasons)}"
+        if found.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
+            return "none: a server would live and not show it"
         name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
         write_file(folder / name, draft(found, self.version), hint="free some space, or name another --out")
         hang = " --answer-stall 60" if found.finding.kind is FindingKind.STUCK else ""
@@ -235,12 +253,19 @@ class _Exploring:
 def run(arguments: argparse.Namespace) -> int:
     if len(set(arguments.patch or ())) < len(arguments.patch or ()):
         raise UsageError("the same --patch is given twice", hint="name each file once")
-    if (arguments.scenario is None) == (arguments.connector is None):
+    if [arguments.scenario is not None, arguments.connector is not None, arguments.engine].count(True) != 1:
         raise UsageError(
-            "name either a SCENARIO or a --connector to explore",
+            "name one of a SCENARIO, a --connector and --engine to explore",
             hint=f"--connector takes {', '.join(_CONNECTORS)}",
         )
-    exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
+    if arguments.mix and not arguments.engine:
+        raise UsageError("--mix needs --engine", hint="vllm-repro explore --engine --mix plain,off")
+    if arguments.arm and not arguments.scenario:
+        raise UsageError("--arm needs a SCENARIO", hint="vllm-repro explore SCENARIO --arm A")
+    if arguments.engine:
+        exploring = _engine(arguments)
+    else:
+        exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.patch:
         return _compared(exploring, stream)
@@ -261,9 +286,7 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
     found = {
         "schema": 1,
         "vllm_version": exploring.version,
-        "evidence": "scheduler",
-        "connector": exploring.connector or None,
-        "start": exploring.start,
+        **searched(exploring.connector, exploring.start, exploring.mixes),
         **comparison.as_json(),
         "interrupted": interrupted,
         "duration_s": round(duration_s, 3),
@@ -271,20 +294,30 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
     }
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     write_file(folder / "explore.json", text, hint="free some space, or name another --out")
-    start = "" if exploring.start == "general" else f", on the server of {exploring.start}"
-    head = (
-        f"vLLM {exploring.version}'s scheduler alone, {exploring.connector or 'no connector'}{start}: patches compared"
-    )
-    lines = [head, "", *comparison.lines(), "", f"again:   {exploring.again}", f"folder:  {folder}"]
+    head = heading(exploring.version, exploring.connector, exploring.start, exploring.mixes)
+    lines = [f"{head}: patches compared", "", *comparison.lines(), "", f"again:   {exploring.again}", f"folder:  {folder}"]
     print("\n".join(lines), file=stream)
     if exploring.arguments.json:
         print_json(found)
     return INTERRUPTED if interrupted else comparison.exit_status
 
 
+def _engine(arguments: argparse.Namespace) -> _Exploring:
+    mixes = arguments.mix or tuple(MIXES)
+    version = arguments.vllm or NEWEST
+    words = ["--engine", *(["--mix", ",".join(mixes)] if arguments.mix else [])]
+    return _Exploring(
+        version=version,
+        connector="",
+        start="general",
+        mixes=mixes,
+        case=lambda seed: draw_engine(seed, mixes[seed % len(mixes)]),
+        arguments=arguments,
+        again=_again(arguments, version, words),
+    )
+
+
 def _general(arguments: argparse.Namespace) -> _Exploring:
-    if arguments.arm:
-        raise UsageError("--arm needs a SCENARIO", hint="vllm-repro explore SCENARIO --arm A")
     connector = "" if arguments.connector == "none" else arguments.connector
     version = arguments.vllm or NEWEST
     words = _again(arguments, version, ["--connector", arguments.connector])

@@ -122,6 +122,8 @@ def finding_test(finding: Mapping[str, Any], version: str) -> str:
         raise UsageError(
             f"no test shows this finding ({finding['site']}): the engine neither dies nor stalls between steps"
         )
+    if "mix" in finding["case"]:
+        raise UsageError("no test shows a finding of --engine: its worker is the search's own")
     about = [
         f"{finding['kind']}: {finding['site']}.",
         "",

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from vllm_repro_explore.case import Case, Request
+from vllm_repro_explore.engine_case import EngineSetup
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -29,8 +30,17 @@ _PLAIN: tuple[tuple[str, object], ...] = (
     ("block", 32),
     ("window", 128),
     ("seqs", 8),
+    ("priority", False),
+    ("loras", 0),
+    ("threshold", 0),
+    ("grammar_looks", 0),
 )
-"""Values that a live server in the lab has."""
+"""Values that a live server in the lab has, and those of EngineCore's cases without a feature."""
+
+_PLAIN_ASK: tuple[tuple[str, Any], ...] = (
+    *(("abort", -1), ("after", 0), ("shared", 0)),
+    *(("mid", False), ("priority", 0), ("lora", 0), ("salt", 0), ("grammar", ""), ("eos", 0), ("stops", False), ("segments", ())),
+)
 
 _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, "answer": 1}
 """Lower bounds. A server cannot be sent a prompt of fewer tokens."""
@@ -97,12 +107,16 @@ class _Shrinking:
     def _plain(self) -> None:
         for name, value in _PLAIN:
             setup = self.case.setup
-            if getattr(setup, name) != value and not (name == "layers" and not _simpler(value, setup.layers)):
+            if getattr(setup, name, value) != value and not (name == "layers" and not _simpler(value, setup.layers)):
                 self._take(self._with_setup(name, value))
-        for name, plain in (("abort", -1), ("after", 0), ("shared", 0)):
-            self._each_ask(name, plain)
+        for operation in self.case.setup.ops if isinstance(self.case.setup, EngineSetup) else ():
+            rest = tuple(one for one in getattr(self.case.setup, "ops", ()) if one != operation)
+            self._take(self._with_setup("ops", rest))
+        for name, plain in _PLAIN_ASK:
+            if any(hasattr(ask, name) for ask in self.case.asks):
+                self._each_ask(name, plain)
 
-    def _each_ask(self, name: str, value: int) -> None:
+    def _each_ask(self, name: str, value: Any) -> None:
         """Set a field of all requests at once, or else of one after the other."""
         if self._take(self._map(lambda ask: replace(ask, **{name: value}))):
             return

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_repro_explore.case import Case, Setup
+from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import AXES
+from vllm_repro_explore.engine_case import EngineRequest, EngineSetup
 from vllm_repro_explore.finding import known
 from vllm_repro_explore.search import Found, Tally
 
-__all__ = ["SearchSummary", "as_json", "case_lines", "terminal"]
+__all__ = ["SearchSummary", "as_json", "case_lines", "heading", "searched", "terminal"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSummary:
     """Result of one search.
 
-    start: `general`, or the id of the scenario whose server was searched.
+    start: `general`, or the id of the scenario whose server was searched. mixes: of a search of EngineCore; empty for the scheduler alone.
     live: for each finding, the command that runs it on a real server, or why there is none.
     tests: for each finding, its pytest file; None if such a test does not show it.
     again: command that repeats the search.
@@ -33,6 +34,7 @@ class SearchSummary:
     duration_s: float
     again: str
     interrupted: bool = False
+    mixes: tuple[str, ...] = ()
 
 
 def as_json(summary: SearchSummary) -> dict[str, Any]:
@@ -40,10 +42,8 @@ def as_json(summary: SearchSummary) -> dict[str, Any]:
     return {
         "schema": 1,
         "vllm_version": summary.version,
-        "evidence": "scheduler",
-        "connector": summary.connector or None,
-        "start": summary.start,
-        "axes": AXES if summary.start == "general" else "workloads",
+        **searched(summary.connector, summary.start, summary.mixes),
+        **({} if summary.mixes else {"axes": AXES if summary.start == "general" else "workloads"}),
         "seeds": [tally.first, tally.last],
         "trials": tally.trials,
         "invalid": tally.invalid,
@@ -67,7 +67,7 @@ def terminal(summary: SearchSummary) -> str:
         ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items())) or "nothing in particular"
     )
     lines = [
-        f"vLLM {summary.version}'s scheduler alone, {summary.connector or 'no connector'}, {_start(summary.start)}",
+        heading(summary.version, summary.connector, summary.start, summary.mixes),
         f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps} steps in {summary.duration_s:.0f} s; {reached}",
     ]
     if tally.invalid:
@@ -82,8 +82,19 @@ def terminal(summary: SearchSummary) -> str:
     return "\n".join([*lines, "", f"again:   {summary.again}"])
 
 
-def _start(start: str) -> str:
-    return "from a general start" if start == "general" else f"on the server of {start}"
+def searched(connector: str, start: str, mixes: tuple[str, ...]) -> dict[str, Any]:
+    """Return what was searched, as JSON."""
+    if mixes:
+        return {"evidence": "engine", "mixes": list(mixes), "start": start}
+    return {"evidence": "scheduler", "connector": connector or None, "start": start}
+
+
+def heading(version: str, connector: str, start: str, mixes: tuple[str, ...]) -> str:
+    """Return what was searched, in words."""
+    if mixes:
+        return f"vLLM {version}'s EngineCore over a fake executor, mixes {', '.join(mixes)}"
+    where = "from a general start" if start == "general" else f"on the server of {start}"
+    return f"vLLM {version}'s scheduler alone, {connector or 'no connector'}, {where}"
 
 
 def _lines(found: Found) -> list[str]:
@@ -127,11 +138,27 @@ def _unusual(setup: Setup) -> list[str]:
         "second model runner": setup.runner == 2,
         f"{setup.draft} draft tokens": bool(setup.draft),
     }
+    if isinstance(setup, EngineSetup):
+        sentences |= {
+            setup.connector: bool(setup.connector),
+            "priorities": setup.priority,
+            f"{setup.loras} LoRA adapters at once": bool(setup.loras),
+            f"long prefill threshold {setup.threshold}": bool(setup.threshold),
+            f"a grammar is compiled after {setup.grammar_looks} looks": bool(setup.grammar_looks),
+            " and ".join(f"{what} at step {step}" for step, what in setup.ops): bool(setup.ops),
+        }
     return [words for words, holds in sentences.items() if holds]
 
 
-def _ask(ask: Any) -> str:
+def _ask(ask: Request) -> str:
     text = f"{ask.prompt}:{ask.answer}"
     text += f" (shares {ask.shared})" if ask.shared else ""
     text += f" after {ask.after} steps" if ask.after else ""
-    return text + (f", gone after {ask.abort}" if ask.abort >= 0 else "")
+    if isinstance(ask, EngineRequest):
+        text += "".join(
+            f", {name} {getattr(ask, name)}" for name in ("priority", "lora", "salt", "grammar", "eos") if getattr(ask, name)
+        )
+        text += ", stop token ids" if ask.stops else ""
+        text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""
+    gone = f", gone {'within the step ' if isinstance(ask, EngineRequest) and ask.mid else ''}after {ask.abort}"
+    return text + (gone if ask.abort >= 0 else "")

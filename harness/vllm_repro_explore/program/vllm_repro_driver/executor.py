@@ -13,6 +13,7 @@ It knows of a request only what `SchedulerOutput` contains. The rules stand for 
 | `sample_tokens`: no token for a partial prefill | `_prepare_inputs` (`discard_request_mask`), `_bookkeeping_sync` |
 | `sample_tokens`: rows of the bitmask, one for each draft and one more | `structured_output/utils.py`, `apply_grammar_bitmask` |
 | `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy |
+| `_Answer`: no answer is there before it is asked for | `v1/executor/multiproc_executor.py`, `FutureWrapper` |
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Answer what EngineCore asks of its one worker."""
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
         answer = [False if name == "supports_draft_weight_updates" else None]
-        return _done(answer) if non_block else answer
+        return _Answer(answer) if non_block else answer
 
     def check_health(self) -> None: ...
     def shutdown(self) -> None: ...
@@ -176,11 +177,11 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         if not batch:
             self._rejected = {}
             empty = _output({}, copied)
-            return _done(empty) if non_block else empty
+            return _Answer(empty) if non_block else empty
         # The scheduler changes its own lists while a worker still computes.
         widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
         self._pending = batch, widths, copied
-        return _done(None) if non_block else None
+        return _Answer(None) if non_block else None
 
     def _update(self, output: Any) -> dict[str, int]:
         """Bring the known requests up to date; return the computed tokens of each scheduled one."""
@@ -299,7 +300,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         if self.trace is not None:
             self.trace.append({row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch})
         answer = _output({name: list(new) for name, new in sampled.items()}, copied)
-        return _done(answer) if non_block else answer
+        return _Answer(answer) if non_block else answer
 
     def _propose(self, known: _Known) -> list[int]:
         """Draft some right tokens and then wrong ones, so that both outcomes occur."""
@@ -322,10 +323,17 @@ def key_of(salt: int, lora: int) -> int:
     return salt * 1000 + lora
 
 
-def _done(value: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
+class _Answer(Future[Any]):
+    """A worker's answer. It is not done until it is asked for, like `FutureWrapper` of vLLM's MultiprocExecutor."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._value = value
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self._value)
+        return super().result(timeout)
 
 
 def _output(sampled: dict[str, list[int]], copied: Any) -> ModelRunnerOutput:
