@@ -55,10 +55,12 @@ With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none
 no patched file is loaded.
 
 Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
-workers are made up. With --engine it is vLLM's own EngineCore, with grammars, aborts, resets and streaming sessions, and
-the worker computes each token from what lies in the blocks: a block mix-up is a wrong token. Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once, with a
-scenario file beside it that sends the same workload to a real server in the lab, and a pytest file for vLLM's own
-tests/v1/core that imports nothing of this package."""
+workers are made up. With --engine it is vLLM's own EngineCore, with grammars, aborts, cache resets and streaming sessions,
+over a worker that computes each token from what lies in the blocks: a block mix-up is a wrong token.
+
+Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. Without --engine, a scenario file
+beside it sends the same workload to a real server in the lab, and a pytest file is for vLLM's own tests/v1/core and
+imports nothing of this package."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +81,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", action="store_true", help="instead of both: draw cases for the whole EngineCore")
     parser.add_argument(
         "--mix",
-        type=_mixes,
         metavar="M,...",
         help=f"the features of --engine to draw from, in turn: {', '.join(MIXES)} (default: all)",
     )
@@ -112,13 +113,6 @@ def _count(text: str) -> int:
 
 def _nice(text: str) -> int:
     return number(text, least=0, most=19, what="niceness from 0 to 19")
-
-
-def _mixes(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in MIXES]:
-        raise argparse.ArgumentTypeError(f"no mix is called {', '.join(unknown)}; there are {', '.join(MIXES)}")
-    return names
 
 
 @dataclass(kw_only=True)
@@ -262,10 +256,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--mix needs --engine", hint="vllm-repro explore --engine --mix plain,off")
     if arguments.arm and not arguments.scenario:
         raise UsageError("--arm needs a SCENARIO", hint="vllm-repro explore SCENARIO --arm A")
-    if arguments.engine:
-        exploring = _engine(arguments)
-    else:
-        exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
+    start = _engine if arguments.engine else _for_scenario if arguments.scenario else _general
+    exploring = start(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.patch:
         return _compared(exploring, stream)
@@ -295,7 +287,14 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     write_file(folder / "explore.json", text, hint="free some space, or name another --out")
     head = heading(exploring.version, exploring.connector, exploring.start, exploring.mixes)
-    lines = [f"{head}: patches compared", "", *comparison.lines(), "", f"again:   {exploring.again}", f"folder:  {folder}"]
+    lines = [
+        f"{head}: patches compared",
+        "",
+        *comparison.lines(),
+        "",
+        f"again:   {exploring.again}",
+        f"folder:  {folder}",
+    ]
     print("\n".join(lines), file=stream)
     if exploring.arguments.json:
         print_json(found)
@@ -303,9 +302,11 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> _Exploring:
-    mixes = arguments.mix or tuple(MIXES)
+    mixes = tuple(arguments.mix.split(",")) if arguments.mix else tuple(MIXES)
+    if unknown := [name for name in mixes if name not in MIXES]:
+        raise UsageError(f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}")
     version = arguments.vllm or NEWEST
-    words = ["--engine", *(["--mix", ",".join(mixes)] if arguments.mix else [])]
+    words = ["--engine", *(["--mix", arguments.mix] if arguments.mix else [])]
     return _Exploring(
         version=version,
         connector="",

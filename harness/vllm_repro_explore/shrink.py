@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vllm_repro_explore.case import Case, Request
+from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.draw import least_blocks
 from vllm_repro_explore.engine_case import EngineSetup
 
 __all__ = ["Shrunk", "shrink"]
@@ -39,7 +40,16 @@ _PLAIN: tuple[tuple[str, object], ...] = (
 
 _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
     *(("abort", -1), ("after", 0), ("shared", 0)),
-    *(("mid", False), ("priority", 0), ("lora", 0), ("salt", 0), ("grammar", ""), ("eos", 0), ("stops", False), ("segments", ())),
+    *(
+        ("mid", False),
+        ("priority", 0),
+        ("lora", 0),
+        ("salt", 0),
+        ("grammar", ""),
+        ("eos", 0),
+        ("stops", False),
+        ("segments", ()),
+    ),
 )
 
 _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, "answer": 1}
@@ -75,7 +85,7 @@ class _Shrinking:
                 return
 
     def _take(self, candidate: Case) -> bool:
-        if candidate == self.case or self.tried >= self._budget:
+        if candidate == self.case or self.tried >= self._budget or _has_no_room(candidate.setup):
             return False
         self.tried += 1
         if not self._fails(candidate):
@@ -109,8 +119,8 @@ class _Shrinking:
             setup = self.case.setup
             if getattr(setup, name, value) != value and not (name == "layers" and not _simpler(value, setup.layers)):
                 self._take(self._with_setup(name, value))
-        for operation in self.case.setup.ops if isinstance(self.case.setup, EngineSetup) else ():
-            rest = tuple(one for one in getattr(self.case.setup, "ops", ()) if one != operation)
+        for operation in getattr(self.case.setup, "ops", ()):
+            rest = tuple(one for one in self.case.as_json()["ops"] if one != operation)
             self._take(self._with_setup("ops", rest))
         for name, plain in _PLAIN_ASK:
             if any(hasattr(ask, name) for ask in self.case.asks):
@@ -159,6 +169,11 @@ class _Shrinking:
 
     def _with_setup(self, name: str, value: Any) -> Case:
         return replace(self.case, setup=replace(self.case.setup, **{name: value}))
+
+
+def _has_no_room(setup: Setup) -> bool:
+    """Return True if the longest request never fits the pool of an EngineCore: it then waits for ever, whatever else happens."""
+    return isinstance(setup, EngineSetup) and setup.blocks < least_blocks(setup) + setup.draft
 
 
 def _tidy(ask: Request) -> Request:

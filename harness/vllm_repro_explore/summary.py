@@ -156,7 +156,9 @@ def _ask(ask: Request) -> str:
     text += f" after {ask.after} steps" if ask.after else ""
     if isinstance(ask, EngineRequest):
         text += "".join(
-            f", {name} {getattr(ask, name)}" for name in ("priority", "lora", "salt", "grammar", "eos") if getattr(ask, name)
+            f", {name} {getattr(ask, name)}"
+            for name in ("priority", "lora", "salt", "grammar", "eos")
+            if getattr(ask, name)
         )
         text += ", stop token ids" if ask.stops else ""
         text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""

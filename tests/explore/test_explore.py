@@ -110,6 +110,22 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     assert given["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
 
 
+def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_path: Path, capsys: Any) -> None:
+    playing(lambda _: dies_of_long_prompts)
+    assert main(["explore", "--engine", "--mix", "off,stream", "--vllm", "0.32.0", "--seeds", "40", "--json"]) == 1
+    shown = capsys.readouterr()
+    given = json.loads(shown.out)
+    assert (given["evidence"], given["mixes"]) == ("engine", ["off", "stream"])
+    (one,) = given["findings"]
+    assert (one["case"]["mix"], one["seed"] % 2, one["test"]) in {("off", 0, None), ("stream", 1, None)}
+    assert one["live"].startswith("none: ")
+    assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
+    assert "vLLM 0.32.0's EngineCore over a fake executor, mixes off, stream" in shown.err
+    assert given["reproduce"] == "vllm-repro explore --engine --mix off,stream --vllm 0.32.0 --seeds 40"
+    assert main(["report", str(folder_of(tmp_path)), "--format", "pytest"]) == 64
+    assert "no test shows" in capsys.readouterr().err
+
+
 def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: Any) -> None:
     playing(lambda _: quiet)
     assert main(["explore", "sco-hybrid", "--seeds", "4", "--from", "11"]) == 0
@@ -143,7 +159,10 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explore"], "name either a SCENARIO or a --connector"),
+        (["explore"], "name one of a SCENARIO, a --connector and --engine"),
+        (["explore", "--engine", "--connector", "none"], "name one of a SCENARIO, a --connector and --engine"),
+        (["explore", "--connector", "none", "--mix", "plain"], "--mix needs --engine"),
+        (["explore", "--engine", "--mix", "plain,of"], "no mix is called of"),
         (["explore", "tq-chunked-prefill"], "the scheduler alone cannot play tq-chunked-prefill"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),

@@ -1,0 +1,125 @@
+"""Cases of the search of EngineCore, and its reference."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_repro_explore.case import Case
+from vllm_repro_explore.draw import least_blocks
+from vllm_repro_explore.engine_case import MIXES, EngineRequest, EngineSetup, draw_engine
+from vllm_repro_explore.program.vllm_repro_driver.reference import TEXT, attend, embed, pick, states
+from vllm_repro_explore.shrink import shrink
+from vllm_repro_explore.summary import case_lines
+
+SEEDS = st.integers(min_value=1, max_value=10**6)
+MIX = st.sampled_from(sorted(MIXES))
+
+
+def setup_of(case: Case) -> EngineSetup:
+    assert isinstance(case.setup, EngineSetup)
+    return case.setup
+
+
+def asks_of(case: Case) -> list[EngineRequest]:
+    asks = [ask for ask in case.asks if isinstance(ask, EngineRequest)]
+    assert len(asks) == len(case.asks)
+    return asks
+
+
+@given(SEEDS, MIX)
+def test_a_seed_and_a_mix_are_one_case_which_a_server_could_serve(seed: int, mix: str) -> None:
+    case = draw_engine(seed, mix)
+    assert case == draw_engine(seed, mix)
+    setup = setup_of(case)
+    assert setup.blocks >= least_blocks(setup) + setup.draft
+    assert setup.chunk >= setup.seqs * (setup.draft + 1)  # vLLM refuses less
+    for ask in asks_of(case):
+        assert min(ask.prompt, ask.answer) >= 1
+        assert 0 <= ask.shared <= ask.prompt
+        assert ask.prompt + ask.answer <= setup.max_len
+        assert not (ask.segments and ask.grammar)
+
+
+@pytest.mark.parametrize(
+    "feature", ["salt", "lora", "eos", "abort", "grammar", "reset", "draft", "threshold", "stream"]
+)
+@given(seed=SEEDS)
+def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed: int) -> None:
+    owned: dict[str, set[str]] = {"eos": {"stops"}, "abort": {"mid"}, "lora": {"loras"}, "reset": {"ops"}}
+    # A session has neither of these, and room for its further parts.
+    owned["stream"] = {"segments", "shared", "lora", "salt", "eos", "stops", "max_len", "blocks", "cpu_blocks"}
+    owned["draft"] = {"chunk", "blocks", "cpu_blocks"}  # a step and the pool have room for drafts
+    own = owned.get(feature, set()) | {feature, "mix"}
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for chance in (0.0, 1.0):
+            patch.setitem(MIXES, "plain", {"share": 0.6, feature: chance})
+            found.append(draw_engine(seed, "plain"))
+    without, with_it = found
+    pairs: list[tuple[Any, Any]] = [(without.setup, with_it.setup), *zip(without.asks, with_it.asks, strict=True)]
+    for one, other in pairs:
+        changed = {name for name, value in asdict(one).items() if value != asdict(other)[name]}
+        assert changed <= own
+
+
+@given(SEEDS, MIX)
+def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(seed: int, mix: str) -> None:
+    played: list[Case] = []
+
+    def fails(candidate: Case) -> bool:
+        played.append(candidate)
+        return True
+
+    small = shrink(draw_engine(seed, mix), fails, budget=2000).case
+    assert all(setup_of(one).blocks >= least_blocks(one.setup) + one.setup.draft for one in played)
+    setup, (ask,) = setup_of(small), asks_of(small)
+    assert (setup.ops, setup.loras, setup.priority, setup.asynchronous, setup.draft) == ((), 0, False, False, 0)
+    plain = EngineRequest(ask.prompt, ask.answer, number=ask.number, family=ask.family)
+    assert ask == plain
+
+
+def test_a_case_is_written_with_what_it_has_of_features() -> None:
+    case = draw_engine(1, "plain")
+    ask = replace(asks_of(case)[0], grammar="json", priority=2, abort=3, mid=True, segments=(4, 9))
+    setup = replace(setup_of(case), ops=((7, "reset-running"),), loras=1, priority=True)
+    text = "\n".join(case_lines(Case(setup, ((ask,),), 1)))
+    for words in ("priorities", "1 LoRA adapters at once", "reset-running at step 7", "grammar json", "priority 2"):
+        assert words in text
+    assert "a session with more after 4, 9 steps" in text
+    assert "gone within the step after 3" in text
+
+
+TOKENS = st.lists(st.sampled_from(TEXT), min_size=1, max_size=80)
+
+
+@given(TOKENS, st.lists(st.sampled_from([0, 5, 16]), min_size=1, max_size=3), st.integers(1, 9), st.data())
+def test_steps_over_a_cache_compute_what_one_pass_computes(
+    tokens: list[int], windows: list[int], key: int, data: Any
+) -> None:
+    whole = states(tokens, key, windows)
+    kept = [np.zeros(len(tokens), dtype=np.uint64) for _ in windows]
+    at = 0
+    while at < len(tokens):
+        count = data.draw(st.integers(1, len(tokens) - at))
+        values = embed(tokens[at : at + count], at, key)
+        for layer, window in enumerate(windows):
+            kept[layer][at : at + count] = values
+            first = max(0, at - window + 1) if window else 0
+            values = attend(values, kept[layer][first : at + count], first, at, window, layer)
+        assert (values == whole[at : at + count]).all()
+        at += count
+
+
+@given(TOKENS, st.data())
+def test_one_other_token_anywhere_in_reach_is_another_answer(tokens: list[int], data: Any) -> None:
+    place = data.draw(st.integers(0, len(tokens) - 1))
+    other = [*tokens[:place], tokens[place] + 1, *tokens[place + 1 :]]
+    assert states(tokens, 1, [0])[-1] != states(other, 1, [0])[-1]
+    assert states(tokens, 1, [0])[-1] != states(tokens, 2, [0])[-1]
+    assert pick(states(tokens, 1, [0])[-1]) in TEXT
