@@ -20,7 +20,7 @@ _RESETS = {"reset": 0.5, "reset-running": 0.6}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
     "spec": {**_COMMON, "draft": 1, "eos": 0.3, "grammar": 0.3},
-    "grammar": {**_COMMON, "grammar": 1, "faulty": 0.3, "draft": 0.3},
+    "grammar": {**_COMMON, "grammar": 1, "faulty": 0.5, "draft": 0.3},
     "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3, "pressure": 0.3},
     "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
     "sco": {**_COMMON, _SIMPLE: 1},
@@ -168,7 +168,7 @@ def _grammars(of: _Seed, count: int) -> list[str]:
     found = [kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and of.has("grammar") else "" for _ in range(count)]
     if not of.has("faulty"):
         return found
-    return [faulty.choice(_FAULTY) if one and faulty.random() < 0.4 else one for one in found]
+    return [faulty.choice(_FAULTY) if one and faulty.random() < 0.3 else one for one in found]
 
 
 def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
