@@ -15,20 +15,20 @@ from vllm_repro_explore.draw import least_blocks
 __all__ = ["MIXES", "EngineRequest", "EngineSetup", "draw_engine"]
 
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
-_COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.6}
+_COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
     "spec": {**_COMMON, "draft": 1, "eos": 0.3, "grammar": 0.3},
     "grammar": {**_COMMON, "grammar": 1, "faulty": 0.5, "draft": 0.3},
-    "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3, "pressure": 0.3},
+    "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
     "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
     "sco": {**_COMMON, _SIMPLE: 1},
     "stream": {**_COMMON, "stream": 1},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
 }
-"""For each mix, the probability with which a case has a feature."""
+"""For each mix, the probability with which a case has a feature. pressure: long answers in a pool for one of them, and slow stores."""
 
 _LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
 _GRAMMARS = ("json", "regex", "choice", "ebnf", "object")
@@ -121,16 +121,28 @@ def draw_engine(seed: int, mix: str) -> Case:
     pool = of.stream("pool")
     blocks = least + int(least * pool.choice((0.0, 0.05, 0.2, 0.5, 2.0)) * pool.random())
     if of.has("pressure"):
-        blocks = least
+        setup, asks, blocks = *_under_pressure(of.stream("pressure"), setup, asks), least + pool.choice((0, 1, 3))
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), (asks,), seed)
+
+
+def _under_pressure(
+    rng: Random, setup: EngineSetup, asks: tuple[EngineRequest, ...]
+) -> tuple[EngineSetup, tuple[EngineRequest, ...]]:
+    seqs, block = rng.choice((2, 3, 4)), setup.block
+    longer = tuple(
+        replace(ask, answer=min(rng.choice((1, 2, 3)) * block, setup.max_len - ask.prompt), after=ask.after // 3)
+        for ask in asks
+    )
+    chunk = max(setup.chunk, seqs * (setup.draft + 1))
+    return replace(setup, seqs=seqs, chunk=chunk, store_polls=rng.choice((1, 2, 5, 9))), longer
 
 
 def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
     """Return one to twelve requests. Each property of all of them is drawn from one stream."""
     lengths, shared, stream = of.stream("lengths"), of.stream("share"), of.stream("stream")
     count = lengths.choice((1, 2, 3, 4, 6, 8, 12))
-    spread = lengths.choice((0, 1, 3, 8, 20))
+    spread = lengths.choice((0, 1, 3, 8, 20, 60))
     usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
     answers = [lengths.choice((1, 2, 5, block, 2 * block, 4 * block)) for _ in range(lengths.choice((1, 2)))]
     starts = list(accumulate((lengths.randint(0, spread) for _ in range(count - 1)), initial=0))
@@ -139,7 +151,7 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
     found = []
     for number in range(count):
         prompt = max(1, lengths.choice(usual) + lengths.choice((0, 0, 0, -1, 1, lengths.randint(-block, block))))
-        family, part = shared.randrange(2), shared.choice((0, prompt, prompt // 2, shared.randint(0, prompt)))
+        family, part = shared.randrange(2), shared.choice((0, prompt, prompt, prompt // 2, shared.randint(0, prompt)))
         ask = EngineRequest(
             prompt=prompt,
             answer=lengths.choice(answers),

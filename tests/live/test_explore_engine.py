@@ -1,0 +1,95 @@
+"""Search of EngineCore on real releases: faults that are planted and bugs that were reported are found, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.releases.disk import cache_root
+from vllm_repro.releases.overlay import make_overlay
+from vllm_repro.releases.provision import provision
+from vllm_repro.scenario.patch import Patch
+from vllm_repro_explore.driver import Driver, driver_model
+from vllm_repro_explore.engine_case import MIXES, draw_engine
+from vllm_repro_explore.finding import FindingKind
+
+pytestmark = pytest.mark.live
+
+RELEASE = "0.32.0"
+SCHEDULER, POOL = "vllm/v1/core/sched/scheduler.py", "vllm/v1/core/block_pool.py"
+MANAGERS, HASHES = "vllm/v1/core/single_type_kv_cache_manager.py", "vllm/v1/core/kv_cache_utils.py"
+PLANTED: dict[str, tuple[str, Patch]] = {
+    "a shared block is not held": ("plain", Patch(POOL, was="            block.ref_cnt += 1\n", now="")),
+    "an evicted block keeps its hash": (
+        "plain",
+        Patch(POOL, was="evicted_hashes = self._remove_cached_block_hashes(block)\n", now="evicted_hashes = None\n"),
+    ),
+    "the hash forgets the salt": (
+        "plain",
+        Patch(HASHES, was="(start_token_idx == 0 and request.cache_salt)", now="(start_token_idx < 0)"),
+    ),
+    "the hash forgets the adapter": (
+        "plain",
+        Patch(HASHES, was="lora_extra_keys + mm_extra_keys + cache", now="mm_extra_keys + cache"),
+    ),
+    "a window ends a block early": (
+        "plain",
+        Patch(
+            MANAGERS,
+            was="            num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens,\n",
+            now="            num_computed_tokens - self.sliding_window + 1 + self.block_size,\n",
+        ),
+    ),
+    "a token is counted twice": (
+        "plain",
+        Patch(
+            SCHEDULER,
+            was="            request.num_computed_tokens += num_scheduled_token\n",
+            now="            request.num_computed_tokens += num_scheduled_token + (request.num_computed_tokens == 37)\n",
+        ),
+    ),
+    "a hit may be the whole prompt": (
+        "plain",
+        Patch(
+            "vllm/v1/core/kv_cache_manager.py",
+            was="        max_cache_hit_length = request.num_tokens - 1\n",
+            now="        max_cache_hit_length = request.num_tokens\n",
+        ),
+    ),
+    "a rejected draft stays counted": (
+        "spec",
+        Patch(SCHEDULER, was="request.num_computed_tokens -= num_rejected", now="pass"),
+    ),
+    "a grammar does not follow the answer": (
+        "grammar",
+        Patch(
+            SCHEDULER,
+            was="if new_token_ids and not self.structured_output_manager.accept_tokens(",
+            now="if not new_token_ids and not self.structured_output_manager.accept_tokens(",
+        ),
+    ),
+    "a finished request keeps its blocks": (
+        "plain",
+        Patch(SCHEDULER, was="        if not delay_free_blocks:\n            self._free_blocks(request)", now="        if False:\n            self._free_blocks(request)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
+    mix, patch = PLANTED[fault]
+    sound = provision(RELEASE)
+    broken = replace(sound, packages=make_overlay(cache_root(), sound.packages, [patch], print).folder)
+    with (
+        Driver(broken, driver_model(), tmp_path / "driver.log") as driver,
+        Driver(sound, driver_model(), tmp_path / "sound.log") as right,
+    ):
+        for seed in count(1):
+            assert seed <= 300, "no case shows the fault"
+            if driver.play(case := draw_engine(seed, mix)).worst is not None:
+                assert right.play(case).worst is None
+                print(f"seed {seed}")
+                return
