@@ -5,6 +5,7 @@ Each feature has a random stream of its own, so a new one leaves the other draws
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
@@ -12,7 +13,7 @@ from random import Random
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import least_blocks
 
-__all__ = ["MIXES", "EngineRequest", "EngineSetup", "draw_engine"]
+__all__ = ["MIXES", "EngineRequest", "EngineSetup", "draw_engine", "longest_of"]
 
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
@@ -93,7 +94,7 @@ def draw_engine(seed: int, mix: str) -> Case:
     chunk = block * server.choice((1, 2, 4, 8, 16)) + server.choice((0, 0, 0, 1, block // 2, block - 1))
     loras = of.stream("lora").choice((1, 2)) if of.has("lora") else 0
     asks = _asks(of, block, bool(loras))
-    longest = max(ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks)
+    longest = longest_of(asks, block)
     transfer = of.stream("transfer")
     setup = EngineSetup(
         mix=mix,
@@ -126,12 +127,19 @@ def draw_engine(seed: int, mix: str) -> Case:
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), (asks,), seed)
 
 
+def longest_of(asks: Iterable[EngineRequest], block: int) -> int:
+    """Return the most tokens of a request. A part of a session has up to two blocks."""
+    return max(ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks)
+
+
 def _under_pressure(
     rng: Random, setup: EngineSetup, asks: tuple[EngineRequest, ...]
 ) -> tuple[EngineSetup, tuple[EngineRequest, ...]]:
     seqs, block = rng.choice((2, 3, 4)), setup.block
     longer = tuple(
-        replace(ask, answer=min(rng.choice((1, 2, 3)) * block, setup.max_len - ask.prompt), after=ask.after // 3)
+        ask
+        if ask.segments
+        else replace(ask, answer=min(rng.choice((1, 2, 3)) * block, setup.max_len - ask.prompt), after=ask.after // 3)
         for ask in asks
     )
     chunk = max(setup.chunk, seqs * (setup.draft + 1))

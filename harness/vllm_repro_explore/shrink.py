@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.case import Case, Request
 from vllm_repro_explore.draw import least_blocks
-from vllm_repro_explore.engine_case import EngineSetup
+from vllm_repro_explore.engine_case import EngineRequest, EngineSetup, longest_of
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -85,7 +85,7 @@ class _Shrinking:
                 return
 
     def _take(self, candidate: Case) -> bool:
-        if candidate == self.case or self.tried >= self._budget or _has_no_room(candidate.setup):
+        if candidate == self.case or self.tried >= self._budget or _has_no_room(candidate):
             return False
         self.tried += 1
         if not self._fails(candidate):
@@ -171,9 +171,12 @@ class _Shrinking:
         return replace(self.case, setup=replace(self.case.setup, **{name: value}))
 
 
-def _has_no_room(setup: Setup) -> bool:
-    """Return True if the longest request never fits the pool of an EngineCore: it then waits for ever, whatever else happens."""
-    return isinstance(setup, EngineSetup) and setup.blocks < least_blocks(setup) + setup.draft
+def _has_no_room(case: Case) -> bool:
+    """Return True if the longest request of an EngineCore's case never fits: it then waits for ever, whatever else happens."""
+    setup, asks = case.setup, [ask for ask in case.asks if isinstance(ask, EngineRequest)]
+    if not isinstance(setup, EngineSetup):
+        return False
+    return setup.max_len < longest_of(asks, setup.block) or setup.blocks < least_blocks(setup) + setup.draft
 
 
 def _tidy(ask: Request) -> Request:

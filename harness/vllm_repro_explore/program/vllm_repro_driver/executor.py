@@ -127,6 +127,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
         """Fill the memory with noise. Layers at the same address share it, as in the real one."""
         (config,) = kv_cache_configs
+        self._config = config
         places: dict[Any, int] = {}
         memory: dict[str, int] = {}
         for number, tensor in enumerate(config.kv_cache_tensors):
@@ -145,6 +146,11 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)
+
+    def get_simple_cpu_offload_num_blocks(self) -> int:
+        """Return the blocks of all layers that the connector has room for, as `SimpleCPUOffloadWorker` counts them (from 0.33.0)."""
+        room = self.vllm_config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"]
+        return int(max(1, room * self._config.num_blocks // self._config.kv_cache_tensors[0].size))
 
     def get(self, block: int) -> Any:
         """Return a copy of a block's content."""
@@ -271,10 +277,13 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         most: dict[str, int] = {}
         if grammar_output is not None:
             limits = getattr(grammar_output, "num_acceptable_drafts", None)
-            at = 0
-            for place, name in enumerate(grammar_output.structured_output_request_ids):
+            names, at = grammar_output.structured_output_request_ids, 0
+            counts = [1 + widths.get(name, 0) for name in names]
+            if (given := len(grammar_output.grammar_bitmask)) != sum(counts):  # as many for each (from 0.33.0)
+                counts = [given // len(names)] * len(names)
+            for place, name in enumerate(names):
                 rows[name] = at
-                at += 1 + widths.get(name, 0)
+                at += counts[place]
                 if limits is not None:
                     most[name] = limits[place]
         sampled: dict[str, list[int]] = {}
