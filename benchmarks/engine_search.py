@@ -46,7 +46,10 @@ BUGS = (
 
 def row(bug: Bug, starts: int, most: int) -> str:
     cases, seconds = [], []
-    with tempfile.TemporaryDirectory() as folder, Driver(provision(bug.release), driver_model(), Path(folder) / "driver.log") as driver:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Driver(provision(bug.release), driver_model(), Path(folder) / "driver.log") as driver,
+    ):
         driver.play(draw_engine(1, bug.mix))  # boots the process
         for start in range(starts):
             began = time.monotonic()
