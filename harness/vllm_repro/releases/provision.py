@@ -324,7 +324,7 @@ def _fingerprint(packages: Path) -> str:
                     size = None
                 digest.update(f"{name} {'missing' if size is None else size}\n".encode())
                 if size is not None and name.startswith("vllm/") and name.endswith(".py"):
-                    with open(f"{packages}/{name}", "rb", buffering=0) as source:  # noqa: PTH123  # as above
+                    with open(f"{packages}/{name}", "rb", buffering=0) as source:  # noqa: PTH123  # a `Path` is slow, see above
                         digest.update(source.read())
     finally:
         os.close(folder)

@@ -46,7 +46,7 @@ def never_idle_message(samples: Sequence[CpuSample]) -> str:
 
 
 def engine_cpu_seconds(pids: Iterable[int]) -> float | None:
-    """Return the processor seconds that the EngineCore processes among `pids` have used; None if there is none."""
+    """Return the processor time in seconds of the EngineCore processes in `pids`; None without one."""
     times = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):  # it ended meanwhile: the watcher reports that

@@ -41,7 +41,7 @@ from vllm_repro.servers.kinds import ServerKind
 __all__ = ["Watch", "gave_a_token"]
 
 _LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.2, 1.0
-"""Seconds to wait after the last answer, and those after which an engine without work counts as idle."""
+"""Seconds to wait after the last answer: of a rehearsal, or until vLLM was without work for so long; and the most for vLLM."""
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
 _NO_COMPLETIONS = (400, 404, 501)

@@ -1,4 +1,4 @@
-"""Server that somebody else runs. It is watched, never started or ended.
+"""Attached server: a run watches it, and neither starts nor ends it.
 
 Only its log names the cause of a crash. It is the file that the listening process writes its output to, or the log of the container
 that publishes the port. `--log FILE` names it if neither is found.

@@ -109,7 +109,7 @@ class Server(ABC):
         return ()
 
     async def rank_exited(self) -> tuple[int, Exit]:
-        """Return (rank, exit) of the first other node that ends. Never returns if there is none."""
+        """Wait until another node ends, and return its rank and exit. Without other nodes, wait for ever."""
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
 
