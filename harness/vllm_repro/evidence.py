@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EVIDENCE", "Evidence", "EvidenceFacts", "facts_of"]
+__all__ = ["EVIDENCE", "Evidence", "EvidenceFacts", "banner", "facts_of", "simulated"]
 
 
 class Evidence(StrEnum):
@@ -83,3 +83,14 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
 def facts_of(evidence: str | None) -> EvidenceFacts:
     """Return what reports print about `evidence`, as a journal or report names it; None if no server ever ran."""
     return EVIDENCE[Evidence(evidence)] if evidence else EvidenceFacts()
+
+
+def banner(evidence: str, version: str | None) -> str:
+    """Return the first line of a report about anything but a GPU; empty for a GPU."""
+    return facts_of(evidence).banner.format(release=f"vLLM {version}" if version else "vLLM")
+
+
+def simulated(evidence: str) -> str:
+    """Return the mark beside everything that did not happen on vLLM itself: ` (LAB)`."""
+    facts = facts_of(evidence)
+    return f" ({facts.mark})" if facts.simulated else ""

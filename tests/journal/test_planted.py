@@ -23,10 +23,10 @@ from vllm_repro.report.files import FORMATS, render
 from vllm_repro.report.issue import draft, duplicates
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.summary import summary
 from vllm_repro.report.version_map import markdown as version_markdown
 from vllm_repro.report.version_map import row_of
 from vllm_repro.report.version_map import terminal as version_terminal
-from vllm_repro.running.terminal import summary
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Standing, arm_result

@@ -93,6 +93,9 @@ def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Pat
         path.unlink()
     else:
         path.write_bytes(path.read_bytes().replace(b"41", b"42").replace(b"xx", b"x"))  # the file in uv's cache too
+        os.utime(
+            path, (path.stat().st_atime, path.stat().st_mtime + 1)
+        )  # as an edit a second later would
     if name.endswith("vllm") and not removed:
         path.write_text("")
     assert cache.provision("0.28.0", silent) == release

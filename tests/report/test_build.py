@@ -21,8 +21,8 @@ from vllm_repro.report import files
 from vllm_repro.report.build import build, build_foreign
 from vllm_repro.report.files import FORMATS, ON_REQUEST, render
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.summary import summary
 from vllm_repro.report.tables import arms_table
-from vllm_repro.running.terminal import summary
 from vllm_repro.scenario import catalogue
 from vllm_repro.verdict.verdict import Verdict
 

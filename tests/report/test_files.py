@@ -21,8 +21,8 @@ from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.summary import summary
 from vllm_repro.report.text import cell
-from vllm_repro.running.terminal import summary
 from vllm_repro.verdict.outcome import Outcome, Outlasted
 from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
 

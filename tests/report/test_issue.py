@@ -19,7 +19,7 @@ from vllm_repro.report.files import make_draft
 from vllm_repro.report.issue import MOST, draft, duplicates
 from vllm_repro.report.model import PatchedFile
 from vllm_repro.report.source_changes import diff_of, how_to_apply, whole_diff
-from vllm_repro.running.terminal import summary
+from vllm_repro.report.summary import summary
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.verdict.outcome import Outcome

@@ -18,8 +18,8 @@ from vllm_repro.report.html import html_page
 from vllm_repro.report.json_report import RunJson, report_dict
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.summary import summary
 from vllm_repro.report.tables import throughput_lines, throughput_section
-from vllm_repro.running.terminal import summary
 from vllm_repro.verdict.output import Checks, Probe, sample_output
 from vllm_repro.verdict.throughput import Load
 

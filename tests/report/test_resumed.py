@@ -12,8 +12,8 @@ from tests.report_examples import REHEARSAL
 from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.files import render
+from vllm_repro.report.summary import summary
 from vllm_repro.report.tables import arms_table
-from vllm_repro.running.terminal import summary
 
 WHOLE = read(REHEARSAL / "journal.jsonl")
 

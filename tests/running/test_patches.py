@@ -19,7 +19,7 @@ from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.model import ArmReport, PatchedFile
 from vllm_repro.report.patches import compared_patches
-from vllm_repro.running.terminal import summary
+from vllm_repro.report.summary import summary
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm, Scenario

@@ -19,9 +19,9 @@ from vllm_repro.host.processes import session_members
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
+from vllm_repro.report.summary import summary
 from vllm_repro.running.folders import run_folder
 from vllm_repro.running.run import signals_later, strongest_record
-from vllm_repro.running.terminal import summary
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm

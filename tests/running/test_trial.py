@@ -457,7 +457,7 @@ def test_the_report_needs_no_import_that_the_boot_has_not_made(tmp_path: Path) -
 import sys
 from pathlib import Path
 from vllm_repro.running import run
-from vllm_repro.running.terminal import summary
+from vllm_repro.report.summary import summary
 from vllm_repro.running.trial import _import_while_booting
 _import_while_booting()
 before = set(sys.modules)

@@ -17,9 +17,8 @@ from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import facts_of
+from vllm_repro.evidence import banner, facts_of
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.model import banner
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
 from vllm_repro.scenario.scenario import Scenario, Status

@@ -13,17 +13,17 @@ from vllm_repro.cli.common import add_common, duration, print_json
 from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
-from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import SiteFacts, choice_of, first_line, usual_expectation
 from vllm_repro.running.run import run_one
 from vllm_repro.running.state import MeasureOptions
-from vllm_repro.running.terminal import Progress, print_summary
+from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.verdict.verdict import Expect, exit_status
 
-if TYPE_CHECKING:  # it imports the reports
+if TYPE_CHECKING:  # they import the reports
+    from vllm_repro.report.model import RunReport
     from vllm_repro.running.resume import UnfinishedRun
 
 _EPILOG = """
@@ -170,5 +170,7 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
         print(first_line(site, why, version), file=stream, flush=True)
 
     report = run_one(job, Progress(), announce, unfinished)
+    from vllm_repro.report.summary import print_summary  # here: only the end of a run needs it
+
     print_summary(replace(report, reproduce=with_out(report.reproduce, job.out)), stream)
     return report

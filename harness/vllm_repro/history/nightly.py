@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_repro.evidence import facts_of
+from vllm_repro.evidence import banner, facts_of
 from vllm_repro.report.format import seconds
 from vllm_repro.report.junit import element, junit, xml_text
-from vllm_repro.report.model import RunReport, banner
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.text import LIMIT, Table, cell, markdown_table, plain, shorten
 from vllm_repro.verdict.outcome import Outcome
 

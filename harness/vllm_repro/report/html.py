@@ -9,11 +9,12 @@ from itertools import groupby, zip_longest
 from operator import itemgetter
 from typing import Any
 
+from vllm_repro.evidence import banner, simulated
 from vllm_repro.journal.log_excerpts import ALARM, LogExcerpts
 from vllm_repro.report.document import asset, document, fragment
 from vllm_repro.report.format import seconds
 from vllm_repro.report.markdown import environment_lines, senders
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.patches import patches_table
 from vllm_repro.report.source_changes import diff_of, frame_link, how_to_apply, untried_note
 from vllm_repro.report.tables import arms_table, counters_table, soak_lines, throughput_notes, throughput_table
@@ -31,7 +32,6 @@ from vllm_repro.report.wording import (
     notices,
     outcome_word,
     plain_sentence,
-    simulated,
     source_word,
 )
 from vllm_repro.scenario.scenario import Status

@@ -16,14 +16,14 @@ from pathlib import Path
 from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
 from vllm_repro.diagnosis.root_cause import Root
 from vllm_repro.diagnosis.tracebacks import Frame, Raised
-from vllm_repro.evidence import Evidence
+from vllm_repro.evidence import Evidence, banner, simulated
 from vllm_repro.report.format import limited
 from vllm_repro.report.markdown import root_traceback
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
 from vllm_repro.report.tables import soak_section, throughput_section
 from vllm_repro.report.text import cell, code, fence, html, plain, shorten, size
-from vllm_repro.report.wording import avoids, boundary, lab_rule, not_run_word, refusals, simulated
+from vllm_repro.report.wording import avoids, boundary, lab_rule, not_run_word, refusals
 from vllm_repro.scenario.matching import matches, twins
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.outcome import Outcome

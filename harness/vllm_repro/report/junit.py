@@ -12,7 +12,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, counted_trials
+from vllm_repro.evidence import banner
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files
 from vllm_repro.report.text import printable, shorten
 from vllm_repro.report.wording import death_line, first_of_each, not_run_word

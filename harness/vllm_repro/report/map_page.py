@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from vllm_repro.evidence import banner, simulated
 from vllm_repro.report.document import document, fragment
-from vllm_repro.report.model import banner, issue_url
+from vllm_repro.report.model import issue_url
 from vllm_repro.report.version_map import ReleaseRow, VersionMap, agreement, map_heads, map_rows, meaning, readings
 from vllm_repro.report.version_strip import Seen, version_strip
-from vllm_repro.report.wording import simulated
 from vllm_repro.verdict.outcome import Tone
 from vllm_repro.verdict.release_result import ReleaseResult
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_repro.evidence import banner, simulated
 from vllm_repro.report.format import limited
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport, banner, issue_url
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.patches import patches_section
 from vllm_repro.report.source_changes import patched_section, replaced_section
 from vllm_repro.report.tables import arms_table, counters_section, soak_section, throughput_section
@@ -18,7 +19,6 @@ from vllm_repro.report.wording import (
     first_of_each,
     notices,
     plain_sentence,
-    simulated,
 )
 from vllm_repro.verdict.outcome import Death
 

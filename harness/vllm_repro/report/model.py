@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from vllm_repro.client.sdk import SdkView
-from vllm_repro.evidence import Evidence, facts_of
+from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.measurements import MeasureReport, PhaseCounters
@@ -27,7 +27,6 @@ __all__ = [
     "RunReport",
     "ServerReport",
     "TrialReport",
-    "banner",
     "counted_trials",
     "issue_url",
 ]
@@ -260,8 +259,3 @@ def issue_url(issue: str) -> str:
     """Return the address of `owner/repository#number`. GitHub redirects it if it is a pull request."""
     repository, _, number = issue.partition("#")
     return f"https://github.com/{repository}/issues/{number}"
-
-
-def banner(evidence: str, version: str | None) -> str:
-    """Return the first line of a report about anything but a GPU; empty for a GPU."""
-    return facts_of(evidence).banner.format(release=f"vLLM {version}" if version else "vLLM")

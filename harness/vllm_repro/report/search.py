@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_repro.report.model import banner, issue_url
+from vllm_repro.evidence import banner, simulated
+from vllm_repro.report.model import issue_url
 from vllm_repro.report.text import fence
-from vllm_repro.report.wording import simulated
 
 __all__ = ["SearchRecord", "page"]
 

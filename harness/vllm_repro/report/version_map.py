@@ -14,11 +14,10 @@ from itertools import groupby
 from pathlib import PurePath
 from statistics import median
 
-from vllm_repro.evidence import facts_of
+from vllm_repro.evidence import banner, facts_of, simulated
 from vllm_repro.report.format import columns, seconds, truncate
-from vllm_repro.report.model import RunReport, TrialReport, banner, issue_url
+from vllm_repro.report.model import RunReport, TrialReport, issue_url
 from vllm_repro.report.text import cell, fence
-from vllm_repro.report.wording import simulated
 from vllm_repro.scenario.scenario import Arm, Scenario, Status
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.release_result import ReleaseResult, release_result

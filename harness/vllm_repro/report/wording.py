@@ -36,7 +36,6 @@ __all__ = [
     "plain_sentence",
     "refusals",
     "refused_words",
-    "simulated",
     "source_word",
 ]
 
@@ -262,12 +261,6 @@ def outcome_word(trial: TrialReport) -> str:
 
 def expected_words(expected: bool | None) -> str:
     return {True: "as expected", False: "a surprise", None: "undecided"}[expected]
-
-
-def simulated(evidence: str) -> str:
-    """Return the mark beside everything that did not happen on vLLM itself: ` (LAB)`."""
-    facts = facts_of(evidence)
-    return f" ({facts.mark})" if facts.simulated else ""
 
 
 def crossed_word(trial: TrialReport) -> str:

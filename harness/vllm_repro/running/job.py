@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import Evidence
+from vllm_repro.evidence import Evidence, banner
 from vllm_repro.releases.sources import is_release, version_of
-from vllm_repro.report.model import RunReport, banner
 from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -23,6 +22,7 @@ from vllm_repro.servers.site import ServerChoice, choose
 from vllm_repro.verdict.verdict import Expect, Expected
 
 if TYPE_CHECKING:  # they import the reports
+    from vllm_repro.report.model import RunReport
     from vllm_repro.running.resume import UnfinishedRun
     from vllm_repro.running.terminal import Progress
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError, InfraError, ReproError, Unsupported, UsageError
-from vllm_repro.evidence import Evidence
+from vllm_repro.evidence import Evidence, banner
 from vllm_repro.host.machine import gpus
 from vllm_repro.journal.journal import Journal
 from vllm_repro.journal.redact import Redactor, known_secrets
@@ -27,7 +27,6 @@ from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.sources import named_source
-from vllm_repro.report.model import banner
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.job import choice_of, first_line, refuse_unused_options
 from vllm_repro.running.state import TimeLimits, Trial

@@ -20,12 +20,11 @@ import uvloop
 
 from vllm_repro import __version__
 from vllm_repro.errors import ReproError, UsageError
+from vllm_repro.evidence import simulated
 from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.report.model import RunReport
-from vllm_repro.report.wording import simulated
 from vllm_repro.running.boots import Boots, undecided_arms
 from vllm_repro.running.folders import private_folders, private_hosts, private_sources, private_users, run_folder
 from vllm_repro.running.job import Chosen, Job, repeat_command
@@ -39,7 +38,8 @@ from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
 from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_release
 
-if TYPE_CHECKING:  # it imports the reports
+if TYPE_CHECKING:  # they import the reports
+    from vllm_repro.report.model import RunReport
     from vllm_repro.running.resume import UnfinishedRun
 
 __all__ = ["run_one", "signals_later", "strongest_record"]

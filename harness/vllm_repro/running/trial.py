@@ -184,7 +184,12 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
 
 def _import_while_booting() -> None:
     """Import what is needed at once later: the SDK, whose retries follow a crash within a second, and the report."""
-    for name in ("openai.types.chat", "vllm_repro.report.build", "vllm_repro.report.files", "rich.table"):
+    for name in (
+        "openai.types.chat",
+        "vllm_repro.report.build",
+        "vllm_repro.report.files",
+        "vllm_repro.report.summary",
+    ):
         importlib.import_module(name)
     document = importlib.import_module("vllm_repro.report.document")
     document.compile_page()
