@@ -69,7 +69,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
     file = release.packages / "vllm" / "models" / "deepseek_v4" / "nvidia" / "flashmla.py"
     file.parent.mkdir(parents=True)
     file.write_text(FLASHMLA, encoding="utf-8")
-    monkeypatch.setattr(vllm_repro.servers.lab, "provision", lambda *_: release)
+    monkeypatch.setattr(vllm_repro.servers.lab, "provision", lambda *_, **__: release)
     made = LabSite(ServerOptions(), DSV4)
     made.prepare(print)
     return made

@@ -253,7 +253,7 @@ def test_auto_without_download_uses_cached_releases_only(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("bare")
 def test_auto_falls_back_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_network(*_: object) -> Release:
+    def no_network(*_: object, **__: object) -> Release:
         raise InfraError("no wheel of vLLM 0.23.0 can be had")
 
     monkeypatch.setattr(vllm_repro.servers.lab, "provision", no_network)

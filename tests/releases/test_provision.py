@@ -93,12 +93,15 @@ def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Pat
         path.unlink()
     else:
         path.write_bytes(path.read_bytes().replace(b"41", b"42").replace(b"xx", b"x"))  # the file in uv's cache too
-        os.utime(
-            path, (path.stat().st_atime, path.stat().st_mtime + 1)
-        )  # as an edit a second later would
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1))  # as an edit a second later would
     if name.endswith("vllm") and not removed:
         path.write_text("")
-    assert cache.provision("0.28.0", silent) == release
+    if cache.get("0.28.0") is not None:  # without its python there is none
+        assert cache.provision("0.28.0", silent, unchecked=True) == release
+        with pytest.raises(InfraError, match=r"0\.28\.0 were changed or removed"):
+            cache.check(release)
+    assert cache.provision("0.28.0", silent, unchecked=True) == release
+    cache.check(release)
     assert output_of(release, tmp_path).startswith("0.28.0+cpu")
     assert (release.packages / "vllm" / "__init__.py").read_text() == "ANSWER = 41\n"
     assert (release.packages / "pooch.py").stat().st_size == 500_000

@@ -19,8 +19,10 @@ import pytest
 from tests.fake_vllm import COMPLETION, OPENAPI, Exchange, FakeVllm, never_ending
 from tests.report_examples import REHEARSAL
 from vllm_repro.client.answer import DEAD_MESSAGE
+from vllm_repro.errors import InfraError
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
+from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
@@ -180,18 +182,39 @@ def test_a_field_that_the_release_is_not_known_to_read_proves_nothing(
     assert "stop_token_ids=[999999]" in conclusion.trigger.evidence[0]
 
 
-def test_a_cached_release_is_asked_once_for_its_fields_and_again_when_it_is_patched(tmp_path: Path) -> None:
+def test_a_cached_release_is_asked_once_for_its_fields_and_again_when_it_is_patched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Exchange] = []
 
     def openapi(exchange: Exchange) -> None:
         asked.append(exchange)
         exchange.answer(200, OPENAPI)
 
-    launch = replace(LAUNCH, fields_file=tmp_path / "fields.json")
+    monkeypatch.setattr(ReleaseCache, "check", lambda *_: None)
+    release = Release(
+        version="0.28.0", torch="", python=tmp_path, packages=tmp_path, executable=tmp_path / "bin" / "vllm"
+    )
+    launch = replace(LAUNCH, release=release)
     patch = patched("vllm/x.py", was="a", now="b", why="any")
     for arm, times in ((ARM, 1), (ARM, 1), (replace(ARM, patches=(patch,)), 2)):
         assert concluded(tmp_path, {"/openapi.json": openapi}, arm=arm, launch=launch).outcome is Outcome.CLEAN
         assert len(asked) == times
+
+
+def test_a_release_whose_files_changed_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(*_: object) -> None:
+        raise InfraError("files of vLLM 0.28.0 were changed", hint="Repeat the command.")
+
+    monkeypatch.setattr(ReleaseCache, "check", changed)
+    release = Release(
+        version="0.28.0", torch="", python=tmp_path, packages=tmp_path, executable=tmp_path / "bin" / "vllm"
+    )
+    conclusion = concluded(tmp_path, {}, launch=replace(LAUNCH, release=release))
+    assert (conclusion.outcome, conclusion.why) == (
+        Outcome.INFRA,
+        "files of vLLM 0.28.0 were changed (Repeat the command.)",
+    )
 
 
 @pytest.mark.parametrize("may_fail", [(), (500,)])
@@ -458,8 +481,8 @@ import sys
 from pathlib import Path
 from vllm_repro.running import run
 from vllm_repro.report.summary import summary
-from vllm_repro.running.trial import _import_while_booting
-_import_while_booting()
+from vllm_repro.running.trial import _while_booting
+_while_booting(None)
 before = set(sys.modules)
 from vllm_repro.report import build, document, files
 compiled = set(document._environment().cache.keys())

@@ -38,6 +38,8 @@ from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of
 __all__ = ["LARGEST_INSTALL", "Release", "ReleaseCache", "provision"]
 
 _MARKER = "complete.json"
+_CHANGED = "changed"
+"""Fingerprint of a vLLM that `check` found changed."""
 _MOST_SOURCES = 40
 
 # Measured with Python 3.11 on x86_64, rounded up: bytes to download, bytes on disk.
@@ -68,6 +70,11 @@ class Release:
     source: str = ""
     compiled: str = ""
     fit: Fit | None = None
+
+    @property
+    def fields_file(self) -> Path:
+        """Return where the body fields that it reads are kept between runs."""
+        return self.executable.parents[1] / "request_fields.json"
 
 
 class ReleaseCache:
@@ -106,13 +113,15 @@ class ReleaseCache:
             fit=msgspec.convert(facts["fit"], Fit) if facts.get("fit") else None,
         )
 
-    def provision(self, source: str, progress: Progress = print) -> Release:
+    def provision(self, source: str, progress: Progress = print, *, unchecked: bool = False) -> Release:
         """Return the vLLM of a SOURCE, installed if necessary, which takes minutes and gigabytes for a release.
 
-        One whose files were changed or removed since is installed again. Raises `UsageError` for something that is no vLLM and
-        `InfraError` for everything that goes wrong.
+        One whose files were changed or removed since is installed again. unchecked: the caller calls `check` while the server boots.
+        Raises `UsageError` for something that is no vLLM and `InfraError` for everything that goes wrong.
         """
         folder = self._folder(source)
+        if (release := self.get(source)) and unchecked and _read_marker(folder)["fingerprint"] != _CHANGED:
+            return release
         if release := self._intact(source):
             return release
         other = None if is_release(source) else source_of(source)
@@ -141,6 +150,18 @@ class ReleaseCache:
         if installed is None:
             raise HarnessBug(f"{folder} is not a release after its installation")
         return installed
+
+    def check(self, release: Release) -> None:
+        """Raise `InfraError` if files of `release` were changed or removed; the next `provision` installs it again."""
+        source = release.source or release.version
+        if self._intact(source):
+            return
+        marker = self._folder(source) / _MARKER
+        marker.write_text(json.dumps(_read_marker(marker.parent) | {"fingerprint": _CHANGED}), encoding="utf-8")
+        raise InfraError(
+            f"files of vLLM {release.version} in {marker.parent} were changed or removed",
+            hint="Repeat the command: it installs this vLLM again.",
+        )
 
     def cached(self) -> list[Release]:
         """Return the installed releases, oldest first."""
@@ -302,9 +323,9 @@ class ReleaseCache:
             )
 
 
-def provision(source: str, progress: Progress = print) -> Release:
+def provision(source: str, progress: Progress = print, *, unchecked: bool = False) -> Release:
     """Return the vLLM from the user's own cache, see `ReleaseCache.provision`."""
-    return ReleaseCache().provision(source, progress)
+    return ReleaseCache().provision(source, progress, unchecked=unchecked)
 
 
 def _fingerprint(packages: Path) -> str:

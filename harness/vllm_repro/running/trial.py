@@ -21,6 +21,7 @@ from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.gpu_lease import await_free_memory
+from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.measure import Measurements
 from vllm_repro.running.state import Trial
@@ -135,7 +136,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
     trial.notify("starting the server")
     launched = time.monotonic()
     started = trial.launch.kind.facts.started
-    imports = asyncio.create_task(asyncio.to_thread(_import_while_booting)) if started else None
+    beside = asyncio.create_task(asyncio.to_thread(_while_booting, trial.launch.release)) if started else None
     facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
@@ -148,6 +149,8 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
         model = ""
         try:
             ready = await watch.until_ready()
+            if beside is not None:
+                await beside
             # In a thread: a look into a container takes longer than any watched channel may wait.
             booted = await asyncio.to_thread(trial.server.booted, facts, ready=ready)
             if booted != facts:
@@ -160,8 +163,6 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
                 if started:
                     await asyncio.to_thread(_check_evidence, trial)
                 trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
-                if imports is not None:
-                    await imports
                 runner = WorkloadRunner(trial, client, watch)
                 await work(runner)
                 model = runner.model
@@ -182,8 +183,13 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
             watch.stopping()
 
 
-def _import_while_booting() -> None:
-    """Import what is needed at once later: the SDK, whose retries follow a crash within a second, and the report."""
+def _while_booting(release: Release | None) -> None:
+    """Check the files of the release, and import what is needed at once later: the SDK, whose retries follow a crash, and the report.
+
+    Raises `InfraError` as `ReleaseCache.check` does.
+    """
+    if release is not None:
+        ReleaseCache().check(release)
     for name in (
         "openai.types.chat",
         "vllm_repro.report.build",

@@ -94,7 +94,8 @@ class WorkloadRunner:
     async def _known_fields(self) -> Mapping[str, frozenset[str]]:
         """Return `known`. vLLM takes a second to write its schema, which does not change, so it is kept beside a cached release."""
         endpoints = {request.endpoint for request in requests_of(self.trial.scenario.workload_of(self.trial.arm))}
-        kept = None if self.trial.arm.patches else self.trial.launch.fields_file
+        release = self.trial.launch.release
+        kept = release.fields_file if release and not self.trial.arm.patches else None
         if kept is not None and kept.is_file():
             known = msgspec.json.decode(kept.read_bytes(), type=dict[str, frozenset[str]])
             if endpoints <= known.keys():

@@ -17,6 +17,7 @@ from vllm_repro.command.container import CAPABILITIES, LOOPBACK, ContainerSpec, 
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import HarnessBug
 from vllm_repro.evidence import Evidence
+from vllm_repro.releases.provision import Release
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.tiny_model import TinyModel
@@ -75,8 +76,8 @@ class Launch:
     """Command of a server that is to be started.
 
     differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the one that is
-    served, if any. source, compiled: as in `ServerFacts`. fields_file: where the body fields that this vLLM reads are kept between runs;
-    None for one that is not in the cache. gpus: ids of the leased ones; empty without a lease.
+    served, if any. source, compiled: as in `ServerFacts`. release: None for one that is not in the cache.
+    gpus: ids of the leased ones; empty without a lease.
     """
 
     kind: ServerKind
@@ -91,7 +92,7 @@ class Launch:
     tiny_model: TinyModel | None = None
     source: str | None = None
     compiled: str | None = None
-    fields_file: Path | None = None
+    release: Release | None = None
     gpus: tuple[str, ...] = ()
 
     def render(self) -> str:

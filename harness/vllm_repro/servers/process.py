@@ -141,7 +141,7 @@ def with_release(launch: Launch, release: Release | None) -> Launch:
     """Return `launch` with the source of its vLLM, and what there is to say about compiled parts that are not its own."""
     if release is None:
         return launch
-    launch = replace(launch, fields_file=release.executable.parents[1] / "request_fields.json")
+    launch = replace(launch, release=release)
     if not (release.source or release.compiled):
         return launch
     what = release.source or f"vLLM {release.version}, which has no CPU build"
@@ -182,7 +182,7 @@ class ProcessSite(Site):
         if options.vllm and self._lacking:
             self._vllm: tuple[str, ...] = ("vllm",)  # nothing is downloaded for a trial that cannot run
         elif options.vllm and not scenario.needs.gpus:
-            self._release = provision(options.vllm, notify)
+            self._release = provision(options.vllm, notify, unchecked=True)
             self._vllm = (str(self._release.executable),)
         else:
             installed = _installed(options, scenario)
