@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreRequest, core
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from .engine import NoBoot, config_of
-from .executor import executor_for
+from .executor import FakeExecutor
 from .reference import EOS, STOPS
 
 __all__ = ["GRAMMARS", "Refused", "boot", "compiled", "request_of", "sampling"]
@@ -70,7 +70,7 @@ def boot(case: Mapping[str, Any]) -> Any:
     try:
         config = config_of(case, **given)
         config.scheduler_config.async_scheduling = case["asynchronous"]
-        engine = core.EngineCore(config, executor_for(case), log_stats=False)
+        engine = core.EngineCore(config, _executor(case), log_stats=False)
     except (ValueError, NotImplementedError) as error:
         raise NoBoot(f"{type(error).__name__}: {error}") from error
     manager = engine.structured_output_manager
@@ -79,6 +79,14 @@ def boot(case: Mapping[str, Any]) -> Any:
             getattr(manager, name).shutdown(wait=False)
             setattr(manager, name, _Inline(looks))
     return engine
+
+
+def _executor(case: Mapping[str, Any]) -> Any:
+    """Return the executor class of one case; EngineCore makes its own instance."""
+    base = FakeExecutor
+    if case.get("real"):
+        from .model_runner import RunnerExecutor as base
+    return type("CaseExecutor", (base,), {"case": case})
 
 
 class _Inline:

@@ -32,7 +32,7 @@ from . import reference
 from .engine import layer_specs, memory_of
 from .workers import Half, worker_half
 
-__all__ = ["FakeExecutor", "executor_for"]
+__all__ = ["FakeExecutor", "key_of"]
 
 
 @dataclass
@@ -57,11 +57,6 @@ class _Row:
     tokens: list[int]
     drafts: list[int]
     states: Any = None
-
-
-def executor_for(case: Mapping[str, Any]) -> type[FakeExecutor]:
-    """Return the executor class of one case; EngineCore makes its own instance."""
-    return type("CaseExecutor", (FakeExecutor,), {"case": case})
 
 
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
@@ -305,20 +300,20 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self.seen["masked"] += name in rows
             self._rejected[name] = width + 1 - len(new)
             known.tokens.extend(new)
-            known.drafts = self._propose(known)
+            known.drafts = self._draft(known.tokens, known.key, known.eos)
         if self.trace is not None:
             self.trace.append({row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch})
         answer = _output({name: list(new) for name, new in sampled.items()}, copied)
         return _Answer(answer) if non_block else answer
 
-    def _propose(self, known: _Known) -> list[int]:
+    def _draft(self, known: list[int], key: int, eos: int) -> list[int]:
         """Draft some right tokens and then wrong ones, so that both outcomes occur."""
         width = self.case["draft"]
-        right = (len(known.tokens) * 7 + self.case["seed"]) % (width + 1)
-        tokens = list(known.tokens)
+        right = (len(known) * 7 + self.case["seed"]) % (width + 1)
+        tokens = list(known)
         for _ in range(right):
-            tokens.append(reference.pick(reference.states(tokens, known.key, self.windows)[-1], None, known.eos))
-        return tokens[len(known.tokens) :] + [reference.TEXT[1]] * (width - right)
+            tokens.append(reference.pick(reference.states(tokens, key, self.windows)[-1], None, eos))
+        return tokens[len(known) :] + [reference.TEXT[1]] * (width - right)
 
     def take_draft_token_ids(self) -> Any:
         if not self.case["draft"]:

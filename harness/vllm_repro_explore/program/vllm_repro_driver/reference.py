@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "pick", "states"]
+__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "logits", "pick", "states"]
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -67,11 +67,22 @@ def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
 def pick(state: Any, row: Any = None, eos: int = 0) -> int:
     """Return the token of a state. row: bitmask of a grammar. eos: one state in so many ends the answer; 0 for none."""
     number = int(state)
-    if row is not None:
-        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-        allowed = np.flatnonzero(bits)
-        if len(allowed) < len(bits):  # else the mask of a request without a grammar
-            return int(allowed[number % len(allowed)]) if len(allowed) else 0
-    if eos and (number >> 32) % eos == 0:
-        return EOS
-    return TEXT[number % len(TEXT)]
+    first = EOS if eos and (number >> 32) % eos == 0 else TEXT[number % len(TEXT)]
+    if row is None:
+        return first
+    allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+    if not len(allowed) or first in allowed:
+        return first if len(allowed) else 0
+    return int(allowed[np.argmax(_liking(state, allowed))])
+
+
+def logits(state: Any, eos: int, size: int) -> Any:
+    """Return the logits of which a greedy sampler takes `pick`, also under a mask. size: of the vocabulary."""
+    found = _liking(state, np.arange(size))
+    found[pick(state, None, eos)] = 2.0**25
+    return found
+
+
+def _liking(state: Any, tokens: Any) -> Any:
+    """Return 24 bits for each token, which a float32 holds exactly."""
+    return (_scramble(tokens.astype(np.uint64) * _TOKEN + state) >> np.uint64(40)).astype(np.float32)

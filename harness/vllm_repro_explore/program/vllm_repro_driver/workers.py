@@ -25,7 +25,7 @@ class Half:
     """Connector calls of a worker in one step, in the order of vLLM's model runner."""
 
     def __init__(self, connector: Any, copiers: Sequence[Copier]) -> None:
-        self._connector = connector
+        self.connector = connector
         self._copiers = copiers
 
     @property
@@ -37,16 +37,16 @@ class Half:
         return [one for copier in self._copiers for one in copier.take_listed()]
 
     def before(self, output: Any) -> None:
-        self._connector.handle_preemptions(output.kv_connector_metadata)
-        self._connector.bind_connector_metadata(output.kv_connector_metadata)
+        self.connector.handle_preemptions(output.kv_connector_metadata)
+        self.connector.bind_connector_metadata(output.kv_connector_metadata)
 
     def start(self) -> None:
         """Start the loads."""
-        self._connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
+        self.connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
 
     def after(self, output: Any) -> Any:
         """Return the `KVConnectorOutput` of a step."""
-        connector = self._connector
+        connector = self.connector
         connector.wait_for_save()
         found = KVConnectorOutput()
         found.finished_sending, found.finished_recving = connector.get_finished(output.finished_req_ids)
