@@ -13,7 +13,7 @@ It knows of a request only what `SchedulerOutput` contains. The rules stand for 
 | `sample_tokens`: no token for a partial prefill | `_prepare_inputs` (`discard_request_mask`), `_bookkeeping_sync` |
 | `sample_tokens`: rows of the bitmask, one for each draft and one more | `structured_output/utils.py`, `apply_grammar_bitmask` |
 | `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy |
-| `_Answer`: no answer is there before it is asked for | `v1/executor/multiproc_executor.py`, `FutureWrapper` |
+| `Answer`: none is there before it is asked for | `v1/executor/multiproc_executor.py`, `FutureWrapper` |
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from . import reference
 from .engine import layer_specs, memory_of
 from .workers import Half, worker_half
 
-__all__ = ["FakeExecutor", "key_of"]
+__all__ = ["Answer", "FakeExecutor", "key_of"]
 
 
 @dataclass
@@ -92,7 +92,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Answer what EngineCore asks of its one worker."""
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
         answer = [False if name == "supports_draft_weight_updates" else None]
-        return _Answer(answer) if non_block else answer
+        return Answer(answer) if non_block else answer
 
     def check_health(self) -> None: ...
     def shutdown(self) -> None: ...
@@ -178,11 +178,17 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         if not batch:
             self._rejected = {}
             empty = _output({}, copied)
-            return _Answer(empty) if non_block else empty
+            return Answer(empty) if non_block else empty
         # The scheduler changes its own lists while a worker still computes.
         widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
-        self._pending = batch, widths, copied
-        return _Answer(None) if non_block else None
+        # With asynchronous scheduling the last step's drafts count here, although some may be rejected.
+        counted = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        counted += zip(
+            output.scheduled_cached_reqs.req_ids, output.scheduled_cached_reqs.num_computed_tokens, strict=True
+        )
+        longest = max(computed + output.num_scheduled_tokens[name] for name, computed in counted)
+        self._pending = batch, widths, longest + self.case["draft"] <= self.case["max_len"], copied
+        return Answer(None) if non_block else None
 
     def _update(self, output: Any) -> dict[str, int]:
         """Bring the known requests up to date; return the computed tokens of each scheduled one."""
@@ -266,7 +272,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return blocks
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        batch, widths, copied = self._pending
+        batch, widths, fits, copied = self._pending
         self._pending = None
         rows: dict[str, int] = {}
         most: dict[str, int] = {}
@@ -283,28 +289,30 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                     most[name] = limits[place]
         sampled: dict[str, list[int]] = {}
         self._rejected = {}
+        width = self.case["draft"]
         for row in batch:
             known, name = row.known, row.name
             sampled[name] = []
             self._rejected[name] = 0
-            known.drafts = []
+            known.drafts = [] if fits else [0] * width
             if row.start + len(row.tokens) < len(known.tokens):
                 continue
-            new, width = sampled[name], len(row.drafts)
-            for place, state in enumerate(row.states[-1 - width :]):
+            new, drafts = sampled[name], row.drafts
+            for place, state in enumerate(row.states[-1 - len(drafts) :]):
                 mask = grammar_output.grammar_bitmask[rows[name] + place] if name in rows else None
                 new.append(reference.pick(state, mask, known.eos))
-                if place < width and (new[-1] != row.drafts[place] or place >= most.get(name, width)):
+                if place < len(drafts) and (new[-1] != drafts[place] or place >= most.get(name, len(drafts))):
                     break
             self.seen["accepted"] += len(new) - 1
             self.seen["masked"] += name in rows
-            self._rejected[name] = width + 1 - len(new)
+            self._rejected[name] = len(drafts) + 1 - len(new)
             known.tokens.extend(new)
-            known.drafts = self._draft(known.tokens, known.key, known.eos)
+            if fits:
+                known.drafts = self._draft(known.tokens, known.key, known.eos)
         if self.trace is not None:
             self.trace.append({row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch})
         answer = _output({name: list(new) for name, new in sampled.items()}, copied)
-        return _Answer(answer) if non_block else answer
+        return Answer(answer) if non_block else answer
 
     def _draft(self, known: list[int], key: int, eos: int) -> list[int]:
         """Draft some right tokens and then wrong ones, so that both outcomes occur."""
@@ -327,7 +335,7 @@ def key_of(salt: int, lora: int) -> int:
     return salt * 1000 + lora
 
 
-class _Answer(Future[Any]):
+class Answer(Future[Any]):
     """A worker's answer. It is not done until it is asked for, like `FutureWrapper` of vLLM's MultiprocExecutor."""
 
     def __init__(self, value: Any) -> None:

@@ -6,9 +6,7 @@ over `FakeExecutor`; where it does not, one of that executor's rules is not the 
 
 from __future__ import annotations
 
-import importlib
 import tempfile
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +15,22 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.worker import cpu_model_runner
+from vllm.v1.worker import cpu_worker  # first: it replaces CUDA names that the runner uses
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
 from . import reference
 from .engine import layer_specs
-from .executor import FakeExecutor, key_of
+from .executor import Answer, FakeExecutor, key_of
 
 __all__ = ["RunnerExecutor"]
+
+
+class _Attention(CPUAttentionBackend):  # type: ignore[misc]  # vLLM is not installed here
+    @staticmethod
+    def get_supported_kernel_block_sizes(*_: Any) -> list[int]:
+        return [16, 32]  # no kernel runs, and newer ones want 32
 
 
 class _Layer(AttentionLayerBase):  # type: ignore[misc]  # vLLM is not installed here
@@ -34,10 +39,10 @@ class _Layer(AttentionLayerBase):  # type: ignore[misc]  # vLLM is not installed
     def __init__(self, spec: Any) -> None:
         self._spec = spec
         self.kv_cache: Any = None
-        self.impl = SimpleNamespace()
+        self.impl = SimpleNamespace(num_heads=2, num_kv_heads=2, head_size=32, logits_soft_cap=0)
 
     def get_attn_backend(self) -> Any:
-        return CPUAttentionBackend
+        return _Attention
 
     def get_kv_cache_spec(self, _: Any) -> Any:
         return self._spec
@@ -48,14 +53,20 @@ class RunnerExecutor(FakeExecutor):
 
     def _init_executor(self) -> None:
         super()._init_executor()
+        self._read: dict[str, list[int]] = {}
         config = self.vllm_config
         with set_current_vllm_config(config):
             _join()
             init_worker_distributed_environment(config, 0, _Meeting.method, 0, "gloo")
-            self._runner = cpu_model_runner.CPUModelRunner(config, torch.device("cpu"))
+            self._runner = cpu_worker.CPUModelRunner(config, torch.device("cpu"))
+        # A drafter makes a configuration of its own around the same scheduler's, and the CPU platform switches this off in it.
+        config.scheduler_config.async_scheduling = self.case["asynchronous"]
         self._runner.model = SimpleNamespace(compute_logits=self._logits)
         self._runner._model_forward = self._model_forward
-        self._runner.propose_draft_token_ids = self._propose_all
+        if hasattr(self._runner, "drafter"):
+            self._runner.drafter.propose = (
+                self._propose_ahead if config.speculative_config.method == "ngram_gpu" else self._propose
+            )
         layers = {name: _Layer(spec) for name, spec in layer_specs(self.case).items()}
         config.compilation_config.static_forward_context.update(layers)
 
@@ -67,15 +78,23 @@ class RunnerExecutor(FakeExecutor):
         kv_transfer_state._KV_CONNECTOR_AGENT = self.half.connector if self.half is not None else None
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
+        for new in output.scheduled_new_reqs:
+            self._read[new.req_id] = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
+        self._read.update({name: list(all_) for name, all_ in output.scheduled_cached_reqs.all_token_ids.items()})
+        self._widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
         with set_current_vllm_config(self.vllm_config):
-            return self._runner.execute_model(output)
+            answer = self._runner.execute_model(output)
+        return Answer(answer) if non_block else answer
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         with set_current_vllm_config(self.vllm_config):
             answer = self._runner.sample_tokens(grammar_output)
+        if hasattr(answer, "get_output"):
+            answer = answer.get_output()
         if self.trace is not None:
-            self.trace.append({name: [*self._rows[name], sampled] for name, sampled in zip(answer.req_ids, answer.sampled_token_ids, strict=True)})
-        return answer
+            sampled = zip(answer.req_ids, answer.sampled_token_ids, strict=True)
+            self.trace.append({name: [*self._rows[name], list(tokens)] for name, tokens in sampled})
+        return Answer(answer) if non_block else answer
 
     def take_draft_token_ids(self) -> Any:
         return self._runner.take_draft_token_ids()
@@ -92,18 +111,19 @@ class RunnerExecutor(FakeExecutor):
             name, low, high = batch.req_ids[place], bounds[place], bounds[place + 1]
             salt, eos = self.traits.get(name, (0, 0))
             self._rows[name] = [int(where[low]), int(high - low)]
+            self._read[name][where[low] : where[high - 1] + 1] = tokens[low:high].tolist()
             states.append(reference.embed(tokens[low:high], int(where[low]), key_of(salt, 0)))
             keys += [eos] * (high - low)
         for layer, ((group, memory), window) in enumerate(zip(self._layers, self.windows, strict=True)):
             table, flat = batch.block_table[group], self._kv[memory].reshape(-1)
             for place in range(batch.num_reqs):
                 low, high = bounds[place], bounds[place + 1]
-                flat[table.slot_mapping.np[low:high]] = states[place]
+                flat[table.slot_mapping.gpu.numpy()[low:high]] = states[place]
             for place in range(batch.num_reqs):
                 start, end = int(where[bounds[place]]), int(where[bounds[place + 1] - 1]) + 1
                 first = max(0, start - window + 1) if window else 0
                 at = np.arange(first, end)
-                blocks = table.block_table.np[place, at // table.block_size].astype(np.int64)
+                blocks = table.block_table.gpu.numpy()[place, at // table.block_size].astype(np.int64)
                 read = flat[blocks * table.block_size + at % table.block_size]
                 states[place] = reference.attend(states[place], read, first, start, window, layer)
         hidden = np.zeros((len(tokens), 2), dtype=np.int64)
@@ -117,15 +137,21 @@ class RunnerExecutor(FakeExecutor):
         rows = [reference.logits(state.view(np.uint64), int(eos), size) for state, eos in hidden.numpy()]
         return torch.from_numpy(np.stack(rows)) if rows else torch.zeros((0, size))
 
-    def _propose_all(self, _: Any, sampled: Any, *__: Any, **___: Any) -> Any:
-        batch = self._runner.input_batch
-        found = []
-        for place, new in enumerate(sampled):
-            name = batch.req_ids[place]
-            salt, eos = self.traits.get(name, (0, 0))
-            tokens = batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]].tolist()
-            found.append(self._draft(tokens, key_of(salt, 0), eos) if new else [])
-        return found
+    def _propose(self, *given: Any, **more: Any) -> list[list[int]]:
+        """Draft as `NgramProposer.propose`, once the tokens of a step are known."""
+        sampled = more.get("sampled_token_ids") or next(one for one in given if isinstance(one, list))
+        return [self._drafts_of(row, new) if new else [] for row, new in enumerate(sampled)]
+
+    def _propose_ahead(self, _: int, __: Any, ___: Any, sampled: Any, counts: Any) -> tuple[Any, Any]:
+        """Draft as `NgramProposerGPU.propose`: the first `counts` of `sampled` are the tokens of the step."""
+        drafts = [self._drafts_of(row, sampled[row, :count].tolist()) for row, count in enumerate(counts)]
+        return torch.tensor(drafts, dtype=torch.int32), torch.full_like(counts, self.case["draft"])
+
+    def _drafts_of(self, row: int, new: list[int]) -> list[int]:
+        name = self._runner.input_batch.req_ids[row]
+        start, count = self._rows[name]
+        salt, eos = self.traits.get(name, (0, 0))
+        return self._draft(self._read[name][: start + count - self._widths.get(name, 0)] + new, key_of(salt, 0), eos)
 
 
 class _Meeting:
@@ -133,6 +159,11 @@ class _Meeting:
 
 
 def _join() -> None:
-    """Name the file at which the one worker of this process meets itself."""
+    """Do once what a worker process does before it makes its model runner."""
     if not _Meeting.method:
+        zeros = torch.zeros
+        torch.zeros = lambda *size, pin_memory=False, **more: zeros(*size, **more)  # without CUDA nothing is pinned
+        current_platform.import_kernels()
+        if hasattr(current_platform, "register_triton_kernel_overrides"):
+            current_platform.register_triton_kernel_overrides()
         _Meeting.method = f"file://{tempfile.mkdtemp(prefix='vllm-repro-')}/meeting"
