@@ -69,9 +69,10 @@ class Driver:
     ) -> None:
         self.close()
 
-    def play(self, case: Case) -> PlayResult:
+    def play(self, case: Case, worker: str = "") -> PlayResult:
         """Return the result of a case. A process that hangs, or that a signal ends, is a finding.
 
+        worker: for a case of EngineCore "runner" plays it over the release's own CPU model runner, "both" also compares the two.
         Raise `HarnessBug` if the program failed by itself, and `InfraError` if the process was killed.
         """
         if self._process is None or self._played >= _RENEWED:
@@ -81,7 +82,7 @@ class Driver:
         assert self._process.stdin is not None
         self._played += 1
         with contextlib.suppress(BrokenPipeError):  # it exited; the missing answer is handled below
-            self._process.stdin.write(json.dumps(case.as_json()).encode() + b"\n")
+            self._process.stdin.write(json.dumps({**case.as_json(), "worker": worker}).encode() + b"\n")
             self._process.stdin.flush()
         line = self._line(self._case_s)
         if line:

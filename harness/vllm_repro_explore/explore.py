@@ -153,6 +153,7 @@ class _Exploring:
                     go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
                     keep=keep,
                     progress=progress,
+                    on_runner=(lambda case: driver.play(case, "runner")) if self.mixes else None,
                     tally=tally,
                 )
             except KeyboardInterrupt:

@@ -21,6 +21,7 @@ class Found:
     """A finding with its first seed and its smallest case.
 
     others: other findings of that case. tried: cases played to shrink it. times: cases whose worst finding it is.
+    runner: of the smallest case over the release's own model runner; None for a search of the scheduler alone.
     """
 
     finding: Finding
@@ -30,6 +31,7 @@ class Found:
     tried: int
     others: tuple[Finding, ...] = ()
     times: int = 1
+    runner: PlayResult | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -43,7 +45,17 @@ class Found:
             "case": self.shrunk.as_json(),
             "drawn": self.case.as_json(),
             "shrunk_in": self.tried,
+            "model_runner": self.on_runner,
         }
+
+    @property
+    def on_runner(self) -> str | None:
+        """Return what the case shows over the release's own model runner: `the same`, something else, or why it was not tried."""
+        if self.runner is None:
+            return None
+        if self.runner.invalid:
+            return f"not tried: {self.runner.invalid}"
+        return "the same" if self.runner.worst == self.finding else f"{self.runner.worst or 'nothing'}"
 
 
 @dataclass
@@ -75,12 +87,14 @@ def search(
     go_on: Callable[[], bool],
     keep: Callable[[Found], None],
     progress: Callable[[Tally], None],
+    on_runner: Play | None = None,
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
     """Play the cases while `go_on` returns True.
 
     keep: called with each new finding once it is shrunk. progress: called with the tally after each case.
+    on_runner: plays the smallest case over the release's own model runner.
     tally: filled in place, so that an interrupted search keeps its findings.
     """
     tally = Tally() if tally is None else tally
@@ -106,6 +120,8 @@ def search(
                     finding=worst, seed=seed, case=case, shrunk=case, tried=0, others=_others(outcome, worst)
                 )
                 tally.found[key] = _shrunk(tally.found[key], play, budget)
+                if on_runner is not None:
+                    tally.found[key] = replace(tally.found[key], runner=on_runner(tally.found[key].shrunk))
                 keep(tally.found[key])
         progress(tally)
     return tally

@@ -102,6 +102,8 @@ def _lines(found: Found) -> list[str]:
     lines = [f"{finding.kind}: {finding.site}", f"  seen:  {finding.detail}"]
     if issue := known(finding):
         lines.append(f"  known: {issue}")
+    if found.on_runner:
+        lines.append(f"  over the release's own CPU model runner: {found.on_runner}")
     if found.others:
         lines.append(f"  with:  {', '.join(other.site for other in found.others)}")
     lines.append(f"  seeds: first {found.seed}, in {found.times} of the cases; shrunk in {found.tried} more")

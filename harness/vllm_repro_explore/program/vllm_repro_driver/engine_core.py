@@ -84,8 +84,13 @@ def boot(case: Mapping[str, Any]) -> Any:
 def _executor(case: Mapping[str, Any]) -> Any:
     """Return the executor class of one case; EngineCore makes its own instance."""
     base = FakeExecutor
-    if case.get("real"):
-        from .model_runner import RunnerExecutor as base
+    if case.get("worker") == "runner":
+        try:
+            from .model_runner import RunnerExecutor  # here: it imports vLLM's workers
+
+            base = RunnerExecutor
+        except (ImportError, AttributeError) as error:
+            raise NoBoot(f"its model runner: {type(error).__name__}: {error}") from error
     return type("CaseExecutor", (base,), {"case": case})
 
 

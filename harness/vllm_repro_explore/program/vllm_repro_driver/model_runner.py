@@ -17,8 +17,10 @@ from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.worker import cpu_worker  # first: it replaces CUDA names that the runner uses
+from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
+
+from vllm_repro_lab import async_steps
 
 from . import reference
 from .engine import layer_specs
@@ -59,10 +61,9 @@ class RunnerExecutor(FakeExecutor):
             _join()
             init_worker_distributed_environment(config, 0, _Meeting.method, 0, "gloo")
             self._runner = cpu_worker.CPUModelRunner(config, torch.device("cpu"))
-        # A drafter makes a configuration of its own around the same scheduler's, and the CPU platform switches this off in it.
-        config.scheduler_config.async_scheduling = self.case["asynchronous"]
         self._runner.model = SimpleNamespace(compute_logits=self._logits)
         self._runner._model_forward = self._model_forward
+        self._runner.set_active_loras = lambda *_, **__: None
         if hasattr(self._runner, "drafter"):
             self._runner.drafter.propose = (
                 self._propose_ahead if config.speculative_config.method == "ngram_gpu" else self._propose
@@ -112,7 +113,8 @@ class RunnerExecutor(FakeExecutor):
             salt, eos = self.traits.get(name, (0, 0))
             self._rows[name] = [int(where[low]), int(high - low)]
             self._read[name][where[low] : where[high - 1] + 1] = tokens[low:high].tolist()
-            states.append(reference.embed(tokens[low:high], int(where[low]), key_of(salt, 0)))
+            key = key_of(salt, int(batch.request_lora_mapping[place]))
+            states.append(reference.embed(tokens[low:high], int(where[low]), key))
             keys += [eos] * (high - low)
         for layer, ((group, memory), window) in enumerate(zip(self._layers, self.windows, strict=True)):
             table, flat = batch.block_table[group], self._kv[memory].reshape(-1)
@@ -142,8 +144,9 @@ class RunnerExecutor(FakeExecutor):
         sampled = more.get("sampled_token_ids") or next(one for one in given if isinstance(one, list))
         return [self._drafts_of(row, new) if new else [] for row, new in enumerate(sampled)]
 
-    def _propose_ahead(self, _: int, __: Any, ___: Any, sampled: Any, counts: Any) -> tuple[Any, Any]:
+    def _propose_ahead(self, *given: Any) -> tuple[Any, Any]:
         """Draft as `NgramProposerGPU.propose`: the first `counts` of `sampled` are the tokens of the step."""
+        *_, sampled, counts = given
         drafts = [self._drafts_of(row, sampled[row, :count].tolist()) for row, count in enumerate(counts)]
         return torch.tensor(drafts, dtype=torch.int32), torch.full_like(counts, self.case["draft"])
 
@@ -151,7 +154,8 @@ class RunnerExecutor(FakeExecutor):
         name = self._runner.input_batch.req_ids[row]
         start, count = self._rows[name]
         salt, eos = self.traits.get(name, (0, 0))
-        return self._draft(self._read[name][: start + count - self._widths.get(name, 0)] + new, key_of(salt, 0), eos)
+        key = key_of(salt, int(self._runner.input_batch.request_lora_mapping[row]))
+        return self._draft(self._read[name][: start + count - self._widths.get(name, 0)] + new, key, eos)
 
 
 class _Meeting:
@@ -162,8 +166,10 @@ def _join() -> None:
     """Do once what a worker process does before it makes its model runner."""
     if not _Meeting.method:
         zeros = torch.zeros
-        torch.zeros = lambda *size, pin_memory=False, **more: zeros(*size, **more)  # without CUDA nothing is pinned
+        torch.zeros = lambda *size, **more: zeros(
+            *size, **(more | {"pin_memory": False})
+        )  # nothing is pinned without CUDA
+        async_steps.install()
         current_platform.import_kernels()
-        if hasattr(current_platform, "register_triton_kernel_overrides"):
-            current_platform.register_triton_kernel_overrides()
+        (getattr(current_platform, "register_triton_kernel_overrides", None) or (lambda: None))()
         _Meeting.method = f"file://{tempfile.mkdtemp(prefix='vllm-repro-')}/meeting"

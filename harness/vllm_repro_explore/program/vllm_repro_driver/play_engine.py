@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from .engine import NoBoot, pools_of
@@ -22,7 +23,12 @@ _DRAIN = 80
 
 
 def play_engine(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a case and return what `play.play` returns. An exception of this program is {"kind": "harness"}."""
+    """Play a case and return what `play.play` returns. An exception of this program is {"kind": "harness"}.
+
+    worker: "runner" for the release's own model runner, "both" to compare the two.
+    """
+    if case.get("worker") == "both":
+        return _compared(case)
     try:
         engine = boot(case)
     except NoBoot as error:
@@ -40,6 +46,20 @@ def play_engine(case: Mapping[str, Any]) -> dict[str, Any]:
     engine.scheduler.shutdown()
     more = {"trace": player.executor.trace, "answers": player.answers} if case.get("trace") else {}
     return {"steps": player.steps, "broken": player.broken, **player.executor.seen, **player.seen, **found, **more}
+
+
+def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Play a case over both workers; a step in which they differ is a violation."""
+    ours, theirs = (play_engine({**case, "worker": worker, "trace": True}) for worker in ("", "runner"))
+    if "invalid" in theirs:
+        return theirs
+    pairs = enumerate(zip_longest(ours.pop("trace"), theirs["trace"]))
+    unlike = next((f"step {step}: {one}, the runner {other}" for step, (one, other) in pairs if one != other), "")
+    if not unlike and any(ours.get(name) != theirs.get(name) for name in ("answers", "broken", "death")):
+        unlike = f"{ours}, the runner {theirs}"
+    if unlike:
+        ours["broken"].append({"invariant": "unlike-the-model-runner", "detail": unlike, "step": 0})
+    return ours
 
 
 @dataclass

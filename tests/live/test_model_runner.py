@@ -1,0 +1,68 @@
+"""The worker of `explore --engine` against the release's own CPU model runner: equal steps, and a fault in a rule is seen."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.releases.provision import provision
+from vllm_repro_explore import driver as module
+from vllm_repro_explore.driver import Driver, driver_model
+from vllm_repro_explore.engine_case import MIXES, draw_engine
+
+pytestmark = pytest.mark.live
+
+RELEASE = "0.32.0"
+UNLIKE = "unlike-the-model-runner"
+
+FAULTS: dict[str, tuple[str, str, str]] = {
+    "a resumed request keeps its blocks": (
+        "plain",
+        "known.blocks = [list(group) for group in blocks]",
+        "[mine.extend(more) for mine, more in zip(known.blocks, blocks)]",
+    ),
+    "a resumed request keeps all its tokens": ("ops", "            del known.tokens[known.prompt + answered :]\n", ""),
+    "rejected drafts stay computed": ("async", "computed[name] -= self._rejected[name]", "pass"),
+    "placeholders are read as drafts": ("async", "drafts = (known.drafts + [1] * len(drafts))[: len(drafts)]", "pass"),
+    "a partial prefill has a token": ("plain", "if row.start + len(row.tokens) < len(known.tokens):", "if False:"),
+    "a bitmask has one row for each request": ("grammar", "at += counts[place]", "at += 1"),
+    "each draft has the first row of the bitmask": ("grammar", "[rows[name] + place] if", "[rows[name]] if"),
+    "every draft is accepted": ("spec", "(new[-1] != drafts[place] or place", "(place"),
+    "drafts end beyond the longest request": ("spec", 'self.case["draft"] <= self.case["max_len"]', "0 < 1e9"),
+    "loads do not begin": ("off", "half.start()", "self._pending"),
+}
+"""Mix, and text of `executor.py` with what replaces it."""
+
+
+@pytest.mark.parametrize("version", [RELEASE, "0.33.0"])
+def test_each_step_is_that_of_the_model_runner(version: str, tmp_path: Path) -> None:
+    with Driver(provision(version), driver_model(), tmp_path / "driver.log") as driver:
+        compared = 0
+        for seed in range(1, 12):
+            for mix in MIXES:
+                result = driver.play(draw_engine(seed, mix), "both")
+                assert [one.detail for one in result.findings if one.site == UNLIKE] == [], (seed, mix)
+                compared += not result.invalid
+    assert compared > 80
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the program that plays the cases."""
+    copy = tmp_path / "program"
+    shutil.copytree(module.PROGRAM, copy)
+    monkeypatch.setattr(module, "PROGRAM", copy)
+    return copy / "vllm_repro_driver" / "executor.py"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_rule_is_seen(fault: str, program: Path, tmp_path: Path) -> None:
+    mix, was, now = FAULTS[fault]
+    text = program.read_text(encoding="utf-8")
+    assert text.count(was) == 1
+    program.write_text(text.replace(was, now), encoding="utf-8")
+    with Driver(provision(RELEASE), driver_model(), tmp_path / "driver.log") as driver:
+        results = (driver.play(draw_engine(seed, mix), "both") for seed in range(1, 301))
+        assert any(one.site == UNLIKE for result in results for one in result.findings)
