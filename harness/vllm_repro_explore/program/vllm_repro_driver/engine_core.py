@@ -160,7 +160,7 @@ def request_of(
     lora = ask["lora"]
     values = {
         "request_id": name,
-        "prompt_token_ids": prompt,
+        "prompt_token_ids": list(prompt),  # vLLM extends it in a session
         "mm_features": [],
         "sampling_params": given,
         "pooling_params": None,

@@ -64,7 +64,10 @@ def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Sent:
-    """A request that was sent. fed: parts of a streaming session so far."""
+    """A request that was sent.
+
+    prompt, answer: of a streaming session those of its turn. parts: what it was fed. turns: those that ended.
+    """
 
     ask: Mapping[str, Any]
     prompt: list[int]
@@ -72,7 +75,8 @@ class _Sent:
     answer: list[int] = field(default_factory=list)
     end: str = ""
     aborted: bool = False
-    fed: int = 0
+    parts: list[list[int]] = field(default_factory=list)
+    turns: int = 0
 
 
 class _Player:
@@ -101,7 +105,7 @@ class _Player:
             if one.ask["segments"] or one.end:
                 continue
             if one.aborted:
-                self._note(self._judge(name, one))
+                self._note(self._judge(name, one, ""))
             else:
                 self._note([("never-answered", name)])
 
@@ -133,7 +137,6 @@ class _Player:
             case "add":
                 self._add(name, ask)
             case "feed" if sent and not sent.end and not sent.aborted:
-                sent.fed += 1
                 self._feed(name, sent)
             case "abort" if sent and not sent.aborted:
                 sent.aborted = True
@@ -166,12 +169,13 @@ class _Player:
 
     def _feed(self, name: str, sent: _Sent) -> None:
         """Send the next part of a streaming session; the last one ends it."""
-        rng = random.Random(f"{self._case['seed']}/{name}/{sent.fed}")
+        rng = random.Random(f"{self._case['seed']}/{name}/{len(sent.parts) + 1}")
         block = self._case["block"]
         tokens = rng.choices(TEXT, k=rng.choice((1, 3, block, 2 * block)))
+        sent.parts.append(tokens)
         given = sampling(self._engine, sent.ask)
         self.seen["fed"] += 1
-        more = sent.fed < len(sent.ask["segments"])
+        more = len(sent.parts) < len(sent.ask["segments"])
         self._engine.add_request(*request_of(self._engine, name, tokens, given, sent.ask, more))
 
     def _step(self) -> None:
@@ -199,20 +203,34 @@ class _Player:
         if sent.end:
             self._note([("output-after-end", name)])
         sent.answer.extend(output.new_token_ids)
-        if output.finish_reason is not None and not sent.ask["segments"]:
-            sent.end = str(output.finish_reason).lower()
-            self._note(self._judge(name, sent))
+        if output.finish_reason is not None:
+            end = str(output.finish_reason).lower()
+            if sent.ask["segments"]:
+                self._end_turn(name, sent, end)
+            else:
+                sent.end = end
+                self._note(self._judge(name, sent, end))
 
-    def _judge(self, name: str, sent: _Sent) -> Iterator[Broken]:
+    def _end_turn(self, name: str, sent: _Sent, end: str) -> None:
+        """Judge a turn of a streaming session. The next one goes on from all tokens of it but the last."""
+        if "abort" in end:
+            return
+        if sent.turns:
+            sent.prompt = [*sent.prompt, *sent.parts[sent.turns - 1]]
+        sent.turns += 1
+        self._note(self._judge(name, sent, end))
+        sent.prompt, sent.answer = [*sent.prompt, *sent.answer[:-1]], []
+
+    def _judge(self, name: str, sent: _Sent, end: str) -> Iterator[Broken]:
         """Compare an answer with the reference, and its length and end with what was asked for."""
         ask, answer = sent.ask, sent.answer
-        if "error" in sent.end:
+        if "error" in end:
             self.seen["errors"] += 1
             if ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
                 yield "unexpected-error", f"{name} ends with an error, grammar {ask['grammar'] or 'none'}"
             return
         wanted = min(ask["answer"], self._case["max_len"] - len(sent.prompt))
-        if len(answer) > wanted or ("length" in sent.end and len(answer) != wanted):
+        if len(answer) > wanted or ("length" in end and len(answer) != wanted):
             yield "wrong-length", f"{name}: {len(answer)} of {wanted} tokens"
         if not answer:
             return
@@ -231,7 +249,7 @@ class _Player:
                 where = f"token {place} of the answer to {len(sent.prompt)} tokens"
                 yield "wrong-token", f"{name}: {where} is {token}, the reference {right}"
                 return
-        if "stop" in sent.end and answer[-1] != EOS and not (ask["stops"] and answer[-1] in STOPS):
+        if "stop" in end and answer[-1] != EOS and not (ask["stops"] and answer[-1] in STOPS):
             yield "wrong-end", f"{name}: stops at {answer[-1]}"
 
     def _rest(self) -> None:
