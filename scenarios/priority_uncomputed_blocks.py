@@ -6,7 +6,8 @@ them there, and goes on after tokens whose keys and values were never written. T
 
 The pool has room for three parts of the long prompt and two short requests. In the step of the third part both short ones need another
 block. One prompt is sent twice, beside them and alone, and both answers should be equal. Between the two another prompt takes the blocks.
-The issue gives no command. 0.28.0 has the same lines, but caps the steps of a request that is alone: this workload does not reach them.
+The issue named here reports it for Mamba states, in a unit test; PR #43569 takes such blocks out of the cache. 0.28.0 has the same lines,
+but caps the steps of a request that is alone: this workload does not reach them.
 """
 
 from vllm_repro.vocabulary import (
@@ -37,7 +38,8 @@ ALONE = completion(name="alone", prompt=SIZE, shared=SIZE, max_tokens=16, logpro
 scenario = Scenario(
     id="priority-uncomputed-blocks",
     issue="vllm-project/vllm#57580",
-    title="[Bug]: priority preemption leaves blocks in the prefix cache that were never computed",
+    filed=False,
+    title="Priority preemption leaves blocks in the prefix cache that were never computed: wrong answers",
     command="""
         vllm serve Qwen/Qwen3-0.6B
         --dtype float32
