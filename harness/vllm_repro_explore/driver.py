@@ -12,7 +12,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -122,8 +122,6 @@ class Driver:
                 process.stdout.close()
 
     def _start(self) -> None:
-        nice = self._nice
-        lower: Callable[[], int] | None = (lambda: os.nice(nice)) if nice else None
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 [str(self._release.python), "-m", "vllm_repro_driver"],
@@ -131,8 +129,8 @@ class Driver:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=self._environment(),
-                preexec_fn=lower,
             )
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         self._played, self._buffer = 0, b""
         line = self._line(_BOOT_S)
         first = json.loads(line) if line else {}

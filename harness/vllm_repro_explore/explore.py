@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TextIO
@@ -103,12 +104,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--from", dest="first", type=_count, default=1, metavar="K", help="the first seed (default: 1)")
     parser.add_argument("--for", dest="most", type=duration, metavar="TIME", help="stop after so long: 10m, 2h")
+    parser.add_argument(
+        "--jobs",
+        type=_jobs,
+        default=1,
+        metavar="N",
+        help="processes that play; one shrinks while the others go on (default: 1)",
+    )
     parser.add_argument("--nice", type=_nice, default=0, metavar="N", help="of the process that plays, up to 19")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where searches are written (default: reports)")
 
 
 def _count(text: str) -> int:
     return number(text, least=1, most=10**9, what="number of cases")
+
+
+def _jobs(text: str) -> int:
+    return number(text, least=1, most=256, what="number of processes")
 
 
 def _nice(text: str) -> int:
@@ -134,7 +146,13 @@ class _Exploring:
         folder = stamped_folder(arguments.out or default_out(), Path("explore"))
         started = time.monotonic()
         tally, interrupted = Tally(), False
-        with Driver(release_, driver_model(), folder / "driver.log", nice=arguments.nice) as driver:
+        with ExitStack() as running:
+            logs = [
+                folder / f"driver{'' if number == 1 else f'-{number}'}.log" for number in range(1, arguments.jobs + 1)
+            ]
+            drivers = [
+                running.enter_context(Driver(release_, driver_model(), log, nice=arguments.nice)) for log in logs
+            ]
 
             def keep(found: Found) -> None:
                 with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
@@ -148,12 +166,12 @@ class _Exploring:
 
             try:
                 search(
-                    driver.play,
+                    [driver.play for driver in drivers],
                     self._cases(),
                     go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
                     keep=keep,
                     progress=progress,
-                    on_runner=(lambda case: driver.play(case, "runner")) if self.mixes else None,
+                    on_runner=[partial(driver.play, worker="runner") for driver in drivers] if self.mixes else (),
                     tally=tally,
                 )
             except KeyboardInterrupt:
@@ -248,6 +266,8 @@ class _Exploring:
 def run(arguments: argparse.Namespace) -> int:
     if len(set(arguments.patch or ())) < len(arguments.patch or ()):
         raise UsageError("the same --patch is given twice", hint="name each file once")
+    if arguments.patch and arguments.jobs > 1:
+        raise UsageError("--jobs is for a search without --patch", hint="leave one of them out")
     if [arguments.scenario is not None, arguments.connector is not None, arguments.engine].count(True) != 1:
         raise UsageError(
             "name one of a SCENARIO, a --connector and --engine to explore",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from vllm_repro_explore.case import Case
@@ -81,50 +84,112 @@ class Tally:
 
 
 def search(
-    play: Play,
+    players: Sequence[Play],
     cases: Iterable[tuple[int, Case]],
     *,
     go_on: Callable[[], bool],
     keep: Callable[[Found], None],
     progress: Callable[[Tally], None],
-    on_runner: Play | None = None,
+    on_runner: Sequence[Play] = (),
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
-    """Play the cases while `go_on` returns True.
+    """Play the cases while `go_on` returns True, each player in a thread of its own. One shrinks what it finds while the others go on.
 
     keep: called with each new finding once it is shrunk. progress: called with the tally after each case.
-    on_runner: plays the smallest case over the release's own model runner.
+    on_runner: for each player one that plays the smallest case over the release's own model runner.
     tally: filled in place, so that an interrupted search keeps its findings.
     """
-    tally = Tally() if tally is None else tally
-    for seed, case in cases:
-        if not go_on():
-            break
-        outcome = play(case)
-        tally.trials += 1
-        tally.first = seed if tally.first is None else tally.first
-        tally.last = seed
-        tally.steps += outcome.steps
-        tally.reached.update({name: 1 for name, count in outcome.counts.items() if count})
-        if outcome.invalid:
-            tally.invalid += 1
-            tally.why_invalid[outcome.invalid.splitlines()[0][:100]] += 1
-        if (worst := outcome.worst) is not None:
+    searching = _Searching(cases, go_on, keep, progress, budget, Tally() if tally is None else tally)
+    pool = ThreadPoolExecutor(len(players))
+    try:
+        for done in as_completed([pool.submit(searching.work, *each) for each in zip_longest(players, on_runner)]):
+            done.result()
+    finally:
+        searching.over = True
+        pool.shutdown()
+    return searching.tally
+
+
+class _OverError(Exception):
+    """The search is over while a player still shrinks."""
+
+
+@dataclass
+class _Searching:
+    """What the players share. over: play no more."""
+
+    cases: Iterable[tuple[int, Case]]
+    go_on: Callable[[], bool]
+    keep: Callable[[Found], None]
+    progress: Callable[[Tally], None]
+    budget: int
+    tally: Tally
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self._cases = iter(self.cases)
+        self._lock = threading.Lock()
+
+    def work(self, play: Play, on_runner: Play | None) -> None:
+        """Play cases until there are no more."""
+
+        def unless_over(case: Case) -> PlayResult:
+            if self.over:
+                raise _OverError
+            return play(case)
+
+        try:
+            while (drawn := self._next()) is not None:
+                new = self._count(*drawn, unless_over(drawn[1]))
+                if new is not None:
+                    self._shrink(new, unless_over, on_runner)
+                with self._lock:
+                    self.progress(self.tally)
+        except _OverError:
+            pass
+        except BaseException:
+            self.over = True
+            raise
+
+    def _next(self) -> tuple[int, Case] | None:
+        with self._lock:
+            return None if self.over or not self.go_on() else next(self._cases, None)
+
+    def _count(self, seed: int, case: Case, outcome: PlayResult) -> Found | None:
+        """Return the finding if it is a new one."""
+        tally = self.tally
+        with self._lock:
+            if self.over:
+                return None
+            tally.trials += 1
+            tally.first = min(seed, tally.first or seed)
+            tally.last = max(seed, tally.last or seed)
+            tally.steps += outcome.steps
+            tally.reached.update({name: 1 for name, count in outcome.counts.items() if count})
+            if outcome.invalid:
+                tally.invalid += 1
+                tally.why_invalid[outcome.invalid.splitlines()[0][:100]] += 1
+            if (worst := outcome.worst) is None:
+                return None
             key = worst.kind, worst.site
             if (before := tally.found.get(key)) is not None:
                 tally.found[key] = replace(before, times=before.times + 1)
-            else:
-                # Keep it before shrinking: an interrupt must not lose it.
-                tally.found[key] = Found(
-                    finding=worst, seed=seed, case=case, shrunk=case, tried=0, others=_others(outcome, worst)
-                )
-                tally.found[key] = _shrunk(tally.found[key], play, budget)
-                if on_runner is not None:
-                    tally.found[key] = replace(tally.found[key], runner=on_runner(tally.found[key].shrunk))
-                keep(tally.found[key])
-        progress(tally)
-    return tally
+                return None
+            # Keep it before shrinking: an interrupt must not lose it.
+            found = Found(finding=worst, seed=seed, case=case, shrunk=case, tried=0, others=_others(outcome, worst))
+            tally.found[key] = found
+            return found
+
+    def _shrink(self, found: Found, play: Play, on_runner: Play | None) -> None:
+        small = _shrunk(found, play, self.budget)
+        if on_runner is not None:
+            small = replace(small, runner=on_runner(small.shrunk))
+        with self._lock:
+            if not self.over:
+                key = found.finding.kind, found.finding.site
+                self.tally.found[key] = replace(small, times=self.tally.found[key].times)
+                self.keep(self.tally.found[key])
 
 
 def _shrunk(found: Found, play: Play, budget: int) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -68,10 +69,10 @@ def fakes(case: Case) -> PlayResult:
     return result_from({"steps": 5, "broken": broken, "hits": 1, **({"death": POPLEFT} if longest > 50 else {})})
 
 
-def run(cases: list[Case], **more: Any) -> tuple[Tally, list[Found]]:
+def run(cases: list[Case], players: int = 1, **more: Any) -> tuple[Tally, list[Found]]:
     kept: list[Found] = []
     options: dict[str, Any] = {"go_on": lambda: True, "keep": kept.append, "progress": lambda _: None} | more
-    return search(fakes, enumerate(cases, 1), **options), kept
+    return search([fakes] * players, enumerate(cases, 1), **options), kept
 
 
 def alone(prompt: int) -> Case:
@@ -90,6 +91,61 @@ def test_the_first_of_each_finding_is_shrunk_and_the_others_are_counted() -> Non
     assert [other.site for other in kept[0].others] == ["store-listed-twice"]
 
 
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"death": POPLEFT}, "the same"),
+        ({"broken": [TWICE]}, "corrupted: store-listed-twice"),
+        ({}, "nothing"),
+        (
+            {"invalid": "its model runner: ImportError: no cpu_worker"},
+            "not tried: its model runner: ImportError: no cpu_worker",
+        ),
+    ],
+)
+def test_the_smallest_case_is_played_over_the_model_runner(result: dict[str, Any], said: str) -> None:
+    asked: list[Case] = []
+
+    def on_runner(case: Case) -> PlayResult:
+        asked.append(case)
+        return result_from(result)
+
+    _, (found,) = run([alone(60), alone(70)], on_runner=[on_runner])
+    assert asked == [found.shrunk]
+    assert (found.on_runner, found.as_json()["model_runner"]) == (said, said)
+    tally = Tally(trials=1, found={(found.finding.kind, found.finding.site): found})
+    text = terminal(replace(account(), tally=tally, live=["none"], tests=[None]))
+    assert f"  over the release's own CPU model runner: {said}\n" in text
+
+
+def test_players_share_the_cases_and_one_shrinks_while_the_other_goes_on() -> None:
+    cases, gone_on = [alone(60), *[alone(10)] * 20, alone(70)], threading.Event()
+    played: list[Case] = []
+
+    def play(case: Case) -> PlayResult:
+        played.append(case)
+        if len(played) > 20:
+            gone_on.set()
+        if case not in cases:  # it is shrinking
+            assert gone_on.wait(30)
+        return fakes(case)
+
+    tally = search([play, play], enumerate(cases, 1), go_on=lambda: True, keep=lambda _: None, progress=lambda _: None)
+    (found,) = tally.findings
+    assert (tally.trials, tally.first, tally.last) == (22, 1, 22)
+    assert (found.times, found.shrunk.asks) == (2, (Request(51, 1),))
+
+
+def test_a_player_that_fails_ends_the_search() -> None:
+    def broken(_: Case) -> PlayResult:
+        raise InfraError("the process was killed")
+
+    with pytest.raises(InfraError, match="was killed"):
+        search(
+            [fakes, broken], enumerate([alone(10)] * 10**6, 1), go_on=lambda: True, keep=print, progress=lambda _: None
+        )
+
+
 def test_an_interrupted_search_keeps_what_it_had() -> None:
     tally = Tally()
 
@@ -99,7 +155,7 @@ def test_an_interrupted_search_keeps_what_it_had() -> None:
         return fakes(candidate)
 
     with pytest.raises(KeyboardInterrupt):
-        search(interrupted, enumerate([alone(60)], 1), go_on=lambda: True, keep=print, progress=print, tally=tally)
+        search([interrupted], enumerate([alone(60)], 1), go_on=lambda: True, keep=print, progress=print, tally=tally)
     (found,) = tally.findings
     assert (found.finding.kind, found.case, found.shrunk) == (FindingKind.DEATH, alone(60), alone(60))
 

@@ -79,6 +79,14 @@ PLANTED: dict[str, tuple[str, Patch]] = {
             now="if not new_token_ids and not self.structured_output_manager.accept_tokens(",
         ),
     ),
+    "a session forgets what it answered": (
+        "stream",
+        Patch(
+            SCHEDULER,
+            was="        del session._all_token_ids[num_computed_tokens:]\n",
+            now="        del session._all_token_ids[session.num_prompt_tokens:]\n",
+        ),
+    ),
     "a finished request keeps its blocks": (
         "plain",
         Patch(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
@@ -21,7 +21,6 @@ from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.gpu_lease import await_free_memory
-from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.measure import Measurements
 from vllm_repro.running.state import Trial
@@ -29,6 +28,9 @@ from vllm_repro.running.watch import Watch
 from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.servers.base import Server
 from vllm_repro.verdict.outcome import Outlasted
+
+if TYPE_CHECKING:
+    from vllm_repro.releases.provision import Release
 
 __all__ = ["run_trial"]
 
@@ -189,6 +191,8 @@ def _while_booting(release: Release | None) -> None:
     Raises `InfraError` as `ReleaseCache.check` does.
     """
     if release is not None:
+        from vllm_repro.releases.provision import ReleaseCache  # here: most servers are no release of the cache
+
         ReleaseCache().check(release)
     for name in (
         "openai.types.chat",

@@ -10,17 +10,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import CAPABILITIES, LOOPBACK, ContainerSpec, Mount
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import HarnessBug
 from vllm_repro.evidence import Evidence
-from vllm_repro.releases.provision import Release
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.tiny_model import TinyModel
+
+if TYPE_CHECKING:  # most servers are no release of the cache
+    from vllm_repro.releases.provision import Release
 
 __all__ = [
     "CONTAINER_MODEL",
