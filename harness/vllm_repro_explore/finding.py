@@ -117,6 +117,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None", "vllm-project/vllm#42085"),
     ("append_n (vllm/v1/core/kv_cache_utils.py): prev_free_block", "vllm-project/vllm#42085, seen as vllm-project/vllm#42571"),
     ('Rule "root" is defined multiple times', "vllm-project/vllm#43920"),
+    ("update_state_after_alloc (vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py): num_locally_computed_tokens",
+     "vllm-project/vllm#43884"),
     ("assert self._jobs[any_jid].is_store", "not reported; the scenario offloading-reset-running"),
     ("gpu-free-count", "vllm-project/vllm#42085 before the death"),
     ("requests stay WAITING, WAITING_FOR_REMOTE_KVS", "the standstill of vllm-project/vllm#45388 and vllm-project/vllm#53868"),
