@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from itertools import count
 from typing import Any
 
 import vllm.plugins
@@ -38,6 +39,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 """Structured outputs by name. The last three are faulty or unusual."""
 
 _FIELDS = set(EngineCoreRequest.__struct_fields__)
+_ARRIVALS = count()
 
 
 class Refused(Exception):
@@ -165,7 +167,7 @@ def request_of(
         "sampling_params": given,
         "pooling_params": None,
         "eos_token_id": EOS,
-        "arrival_time": 0.0,
+        "arrival_time": float(next(_ARRIVALS)),  # two requests never arrive at once
         "lora_request": LoRARequest(f"lora{lora}", lora, f"/lora/{lora}") if lora else None,
         "cache_salt": f"salt{ask['salt']}" if ask["salt"] else None,
         "data_parallel_rank": None,
