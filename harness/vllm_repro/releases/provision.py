@@ -157,7 +157,9 @@ class ReleaseCache:
         if self._intact(source):
             return
         marker = self._folder(source) / _MARKER
-        marker.write_text(json.dumps(_read_marker(marker.parent) | {"fingerprint": _CHANGED}), encoding="utf-8")
+        fresh = marker.with_suffix(f".{os.getpid()}")  # another run may read it at any moment
+        fresh.write_text(json.dumps(_read_marker(marker.parent) | {"fingerprint": _CHANGED}), encoding="utf-8")
+        fresh.replace(marker)
         raise InfraError(
             f"files of vLLM {release.version} in {marker.parent} were changed or removed",
             hint="Repeat the command: it installs this vLLM again.",

@@ -6,7 +6,8 @@ over `FakeExecutor`; where it does not, one of that executor's rules is not the 
 
 from __future__ import annotations
 
-import tempfile
+from functools import cache
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,8 +59,7 @@ class RunnerExecutor(FakeExecutor):
         self._read: dict[str, list[int]] = {}
         config = self.vllm_config
         with set_current_vllm_config(config):
-            _join()
-            init_worker_distributed_environment(config, 0, _Meeting.method, 0, "gloo")
+            init_worker_distributed_environment(config, 0, f"file://{_meeting().name}/meeting", 0, "gloo")
             self._runner = cpu_worker.CPUModelRunner(config, torch.device("cpu"))
         self._runner.model = SimpleNamespace(compute_logits=self._logits)
         self._runner._model_forward = self._model_forward
@@ -158,18 +158,12 @@ class RunnerExecutor(FakeExecutor):
         return self._draft(self._read[name][: start + count - self._widths.get(name, 0)] + new, key, eos)
 
 
-class _Meeting:
-    method = ""
-
-
-def _join() -> None:
-    """Do once what a worker process does before it makes its model runner."""
-    if not _Meeting.method:
-        zeros = torch.zeros
-        torch.zeros = lambda *size, **more: zeros(
-            *size, **(more | {"pin_memory": False})
-        )  # nothing is pinned without CUDA
-        async_steps.install()
-        current_platform.import_kernels()
-        (getattr(current_platform, "register_triton_kernel_overrides", None) or (lambda: None))()
-        _Meeting.method = f"file://{tempfile.mkdtemp(prefix='vllm-repro-')}/meeting"
+@cache
+def _meeting() -> TemporaryDirectory[str]:
+    """Do once what a worker process does before it makes its model runner; return where its one worker meets itself."""
+    zeros = torch.zeros
+    torch.zeros = lambda *size, **more: zeros(*size, **more | {"pin_memory": False})  # nothing is pinned without CUDA
+    async_steps.install()
+    current_platform.import_kernels()
+    (getattr(current_platform, "register_triton_kernel_overrides", None) or (lambda: None))()
+    return TemporaryDirectory(prefix="vllm-repro-")  # removed when the process exits
