@@ -5,6 +5,9 @@ chunked prefill a prompt is never split, so there seems to be nothing to continu
 continued prefill. Its first tail of more than 128 tokens crashes with the assertion of #41726.
 
 Releases from 0.21.0 on have the bug; with `--enforce-eager` the workspace is not locked. We found no issue about this.
+
+For this model vLLM takes its second model runner from 0.22 on, which locks the workspace in 0.32.0 but not in 0.28.0 (read, not run).
+So the command asks for the first one.
 """
 
 from vllm_repro.vocabulary import (
@@ -37,7 +40,7 @@ scenario = Scenario(
     filed=False,
     title="TurboQuant KV cache crashes on a prefix-cache hit when chunked prefill is off",
     command="""
-        vllm serve Qwen/Qwen3-8B
+        VLLM_USE_V2_MODEL_RUNNER=0 vllm serve Qwen/Qwen3-8B
         --kv-cache-dtype turboquant_4bit_nc
         --max-model-len 8192
         --max-num-batched-tokens 8192

@@ -6,10 +6,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.servers.launch import CONTAINER_MODEL, Launch, ServedModel, container_launch, process_launch
+from vllm_repro.servers.launch import (
+    CONTAINER_MODEL,
+    FIRST_RUNNER,
+    Launch,
+    ServedModel,
+    container_launch,
+    process_launch,
+)
 
 FOLDER = Path("/m/made")
 
@@ -30,15 +39,23 @@ def test_the_flags_that_a_tiny_model_takes_stay_and_each_other_one_is_a_differen
     mtp = find("tq-mtp-cudagraphs")
     found = launch(mtp)
     assert mtp.dummy is not None
-    kept = mtp.reported().without("--quantization").with_model(str(FOLDER))
+    kept = replace(mtp.reported().without("--quantization").with_model(str(FOLDER)), env=(FIRST_RUNNER,))
     assert found.command.without("--load-format", "--host", "--port") == kept
-    assert found.differences[:3] == (
+    assert found.differences[:4] == (
         f"model: dummy weights in the shape {mtp.tiny_model}, in place of the reported one ({mtp.dummy.why})",
         "without --quantization: vLLM refuses the quantization of the reported weights for a model without them",
+        "VLLM_USE_V2_MODEL_RUNNER=0: from 0.22 on vLLM chooses the model runner by architecture, and the reported model has the first",
         "--load-format dummy: random weights, since this death does not depend on them",
     )
     assert found.weights == "dummy: 1 layer and 1 that drafts, 24 heads, 4 KV heads of 256, run by vLLM's mimo"
     assert found.tiny_model == mtp.tiny_model
+
+
+@pytest.mark.parametrize("name", ["tq-prefix-hit-unreserved", "sco-lazy-starves", "min-tokens-stop-ids"])
+def test_a_tiny_model_of_the_reported_architecture_runs_as_that_would(name: str) -> None:
+    found = launch(find(name))
+    assert found.command.env == find(name).reported().env
+    assert not any("MODEL_RUNNER" in text for text in found.differences)
 
 
 def test_a_reported_key_is_no_part_of_a_command() -> None:
@@ -54,7 +71,8 @@ def test_a_tiny_model_for_a_command_without_such_flags_changes_nothing_else() ->
     found = launch(tq, "bigger-chunk").command
     arm = tq.arm("bigger-chunk")
     assert arm is not None
-    assert found.without("--load-format", "--host", "--port") == tq.command_of(arm).with_model(str(FOLDER))
+    changed = found.without("--load-format", "--host", "--port")
+    assert replace(changed, env=()) == tq.command_of(arm).with_model(str(FOLDER))
 
 
 def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:

@@ -14,7 +14,7 @@ from vllm_repro.evidence import facts_of
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Scenario
 from vllm_repro.scenario.workload import Size, requests_of
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV, ON_CPU, Launch, ServedModel
+from vllm_repro.servers.launch import CPU_ENV, FIRST_RUNNER, OFFLINE_ENV, ON_CPU, Launch, ServedModel
 from vllm_repro.servers.witness import PLUGIN as WITNESS
 from vllm_repro_lab.parts import MECHANISMS
 
@@ -111,7 +111,11 @@ def lab_launch(
             if edit.in_lab
         ),
         ON_CPU,
-        "VLLM_USE_V2_MODEL_RUNNER=0: the reported release used the first model runner",
+        *(
+            []
+            if FIRST_RUNNER in command.env
+            else ["=".join(FIRST_RUNNER) + ": the reported release used the first model runner"]
+        ),
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
         "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler and a third of the boot",
         *arm.changed_source(),
@@ -125,7 +129,7 @@ def lab_launch(
         **dict(command.env),
         **CPU_ENV,
         **OFFLINE_ENV,
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        **dict([FIRST_RUNNER]),
         "VLLM_DEBUG_WORKSPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "REPRO_LAB_MECHANISM": lab.mechanism,

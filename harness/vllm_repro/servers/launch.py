@@ -17,6 +17,7 @@ from vllm_repro.command.container import CAPABILITIES, LOOPBACK, ContainerSpec, 
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import HarnessBug
 from vllm_repro.evidence import Evidence
+from vllm_repro.releases.families import model_config
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.tiny_model import TinyModel
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # most servers are no release of the cache
 __all__ = [
     "CONTAINER_MODEL",
     "CPU_ENV",
+    "FIRST_RUNNER",
     "NO_SOURCE_TO_CHANGE",
     "OFFLINE_ENV",
     "ON_CPU",
@@ -52,6 +54,7 @@ _CPU_SHM_BYTES = 2**30
 _IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
 _NO_WEIGHTS = "none: a rehearsal"
 _DUMMY = "--load-format dummy"
+FIRST_RUNNER = ("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,13 @@ def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str
                 if edit.in_dummy
             ),
         ]
+        another = scenario.model.architecture not in model_config(weights.tiny_model)["architectures"]
+        if scenario.needs.gpus and another and FIRST_RUNNER[0] not in dict(command.env):
+            command = replace(command, env=(*command.env, FIRST_RUNNER))
+            differences.append(
+                "=".join(FIRST_RUNNER)
+                + ": from 0.22 on vLLM chooses the model runner by architecture, and the reported model has the first"
+            )
     elif seen_as != command.model:
         served = "dummy weights in a local folder" if weights.dummy else weights.name
         differences = [_in_place_of_reported(served, scenario.model.why)]

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'Qwen/Qwen3-8B'
-ENV = {}
+ENV = {'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve Qwen/Qwen3-8B --kv-cache-dtype turboquant_4bit_nc --max-model-len 8192 --max-num-batched-tokens 8192
     --max-num-seqs 2 --no-enable-chunked-prefill --enable-prefix-caching
