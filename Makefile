@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose catalogue known-releases
+.PHONY: help install search-night nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose catalogue known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -45,6 +45,9 @@ nightly: $(BIN)/vllm-repro ## run every scenario that this machine can run (docs
 
 nightly-cpu: $(BIN)/vllm-repro ## the same without a GPU, in an hour: the newest release, as it is or in the lab (ARGS='--vllm SOURCE')
 	@$(BIN)/vllm-repro nightly --server cpu --max-time 55m --answer-stall 60 --least-disk 10 $(ARGS)
+
+search-night: $(BIN)/vllm-repro ## search the newest vLLM's whole engine for an hour on two cores, after the seeds of earlier nights (ARGS='--vllm SOURCE')
+	@$(BIN)/vllm-repro explore --engine --go-on --for 1h --jobs 2 $(ARGS)
 
 test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not docker and not live and not browser"

@@ -38,10 +38,11 @@ from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.engine_case import MIXES, draw_engine
 from vllm_repro_explore.finding import FindingKind
+from vllm_repro_explore.record import read_record
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
-from vllm_repro_explore.summary import SearchSummary, as_json, heading, searched, terminal
+from vllm_repro_explore.summary import SearchSummary, as_json, heading, page, searched, terminal
 
 _CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
 
@@ -49,7 +50,7 @@ _EPILOG = """
 
 exit status:
   0  nothing was found in the cases that were played
-  1  something was found; see which of it is known
+  1  something was found; see which of it is known (with --go-on: something new)
   2  undecided: the release cannot be explored, or no case could be played
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released, or if
@@ -59,7 +60,8 @@ Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and co
 workers are made up. With --engine it is vLLM's own EngineCore, with grammars, aborts, cache resets and streaming sessions,
 over a worker that computes each token from what lies in the blocks: a block mix-up is a wrong token.
 
-Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. Without --engine, a scenario file
+Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. explore.md there is one page, which
+has what earlier searches in OUT did not find first. Without --engine, a scenario file
 beside it sends the same workload to a real server in the lab, and a pytest file is for vLLM's own tests/v1/core and
 imports nothing of this package."""
 
@@ -102,7 +104,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=_count, metavar="N", help="how many cases (default: 300, or as many as --for allows)"
     )
-    parser.add_argument("--from", dest="first", type=_count, default=1, metavar="K", help="the first seed (default: 1)")
+    parser.add_argument("--from", dest="first", type=_count, metavar="K", help="the first seed (default: 1)")
+    parser.add_argument(
+        "--go-on",
+        action="store_true",
+        help="begin after the last seed of the same searches in OUT; exit with 1 only for a finding that none of them has",
+    )
     parser.add_argument("--for", dest="most", type=duration, metavar="TIME", help="stop after so long: 10m, 2h")
     parser.add_argument(
         "--jobs",
@@ -129,21 +136,25 @@ def _nice(text: str) -> int:
 
 @dataclass(kw_only=True)
 class _Exploring:
-    """One search. again: its command, without what makes it this one."""
+    """One search. words: of its command, what makes it this one."""
 
     version: str
     connector: str
     start: str
     case: Callable[[int], Case]
     arguments: argparse.Namespace
-    again: str
+    words: list[str]
     mixes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
 
     def run(self) -> tuple[SearchSummary, Path]:
         arguments = self.arguments
         release_ = provision(self.version, self.progress.line)
-        folder = stamped_folder(arguments.out or default_out(), Path("explore"))
+        out = arguments.out or default_out()
+        record = read_record(out, self.version, searched(self.connector, self.start, self.mixes))
+        if arguments.go_on:
+            arguments.first = record.last + 1
+        folder = stamped_folder(out, Path("explore"))
         started = time.monotonic()
         tally, interrupted = Tally(), False
         with ExitStack() as running:
@@ -190,10 +201,23 @@ class _Exploring:
             duration_s=time.monotonic() - started,
             again=self.again,
             interrupted=interrupted,
+            record=record,
         )
+        write_file(folder / "explore.md", page(summary), hint="free some space, or name another --out")
         text = json.dumps(as_json(summary), indent=2, ensure_ascii=False) + "\n"
         write_file(folder / "explore.json", text, hint="free some space, or name another --out")
         return summary, folder
+
+    @property
+    def again(self) -> str:
+        """The command that repeats the search."""
+        arguments = self.arguments
+        seeds = ["--seeds", f"{arguments.seeds}"] if arguments.seeds else []
+        most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
+        first = ["--from", f"{arguments.first}"] if arguments.first not in (None, 1) else []
+        patches = [word for path in arguments.patch or () for word in ("--patch", str(path))]
+        words = ["vllm-repro", "explore", *self.words, "--vllm", self.version, *patches, *seeds, *first, *most]
+        return Redactor(private_folders()).command(shlex.join(words))
 
     def compare(self) -> tuple[Comparison, bool, float, Path]:
         """Play the cases as released and with each patch. Return the counts, whether it was interrupted, seconds, and the folder."""
@@ -237,7 +261,7 @@ class _Exploring:
         return comparison, interrupted, time.monotonic() - started, folder
 
     def _cases(self) -> Iterator[tuple[int, Case]]:
-        first, many = self.arguments.first, self.arguments.seeds
+        first, many = self.arguments.first or 1, self.arguments.seeds
         if many is None and self.arguments.most is None:
             many = 300
         for seed in count(first) if many is None else range(first, first + many):
@@ -273,6 +297,8 @@ def run(arguments: argparse.Namespace) -> int:
             "name one of a SCENARIO, a --connector and --engine to explore",
             hint=f"--connector takes {', '.join(_CONNECTORS)}",
         )
+    if arguments.go_on and (arguments.first or arguments.patch):
+        raise UsageError("--go-on is for a search without --from and --patch", hint="leave one of them out")
     if arguments.mix and not arguments.engine:
         raise UsageError("--mix needs --engine", hint="vllm-repro explore --engine --mix plain,off")
     if arguments.arm and not arguments.scenario:
@@ -284,14 +310,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _compared(exploring, stream)
     summary, folder = exploring.run()
     print(("" if arguments.json else "\n") + terminal(summary), file=stream)
-    print(f"folder:  {folder}", file=stream)
+    print(f"folder:  {folder}   page: explore.md", file=stream)
     if arguments.json:
         print_json(as_json(summary))
     if summary.interrupted:
         return INTERRUPTED
     if summary.tally.trials == summary.tally.invalid:
         return 2
-    return 1 if summary.tally.found else 0
+    return 1 if (summary.new if arguments.go_on else summary.tally.found) else 0
 
 
 def _compared(exploring: _Exploring, stream: TextIO) -> int:
@@ -335,21 +361,20 @@ def _engine(arguments: argparse.Namespace) -> _Exploring:
         mixes=mixes,
         case=lambda seed: draw_engine(seed, mixes[seed % len(mixes)]),
         arguments=arguments,
-        again=_again(arguments, version, words),
+        words=words,
     )
 
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
     connector = "" if arguments.connector == "none" else arguments.connector
     version = arguments.vllm or NEWEST
-    words = _again(arguments, version, ["--connector", arguments.connector])
     return _Exploring(
         version=version,
         connector=connector,
         start="general",
         case=lambda seed: draw(seed, connector),
         arguments=arguments,
-        again=words,
+        words=["--connector", arguments.connector],
     )
 
 
@@ -365,14 +390,5 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
         start=scenario.id,
         case=lambda seed: draw_for(setup, seed),
         arguments=arguments,
-        again=_again(arguments, version, words),
+        words=words,
     )
-
-
-def _again(arguments: argparse.Namespace, version: str, words: list[str]) -> str:
-    seeds = ["--seeds", f"{arguments.seeds}"] if arguments.seeds else []
-    most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
-    first = ["--from", f"{arguments.first}"] if arguments.first != 1 else []
-    patches = [word for path in arguments.patch or () for word in ("--patch", str(path))]
-    text = shlex.join(["vllm-repro", "explore", *words, "--vllm", version, *patches, *seeds, *first, *most])
-    return Redactor(private_folders()).command(text)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_repro.report.text import code, fence, plain
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import AXES
 from vllm_repro_explore.engine_case import EngineRequest, EngineSetup
 from vllm_repro_explore.finding import known
+from vllm_repro_explore.record import Record
 from vllm_repro_explore.search import Found, Tally
 
-__all__ = ["SearchSummary", "as_json", "case_lines", "heading", "searched", "terminal"]
+__all__ = ["SearchSummary", "as_json", "case_lines", "heading", "page", "searched", "terminal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class SearchSummary:
     start: `general`, or the id of the scenario whose server was searched. mixes: of a search of EngineCore; empty for the scheduler alone.
     live: for each finding, the command that runs it on a real server, or why there is none.
     tests: for each finding, its pytest file; None if such a test does not show it.
-    again: command that repeats the search.
+    again: command that repeats the search. record: the earlier searches.
     """
 
     version: str
@@ -35,6 +37,12 @@ class SearchSummary:
     again: str
     interrupted: bool = False
     mixes: tuple[str, ...] = ()
+    record: Record = field(default_factory=Record)
+
+    @property
+    def new(self) -> list[Found]:
+        """Findings that no earlier search has."""
+        return [found for found in self.tally.findings if self.record.seen_in(found.finding) is None]
 
 
 def as_json(summary: SearchSummary) -> dict[str, Any]:
@@ -51,7 +59,7 @@ def as_json(summary: SearchSummary) -> dict[str, Any]:
         "steps": tally.steps,
         "reached": dict(tally.reached),
         "findings": [
-            found.as_json() | {"live": live, "test": test}
+            found.as_json() | {"first_seen_in": summary.record.seen_in(found.finding), "live": live, "test": test}
             for found, live, test in zip(tally.findings, summary.live, summary.tests, strict=True)
         ],
         "interrupted": summary.interrupted,
@@ -73,7 +81,7 @@ def terminal(summary: SearchSummary) -> str:
     if tally.invalid:
         lines.append(f"         {tally.invalid} of them were refused by vLLM at start")
     for found, live, test in zip(tally.findings, summary.live, summary.tests, strict=True):
-        lines += ["", *_lines(found), f"  live:  {live}"]
+        lines += ["", *_lines(found), *_before(summary.record, found), f"  live:  {live}"]
         lines += [f"  test:  pytest {test}"] if test else []
     if not tally.findings:
         lines += ["", f"found:   nothing in {tally.trials - tally.invalid} cases"]
@@ -95,6 +103,39 @@ def heading(version: str, connector: str, start: str, mixes: tuple[str, ...]) ->
         return f"vLLM {version}'s EngineCore over a fake executor, mixes {', '.join(mixes)}"
     where = "from a general start" if start == "general" else f"on the server of {start}"
     return f"vLLM {version}'s scheduler alone, {connector or 'no connector'}, {where}"
+
+
+def _before(record: Record, found: Found) -> list[str]:
+    if not record.searches:
+        return []
+    earlier = record.seen_in(found.finding)
+    return [
+        f"  new:   in none of {record.searches} earlier searches"
+        if earlier is None
+        else f"  before: first in {earlier}"
+    ]
+
+
+def page(summary: SearchSummary) -> str:
+    """Return the search as one page of Markdown: new findings whole, those seen before in a table."""
+    tally, record, new = summary.tally, summary.record, summary.new
+    old = [found for found in tally.findings if found not in new]
+    lines = [
+        f"# {heading(summary.version, summary.connector, summary.start, summary.mixes)}",
+        "",
+        f"{tally.trials:,} cases, seeds {tally.first} to {tally.last}, {tally.steps:,} steps in {summary.duration_s / 60:.0f} minutes"
+        + ("; interrupted." if summary.interrupted else "."),
+        "",
+        f"New findings: **{len(new)}**. Seen before, in {record.searches} earlier searches: {len(old)}.",
+    ]
+    for found in new:
+        lines += ["", f"## {plain(str(found.finding))}", "", fence("\n".join(_lines(found)[1:]), "text")]
+    if old:
+        lines += ["", "## Seen before", "", "| finding | cases | known as | first in |", "|---|---|---|---|"]
+        for found in old:
+            what, issue = code(str(found.finding), in_table=True), plain(known(found.finding) or "-")
+            lines.append(f"| {what} | {found.times:,} | {issue} | {record.seen_in(found.finding)} |")
+    return "\n".join([*lines, "", fence(summary.again, "console"), ""])
 
 
 def _lines(found: Found) -> list[str]:

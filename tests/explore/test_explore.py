@@ -130,6 +130,34 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_pat
     assert "no test shows" in capsys.readouterr().err
 
 
+def test_a_search_goes_on_after_the_seeds_of_earlier_ones_and_fails_only_for_what_is_new(
+    playing: Any, tmp_path: Path, capsys: Any
+) -> None:
+    def night(player: Play, *more: str, vllm: str = "0.32.0") -> tuple[int, str]:
+        playing(lambda _: player)
+        status = main(["explore", "--engine", "--mix", "off", "--vllm", vllm, "--seeds", "40", "--go-on", *more])
+        return status, capsys.readouterr().out
+
+    def also_sticks(case: Case) -> PlayResult:
+        stuck = {"kind": "stuck", "states": "WAITING", "detail": "r1 WAITING"}
+        short = all(ask.prompt < 20 for ask in case.asks)
+        return result_from({"steps": 3, "death": stuck}) if short else dies_of_long_prompts(case)
+
+    assert night(dies_of_long_prompts)[0] == 1
+    first = folder_of(tmp_path).name
+    status, out = night(dies_of_long_prompts)
+    assert (status, "seeds 41 to 80" in out, f"before: first in {first}" in out) == (0, True, True)
+    assert f"| {first} |" in (folder_of(tmp_path) / "explore.md").read_text(encoding="utf-8")
+    status, out = night(also_sticks)
+    assert (status, "--seeds 40 --from 81" in out, "new:   in none of 2 earlier searches" in out) == (1, True, True)
+    page = (folder_of(tmp_path) / "explore.md").read_text(encoding="utf-8")
+    assert "New findings: **1**. Seen before, in 2 earlier searches: 1." in page
+    assert page.index("## stuck: requests stay WAITING") < page.index("## Seen before") < page.index("popleft_n")
+    (folder_of(tmp_path) / "explore.json").write_text("{", encoding="utf-8")  # a night that a full disk cut off
+    status, out = night(also_sticks, vllm="0.33.0")
+    assert (status, "seeds 1 to 40" in out) == (1, True)
+
+
 def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: Any) -> None:
     playing(lambda _: quiet)
     assert main(["explore", "sco-hybrid", "--seeds", "4", "--from", "11"]) == 0
@@ -168,6 +196,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
         (["explore", "--connector", "none", "--mix", "plain"], "--mix needs --engine"),
         (["explore", "--engine", "--mix", "plain,of"], "no mix is called of"),
         (["explore", "tq-chunked-prefill"], "the scheduler alone cannot play tq-chunked-prefill"),
+        (["explore", "--engine", "--go-on", "--from", "7"], "--go-on is for a search without --from and --patch"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
