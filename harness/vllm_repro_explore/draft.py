@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vllm_repro_explore.case import Case, Request, Setup
-from vllm_repro_explore.engine_case import EngineSetup
+from vllm_repro_explore.engine_case import beyond_scheduler
 from vllm_repro_explore.finding import Finding, FindingKind, known
 from vllm_repro_explore.search import Found
 
@@ -16,7 +16,9 @@ __all__ = ["draft", "draft_id", "unlike_live"]
 KV_BYTES = 256
 """Bytes of one token in one layer of the lab's model: keys and values, 2 heads, 32 numbers, 2 bytes each."""
 
-_CONNECTORS = ("", "SimpleCPUOffloadConnector")
+_MECHANISMS = {"": "offload", "SimpleCPUOffloadConnector": "offload", "OffloadingConnector": "scheduler"}
+"""Mechanism of the lab for each connector."""
+
 _POSITIONS = 1_048_576
 _SHOWS = {FindingKind.DEATH: "dies", FindingKind.STUCK: "hangs", FindingKind.RESTLESS: "spins"}
 """Word of the scenario file for each finding that a server shows. The others are invisible from outside."""
@@ -25,17 +27,15 @@ _SHOWS = {FindingKind.DEATH: "dies", FindingKind.STUCK: "hangs", FindingKind.RES
 def unlike_live(case: Case) -> tuple[str, ...]:
     """Return why the lab's server cannot run this case; empty if it can."""
     setup = case.setup
-    if isinstance(setup, EngineSetup):
-        return ("a case of EngineCore has features that no scenario is drafted with",)
-    reasons = {
-        f"the lab has no copies for {setup.connector}": setup.connector not in _CONNECTORS,
-        "the CPU has no asynchronous scheduling": setup.asynchronous,
+    reasons = {f"no scenario is drafted with {feature}": True for feature in beyond_scheduler(case.as_json())} | {
+        f"the lab has no copies for {setup.connector}": setup.connector not in _MECHANISMS,
+        "the lab has no asynchronous scheduling beside a connector": setup.asynchronous and bool(setup.connector),
         "the CPU has only the first model runner": setup.runner != 1,
         "in the lab a store takes one step and a load none": (
-            bool(setup.connector) and (setup.store_polls, setup.load_polls) != (1, 0)
+            setup.connector == "SimpleCPUOffloadConnector" and (setup.store_polls, setup.load_polls) != (1, 0)
         ),
         "a workload cannot send requests a number of steps apart": any(ask.after for ask in case.asks),
-        "a workload has no clients that disconnect": any(ask.abort >= 0 for ask in case.asks),
+        "a workload times clients that leave in seconds, not in steps": any(ask.abort >= 0 for ask in case.asks),
     }  # fmt: skip
     return tuple(reason for reason, holds in reasons.items() if holds)
 
@@ -61,7 +61,7 @@ def draft(found: Found, version: str) -> str:
     lines = [
         f'"""{_sentence(finding)}',
         "",
-        f"Found by a search of the scheduler of vLLM {version} (seed {found.seed}), then shrunk.",
+        f"Found by a search of vLLM {version} (seed {found.seed}), then shrunk.",
         '"""',
         "",
         "from vllm_repro.vocabulary import (",
@@ -98,7 +98,7 @@ def draft(found: Found, version: str) -> str:
         *(_signature(finding) if finding.kind is FindingKind.DEATH else []),
         f'    arms=[arm("reported", {shows})],',
         "    lab=Lab(",
-        '        mechanism="offload",',
+        f"        mechanism={_text('async' if case.setup.asynchronous else _MECHANISMS[case.setup.connector])},",
         f"        layers=[{', '.join(map(_text, case.setup.layers))}],",
         *([f"        window={case.setup.window},"] if "sliding" in case.setup.layers else []),
         '        why="the layers of the shrunk case",',
@@ -136,8 +136,10 @@ def _command(setup: Setup) -> Iterator[str]:
         yield f"--speculative-config '{json.dumps(config)}'"
     if setup.connector:
         extra: dict[str, object] = {"cpu_bytes_to_use": setup.cpu_blocks * setup.block * KV_BYTES}
-        if setup.lazy:
+        if setup.lazy and setup.connector == "SimpleCPUOffloadConnector":
             extra["lazy_offload"] = True
+        if setup.connector == "OffloadingConnector":
+            extra |= {"store_polls": setup.store_polls, "load_polls": setup.load_polls}
         config = {"kv_connector": setup.connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
         yield f"--kv-transfer-config '{json.dumps(config)}'"
 

@@ -5,15 +5,16 @@ Each feature has a random stream of its own, so a new one leaves the other draws
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
+from typing import Any
 
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import least_blocks
 
-__all__ = ["MIXES", "EngineRequest", "EngineSetup", "draw_engine", "longest_of"]
+__all__ = ["MIXES", "EngineRequest", "EngineSetup", "beyond_scheduler", "draw_engine", "longest_of"]
 
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
@@ -125,6 +126,24 @@ def draw_engine(seed: int, mix: str) -> Case:
         setup, asks, blocks = *_under_pressure(of.stream("pressure"), setup, asks), least + pool.choice((0, 1, 3))
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), (asks,), seed)
+
+
+def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which features of a case, as `Case.as_json` has it, are those of EngineCore; empty if the scheduler alone can play it."""
+    asks = [ask for wave in case["waves"] for ask in wave]
+    features = {
+        "priorities": case.get("priority"),
+        "LoRA adapters": case.get("loras"),
+        "a long prefill threshold": case.get("threshold"),
+        "cache resets": case.get("ops"),
+        "prompts of two families": len({ask.get("family", 0) for ask in asks if ask["shared"]}) > 1,
+        "salts": any(ask.get("salt") for ask in asks),
+        "grammars": any(ask.get("grammar") for ask in asks),
+        "answers that end by their tokens": any(ask.get("eos") or ask.get("stops") for ask in asks),
+        "streaming sessions": any(ask.get("segments") for ask in asks),
+        "aborts within a step": any(ask.get("mid") and ask["abort"] >= 0 for ask in asks),
+    }
+    return tuple(name for name, there in features.items() if there)
 
 
 def longest_of(asks: Iterable[EngineRequest], block: int) -> int:

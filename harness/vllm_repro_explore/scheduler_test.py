@@ -19,6 +19,7 @@ from vllm_repro.report.model import issue_url
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro_explore.draft import KV_BYTES
+from vllm_repro_explore.engine_case import beyond_scheduler
 from vllm_repro_explore.finding import ENDLESS, FindingKind
 from vllm_repro_explore.scenario_setup import case_from
 
@@ -122,12 +123,12 @@ def finding_test(finding: Mapping[str, Any], version: str) -> str:
         raise UsageError(
             f"no test shows this finding ({finding['site']}): the engine neither dies nor stalls between steps"
         )
-    if "mix" in finding["case"]:
-        raise UsageError("no test shows a finding of --engine: its worker is the search's own")
+    if beyond := beyond_scheduler(finding["case"]):
+        raise UsageError(f"no test shows this finding: the scheduler alone does not play {', '.join(beyond)}")
     about = [
         f"{finding['kind']}: {finding['site']}.",
         "",
-        f"Found by a search of the scheduler of vLLM {version}, then shrunk. There this test fails: {finding['detail']}.",
+        f"Found by a search of vLLM {version}, then shrunk. There this test fails: {finding['detail']}.",
         *([f"Known: {finding['known']}."] if finding["known"] else []),
     ]
     return _file(finding["case"], about)

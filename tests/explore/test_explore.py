@@ -12,6 +12,7 @@ import pytest
 from tests.fake_package import fake_release
 from tests.golden_files import assert_golden
 from vllm_repro.cli import main
+from vllm_repro.errors import UsageError
 from vllm_repro.releases.overlay import Overlay
 from vllm_repro.releases.provision import Release
 from vllm_repro.scenario.catalogue import find
@@ -21,8 +22,11 @@ from vllm_repro.scenario.scenario import Cause, Causes
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.cause_rows import CauseRow, case_of, lines, reading, tried
+from vllm_repro_explore.draft import unlike_live
+from vllm_repro_explore.engine_case import beyond_scheduler, draw_engine
 from vllm_repro_explore.finding import PlayResult, result_from
 from vllm_repro_explore.scenario_setup import setup_from
+from vllm_repro_explore.scheduler_test import finding_test
 
 DEATH = {
     "kind": "death",
@@ -121,13 +125,30 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_pat
     given = json.loads(shown.out)
     assert (given["evidence"], given["mixes"]) == ("engine", ["off", "stream"])
     (one,) = given["findings"]
-    assert (one["case"]["mix"], one["seed"] % 2, one["test"]) in {("off", 0, None), ("stream", 1, None)}
-    assert (one["live"][:6], one["model_runner"]) == ("none: ", "the same")
+    assert (one["case"]["mix"], one["seed"] % 2, one["model_runner"]) in {
+        ("off", 0, "the same"),
+        ("stream", 1, "the same"),
+    }
+    assert one["live"].endswith("explored_popleft_n_0_32_0.py --server lab --vllm 0.32.0")
+    assert check_file(folder_of(tmp_path) / "explored_popleft_n_0_32_0.py") == []
     assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
     assert "vLLM 0.32.0's EngineCore over a fake executor, mixes off, stream" in shown.err
     assert given["reproduce"] == "vllm-repro explore --engine --mix off,stream --vllm 0.32.0 --seeds 40"
-    assert main(["report", str(folder_of(tmp_path)), "--format", "pytest"]) == 64
-    assert "no test shows" in capsys.readouterr().err
+    assert main(["report", str(folder_of(tmp_path)), "--format", "pytest"]) == 0
+    assert "WAVES = [[dict(prompt=41, answer=1)]]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seed", "mix", "beyond"),
+    [(1, "grammar", "grammars"), (10, "stream", "streaming sessions"), (6, "ops", "cache resets")],
+)
+def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(seed: int, mix: str, beyond: str) -> None:
+    case = draw_engine(seed, mix)
+    assert beyond in beyond_scheduler(case.as_json())
+    assert any(reason.endswith(beyond) for reason in unlike_live(case))
+    finding = {"kind": "stuck", "site": "requests stay WAITING", "case": case.as_json()}
+    with pytest.raises(UsageError, match=f"the scheduler alone does not play .*{beyond}"):
+        finding_test(finding, "0.32.0")
 
 
 def test_a_search_goes_on_after_the_seeds_of_earlier_ones_and_fails_only_for_what_is_new(

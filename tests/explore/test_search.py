@@ -238,11 +238,15 @@ def test_every_draft_is_a_scenario_file_without_a_mistake(seed: int) -> None:
 def test_what_a_live_server_cannot_be_told_is_said() -> None:
     assert unlike_live(alone(9)) == ()
     odd = Case(
-        Setup(connector="OffloadingConnector", asynchronous=True, runner=2, store_polls=5),
+        Setup(connector="SimpleCPUOffloadConnector", asynchronous=True, runner=2, store_polls=5),
         ((Request(9, 1, after=1, abort=2),),),
         1,
     )
-    assert len(unlike_live(odd)) == 6
+    assert len(unlike_live(odd)) == 5
+    assert (
+        unlike_live(Case(Setup(connector="MultiConnector"), odd.waves, 1))[0]
+        == "the lab has no copies for MultiConnector"
+    )
 
 
 # --- the process ---------------------------------------------------------------------------------------------------------------------
