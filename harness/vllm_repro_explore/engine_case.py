@@ -26,14 +26,17 @@ MIXES: dict[str, dict[str, float]] = {
     "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
     "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
     "sco": {**_COMMON, _SIMPLE: 1},
-    "stream": {**_COMMON, "stream": 1},
+    "stream": {**_COMMON, "stream": 1, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
+    "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
+    "pause-off": {**_COMMON, "pause": 1, _OFFLOADING: 1},
 }
 """For each mix, the probability with which a case has a feature. pressure: long answers in a pool for one of them, and slow stores."""
 
 _LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
 _GRAMMARS = ("json", "regex", "choice", "ebnf", "object")
+_PAUSES = ("abort", "wait", "keep")
 _FAULTY = ("two-roots", "no-rule", "empty-or-any")
 
 
@@ -59,9 +62,10 @@ class EngineRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup(Setup):
-    """Server flags. ops: (step, operation). grammar_looks: looks of the scheduler before a grammar is compiled.
+    """Server flags.
 
-    threshold: `--long-prefill-token-threshold`; 0 for none.
+    ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches.
+    grammar_looks: looks of the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for none.
     """
 
     mix: str
@@ -135,7 +139,7 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
         "priorities": case.get("priority"),
         "LoRA adapters": case.get("loras"),
         "a long prefill threshold": case.get("threshold"),
-        "cache resets": case.get("ops"),
+        "cache resets or pauses": case.get("ops"),
         "prompts of two families": len({ask.get("family", 0) for ask in asks if ask["shared"]}) > 1,
         "salts": any(ask.get("salt") for ask in asks),
         "grammars": any(ask.get("grammar") for ask in asks),
@@ -215,4 +219,8 @@ def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
     for what in ("reset", "reset-running"):
         rng = of.stream(what)
         found += [(rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)]
+    rng = of.stream("pause")
+    for _ in range(rng.randint(1, 2) if of.has("pause") else 0):
+        clear = rng.choice(("", "-clear"))
+        found.append((rng.randint(0, last + 20), f"pause-{rng.choice(_PAUSES)}{clear}-{rng.choice((1, 3, 10, 40))}"))
     return tuple(sorted(found))

@@ -25,7 +25,7 @@ class FindingKind(StrEnum):
 
 _BY_KIND = list(FindingKind)
 ENDLESS = "one step never ends"
-_COUNTS = ("preempted", "hits", "stores", "loads", "resumed", "accepted", "masked", "aborted", "resets", "refused resets", "fed",
+_COUNTS = ("preempted", "hits", "stores", "loads", "resumed", "accepted", "masked", "aborted", "resets", "refused resets", "pauses", "fed",
            "refused requests", "errors")  # fmt: skip
 _LISTED = ("store-listed-twice", "load-listed-twice")
 

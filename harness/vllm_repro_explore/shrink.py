@@ -49,6 +49,7 @@ _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
         ("eos", 0),
         ("stops", False),
         ("segments", ()),
+        ("family", 0),
     ),
 )
 

@@ -140,7 +140,7 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_pat
 
 @pytest.mark.parametrize(
     ("seed", "mix", "beyond"),
-    [(1, "grammar", "grammars"), (10, "stream", "streaming sessions"), (6, "ops", "cache resets")],
+    [(1, "grammar", "grammars"), (10, "stream", "streaming sessions"), (6, "ops", "cache resets or pauses")],
 )
 def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(seed: int, mix: str, beyond: str) -> None:
     case = draw_engine(seed, mix)

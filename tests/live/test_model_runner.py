@@ -24,7 +24,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "[mine.extend(more) for mine, more in zip(known.blocks, blocks)]",
     ),
     "a resumed request keeps all its tokens": ("ops", "            del known.tokens[known.prompt + answered :]\n", ""),
-    "rejected drafts stay computed": ("async", "computed[name] -= self._rejected[name]", "pass"),
+    "rejected drafts stay computed": ("async", "computed[name] = self._reached[name]", "pass"),
     "placeholders are read as drafts": ("async", "drafts = (known.drafts + [1] * len(drafts))[: len(drafts)]", "pass"),
     "a partial prefill has a token": ("plain", "if row.start + len(row.tokens) < len(known.tokens):", "if False:"),
     "a bitmask has one row for each request": ("grammar", "at += counts[place]", "at += 1"),

@@ -73,7 +73,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.half: Half | None = None
         self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
         self._known: dict[str, _Known] = {}
-        self._rejected: dict[str, int] = {}
+        self._reached: dict[
+            str, int
+        ] = {}  # of each request of the last step, the first position that it did not compute
         self._pending: Any = None
 
     @classmethod
@@ -176,7 +178,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             for direction, _ in half.take_listed():
                 self.seen["stores" if direction == "store" else "loads"] += 1
         if not batch:
-            self._rejected = {}
+            self._reached = {}
             empty = _output({}, copied)
             return Answer(empty) if non_block else empty
         # The scheduler changes its own lists while a worker still computes.
@@ -219,9 +221,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             elif blocks is not None:
                 for mine, more in zip(known.blocks, blocks, strict=True):
                     mine.extend(more)
-            stepped = name in self._rejected and not resumed
+            stepped = name in self._reached and not resumed
             if stepped and asynchronous:
-                computed[name] -= self._rejected[name]
+                # A model runner that keeps the count on its device corrects it by its own last step, not by the scheduler's.
+                computed[name] = self._reached[name]
                 continue
             del known.tokens[known.prompt + answered :]
             if not stepped:
@@ -288,12 +291,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 if limits is not None:
                     most[name] = limits[place]
         sampled: dict[str, list[int]] = {}
-        self._rejected = {}
+        self._reached = {}
         width = self.case["draft"]
         for row in batch:
             known, name = row.known, row.name
             sampled[name] = []
-            self._rejected[name] = 0
+            self._reached[name] = row.start + len(row.tokens)
             known.drafts = [] if fits else [0] * width
             if row.start + len(row.tokens) < len(known.tokens):
                 continue
@@ -305,7 +308,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                     break
             self.seen["accepted"] += len(new) - 1
             self.seen["masked"] += name in rows
-            self._rejected[name] = len(drafts) + 1 - len(new)
+            self._reached[name] -= len(drafts) + 1 - len(new)
             known.tokens.extend(new)
             if fits:
                 known.drafts = self._draft(known.tokens, known.key, known.eos)
@@ -326,7 +329,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def take_draft_token_ids(self) -> Any:
         if not self.case["draft"]:
             return None
-        names = [name for name in self._rejected if name in self._known]
+        names = [name for name in self._reached if name in self._known]
         return DraftTokenIds(names, [list(self._known[name].drafts) for name in names])
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
+
+from vllm.v1.core.sched import interface
 
 from .engine import NoBoot, pools_of
 from .engine_core import Refused, boot, compiled, request_of, sampling
@@ -17,6 +19,8 @@ from .play import Stuck, at_fault, ours
 from .reference import EOS, STOPS, TEXT, pick, states
 
 __all__ = ["play_engine"]
+
+PauseState = getattr(interface, "PauseState", None)
 
 _PATIENCE = 400
 _DRAIN = 80
@@ -87,6 +91,7 @@ class _Player:
         self._sent: dict[str, _Sent] = {}
         self._known: set[str] = set()
         self._moved = 0
+        self._clear: list[bool] = []  # for each pause that waits for an idle engine, whether it then clears the caches
         self.steps = 0
         self.broken: list[dict[str, Any]] = []
         self.seen: Counter[str] = Counter()
@@ -96,7 +101,7 @@ class _Player:
         return {name: one.answer for name, one in self._sent.items()}
 
     def play(self) -> None:
-        operations = [(at, 3, what, None) for at, what in self._case["ops"]]
+        operations = [event for at, what in self._case["ops"] for event in _operation(at, what)]
         for wave in self._case["waves"]:
             self._play_wave([*operations, *_events(wave)])
             operations = []
@@ -122,8 +127,9 @@ class _Player:
             if self._busy():
                 self._step()
                 clock += 1
-            elif events:
-                clock = max(clock, events[0][0])
+            else:
+                self._idle()
+                clock = max(clock, events[0][0]) if events else clock
             if self.steps - self._moved > _PATIENCE:
                 self._give_up()
 
@@ -148,12 +154,41 @@ class _Player:
                 self._engine.abort_requests([name])
             case "reset" | "reset-running":
                 self.seen["resets"] += 1
-                try:
-                    self._engine.reset_prefix_cache(*([True] if what == "reset-running" else []))
-                except Exception as error:  # EngineCore answers a utility call with its exception
-                    if ours(error):
-                        raise
-                    self.seen["refused resets"] += 1
+                running = [True] if what == "reset-running" else []
+                self._answered(lambda: self._engine.reset_prefix_cache(*running))
+            case "resume":
+                self._scheduler.set_pause_state(PauseState.UNPAUSED)
+            case _ if what.startswith("pause-"):
+                self._pause(*what.split("-")[1:-1])
+
+    def _answered(self, call: Callable[[], Any]) -> None:
+        """Make a utility call; EngineCore answers it with its exception."""
+        try:
+            call()
+        except Exception as error:
+            if ours(error):
+                raise
+            self.seen["refused resets"] += 1
+
+    def _pause(self, mode: str, clear: str = "") -> None:
+        """Do what `EngineCoreProc.pause_scheduler` does: the caches are cleared once the engine is idle."""
+        self.seen["pauses"] += 1
+        if mode == "abort":
+            going = [name for name in self._scheduler.requests if not self._sent[name].end]
+            for name in going:
+                self._sent[name].aborted = True
+            self._engine.abort_requests(going)
+        self._scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+        self._clear += [bool(clear)]
+        if not self._busy():
+            self._idle()
+
+    def _idle(self) -> None:
+        """Do what an idle EngineCoreProc does: end the pauses that wait for it."""
+        ended, self._clear = self._clear, []
+        if any(ended):
+            clear = getattr(self._engine, "_reset_caches", None) or (lambda: self._engine.reset_prefix_cache(True))
+            self._answered(clear)
 
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
         prompt = _prompt(self._case["seed"], ask)
@@ -284,6 +319,15 @@ class _Player:
             if invariant not in self._known:
                 self._known.add(invariant)
                 self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps})
+
+
+def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
+    """Yield an operation, and for a pause also its end."""
+    if what.startswith("pause-"):
+        if PauseState is None:  # older releases have no pause
+            return
+        yield at + int(what.rsplit("-", 1)[1]), 4, "resume", None
+    yield at, 3, what, None
 
 
 def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]]:
