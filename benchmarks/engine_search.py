@@ -42,6 +42,7 @@ BUGS = (
     Bug(name="#46014", release="0.23.0", mix="off", shows=_death("not req_status.transfer_jobs")),
     Bug(name="#42761", release="0.21.0", mix="off", shows=_death("_block_id_to_pending_jobs")),
     Bug(name="PR #49439", release="0.32.0", mix="stream", shows=lambda finding: finding.kind is FindingKind.STUCK),
+    Bug(name="PR #44526", release="0.32.0", mix="stream", shows=_death("num_new_tokens > 0")),
     Bug(name="PR #43569", release="0.32.0", mix="plain", shows=lambda finding: finding.site == "wrong-token"),
     Bug(name="#42085", release="0.20.2", mix="sco", shows=_death("popleft_n (vllm/v1/core/kv_cache_utils.py)")),
 )

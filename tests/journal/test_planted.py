@@ -23,6 +23,7 @@ from vllm_repro.report.files import FORMATS, render
 from vllm_repro.report.issue import draft, duplicates
 from vllm_repro.report.json_report import version_map_dict
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.script import no_script
 from vllm_repro.report.summary import summary
 from vllm_repro.report.version_map import markdown as version_markdown
 from vllm_repro.report.version_map import row_of
@@ -32,6 +33,7 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Standing, arm_result
 
 scenarios = cache(all_scenarios)
+SCRIPTED = next(scenario for scenario in scenarios() if not no_script(scenario))
 
 PLANTS = [*SECRETS.values(), *PRIVATE.values()]
 
@@ -39,8 +41,8 @@ PLANTS = [*SECRETS.values(), *PRIVATE.values()]
 def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     """Return every rendering of a report by name."""
     for form in FORMATS:
-        yield form, render(made, form, scenarios()[0])
-    script = render(made, "python", scenarios()[0])
+        yield form, render(made, form, SCRIPTED)
+    script = render(made, "python", SCRIPTED)
     body = draft(made, duplicates(made, scenarios()), script=script[:3_000])
     yield "issue", body.body + body.title
     yield "terminal", summary(made)

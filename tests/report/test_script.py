@@ -13,13 +13,14 @@ import pytest
 
 from tests.report_examples import EXAMPLES
 from vllm_repro.errors import UsageError
-from vllm_repro.report.script import curl, script
+from vllm_repro.report.script import curl, no_script, script
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Pause, Rest, Size, requests_of, resolve
 
-ARMS = [(scenario, arm) for scenario in all_scenarios() for arm in scenario.arms if not arm.patches]
+SCRIPTED = [scenario for scenario in all_scenarios() if not no_script(scenario)]
+ARMS = [(scenario, arm) for scenario in SCRIPTED for arm in scenario.arms if not arm.patches]
 
 
 @pytest.mark.parametrize(("scenario", "arm"), ARMS, ids=lambda one: one.id if isinstance(one, Scenario) else one.name)
@@ -36,6 +37,16 @@ def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> Non
     assert sent == [request.label for request in requests_of(scenario.workload_of(arm))]
     waits = [step for step in scenario.workload_of(arm) if isinstance(step, Pause | Rest)]
     assert sum(not isinstance(step, list) for step in steps) == len(waits)
+
+
+def test_a_plain_vllm_has_no_route_of_the_lab() -> None:
+    streaming = [scenario for scenario in all_scenarios() if scenario not in SCRIPTED]
+    assert len(streaming) == 3
+    for scenario in streaming:
+        assert {one.endpoint for one in requests_of(scenario.workload_of(scenario.arms[0]))} >= {"/segments"}
+        for form in (script, lambda scenario, arm: curl(scenario, arm, 1)):
+            with pytest.raises(UsageError, match="a route that the lab adds"):
+                form(scenario, scenario.arms[0])
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda folder: folder.name)
@@ -121,7 +132,7 @@ def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
     assert (done.returncode, "The engine hangs." in done.stdout) == (1, True), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda one: one.id)
+@pytest.mark.parametrize("scenario", SCRIPTED, ids=lambda one: one.id)
 def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path: Path) -> None:
     """Run them in bash, with a function in place of curl that keeps path and body."""
     text = curl(scenario, scenario.arms[0], 8000)

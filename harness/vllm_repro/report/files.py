@@ -18,7 +18,7 @@ from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.script import script_of_run
+from vllm_repro.report.script import no_script, script_of_run
 from vllm_repro.report.source_changes import whole_diff
 from vllm_repro.scenario.catalogue import all_scenarios, find, to_stderr
 from vllm_repro.scenario.scenario import Scenario
@@ -47,9 +47,10 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
     if form == "junit":
         return junit(report)
     if form == "python":
-        text = script_of_run(report, scenario or find(report.scenario))
+        own = scenario or find(report.scenario)
+        text = script_of_run(report, own)
         if text is None:
-            raise UsageError("every arm of this scenario changes vLLM's source, which a script does not")
+            raise UsageError(no_script(own))
         return report.redactor.text(text)
     raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
 
@@ -76,6 +77,7 @@ def make_draft(report: RunReport) -> Draft:
         small=text(own.lab.why) if own.lab else "",
         gpus=bool(own.needs.gpus),
         script=text(script_of_run(today, own, brief=True) or ""),
+        no_script=no_script(own),
         diffs=diffs,
     )
 
@@ -121,8 +123,8 @@ def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[P
         if form == "python" and known is None:
             to_stderr(f"no {name}: the scenario {report.scenario} is not here (--scenarios DIR adds a folder)")
             continue
-        if form == "python" and known is not None and all(arm.patches for arm in known.arms):
-            continue  # a script does not change vLLM's source
+        if form == "python" and known is not None and no_script(known):
+            continue
         path = report.folder / name
         write_file(path, render(report, form, known), hint="vllm-repro report RUN -o FILE writes it elsewhere")
         paths.append(path)

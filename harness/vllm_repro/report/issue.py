@@ -81,12 +81,14 @@ def draft(
     small: str = "",
     gpus: bool = True,
     script: str = "",
+    no_script: str = "",
     diffs: Mapping[str, str] | None = None,
 ) -> Draft:
     """Return the draft about a run.
 
     flags: the reported command. why: the scenario's explanation. small: why the lab's small model shows the bug. gpus: the bug is one of
-    vLLM on GPUs. script: `repro.py`. diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
+    vLLM on GPUs. script: `repro.py`. no_script: why there is none.
+    diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
     attached = any(arm.server.kind == "attach" for arm in report.arms)  # its flags and its machine are not known
@@ -98,7 +100,7 @@ def draft(
     environment = _folded(where, fence(_environment(report, gpus=not attached), "text"))
     parts = [
         ("", asked + lines),
-        ("the script", "" if only_changed else _script(report, script)),
+        ("the script", "" if only_changed else _script(report, script, no_script)),
         ("", _arms(report)),
         *((f"the change in {_names(arms)}", _change(arms, diffs or {})) for arms in _changed(report)[:4]),
         ("the traceback", _traceback(report)),
@@ -287,11 +289,13 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
     return text + (f" It served a small model: {cell(shorten(small, _SENTENCE))}." if small else "")
 
 
-def _script(report: RunReport, script: str) -> str:
+def _script(report: RunReport, script: str, no_script: str) -> str:
     if report.bug_seen and any(
         trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP) for _, trial in report.failures[:1]
     ):
         return "The engine dies while it boots: the command alone shows it."
+    if no_script:
+        return f"There is no script for a plain vLLM: {no_script}."
     return f"`repro.py` for a plain vLLM:\n\n{fence(script, 'python')}" if script else ""
 
 

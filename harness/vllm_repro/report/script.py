@@ -29,7 +29,7 @@ from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Siz
 from vllm_repro.servers.launch import Launch, ServedModel, process_launch
 from vllm_repro.verdict.verdict import Expected
 
-__all__ = ["curl", "script", "script_of_run"]
+__all__ = ["curl", "no_script", "script", "script_of_run"]
 
 _TEMPLATE = Path(__file__).with_name("templates") / "repro.txt"
 _COMPLETIONS = "/v1/completions"
@@ -40,11 +40,22 @@ _OF_TEMPLATE = ("tools", "tool_choice", "chat_template", "chat_template_kwargs",
 """Fields of a chat that a completion does not have."""
 
 
+def no_script(scenario: Scenario) -> str:
+    """Return why no script shows a scenario; empty if one can."""
+    if all(arm.patches for arm in scenario.arms):
+        return "every arm of this scenario changes vLLM's source, which a script does not"
+    if scenario.lab and any("--middleware" in edit.words for edit in scenario.lab.changes):
+        return "its requests take a route that the lab adds, which a plain vLLM does not have"
+    return ""
+
+
 def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
     """Return the script for the most important failure of an arm without patches, else for the first such arm; None without one."""
+    if no_script(scenario):
+        return None
     tried = [scenario.arm(arm.name) for arm in (*(arm for arm, _ in report.failures), *report.arms)]
     arms = [arm for arm in (*tried, *scenario.arms) if arm is not None and not arm.patches]
-    return script(scenario, arms[0], report, brief=brief) if arms else None
+    return script(scenario, arms[0], report, brief=brief)
 
 
 def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, brief: bool = False) -> str:
@@ -81,7 +92,9 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, bri
 
 
 def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
-    """Return the command of an arm on a plain vLLM. Raises `UsageError` for an arm with patches."""
+    """Return the command of an arm on a plain vLLM. Raises `UsageError` for an arm with patches, or if there is no script."""
+    if why := no_script(scenario):
+        raise UsageError(f"no script for {scenario.id}: {why}", hint="vllm-repro show --as lab")
     if arm.patches:
         raise UsageError(
             f"the arm {arm.name} changes vLLM's source, which this script does not",

@@ -20,7 +20,7 @@ from .reference import EOS, STOPS, TEXT, pick, states
 
 __all__ = ["play_engine"]
 
-PauseState = getattr(interface, "PauseState", None)
+PauseState: Any = getattr(interface, "PauseState", None)
 
 _PATIENCE = 400
 _DRAIN = 80
