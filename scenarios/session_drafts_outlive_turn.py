@@ -25,13 +25,12 @@ from vllm_repro.vocabulary import (
     request,
     signature,
     source_line,
+    untriggered,
     with_flags,
     without,
 )
 
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"
-
-
 SEGMENTS = [[11] * 64, 2, [12], 2, [12], 1]
 
 scenario = Scenario(
@@ -93,7 +92,10 @@ scenario = Scenario(
     arms=[
         arm("reported", dies),
         arm(
-            "no-drafts", lives, without("--speculative-config"), why="a step computes no token beyond the end of a turn"
+            "no-drafts",
+            untriggered,
+            without("--speculative-config"),
+            why="a step computes no token beyond the end of a turn",
         ),
         arm(
             "patched",

@@ -61,9 +61,9 @@ workers are made up. With --engine it is vLLM's own EngineCore, with grammars, a
 over a worker that computes each token from what lies in the blocks: a block mix-up is a wrong token.
 
 Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. explore.md there is one page, which
-has what earlier searches in OUT did not find first. Without --engine, a scenario file
-beside it sends the same workload to a real server in the lab, and a pytest file is for vLLM's own tests/v1/core and
-imports nothing of this package."""
+has what earlier searches in OUT did not find first. A finding that the scheduler alone shows also gets a scenario file,
+which sends the same workload to a real server in the lab, and a pytest file for vLLM's own tests/v1/core, which imports
+nothing of this package."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -197,6 +197,14 @@ def test_attached_to_a_running_server(harness: Harness, running: str) -> None:
     assert done.report["evidence"] == "cpu"
 
 
+def _words(process: psutil.Process) -> str:
+    """Return the command of a process; empty once it is gone or a zombie, which it may become at any moment."""
+    try:
+        return " ".join(process.cmdline()) if process.is_running() else ""
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness, tmp_path: Path) -> None:
     provision("0.28.0")
     environment = {**os.environ, "VLLM_REPRO_REPORTS": str(tmp_path / "reports"), "CI": "true"}
@@ -207,7 +215,7 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness,
         # Kill it once EngineCore and its worker run; they are hardest to find again.
         while True:
             children = psutil.Process(process.pid).children(recursive=True)
-            if sum("VLLM::" in " ".join(child.cmdline()) for child in children if child.is_running()) >= 2:
+            if sum("VLLM::" in _words(child) for child in children) >= 2:
                 break
             assert process.poll() is None
             now = sum(log.stat().st_size for log in (tmp_path / "reports").glob("*/2*/logs/*.log"))
@@ -215,15 +223,12 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness,
                 size, grown = now, time.monotonic()
             assert time.monotonic() - grown < 600, "the boot makes no progress"
             time.sleep(0.2)
-        pids = [child.pid for child in children]
     finally:
         process.kill()
         process.wait()
     harness("clean", "--yes")  # the guard of the killed harness does the same
     until = time.monotonic() + 60
-    while left := [
-        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]:
+    while left := [child for child in children if _words(child)]:
         assert time.monotonic() < until, left
         time.sleep(0.2)
 

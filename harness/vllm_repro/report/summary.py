@@ -83,9 +83,8 @@ def _conclusion(report: RunReport) -> list[str]:
         lines += [f"  {make(notable[0])}" for make in (death_line, client_line, outlasted_line) if make(notable[0])]
     expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
     folder = shlex.quote(str(report.folder))
-    own_route = any(
-        "--middleware" in arm.server.argv for arm in report.arms
-    )  # a plain vLLM has none, so there is no script
+    # A script is for a plain vLLM, which has no route of the lab.
+    own_route = any("--middleware" in arm.server.argv for arm in report.arms)
     lines += throughput_lines(report.measured)
     lines += [
         "",

@@ -129,7 +129,7 @@ def lab_launch(
         **dict(command.env),
         **CPU_ENV,
         **OFFLINE_ENV,
-        **dict([FIRST_RUNNER]),
+        FIRST_RUNNER[0]: FIRST_RUNNER[1],
         "VLLM_DEBUG_WORKSPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "REPRO_LAB_MECHANISM": lab.mechanism,

@@ -73,9 +73,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.half: Half | None = None
         self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
         self._known: dict[str, _Known] = {}
-        self._reached: dict[
-            str, int
-        ] = {}  # of each request of the last step, the first position that it did not compute
+        # Of each request of the last step: the first position that it did not compute.
+        self._reached: dict[str, int] = {}
         self._pending: Any = None
 
     @classmethod
