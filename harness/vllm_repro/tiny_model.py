@@ -12,13 +12,13 @@ from typing import Literal, get_args
 
 __all__ = ["FAMILIES", "Family", "Kind", "TinyModel"]
 
-Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4", "blip2"]
-"""Model code of vLLM. "mimo" has draft layers; "deepseek_v4" has compressed layers; "blip2" reads images."""
+Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4", "blip2", "granite_hybrid"]
+"""Model code of vLLM. "mimo" drafts; "deepseek_v4" has compressed layers; "blip2" reads images; "granite_hybrid" has Mamba layers."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
-Kind = Literal["full", "sliding", "sparse", "compressed"]
-"""Attention of a layer: all tokens; a window; a window and the best groups of 4 tokens; a window and all groups of 128 tokens."""
+Kind = Literal["full", "sliding", "sparse", "compressed", "mamba"]
+"""Attention of a layer: all tokens; a window; a window and the best groups of 4 tokens; a window and all groups of 128 tokens; a state."""
 
 _KINDS: dict[Family, frozenset[Kind]] = {
     "qwen3": frozenset({"full"}),
@@ -27,6 +27,7 @@ _KINDS: dict[Family, frozenset[Kind]] = {
     "mimo": frozenset({"full"}),
     "deepseek_v4": frozenset({"sliding", "sparse", "compressed"}),
     "blip2": frozenset({"full"}),
+    "granite_hybrid": frozenset({"full", "mamba"}),
 }
 _FP8_WIDTH = 4096
 SMALLEST_VOCABULARY = 265
@@ -98,7 +99,8 @@ class TinyModel:
     def __str__(self) -> str:
         layers = f"{self.layers} layer" + ("s" if self.layers > 1 else "")
         if set(self.kinds) != {"full"}:
-            layers += f" ({' then '.join(self.kinds)} attention, with a window of {self.window} tokens)"
+            window = f", with a window of {self.window} tokens" if self.window else ""
+            layers += f" ({' then '.join(self.kinds)} attention{window})"
         if self.drafts:
             layers += f" and {self.drafts} that draft" + ("s" if self.drafts == 1 else "")
         heads = f"{self.kv_heads} KV head" + ("s" if self.kv_heads > 1 else "")

@@ -68,7 +68,7 @@ def least_blocks(setup: Setup) -> int:
     window = -(-min(setup.window - 1 + inflight, setup.max_len) // setup.block) + 1
     sliding = setup.layers.count("sliding") if setup.hybrid else 0
     # vLLM groups layers of one kind; the group size is the count of the rarer kind.
-    return whole + sliding * window + 1
+    return whole + sliding * window + setup.layers.count("mamba") * (2 + setup.draft) + 1
 
 
 def waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:

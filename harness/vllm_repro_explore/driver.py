@@ -40,7 +40,7 @@ _RENEWED = 2000
 class Driver:
     """Player of cases, as a context manager.
 
-    model: folder whose config vLLM reads; each case names its own layers. errors: log file of the process.
+    model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own layers. errors: log file of the process.
     nice: niceness of the process. case_s: seconds after which a case counts as hung. patched: files whose import `errors` reports.
     Playing raises `Unsupported` if the release lacks what the driver needs, and `InfraError` if the process does not start.
     """
@@ -156,9 +156,13 @@ class Driver:
             "PYTHONSAFEPATH": "1",
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
+            "TRITON_INTERPRET": "1",  # `model_runner` runs copies of states in it
             "VLLM_PLUGINS": "",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "REPRO_DRIVER_MODEL": str(self._model),
+            "REPRO_DRIVER_MAMBA_MODEL": str(
+                cached_model(TinyModel(family="granite_hybrid", kinds=("mamba", "full"), max_position=1_048_576))
+            ),
         }
 
     def _line(self, most: float) -> bytes | None:

@@ -26,7 +26,11 @@ MIXES: dict[str, dict[str, float]] = {
     "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
     "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
     "sco": {**_COMMON, _SIMPLE: 1},
-    "stream": {**_COMMON, "stream": 1, "draft": 0.3},
+    "stream": {**_COMMON, "stream": 1, "draft": 0.3, "turn-eos": 0.3},
+    "mamba": {**_COMMON, "mamba": 1, "draft": 0.3, "eos": 0.3},
+    "mamba-off": {**_COMMON, "mamba": 1, _OFFLOADING: 1, "draft": 0.2},
+    "mamba-sco": {**_COMMON, "mamba": 1, _SIMPLE: 1},
+    "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
     "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
@@ -35,6 +39,12 @@ MIXES: dict[str, dict[str, float]] = {
 """For each mix, the probability with which a case has a feature. pressure: long answers in a pool for one of them, and slow stores."""
 
 _LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
+_MAMBA_LAYERS = (
+    ("mamba", "full"),
+    ("full", "mamba"),
+    ("mamba", "mamba", "full"),
+    ("mamba", "full", "mamba", "mamba"),
+)
 _GRAMMARS = ("json", "regex", "choice", "ebnf", "object")
 _PAUSES = ("abort", "wait", "keep")
 _FAULTY = ("two-roots", "no-rule", "empty-or-any")
@@ -65,6 +75,7 @@ class EngineSetup(Setup):
     """Server flags.
 
     ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches.
+    mamba: `--mamba-cache-mode` of a model with Mamba layers; empty for vLLM's choice.
     grammar_looks: looks of the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for none.
     """
 
@@ -72,6 +83,7 @@ class EngineSetup(Setup):
     priority: bool = False
     loras: int = 0
     threshold: int = 0
+    mamba: str = ""
     grammar_looks: int = 0
     ops: tuple[tuple[int, str], ...] = ()
 
@@ -101,16 +113,18 @@ def draw_engine(seed: int, mix: str) -> Case:
     asks = _asks(of, block, bool(loras))
     longest = longest_of(asks, block)
     transfer = of.stream("transfer")
+    layers, mamba = server.choice(_LAYERS), of.stream("mamba")
     setup = EngineSetup(
         mix=mix,
-        layers=server.choice(_LAYERS),
+        layers=mamba.choice(_MAMBA_LAYERS) if of.has("mamba") else layers,
+        mamba=mamba.choice(("", "align")),
         window=server.choice((block // 2, block, 2 * block, 4 * block, 40)),
         block=block,
         chunk=max(chunk, seqs * (draft + 1)),
         seqs=seqs,
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
-        hybrid=server.random() < 0.9,
+        hybrid=server.random() < 0.9 or of.has("mamba"),
         connector=next((name for name in (_OFFLOADING, _SIMPLE) if of.has(name)), ""),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
@@ -201,7 +215,8 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
         )
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
         if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
-            ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=0, stops=False)
+            ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0
+            ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=ends, stops=False)
         found.append(ask)
     return tuple(found)
 

@@ -58,7 +58,10 @@ class Found:
             return None
         if self.runner.invalid:
             return f"not tried: {self.runner.invalid}"
-        return "the same" if self.runner.worst == self.finding else f"{self.runner.worst or 'nothing'}"
+        worst = self.runner.worst
+        # A runner does not say by which rule a state is lost.
+        same = worst is not None and worst.kind is self.finding.kind and self.finding.site.startswith(worst.site)
+        return "the same" if same else f"{worst or 'nothing'}"
 
 
 @dataclass

@@ -28,6 +28,8 @@ _PLAIN: tuple[tuple[str, object], ...] = (
     ("layers", ("full",)),
     ("layers", ("full", "sliding")),
     ("layers", ("sliding", "full")),
+    ("layers", ("mamba", "full")),
+    ("mamba", ""),
     ("block", 32),
     ("window", 128),
     ("seqs", 8),

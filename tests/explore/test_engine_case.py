@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.draw import least_blocks
 from vllm_repro_explore.engine_case import MIXES, EngineRequest, EngineSetup, draw_engine
-from vllm_repro_explore.program.vllm_repro_driver.reference import TEXT, attend, embed, pick, states
+from vllm_repro_explore.program.vllm_repro_driver.reference import TEXT, attend, embed, pick, recur, states
 from vllm_repro_explore.shrink import shrink
 from vllm_repro_explore.summary import case_lines
 
@@ -44,10 +44,12 @@ def test_a_seed_and_a_mix_are_one_case_which_a_server_could_serve(seed: int, mix
         assert 0 <= ask.shared <= ask.prompt
         assert ask.prompt + ask.answer <= setup.max_len
         assert not (ask.segments and ask.grammar)
+    if "mamba" in setup.layers:
+        assert setup.hybrid  # vLLM refuses one group of layers
 
 
 @pytest.mark.parametrize(
-    "feature", ["salt", "lora", "eos", "abort", "grammar", "reset", "draft", "threshold", "stream"]
+    "feature", ["salt", "lora", "eos", "abort", "grammar", "reset", "draft", "threshold", "stream", "mamba"]
 )
 @given(seed=SEEDS)
 def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed: int) -> None:
@@ -55,6 +57,7 @@ def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed:
     # A session has neither of these, and room for its further parts.
     owned["stream"] = {"segments", "shared", "lora", "salt", "eos", "stops", "max_len", "blocks", "cpu_blocks"}
     owned["draft"] = {"chunk", "blocks", "cpu_blocks"}  # a step and the pool have room for drafts
+    owned["mamba"] = {"layers", "hybrid", "blocks", "cpu_blocks"}
     own = owned.get(feature, set()) | {feature, "mix"}
     with pytest.MonkeyPatch.context() as patch:
         found = []
@@ -96,6 +99,20 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
 
 
 TOKENS = st.lists(st.sampled_from(TEXT), min_size=1, max_size=80)
+
+
+@given(TOKENS, st.integers(1, 9), st.data())
+def test_a_mamba_layer_hashes_all_tokens_through_one_number(tokens: list[int], key: int, data: Any) -> None:
+    whole = states(tokens, key, [0, 0])
+    cut = data.draw(st.integers(0, len(tokens)))
+    before: list[Any] = [0, 0]
+    for start, part in (0, tokens[:cut]), (cut, tokens[cut:]):
+        if part:
+            values = embed(part, start, key)
+            for layer in range(2):
+                values, kept = recur(values, before[layer], start, layer)
+                before[layer] = kept[-1]
+            assert (values == whole[start : start + len(part)]).all()
 
 
 @given(TOKENS, st.lists(st.sampled_from([0, 5, 16]), min_size=1, max_size=3), st.integers(1, 9), st.data())

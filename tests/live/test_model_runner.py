@@ -32,8 +32,18 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "every draft is accepted": ("spec", "(new[-1] != drafts[place] or place", "(place"),
     "drafts end beyond the longest request": ("spec", 'self.case["draft"] <= self.case["max_len"]', "0 < 1e9"),
     "loads do not begin": ("off", "half.start()", "self._pending"),
+    "a state stays in its block": ("mamba", "if before not in (-1, now):", "if False:"),
+    "a step starts from the first state": ("mamba", "self._right.get(name, 1) - 1 if", "0 if"),
+    "a request that was left out keeps its count": (
+        "mamba-ops",
+        "for name in stepped if name in self._next",
+        "for name in self._next",
+    ),
+    "a state at the end of a block is not kept": ("mamba-off", "if whole * self._block < first:", "if whole >= 0:"),
+    "recomputed outputs are a prefill": ("mamba-ops", "found = count <= 1 + (", "found = count == 1 + drafts + (0 * "),
+    "placeholders after a prompt are a prefill": ("mamba", "(_TAILS and", "(False and"),
 }
-"""Mix, and text of `executor.py` with what replaces it."""
+"""Mix, and text of the program with what replaces it."""
 
 
 @pytest.mark.parametrize("version", [RELEASE, "0.33.0"])
@@ -50,19 +60,19 @@ def test_each_step_is_that_of_the_model_runner(version: str, tmp_path: Path) -> 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the program that plays the cases."""
+    """Return the folder of a copy of the program that plays the cases."""
     copy = tmp_path / "program"
     shutil.copytree(module.PROGRAM, copy)
     monkeypatch.setattr(module, "PROGRAM", copy)
-    return copy / "vllm_repro_driver" / "executor.py"
+    return copy / "vllm_repro_driver"
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_rule_is_seen(fault: str, program: Path, tmp_path: Path) -> None:
     mix, was, now = FAULTS[fault]
-    text = program.read_text(encoding="utf-8")
-    assert text.count(was) == 1
-    program.write_text(text.replace(was, now), encoding="utf-8")
+    texts = {file: (program / file).read_text(encoding="utf-8") for file in ("executor.py", "mamba.py")}
+    (file,) = (file for file, text in texts.items() if text.count(was) == 1)
+    (program / file).write_text(texts[file].replace(was, now), encoding="utf-8")
     with Driver(provision(RELEASE), driver_model(), tmp_path / "driver.log") as driver:
         results = (driver.play(draw_engine(seed, mix), "both") for seed in range(1, 301))
         assert any(one.site == UNLIKE for result in results for one in result.findings)

@@ -25,6 +25,7 @@ MODELS = [
     TinyModel("mimo", ("full",), heads=24, kv_heads=4, head_dim=256, drafts=1),
     TinyModel("deepseek_v4", ("sliding", "sparse", "compressed", "sparse"), 8, 1, 512, window=128, hidden=256),
     TinyModel("blip2"),
+    TinyModel("granite_hybrid", ("mamba", "full")),
 ]
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 

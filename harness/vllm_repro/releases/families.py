@@ -94,6 +94,16 @@ def _gemma3(model: TinyModel) -> dict[str, Any]:
     }
 
 
+def _granite_hybrid(model: TinyModel) -> dict[str, Any]:
+    return _dense("GraniteMoeHybridForCausalLM", "granitemoehybrid") | {
+        "layer_types": ["attention" if kind == "full" else kind for kind in model.kinds],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 2 * min(model.width, 256),
+        "mamba_n_heads": model.heads,
+        "mamba_d_state": 16,
+    }
+
+
 def _deepseek_v4(model: TinyModel) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": ["DeepseekV4ForCausalLM"],
@@ -166,4 +176,5 @@ _SETTINGS: Mapping[Family, Callable[[TinyModel], dict[str, Any]]] = {
     "mimo": _mimo,
     "deepseek_v4": _deepseek_v4,
     "blip2": _blip2,
+    "granite_hybrid": _granite_hybrid,
 }

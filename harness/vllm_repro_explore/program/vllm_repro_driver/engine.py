@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.request import Request
@@ -134,8 +135,11 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
             "num_speculative_tokens": case["draft"],
             "prompt_lookup_max": 4,
         }
+    hybrid = "mamba" in case["layers"]
+    if hybrid and case["mamba"]:
+        given["mamba_cache_mode"] = case["mamba"]
     return EngineArgs(
-        model=os.environ["REPRO_DRIVER_MODEL"],
+        model=os.environ["REPRO_DRIVER_MAMBA_MODEL" if hybrid else "REPRO_DRIVER_MODEL"],
         load_format="dummy",
         dtype="bfloat16",
         max_model_len=case["max_len"],
@@ -172,7 +176,7 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
     """Return layer groups and pool, made by vLLM's own rules from the spec of each layer."""
-    specs = layer_specs(case)
+    specs = layer_specs(case, config)
     _lay_out(config, list(specs.values()))
     (worker,) = _planned(config, [specs], [memory_of(case)])
     found = generate_scheduler_kv_cache_config([worker])
@@ -186,12 +190,28 @@ def _kv_cache_config(case: Mapping[str, Any], config: Any) -> Any:
     return found
 
 
-def layer_specs(case: Mapping[str, Any]) -> dict[str, Any]:
+def layer_specs(case: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """Return the KV cache spec of each layer."""
-    return {
-        f"model.layers.{number}.self_attn.attn": _spec(case["block"], 0 if kind == "full" else case["window"])
-        for number, kind in enumerate(case["layers"])
-    }
+    found = {}
+    for number, kind in enumerate(case["layers"]):
+        name = f"model.layers.{number}"
+        if kind == "mamba":
+            found[f"{name}.mamba"] = _mamba_spec(case, config)
+        else:
+            found[f"{name}.self_attn.attn"] = _spec(case["block"], 0 if kind == "full" else case["window"])
+    return found
+
+
+def _mamba_spec(case: Mapping[str, Any], config: Any) -> Any:
+    """Return what `MambaBase.get_kv_cache_spec` does, with a state as large as a block of attention."""
+    cache = config.cache_config
+    return MambaSpec(
+        block_size=cache.mamba_block_size,
+        shapes=((case["block"] * _BYTES // 8,),),
+        dtypes=(torch.int64,),
+        mamba_cache_mode=cache.mamba_cache_mode,
+        num_speculative_blocks=case["draft"],
+    )
 
 
 def memory_of(case: Mapping[str, Any]) -> int:

@@ -73,7 +73,7 @@ def boot(case: Mapping[str, Any]) -> Any:
         config = config_of(case, **given)
         config.scheduler_config.async_scheduling = case["asynchronous"]
         engine = core.EngineCore(config, _executor(case), log_stats=False)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, AssertionError) as error:
         raise NoBoot(f"{type(error).__name__}: {error}") from error
     manager = engine.structured_output_manager
     for name, looks in (("executor", case["grammar_looks"]), ("executor_for_fillmask", 0)):

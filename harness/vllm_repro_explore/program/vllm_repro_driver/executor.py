@@ -30,9 +30,10 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from . import reference
 from .engine import layer_specs, memory_of
+from .mamba import States
 from .workers import Half, worker_half
 
-__all__ = ["Answer", "FakeExecutor", "key_of"]
+__all__ = ["Answer", "FakeExecutor", "key_of", "state_in"]
 
 
 @dataclass
@@ -77,6 +78,11 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._reached: dict[str, int] = {}
         self._pending: Any = None
 
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """For each request whose Mamba states a rule of vLLM's loses: the rule."""
+        return self._states.lost
+
     @classmethod
     def supports_async_scheduling(cls) -> bool:
         return True
@@ -115,7 +121,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return [[layout.name for layout in utils.get_supported_kv_cache_layouts([CPUAttentionBackend])]]
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
-        return [layer_specs(self.case)]
+        return [layer_specs(self.case, self.vllm_config)]
 
     def determine_available_memory(self) -> list[int]:
         return [memory_of(self.case)]
@@ -134,11 +140,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                     memory[name] = places.setdefault(tensor.offset + place * tensor.layer_stride, len(places))
         groups = {name: number for number, group in enumerate(config.kv_cache_groups) for name in group.layer_names}
         self._sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
+        self._layers = [(groups[name], memory[name]) for name in layer_specs(self.case, self.vllm_config)]
         noise = np.random.default_rng(self.case["seed"])
-        shape = config.num_blocks, max(self._sizes)
+        shape = config.num_blocks, self.case["block"]
         self._kv = [noise.integers(0, 2**63, size=shape, dtype=np.uint64) for _ in places]
         self.windows = [self.case["window"] if kind == "sliding" else 0 for kind in self.case["layers"]]
-        self._layers = [(groups[name], memory[name]) for name in layer_specs(self.case)]
+        self._states = States(self.vllm_config, self.case["draft"], self._copy_states)
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)
@@ -169,7 +176,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         for block in getattr(output, "new_block_ids_to_zero", None) or ():
             for memory in self._kv:
                 memory[block] = 0
-        batch = self._inputs(output, self._update(output))
+        computed = self._update(output)
+        self._states.begin(output, computed, self._stepped)
+        batch = self._inputs(output, computed)
         self._forward(batch)
         copied = None
         if half is not None:
@@ -197,6 +206,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         for name in output.finished_req_ids:
             self._known.pop(name, None)
         computed: dict[str, int] = {}
+        self._stepped: set[str] = set()
         for new in output.scheduled_new_reqs:
             salt, eos = self.traits.get(new.req_id, (0, 0))
             self._known[new.req_id] = _Known(
@@ -221,6 +231,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 for mine, more in zip(known.blocks, blocks, strict=True):
                     mine.extend(more)
             stepped = name in self._reached and not resumed
+            if stepped:
+                self._stepped.add(name)
             if stepped and asynchronous:
                 # A model runner that keeps the count on its device corrects it by its own last step, not by the scheduler's.
                 computed[name] = self._reached[name]
@@ -251,6 +263,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Compute layer by layer, so that a request may read what another one writes in the same step."""
         for layer, ((group, place), window) in enumerate(zip(self._layers, self.windows, strict=True)):
             memory, size = self._kv[place], self._sizes[group]
+            if self.case["layers"][layer] == "mamba":
+                for row in batch:
+                    self._recur(row, group, memory, layer)
+                continue
             for row in batch:
                 where = np.arange(row.start, row.start + len(row.tokens))
                 memory[self._blocks(row, group, where, "writes"), where % size] = row.states
@@ -260,18 +276,39 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 read = memory[self._blocks(row, group, where, "reads"), where % size]
                 row.states = reference.attend(row.states, read, first, row.start, window, layer)
 
+    def _recur(self, row: _Row, group: int, memory: Any, layer: int) -> None:
+        """Compute a Mamba layer: it reads one state, and keeps one after the last token, or in a decode after each token."""
+        slot, table = self._states.slot(row.name), row.known.blocks[group]
+        before = 0
+        if row.start:
+            before = state_in(memory[self._look_up(row.name, table, self._states.right(row.name), "reads-state")])
+        row.states, kept = reference.recur(row.states, before, row.start, layer)
+        decodes = self._states.decodes(row.name, row.start, row.known.prompt, len(row.tokens), len(row.drafts))
+        for place, state in enumerate(kept if decodes else kept[-1:]):
+            memory[self._look_up(row.name, table, slot + place, "writes-state")] = state
+
+    def _copy_states(self, name: str, source: int, target: int) -> None:
+        for kind, (group, place) in zip(self.case["layers"], self._layers, strict=True):
+            if kind == "mamba":
+                memory, table = self._kv[place], self._known[name].blocks[group]
+                state = memory[self._look_up(name, table, source, "reads-state")]
+                memory[self._look_up(name, table, target, "writes-state")] = state
+
     def _blocks(self, row: _Row, group: int, where: Any, verb: str) -> Any:
-        """Return the block of each position. Block 0 is the null block."""
-        table = np.asarray(row.known.blocks[group] or [0], dtype=np.int64)
-        index = where // self._sizes[group]
+        """Return the block of each position."""
+        return self._look_up(row.name, row.known.blocks[group], where // self._sizes[group], verb)
+
+    def _look_up(self, name: str, blocks: list[int], index: Any, verb: str) -> Any:
+        """Return the blocks at indices of a block table. Block 0 is the null block."""
+        table, index = np.asarray(blocks or [0], dtype=np.int64), np.atleast_1d(index)
         if index[-1] >= len(table):
-            what = f"{row.name}: position {where[-1]} of group {group} has no block, the table has {len(table)}"
-            self.notes.append((f"{verb}-no-block", what))
-        blocks = table[np.minimum(index, len(table) - 1)]
-        if not blocks.all():
-            what = f"{row.name}: group {group}, position {where[blocks == 0][0]} of {where[0]} to {where[-1]}"
-            self.notes.append((f"{verb}-null-block", what))
-        return blocks
+            self.notes.append((f"{verb}-no-block", f"{name}: index {index[-1]} of a block table of {len(table)}"))
+        found = table[np.minimum(index, len(table) - 1)]
+        if not found.all():
+            self.notes.append(
+                (f"{verb}-null-block", f"{name}: index {index[found == 0][0]} of {index[0]} to {index[-1]}")
+            )
+        return found
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         batch, widths, fits, copied = self._pending
@@ -298,6 +335,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self._reached[name] = row.start + len(row.tokens)
             known.drafts = [] if fits else [0] * width
             if row.start + len(row.tokens) < len(known.tokens):
+                self._states.end(name, row.start, len(row.tokens), 0, 1)
                 continue
             new, drafts = sampled[name], row.drafts
             for place, state in enumerate(row.states[-1 - len(drafts) :]):
@@ -305,6 +343,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 new.append(reference.pick(state, mask, known.eos))
                 if place < len(drafts) and (new[-1] != drafts[place] or place >= most.get(name, len(drafts))):
                     break
+            self._states.end(name, row.start, len(row.tokens), len(drafts), len(new))
             self.seen["accepted"] += len(new) - 1
             self.seen["masked"] += name in rows
             self._reached[name] -= len(drafts) + 1 - len(new)
@@ -348,6 +387,11 @@ class Answer(Future[Any]):
         if not self.done():
             self.set_result(self._value)
         return super().result(timeout)
+
+
+def state_in(block: Any) -> Any:
+    """Return the state that a block holds: the same number in each slot, unless a layer of another kind wrote to it."""
+    return block.flat[0] + np.bitwise_or.reduce(block ^ block.flat[0], axis=None)
 
 
 def _output(sampled: dict[str, list[int]], copied: Any) -> ModelRunnerOutput:

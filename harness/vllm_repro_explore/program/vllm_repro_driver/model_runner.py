@@ -6,6 +6,7 @@ over `FakeExecutor`; where it does not, one of that executor's rules is not the 
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -15,17 +16,20 @@ import numpy as np
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
-from vllm_repro_lab import async_steps
+from vllm_repro_lab import async_steps, interpreter
 
 from . import reference
 from .engine import layer_specs
-from .executor import Answer, FakeExecutor, key_of
+from .executor import Answer, FakeExecutor, key_of, state_in
 
 __all__ = ["RunnerExecutor"]
 
@@ -45,10 +49,31 @@ class _Layer(AttentionLayerBase):  # type: ignore[misc]  # vLLM is not installed
         self.impl = SimpleNamespace(num_heads=2, num_kv_heads=2, head_size=32, logits_soft_cap=0)
 
     def get_attn_backend(self) -> Any:
-        return _Attention
+        return Mamba2AttentionBackend if isinstance(self._spec, MambaSpec) else _Attention
 
     def get_kv_cache_spec(self, _: Any) -> Any:
         return self._spec
+
+
+class _LateCopy:
+    """Event after the copy of the accepted tokens from a GPU, as `_prepare_inputs` means it: it is over when it is waited for.
+
+    A copy that is over earlier has its counts moved twice, by the batch and by `_prepare_inputs`. One that comes later, after a batch of
+    other requests alone, gives them the counts of the last batch. Neither race is played.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._copied: Any = None
+
+    def record(self) -> None:
+        batch = self._runner.input_batch
+        self._copied = batch.num_accepted_tokens_cpu_tensor[: batch.num_reqs].clone()
+
+    def synchronize(self) -> None:
+        batch, copied, self._copied = self._runner.input_batch, self._copied, None
+        if copied is not None and batch.prev_req_id_to_index:
+            batch.num_accepted_tokens_cpu_tensor[: len(copied)] = copied
 
 
 class RunnerExecutor(FakeExecutor):
@@ -61,14 +86,16 @@ class RunnerExecutor(FakeExecutor):
         with set_current_vllm_config(config):
             init_worker_distributed_environment(config, 0, f"file://{_meeting().name}/meeting", 0, "gloo")
             self._runner = cpu_worker.CPUModelRunner(config, torch.device("cpu"))
-        self._runner.model = SimpleNamespace(compute_logits=self._logits)
+        self._runner.model = SimpleNamespace(compute_logits=self._logits, **_copy_functions())
         self._runner._model_forward = self._model_forward
         self._runner.set_active_loras = lambda *_, **__: None
+        if config.scheduler_config.async_scheduling and getattr(self._runner, "num_accepted_tokens_event", None):
+            self._runner.num_accepted_tokens_event = _LateCopy(self._runner)
         if hasattr(self._runner, "drafter"):
             self._runner.drafter.propose = (
                 self._propose_ahead if config.speculative_config.method == "ngram_gpu" else self._propose
             )
-        layers = {name: _Layer(spec) for name, spec in layer_specs(self.case).items()}
+        layers = {name: _Layer(spec) for name, spec in layer_specs(self.case, config).items()}
         config.compilation_config.static_forward_context.update(layers)
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
@@ -76,6 +103,9 @@ class RunnerExecutor(FakeExecutor):
         kv_transfer_state._KV_CONNECTOR_AGENT = None
         with set_current_vllm_config(self.vllm_config):
             self._runner.initialize_kv_cache(kv_cache_configs[0])
+        layers = self.vllm_config.compilation_config.static_forward_context
+        for name, (_, place) in zip(layer_specs(self.case, self.vllm_config), self._layers, strict=True):
+            layers[name].kv_cache = [torch.from_numpy(self._kv[place].view(np.int64))]
         kv_transfer_state._KV_CONNECTOR_AGENT = self.half.connector if self.half is not None else None
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
@@ -117,6 +147,12 @@ class RunnerExecutor(FakeExecutor):
             states.append(reference.embed(tokens[low:high], int(where[low]), key))
             keys += [eos] * (high - low)
         for layer, ((group, memory), window) in enumerate(zip(self._layers, self.windows, strict=True)):
+            if self.case["layers"][layer] == "mamba":
+                metadata = get_forward_context().attn_metadata[f"model.layers.{layer}.mamba"]
+                for place in range(batch.num_reqs):
+                    start = int(where[bounds[place]])
+                    states[place] = _recur(metadata, place, states[place], start, self._kv[memory], layer)
+                continue
             table, flat = batch.block_table[group], self._kv[memory].reshape(-1)
             for place in range(batch.num_reqs):
                 low, high = bounds[place], bounds[place + 1]
@@ -156,6 +192,38 @@ class RunnerExecutor(FakeExecutor):
         salt, eos = self.traits.get(name, (0, 0))
         key = key_of(salt, int(self._runner.input_batch.request_lora_mapping[row]))
         return self._draft(self._read[name][: start + count - self._widths.get(name, 0)] + new, key, eos)
+
+
+def _recur(metadata: Any, place: int, own: Any, start: int, memory: Any, layer: int) -> Any:
+    """Compute a Mamba layer of one request, which reads and keeps states where the metadata says so."""
+    count = metadata.num_decodes
+    if place >= count:
+        row = place - count
+        blocks, right = metadata.state_indices_tensor_p[row : row + 1], 0 if metadata.has_initial_states_p[row] else -1
+    else:
+        blocks = metadata.state_indices_tensor_d[place].reshape(-1)
+        right = 0 if metadata.num_accepted_tokens is None else int(metadata.num_accepted_tokens[place]) - 1
+    before = state_in(memory[int(blocks[right])]) if right >= 0 else 0
+    found, kept = reference.recur(own, before, start, layer)
+    if place >= count:
+        kept = kept[-1:]
+    for block, state in zip(blocks.tolist(), kept, strict=False):
+        memory[block] = state
+    return found
+
+
+@cache
+def _copy_functions() -> dict[str, Any]:
+    """Return how a model says which bytes are the state of a Mamba layer, with vLLM's own copies in Triton's interpreter."""
+    interpreter.install()
+    utils: Any = importlib.reload(importlib.import_module("vllm.v1.worker.mamba_utils"))
+    if hasattr(utils, "_TEMPORAL_TILES"):
+        utils._TEMPORAL_TILES = 1  # copies of one block, each in one piece
+    copy = importlib.import_module("vllm.model_executor.layers.mamba.mamba_utils").get_temporal_copy_spec
+    return {
+        "get_mamba_state_copy_func": lambda: (copy,),
+        "get_mamba_state_copy_funcs": lambda kinds: dict.fromkeys(kinds, (copy,)),
+    }
 
 
 @cache

@@ -59,7 +59,10 @@ def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
         return theirs
     pairs = enumerate(zip_longest(ours.pop("trace"), theirs["trace"]))
     unlike = next((f"step {step}: {one}, the runner {other}" for step, (one, other) in pairs if one != other), "")
-    if not unlike and any(ours.get(name) != theirs.get(name) for name in ("answers", "broken", "death")):
+    for one in ours, theirs:  # a runner does not say which blocks and states it reads
+        names = (each["invariant"] for each in one["broken"])
+        one["shown"] = [name.partition(" ")[0] for name in names if not name.startswith(("reads-", "writes-"))]
+    if not unlike and any(ours.get(name) != theirs.get(name) for name in ("answers", "shown", "death")):
         unlike = f"{ours}, the runner {theirs}"
     if unlike:
         ours["broken"].append({"invariant": "unlike-the-model-runner", "detail": unlike, "step": 0})
@@ -250,6 +253,11 @@ class _Player:
         """Judge a turn of a streaming session. The next one goes on from all tokens of it but the last."""
         if "abort" in end:
             return
+        if sent.turns > len(sent.parts):
+            self._note(
+                [("output-after-end", f"{name}: turn {sent.turns + 1} of {len(sent.parts) + 1} that were sent ends")]
+            )
+            return
         if sent.turns:
             sent.prompt = [*sent.prompt, *sent.parts[sent.turns - 1]]
         sent.turns += 1
@@ -282,10 +290,15 @@ class _Player:
             right = pick(values[place], row, 0 if ask["grammar"] else ask["eos"])
             if token != right:
                 where = f"token {place} of the answer to {len(sent.prompt)} tokens"
-                yield "wrong-token", f"{name}: {where} is {token}, the reference {right}"
+                yield self._named("wrong-token", name), f"{name}: {where} is {token}, the reference {right}"
                 return
         if "stop" in end and answer[-1] != EOS and not (ask["stops"] and answer[-1] in STOPS):
             yield "wrong-end", f"{name}: stops at {answer[-1]}"
+
+    def _named(self, invariant: str, name: str) -> str:
+        """Add the rule that lost a state of the request, or of another one, which may have cached it."""
+        lost = self.executor.lost
+        return f"{invariant} ({lost.get(name) or next(iter(lost.values()))})" if lost else invariant
 
     def _rest(self) -> None:
         """Step until no transfer is under way and the scheduler knows it, then check that nothing is held."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "logits", "pick", "states"]
+__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "logits", "pick", "recur", "states"]
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -54,6 +54,16 @@ def attend(own: Numbers, read: Numbers, first: int, start: int, window: int, lay
         left = np.arange(start, start + len(own)) - window - first
         seen[left >= 0] -= sums[left[left >= 0]]
     return _scramble(own * _OWN + seen + np.uint64(layer + 1))
+
+
+def recur(own: Numbers, before: Any, start: int, layer: int) -> tuple[Numbers, Numbers]:
+    """Return the states after a Mamba layer, and what the layer keeps after each position. It hashes as `attend` without a window does.
+
+    own: states of the positions from `start` on. before: what the layer kept after the position before `start`.
+    """
+    places = np.arange(start, start + len(own), dtype=np.uint64)
+    sums = np.cumsum(_scramble(own + places * _READ), dtype=np.uint64) + np.uint64(before)
+    return _scramble(own * _OWN + sums + np.uint64(layer + 1)), sums
 
 
 def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
