@@ -41,6 +41,8 @@ BUGS = (
     Bug(name="#43884", release="0.23.0", mix="off", shows=_death("num_locally_computed_tokens")),
     Bug(name="#46014", release="0.23.0", mix="off", shows=_death("not req_status.transfer_jobs")),
     Bug(name="#42761", release="0.21.0", mix="off", shows=_death("_block_id_to_pending_jobs")),
+    Bug(name="#35755", release="0.29.0", mix="stream", shows=_death("num_output_placeholders >= 0")),
+    Bug(name="#53706", release="0.28.0", mix="mamba-nixl", shows=_death("num_new_tokens > 0")),
     Bug(name="PR #49439", release="0.32.0", mix="stream", shows=lambda finding: finding.kind is FindingKind.STUCK),
     Bug(name="PR #44526", release="0.32.0", mix="stream", shows=_death("num_new_tokens > 0")),
     Bug(name="PR #43569", release="0.32.0", mix="plain", shows=lambda finding: finding.site == "wrong-token"),

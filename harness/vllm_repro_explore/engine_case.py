@@ -16,7 +16,7 @@ from vllm_repro_explore.draw import least_blocks
 
 __all__ = ["MIXES", "EngineRequest", "EngineSetup", "beyond_scheduler", "draw_engine", "longest_of"]
 
-_OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
+_OFFLOADING, _SIMPLE, _NIXL = "OffloadingConnector", "SimpleCPUOffloadConnector", "NixlConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
 MIXES: dict[str, dict[str, float]] = {
@@ -30,6 +30,8 @@ MIXES: dict[str, dict[str, float]] = {
     "mamba": {**_COMMON, "mamba": 1, "draft": 0.3, "eos": 0.3},
     "mamba-off": {**_COMMON, "mamba": 1, _OFFLOADING: 1, "draft": 0.2},
     "mamba-sco": {**_COMMON, "mamba": 1, _SIMPLE: 1},
+    "mamba-nixl": {**_COMMON, "mamba": 1, _NIXL: 1},
+    "nixl": {**_COMMON, "abort": 0.6, _NIXL: 1, "draft": 0.2},
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
@@ -55,6 +57,7 @@ class EngineRequest(Request):
     """One request. Its tokens depend on the seed, its number and its family alone.
 
     mid: the abort arrives within a step. eos: one token in so many ends the answer; 0 for none. stops: whether it has stop token ids.
+    remote: a prefill whose blocks another server fetches.
     segments: for a streaming session, steps from its start to each further part; the last part ends it.
     """
 
@@ -67,6 +70,7 @@ class EngineRequest(Request):
     grammar: str = ""
     eos: int = 0
     stops: bool = False
+    remote: bool = False
     segments: tuple[int, ...] = ()
 
 
@@ -125,7 +129,7 @@ def draw_engine(seed: int, mix: str) -> Case:
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
         hybrid=server.random() < 0.9 or of.has("mamba"),
-        connector=next((name for name in (_OFFLOADING, _SIMPLE) if of.has(name)), ""),
+        connector=next((name for name in (_OFFLOADING, _SIMPLE, _NIXL) if of.has(name)), ""),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
         load_polls=transfer.choice((0, 0, 1, 4)),
@@ -150,6 +154,8 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
     """Return which features of a case, as `Case.as_json` has it, are those of EngineCore; empty if the scheduler alone can play it."""
     asks = [ask for wave in case["waves"] for ask in wave]
     features = {
+        "Mamba layers": "mamba" in case["layers"],
+        "prefills for another server": any(ask.get("remote") for ask in asks),
         "priorities": case.get("priority"),
         "LoRA adapters": case.get("loras"),
         "a long prefill threshold": case.get("threshold"),
@@ -185,7 +191,7 @@ def _under_pressure(
 
 def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
     """Return one to twelve requests. Each property of all of them is drawn from one stream."""
-    lengths, shared, stream = of.stream("lengths"), of.stream("share"), of.stream("stream")
+    lengths, shared, stream, remote = map(of.stream, ("lengths", "share", "stream", "remote"))
     count = lengths.choice((1, 2, 3, 4, 6, 8, 12))
     spread = lengths.choice((0, 1, 3, 8, 20, 60))
     usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
@@ -213,6 +219,8 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
             eos=eos.choice((0, 4, 12)) if of.has("eos") else 0,
             stops=of.has("eos") and eos.random() < 0.2,
         )
+        if of.has(_NIXL) and remote.random() < 0.8:
+            ask = replace(ask, remote=True, answer=1)
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
         if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
             ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0

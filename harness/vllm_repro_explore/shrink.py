@@ -50,6 +50,7 @@ _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
         ("grammar", ""),
         ("eos", 0),
         ("stops", False),
+        ("remote", False),
         ("segments", ()),
         ("family", 0),
     ),

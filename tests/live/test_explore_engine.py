@@ -87,6 +87,14 @@ PLANTED: dict[str, tuple[str, Patch]] = {
             now="        del session._all_token_ids[session.num_prompt_tokens:]\n",
         ),
     ),
+    "a Mamba state is freed while it is needed": (
+        "mamba",
+        Patch(
+            MANAGERS,
+            was="                < cdiv(processed_computed_tokens, self.block_size) - 1\n",
+            now="                <= cdiv(processed_computed_tokens, self.block_size) - 1\n",
+        ),
+    ),
     "a finished request keeps its blocks": (
         "plain",
         Patch(
@@ -118,6 +126,8 @@ def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> 
     ("version", "mix", "known"),
     [
         ("0.21.0", "grammar", "vllm-project/vllm#43920"),
+        ("0.29.0", "stream", "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames"),
+        ("0.28.0", "mamba-nixl", "vllm-project/vllm#44526, or vllm-project/vllm#53706 with NIXL"),
         ("0.32.0", "ops-off", "not reported; the scenario offloading-reset-running"),
     ],
 )

@@ -33,7 +33,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "drafts end beyond the longest request": ("spec", 'self.case["draft"] <= self.case["max_len"]', "0 < 1e9"),
     "loads do not begin": ("off", "half.start()", "self._pending"),
     "a state stays in its block": ("mamba", "if before not in (-1, now):", "if False:"),
-    "a step starts from the first state": ("mamba", "self._right.get(name, 1) - 1 if", "0 if"),
+    "a step starts from the first state": ("mamba", "return self.slot(name) + right - 1", "return self.slot(name)"),
     "a request that was left out keeps its count": (
         "mamba-ops",
         "for name in stepped if name in self._next",

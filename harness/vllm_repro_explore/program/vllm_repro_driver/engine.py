@@ -127,7 +127,9 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
     """Return vLLM's configuration of a case. given: more engine arguments."""
     if case["connector"]:
         given["kv_transfer_config"] = KVTransferConfig(
-            kv_connector=case["connector"], kv_role="kv_both", kv_connector_extra_config=_extra(case)
+            kv_connector=case["connector"],
+            kv_role="kv_producer" if "Nixl" in case["connector"] else "kv_both",
+            kv_connector_extra_config=_extra(case),
         )
     if case["draft"]:
         given["speculative_config"] = {

@@ -137,6 +137,8 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
         given["structured_outputs"] = StructuredOutputsParams(**GRAMMARS[ask["grammar"]])
     if ask["stops"]:
         given["stop_token_ids"] = list(STOPS)
+    if ask["remote"]:
+        given["extra_args"] = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
     found = SamplingParams(
         max_tokens=ask["answer"], temperature=0.0, ignore_eos=not (ask["eos"] or ask["grammar"]), **given
     )

@@ -85,7 +85,11 @@ class States:
 
     def right(self, name: str) -> int:
         """Return the index in the block table of the state that a step starts from."""
-        return self.slot(name) + (self._right.get(name, 1) - 1 if self._drafted or _ALWAYS else 0)
+        right = self._right.get(name, 1)
+        if right > 1 and not (self._drafted or _ALWAYS):
+            self.lost.setdefault(name, "a step without drafts")
+            return self.slot(name)
+        return self.slot(name) + right - 1
 
     def decodes(self, name: str, start: int, prompt: int, count: int, drafts: int) -> bool:
         """Return whether a request decodes: it keeps a state after each token, else one after the last."""

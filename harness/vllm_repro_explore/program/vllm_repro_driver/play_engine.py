@@ -94,6 +94,7 @@ class _Player:
         self._sent: dict[str, _Sent] = {}
         self._known: set[str] = set()
         self._moved = 0
+        self._farthest: dict[str, int] = {}
         self._clear: list[bool] = []  # for each pause that waits for an idle engine, whether it then clears the caches
         self.steps = 0
         self.broken: list[dict[str, Any]] = []
@@ -218,14 +219,16 @@ class _Player:
 
     def _step(self) -> None:
         self.steps += 1
-        before = {one.request_id: one.num_computed_tokens for one in self._scheduler.running}
         outputs, executed = self._engine.step_fn()
         self._engine.post_step(executed)
         for group in (outputs or {}).values():
             for output in group.outputs:
                 self._take(output)
-        if any(before.get(one.request_id) != one.num_computed_tokens for one in self._scheduler.running):
-            self._moved = self.steps
+        for one in self._scheduler.running:
+            # A request that is preempted and computed again makes no progress until it is beyond where it was.
+            if one.num_computed_tokens > self._farthest.get(one.request_id, 0):
+                self._farthest[one.request_id] = one.num_computed_tokens
+                self._moved = self.steps
         self._note(self.executor.notes)
         self.executor.notes.clear()
         self._note(books(pools_of(self._scheduler), self._managers))
@@ -271,6 +274,8 @@ class _Player:
             self.seen["errors"] += 1
             if ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
                 yield "unexpected-error", f"{name} ends with an error, grammar {ask['grammar'] or 'none'}"
+            return
+        if ask["remote"]:  # the decode server answers
             return
         wanted = min(ask["answer"], self._case["max_len"] - len(sent.prompt))
         if len(answer) > wanted or ("length" in end and len(answer) != wanted):

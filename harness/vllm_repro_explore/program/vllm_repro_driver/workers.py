@@ -152,6 +152,10 @@ class _OffloadingCopies(Copier):
 
 def worker_half(config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Half:
     """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
+    if "Nixl" in config.kv_transfer_config.kv_connector:
+        from vllm_repro_lab import nixl
+
+        nixl.install()
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
     return Half(connector, [_install(one, shadow, store_polls, load_polls) for one in parts])
@@ -173,4 +177,6 @@ def _install(connector: Any, shadow: Content, store_polls: int, load_polls: int)
         jobs = _OffloadingCopies(shadow, store_polls, load_polls)
         connector.connector_worker.worker = jobs
         return jobs
+    if name.startswith("Nixl"):
+        return Copier(shadow, store_polls, load_polls)  # nothing is copied: another server fetches
     raise NotImplementedError(f"no simulated copier for {name}")
