@@ -17,6 +17,7 @@ from vllm_repro_explore.draw import least_blocks
 __all__ = ["MIXES", "EngineRequest", "EngineSetup", "beyond_scheduler", "draw_engine", "longest_of"]
 
 _OFFLOADING, _SIMPLE, _NIXL = "OffloadingConnector", "SimpleCPUOffloadConnector", "NixlConnector"
+_MULTI = "MultiConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
 MIXES: dict[str, dict[str, float]] = {
@@ -31,6 +32,7 @@ MIXES: dict[str, dict[str, float]] = {
     "mamba-off": {**_COMMON, "mamba": 1, _OFFLOADING: 1, "draft": 0.2},
     "mamba-sco": {**_COMMON, "mamba": 1, _SIMPLE: 1},
     "mamba-nixl": {**_COMMON, "mamba": 1, _NIXL: 1},
+    "multi": {**_COMMON, "abort": 0.6, _MULTI: 1},
     "nixl": {**_COMMON, "abort": 0.6, _NIXL: 1, "draft": 0.2},
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
@@ -129,7 +131,7 @@ def draw_engine(seed: int, mix: str) -> Case:
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
         hybrid=server.random() < 0.9 or of.has("mamba"),
-        connector=next((name for name in (_OFFLOADING, _SIMPLE, _NIXL) if of.has(name)), ""),
+        connector=next((name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), ""),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
         load_polls=transfer.choice((0, 0, 1, 4)),

@@ -43,6 +43,12 @@ class _Worker:
         sent, self._sent = self._sent, set()
         return sent, set()
 
+    def get_transfer_results(self) -> Any:
+        """Stand for `get_finished` in newer releases."""
+        base: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+        sent, received = self.get_finished()
+        return base.KVConnectorTransferResults(finished_sending=sent, finished_recving=received)
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set()
 

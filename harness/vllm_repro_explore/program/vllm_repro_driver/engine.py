@@ -32,7 +32,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from .shadow import Shadow
 from .workers import Half, worker_half
 
-__all__ = ["Engine", "NoBoot", "config_of", "layer_specs", "memory_of", "pools_of", "version"]
+__all__ = ["Engine", "NoBoot", "config_of", "layer_specs", "memory_of", "pools_of", "room_of", "version"]
 
 _BYTES = 2 * 2 * 32 * 2
 """Bytes of one token in one layer: keys and values, 2 heads, 32 numbers, 2 bytes each."""
@@ -158,8 +158,7 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
 
 
 def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
-    bytes_of_pool = case["cpu_blocks"] * case["block"] * _BYTES
-    extra: dict[str, Any] = {"cpu_bytes_to_use": bytes_of_pool}
+    extra: dict[str, Any] = {"cpu_bytes_to_use": room_of(case)}
     name = case["connector"]
     if name == "SimpleCPUOffloadConnector":
         return extra | ({"lazy_offload": True} if case["lazy"] else {})
@@ -219,6 +218,11 @@ def _mamba_spec(case: Mapping[str, Any], config: Any) -> Any:
 def memory_of(case: Mapping[str, Any]) -> int:
     """Return the bytes of the case's KV cache."""
     return int(case["blocks"] * case["block"] * _BYTES * len(case["layers"]))
+
+
+def room_of(case: Mapping[str, Any]) -> int:
+    """Return the bytes that a connector has room for."""
+    return int(case["cpu_blocks"] * case["block"] * _BYTES)
 
 
 def _planned(config: Any, specs: list[Any], memory: list[int]) -> Any:

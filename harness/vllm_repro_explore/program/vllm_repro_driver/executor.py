@@ -29,7 +29,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from . import reference
-from .engine import layer_specs, memory_of
+from .engine import layer_specs, memory_of, room_of
 from .mamba import States
 from .workers import Half, worker_half
 
@@ -152,8 +152,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
     def get_simple_cpu_offload_num_blocks(self) -> int:
         """Return the blocks of all layers that the connector has room for, as `SimpleCPUOffloadWorker` counts them (from 0.33.0)."""
-        room = self.vllm_config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"]
-        return int(max(1, room * self._config.num_blocks // self._config.kv_cache_tensors[0].size))
+        return int(max(1, room_of(self.case) * self._config.num_blocks // self._config.kv_cache_tensors[0].size))
 
     def get(self, block: int) -> Any:
         """Return a copy of a block's content."""
