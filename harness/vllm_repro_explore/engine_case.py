@@ -16,8 +16,8 @@ from vllm_repro_explore.draw import least_blocks
 
 __all__ = ["MIXES", "EngineRequest", "EngineSetup", "beyond_scheduler", "draw_engine", "longest_of"]
 
-_OFFLOADING, _SIMPLE, _NIXL = "OffloadingConnector", "SimpleCPUOffloadConnector", "NixlConnector"
-_MULTI = "MultiConnector"
+_OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
+_MULTI, _NIXL = "MultiConnector", "NixlConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
 MIXES: dict[str, dict[str, float]] = {
@@ -81,7 +81,6 @@ class EngineSetup(Setup):
     """Server flags.
 
     ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches.
-    mamba: `--mamba-cache-mode` of a model with Mamba layers; empty for vLLM's choice.
     grammar_looks: looks of the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for none.
     """
 
@@ -89,7 +88,6 @@ class EngineSetup(Setup):
     priority: bool = False
     loras: int = 0
     threshold: int = 0
-    mamba: str = ""
     grammar_looks: int = 0
     ops: tuple[tuple[int, str], ...] = ()
 
@@ -119,11 +117,10 @@ def draw_engine(seed: int, mix: str) -> Case:
     asks = _asks(of, block, bool(loras))
     longest = longest_of(asks, block)
     transfer = of.stream("transfer")
-    layers, mamba = server.choice(_LAYERS), of.stream("mamba")
+    layers = server.choice(_LAYERS)
     setup = EngineSetup(
         mix=mix,
-        layers=mamba.choice(_MAMBA_LAYERS) if of.has("mamba") else layers,
-        mamba=mamba.choice(("", "align")),
+        layers=of.stream("mamba").choice(_MAMBA_LAYERS) if of.has("mamba") else layers,
         window=server.choice((block // 2, block, 2 * block, 4 * block, 40)),
         block=block,
         chunk=max(chunk, seqs * (draft + 1)),

@@ -29,7 +29,6 @@ _PLAIN: tuple[tuple[str, object], ...] = (
     ("layers", ("full", "sliding")),
     ("layers", ("sliding", "full")),
     ("layers", ("mamba", "full")),
-    ("mamba", ""),
     ("block", 32),
     ("window", 128),
     ("seqs", 8),

@@ -138,8 +138,10 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
             "prompt_lookup_max": 4,
         }
     hybrid = "mamba" in case["layers"]
-    if hybrid and case["mamba"]:
-        given["mamba_cache_mode"] = case["mamba"]
+    if hybrid and case["caching"]:
+        given["mamba_cache_mode"] = (
+            "align"  # the default of newer releases; `mamba` has no rules for "all", that of older ones
+        )
     return EngineArgs(
         model=os.environ["REPRO_DRIVER_MAMBA_MODEL" if hybrid else "REPRO_DRIVER_MODEL"],
         load_format="dummy",
