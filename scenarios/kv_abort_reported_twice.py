@@ -5,8 +5,8 @@ they are kept until the end of the save. The scheduler remembers only that somet
 blocks and forgets the request, and the second one meets `assert req_id in self.requests`. Either order does it, and both in one step.
 A connector that does both is LMCache, or a MultiConnector of NIXL and LMCache as in the reports. All releases since 0.19.1 have the bug.
 
-In the lab a connector without any transfer takes their place and reports the load and the save after a number of steps: so many that the
-client leaves before, also on a busy machine. On GPUs the command alone shows nothing: a second server must send the blocks.
+In the lab a connector without any transfer takes their place: it reports the load 100 steps after the abort and the save 200 steps after
+it, in each boot in this order. On GPUs the command alone shows nothing: a second server must send the blocks.
 """
 
 from vllm_repro.vocabulary import (
@@ -29,11 +29,13 @@ from vllm_repro.vocabulary import (
 )
 
 BUSY = completion(name="busy", prompt=64, max_tokens=3500, ignore_eos=True)
-BOTH = {"load": 2000, "save": 1000}  # steps until the report
-LOAD = {"load": 2000}
-LEAVES = completion(name="leaves", prompt=200, max_tokens=8, starts_after=1, leaves_after=1, kv_transfer_params=BOTH)
+BOTH = {"load_after_end": 100, "save": 200}  # steps from the abort to the report
+LOAD = {"load_after_end": 100}
+LEAVES = completion(
+    name="leaves", prompt=200, max_tokens=8, starts_after=0.3, leaves_after=0.3, kv_transfer_params=BOTH
+)
 ONLY_LOADS = completion(
-    name="only loads", prompt=200, max_tokens=8, starts_after=1, leaves_after=1, kv_transfer_params=LOAD
+    name="only loads", prompt=200, max_tokens=8, starts_after=0.3, leaves_after=0.3, kv_transfer_params=LOAD
 )
 
 scenario = Scenario(

@@ -4,20 +4,24 @@ vLLM loads it by path, like a user's own connector:
 
     --kv-transfer-config '{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"}'
 
-`kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported; "save": steps from its end until its
-save is reported, which holds its blocks as vLLM's interface provides. Without them the connector ignores the request.
+`kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported; "load_after_end": the same, but counted
+from the request's end, which is then an abort; "save": steps from its end until its save is reported, which holds its blocks as vLLM's
+interface provides. Without them the connector ignores the request.
 `kv_connector_extra_config`: {"echo": 40} makes it the second of a MultiConnector: it loads nothing, and reports each load of the first
 40 steps later once more.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
 
 __all__ = ["LateConnector"]
+
+STEP_S = 0.005  # a step's shortest time, about a GPU's: steps without a pause keep the server from reading an abort on a busy machine
 
 
 @dataclass
@@ -42,7 +46,7 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Offer the whole blocks of a prompt that asks for a load, once."""
-        if self._echo or "load" not in _asked(request) or request.request_id in self._seen:
+        if self._echo or not _asked(request).keys() & {"load", "load_after_end"} or request.request_id in self._seen:
             return 0, False
         tokens = (request.num_tokens - 1) // self._block * self._block - num_computed_tokens
         return (tokens, True) if tokens > 0 else (0, False)
@@ -60,6 +64,8 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """Begin the save that the request asks for. True: its blocks stay until the save is reported."""
         self._seen.discard(request.request_id)
+        if "load_after_end" in _asked(request):
+            self._next.loads[request.request_id] = int(_asked(request)["load_after_end"])
         if self._echo or "save" not in _asked(request):
             return False, None
         self._next.saves[request.request_id] = int(_asked(request)["save"])
@@ -73,6 +79,7 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         self._saving.update(begun.saves)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        time.sleep(STEP_S)
         return _due(self._saving), _due(self._loading)
 
     def wait_for_layer_load(self, layer_name: str) -> None: ...
