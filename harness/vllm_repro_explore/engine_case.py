@@ -34,6 +34,7 @@ MIXES: dict[str, dict[str, float]] = {
     "mamba-nixl": {**_COMMON, "mamba": 1, _NIXL: 1},
     "multi": {**_COMMON, "abort": 0.6, _MULTI: 1},
     "nixl": {**_COMMON, "abort": 0.6, _NIXL: 1, "draft": 0.2},
+    "fetch": {**_COMMON, "abort": 0.6, "fetch": 1, "draft": 0.2},
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
@@ -59,7 +60,7 @@ class EngineRequest(Request):
     """One request. Its tokens depend on the seed, its number and its family alone.
 
     mid: the abort arrives within a step. eos: one token in so many ends the answer; 0 for none. stops: whether it has stop token ids.
-    remote: a prefill whose blocks another server fetches.
+    remote: a prefill whose blocks another server fetches. fetch: its prompt's blocks come from a prefill server. fails: they do not come.
     segments: for a streaming session, steps from its start to each further part; the last part ends it.
     """
 
@@ -73,6 +74,8 @@ class EngineRequest(Request):
     eos: int = 0
     stops: bool = False
     remote: bool = False
+    fetch: bool = False
+    fails: bool = False
     segments: tuple[int, ...] = ()
 
 
@@ -82,6 +85,7 @@ class EngineSetup(Setup):
 
     ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches.
     grammar_looks: looks of the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for none.
+    load_failures: `kv_load_failure_policy` of a server that fetches blocks.
     """
 
     mix: str
@@ -89,6 +93,7 @@ class EngineSetup(Setup):
     loras: int = 0
     threshold: int = 0
     grammar_looks: int = 0
+    load_failures: str = ""
     ops: tuple[tuple[int, str], ...] = ()
 
 
@@ -128,7 +133,9 @@ def draw_engine(seed: int, mix: str) -> Case:
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
         hybrid=server.random() < 0.9 or of.has("mamba"),
-        connector=next((name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), ""),
+        connector=next(
+            (name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), _NIXL if of.has("fetch") else ""
+        ),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
         load_polls=transfer.choice((0, 0, 1, 4)),
@@ -138,6 +145,7 @@ def draw_engine(seed: int, mix: str) -> Case:
         loras=loras,
         threshold=of.stream("threshold").choice((block, 3 * block)) if of.has("threshold") else 0,
         grammar_looks=of.stream("grammar").choice((0, 1, 3)),
+        load_failures=of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else "",
         ops=_operations(of, max(ask.after for ask in asks)),
     )
     least = least_blocks(setup) + draft
@@ -155,6 +163,7 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
     features = {
         "Mamba layers": "mamba" in case["layers"],
         "prefills for another server": any(ask.get("remote") for ask in asks),
+        "prompts from a prefill server": any(ask.get("fetch") for ask in asks),
         "priorities": case.get("priority"),
         "LoRA adapters": case.get("loras"),
         "a long prefill threshold": case.get("threshold"),
@@ -190,7 +199,7 @@ def _under_pressure(
 
 def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
     """Return one to twelve requests. Each property of all of them is drawn from one stream."""
-    lengths, shared, stream, remote = map(of.stream, ("lengths", "share", "stream", "remote"))
+    lengths, shared, stream, remote, fetch = map(of.stream, ("lengths", "share", "stream", "remote", "fetch"))
     count = lengths.choice((1, 2, 3, 4, 6, 8, 12))
     spread = lengths.choice((0, 1, 3, 8, 20, 60))
     usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
@@ -220,6 +229,8 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
         )
         if of.has(_NIXL) and remote.random() < 0.8:
             ask = replace(ask, remote=True, answer=1)
+        if of.has("fetch") and fetch.random() < 0.8:
+            ask = replace(ask, fetch=True, fails=fetch.random() < 0.3)
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
         if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
             ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0

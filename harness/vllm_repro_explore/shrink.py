@@ -50,6 +50,8 @@ _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
         ("eos", 0),
         ("stops", False),
         ("remote", False),
+        ("fails", False),
+        ("fetch", False),
         ("segments", ()),
         ("family", 0),
     ),

@@ -184,6 +184,7 @@ def _unusual(setup: Setup) -> list[str]:
     if isinstance(setup, EngineSetup):
         sentences |= {
             setup.connector: bool(setup.connector),
+            f"a failed load: {setup.load_failures}": bool(setup.load_failures),
             "priorities": setup.priority,
             f"{setup.loras} LoRA adapters at once": bool(setup.loras),
             f"long prefill threshold {setup.threshold}": bool(setup.threshold),
@@ -204,6 +205,8 @@ def _ask(ask: Request) -> str:
             if getattr(ask, name)
         )
         text += ", stop token ids" if ask.stops else ""
+        text += ", a prefill for another server" if ask.remote else ""
+        text += f", from a prefill server{', which fails' if ask.fails else ''}" if ask.fetch else ""
         text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""
     gone = f", gone {'within the step ' if isinstance(ask, EngineRequest) and ask.mid else ''}after {ask.abort}"
     return text + (gone if ask.abort >= 0 else "")

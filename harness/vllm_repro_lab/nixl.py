@@ -1,14 +1,19 @@
-"""Worker half of vLLM's NIXL connector without NIXL. `parts_scheduler` lists the replaced names.
+"""Worker half of vLLM's NIXL connector without NIXL, on a server that is its own prefill server. `parts_nixl` lists the replaced names.
 
-It sends nothing: a request whose blocks wait for a remote server counts as fetched in the step after its end.
+The blocks of a request that ends with `do_remote_decode` are held until a later request has fetched them: from `remote_engine_id` of this
+server (`"engine_id"` in `--kv-transfer-config`). A fetch ends after `FETCH_S` seconds. From any other engine it fails.
 """
 
 from __future__ import annotations
 
 import importlib
+import time
 from typing import Any
 
-__all__ = ["install"]
+__all__ = ["FETCH_S", "Worker", "install", "pairs_of"]
+
+FETCH_S = 1.0
+"""Seconds that a fetch takes, so that requests which come together are fetched together."""
 
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector"
 _NAMES = ("NixlPullConnectorWorker", "NixlConnectorWorker")
@@ -20,38 +25,94 @@ def install() -> None:
     connector: Any = importlib.import_module(_CONNECTOR)
     for name in _NAMES:
         if hasattr(connector, name):
-            setattr(connector, name, _Worker)
+            setattr(connector, name, Worker)
 
 
-class _Worker:
-    """What the connector asks of its worker half."""
+class Worker:
+    """What the connector asks of its worker half.
+
+    As in `NixlBaseConnectorWorker`, the last local blocks of a group are the last remote ones, and a failure names the blocks of the
+    request unless the model is hybrid.
+    """
 
     xfer_handshake_metadata = None
     use_host_buffer = False
     copy_blocks = None
     pcp_rank = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._sent: set[str] = set()
+    def __init__(self, config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        self._engine_id, self._groups = engine_id, kv_cache_config.kv_cache_groups
+        kinds = {type(group.kv_cache_spec).__name__ for group in self._groups}
+        self._hybrid = not config.scheduler_config.disable_hybrid_kv_cache_manager and kinds != {"FullAttentionSpec"}
+        self._blocks = kv_cache_config.num_blocks
+        self._caches: dict[str, Any] = {}
+        self._held: set[str] = set()
+        self._fetching: dict[str, Any] = {}
+        self._ends: dict[str, float] = {}
+        self._failed: set[str] = set()
+        self._invalid: set[int] = set()
 
-    def register_kv_caches(self, _: Any) -> None: ...
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._caches = kv_caches
+
+    def set_host_xfer_buffer_ops(self, *_: Any) -> None: ...
 
     def start_load_kv(self, metadata: Any) -> None:
-        self._sent |= set(metadata.reqs_to_send)
+        self._held |= set(metadata.reqs_to_send)
+        for name, meta in metadata.reqs_to_recv.items():
+            # Newer releases also wait for a request whose blocks all came from the prefix cache meanwhile.
+            if any(meta.local_block_ids) or getattr(meta, "awaiting_kvs", False):
+                self._fetching[name] = meta
+
+    def fetch(self, name: str, meta: Any) -> bool | None:
+        """Copy the blocks of a prompt. False if they cannot be fetched, None while they are under way."""
+        if time.monotonic() < self._ends.setdefault(name, time.monotonic() + FETCH_S):
+            return None
+        del self._ends[name]
+        if meta.remote.engine_id != self._engine_id:
+            return False
+        for group, pairs in zip(self._groups, pairs_of(meta), strict=True):
+            for layer in set(group.layer_names) & set(self._caches):
+                cache = self._caches[layer].movedim(self._caches[layer].shape.index(self._blocks), 0)
+                for block, source in pairs:
+                    cache[block].copy_(cache[source])
+        return True
 
     def get_finished(self) -> tuple[set[str], set[str]]:
-        sent, self._sent = self._sent, set()
-        return sent, set()
+        fetched = {name: self.fetch(name, meta) for name, meta in self._fetching.items()}
+        ended = {name for name, came in fetched.items() if came is not None}
+        remote = set()
+        for name in ended:
+            meta = self._fetching.pop(name)
+            remote.add(meta.remote.request_id)
+            if not fetched[name]:
+                self._failed.add(name)
+                self._invalid |= set() if self._hybrid else set(meta.local_block_ids[0])
+        sent = self._held & self.fetched_by_others(remote)
+        self._held -= sent
+        return sent, ended
+
+    def fetched_by_others(self, remote: set[str]) -> set[str]:
+        """Return the held requests whose blocks are no longer needed. remote: those that this server has fetched since the last call."""
+        return remote
 
     def get_transfer_results(self) -> Any:
         """Stand for `get_finished` in newer releases."""
         base: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
         sent, received = self.get_finished()
-        return base.KVConnectorTransferResults(finished_sending=sent, finished_recving=received)
+        failed, self._failed = self._failed, set()
+        return base.KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return set()
+        invalid, self._invalid = self._invalid, set()
+        return invalid
 
     def get_kv_connector_stats(self) -> None: ...
 
     def shutdown(self) -> None: ...
+
+
+def pairs_of(meta: Any) -> list[list[tuple[int, int]]]:
+    """Return the local and the remote block of each copy, group by group."""
+    each = zip(meta.local_block_ids, meta.remote.block_ids, strict=True)
+    return [list(zip(mine, theirs[len(theirs) - len(mine) :], strict=True)) for mine, theirs in each]

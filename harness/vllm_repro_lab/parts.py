@@ -11,6 +11,7 @@ from . import (
     parts_dry_run,
     parts_graphs,
     parts_late_connector,
+    parts_nixl,
     parts_offload,
     parts_offloading,
     parts_scheduler,
@@ -78,6 +79,12 @@ def _install_scheduler(_: str) -> None:
     scheduler.install()
 
 
+def _install_nixl(_: str) -> None:
+    from . import nixl
+
+    nixl.install()
+
+
 def _install_async(_: str) -> None:
     from . import async_steps
 
@@ -119,6 +126,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "offload": Mechanism("offload", parts_offload.PARTS, _install_offload, scheduled=True),
     "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing, scheduled=True),
     "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading, scheduled=True),
+    "nixl": Mechanism("nixl", parts_nixl.PARTS, _install_nixl),
     "scheduler": Mechanism("scheduler", parts_scheduler.PARTS, _install_scheduler, alone=True, scheduled=True),
     "async": Mechanism("async", parts_async.PARTS, _install_async, alone=True),
     "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),

@@ -89,12 +89,16 @@ def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(seed: i
 
 def test_a_case_is_written_with_what_it_has_of_features() -> None:
     case = draw_engine(1, "plain")
-    ask = replace(asks_of(case)[0], grammar="json", priority=2, abort=3, mid=True, segments=(4, 9))
-    setup = replace(setup_of(case), ops=((7, "reset-running"),), loras=1, priority=True)
+    ask = replace(
+        asks_of(case)[0], grammar="json", priority=2, abort=3, mid=True, segments=(4, 9), fetch=True, fails=True
+    )
+    setup = replace(setup_of(case), ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute")
     text = "\n".join(case_lines(Case(setup, ((ask,),), 1)))
     for words in ("priorities", "1 LoRA adapters at once", "reset-running at step 7", "grammar json", "priority 2"):
         assert words in text
     assert "a session with more after 4, 9 steps" in text
+    assert "a failed load: recompute" in text
+    assert "from a prefill server, which fails" in text
     assert "gone within the step after 3" in text
 
 

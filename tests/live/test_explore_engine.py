@@ -95,6 +95,14 @@ PLANTED: dict[str, tuple[str, Patch]] = {
             now="                <= cdiv(processed_computed_tokens, self.block_size) - 1\n",
         ),
     ),
+    "a prompt that failed to come counts as computed": (
+        "fetch",
+        Patch(
+            SCHEDULER,
+            was="                    request.num_computed_tokens = 0\n                    self.failed_recving_kv_req_ids.add(req_id)\n",
+            now="                    self.failed_recving_kv_req_ids.add(req_id)\n",
+        ),
+    ),
     "a finished request keeps its blocks": (
         "plain",
         Patch(

@@ -44,6 +44,21 @@ def test_a_prefix_is_lost_to_a_long_prompt_in_the_same_step(
         assert trial["why"] == "the equal requests 'alone' and 'beside it' were answered differently after 0 tokens"
 
 
+@pytest.mark.parametrize(
+    ("arm", "outcome"),
+    [
+        ("reported", "wrong-output"),
+        pytest.param("one-token-more", "clean", marks=BY_HAND),
+        pytest.param("patched", "clean", marks=BY_HAND),
+    ],
+)
+def test_a_fetched_prompt_loses_a_token(harness: Harness, arm: str, outcome: str) -> None:
+    trial = trial_of(harness, "nixl-fetch-loses-token", "0.33.0", arm)
+    assert (trial["outcome"], trial["trigger"]["crossed"]) == (outcome, True), trial["why"]
+    if outcome == "wrong-output":
+        assert trial["why"] == "the equal requests 'alone' and 'fetched' were answered differently after 0 tokens"
+
+
 def unaware(folder: Path) -> str:
     """Return a copy of the scenario without its check, and with only the requests that share no step."""
     text = FILE.read_text(encoding="utf-8")

@@ -213,6 +213,7 @@ def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> No
     ("again", "shown"),
     [
         ('completion(name="again", prompt="hello", max_tokens=4)', ""),
+        ('completion(name="again", prompt="hello", max_tokens=4, kv_transfer_params={"do_remote_prefill": True})', ""),
         ('completion(name="again", prompt="hello", max_tokens=5)', "'again' and 'first' are not equal"),
         ('completion(name="again", prompt="hello", max_tokens=4, temperature=1)', "'again' is not greedy"),
         ('completion(name="again", prompt=9, max_tokens=4)', "'again' has a new prompt each time"),

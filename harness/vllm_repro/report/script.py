@@ -46,6 +46,10 @@ def no_script(scenario: Scenario) -> str:
         return "every arm of this scenario changes vLLM's source, which a script does not"
     if scenario.lab and any("--middleware" in edit.words for edit in scenario.lab.changes):
         return "its requests take a route that the lab adds, which a plain vLLM does not have"
+    requests = [one for arm in scenario.arms for one in requests_of(scenario.workload_of(arm))]
+    transfers = [one.fields["kv_transfer_params"] for one in requests if one.fields.get("kv_transfer_params")]
+    if not all(transfer.get("do_remote_decode") for transfer in transfers):
+        return "it loads KV blocks that a second server must send"
     return ""
 
 

@@ -83,15 +83,14 @@ def _conclusion(report: RunReport) -> list[str]:
         lines += [f"  {make(notable[0])}" for make in (death_line, client_line, outlasted_line) if make(notable[0])]
     expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
     folder = shlex.quote(str(report.folder))
-    # A script is for a plain vLLM, which has no route of the lab.
-    own_route = any("--middleware" in arm.server.argv for arm in report.arms)
+    script = "   script: repro.py" if (report.folder / "repro.py").is_file() else ""
     lines += throughput_lines(report.measured)
     lines += [
         "",
         f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
         f"         {report.verdict.because}",
         *(f"         {text}" for text in report.comparisons),
-        f"report:  {report.folder / 'report.md'}   page: report.html{'' if own_route else '   script: repro.py'}",
+        f"report:  {report.folder / 'report.md'}   page: report.html{script}",
         *(f"draft:   vllm-repro draft {folder}" for _ in range(not report.rehearsal)),
         f"again:   {report.reproduce}",
     ]

@@ -126,10 +126,12 @@ def pools_of(scheduler: Any) -> dict[str, Any]:
 def config_of(case: Mapping[str, Any], **given: Any) -> Any:
     """Return vLLM's configuration of a case. given: more engine arguments."""
     if case["connector"]:
+        failures = {"kv_load_failure_policy": case["load_failures"]} if case.get("load_failures") else {}
         given["kv_transfer_config"] = KVTransferConfig(
             kv_connector=case["connector"],
-            kv_role="kv_producer" if "Nixl" in case["connector"] else "kv_both",
+            kv_role="kv_producer" if "Nixl" in case["connector"] and not failures else "kv_both",
             kv_connector_extra_config=_extra(case),
+            **failures,
         )
     if case["draft"]:
         given["speculative_config"] = {

@@ -139,6 +139,8 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
         given["stop_token_ids"] = list(STOPS)
     if ask["remote"]:
         given["extra_args"] = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
+    if ask["fetch"]:
+        given["extra_args"] = {"kv_transfer_params": _prefilled(engine, ask["prompt"])}
     found = SamplingParams(
         max_tokens=ask["answer"], temperature=0.0, ignore_eos=not (ask["eos"] or ask["grammar"]), **given
     )
@@ -155,6 +157,29 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
         except Exception as error:  # whatever it raises is the answer of an HTTP request
             raise Refused(str(error)) from error
     return found
+
+
+def _prefilled(engine: Any, prompt: int) -> dict[str, Any]:
+    """Return what a prefill server with the same flags answers. A block's id is its place in the prompt from 1 on; 0 is the null block."""
+    places = []
+    for manager in engine.scheduler.kv_cache_manager.coordinator.single_type_managers:
+        first = min(manager.get_num_skipped_tokens(prompt), prompt) // manager.block_size
+        last = -(-prompt // manager.block_size)
+        places.append([0] * first + list(range(first + 1, last + 1)))
+    half = engine.scheduler.connector.connector_scheduler
+    clip = getattr(half, "get_exchange_clipped_blocks", None) or half.get_sw_clipped_blocks
+    blocks = clip(tuple(places))
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(group) for group in blocks],
+        "remote_engine_id": "prefill",
+        "remote_request_id": "prefill",
+        "remote_host": "localhost",
+        "remote_port": 1,
+        "tp_size": 1,
+        "remote_num_tokens": prompt,
+    }
 
 
 def request_of(

@@ -61,7 +61,10 @@ class _Row:
 
 
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
-    """vLLM's executor interface. notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent."""
+    """vLLM's executor interface. notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent.
+
+    remote: prompts that another server has computed: tokens, key, and whether their transfer fails.
+    """
 
     case: Mapping[str, Any]
     uses_ray = False
@@ -70,6 +73,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def _init_executor(self) -> None:
         self.notes: list[tuple[str, str]] = []
         self.traits: dict[str, tuple[int, int]] = {}
+        self.remote: dict[str, tuple[list[int], int, bool]] = {}
         self.seen: Counter[str] = Counter()
         self.half: Half | None = None
         self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
@@ -79,8 +83,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._pending: Any = None
 
     @property
-    def lost(self) -> Mapping[str, str]:
-        """For each request whose Mamba states a rule of vLLM's loses: the rule."""
+    def lost(self) -> dict[str, str]:
+        """For each request that a rule of vLLM's loses KV or states of: the rule."""
         return self._states.lost
 
     @classmethod
@@ -164,6 +168,31 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             return
         for memory, row in zip(self._kv, content, strict=True):
             memory[block] = row
+
+    def fetch(self, name: str, groups: list[list[tuple[int, int]]]) -> bool:
+        """Write a prompt that another server computed; False if its transfer fails.
+
+        groups: blocks of each group, and their places in the prompt from 1 on; 0 is the null block.
+        """
+        tokens, key, fails = self.remote[name]
+        if fails:
+            return False
+        kept = reference.layers(tokens, key, self.windows)
+        for values, (group, place), window in zip(kept, self._layers, self.windows, strict=False):
+            size, first = self._sizes[group], len(tokens) - window
+            # The last token is computed again; its window begins at `first`.
+            if (
+                window
+                and first >= 0
+                and (first + 1) % size == 0
+                and first // size + 1 not in dict(groups[group]).values()
+            ):
+                self.lost.setdefault(name, "fetched without the first token of a window")
+            for block, at in groups[group]:
+                part = values[(at - 1) * size : at * size] if at else ()  # nothing is known of the null block
+                self._kv[place][block, : len(part)] = part
+        self.seen["fetched"] += 1
+        return True
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
         half = self.half
@@ -303,7 +332,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         if index[-1] >= len(table):
             self.notes.append((f"{verb}-no-block", f"{name}: index {index[-1]} of a block table of {len(table)}"))
         found = table[np.minimum(index, len(table) - 1)]
-        if not found.all():
+        if not found.all() and name not in self.lost:
             self.notes.append(
                 (f"{verb}-null-block", f"{name}: index {index[found == 0][0]} of {index[0]} to {index[-1]}")
             )

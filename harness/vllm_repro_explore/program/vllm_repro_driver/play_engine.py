@@ -197,6 +197,7 @@ class _Player:
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
         prompt = _prompt(self._case["seed"], ask)
         self.executor.traits[name] = ask["salt"], 0 if ask["grammar"] else ask["eos"]
+        self.executor.remote[name] = prompt, key_of(ask["salt"], ask["lora"]), ask["fails"]
         try:
             given = sampling(self._engine, ask)
             request = request_of(self._engine, name, prompt, given, ask, bool(ask["segments"]))
@@ -272,7 +273,8 @@ class _Player:
         ask, answer = sent.ask, sent.answer
         if "error" in end:
             self.seen["errors"] += 1
-            if ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
+            lost = ask["fails"] and self._case["load_failures"] == "fail"
+            if not lost and ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
                 yield "unexpected-error", f"{name} ends with an error, grammar {ask['grammar'] or 'none'}"
             return
         if ask["remote"]:  # the decode server answers

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "logits", "pick", "recur", "states"]
+__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "layers", "logits", "pick", "recur", "states"]
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -66,12 +66,17 @@ def recur(own: Numbers, before: Any, start: int, layer: int) -> tuple[Numbers, N
     return _scramble(own * _OWN + sums + np.uint64(layer + 1)), sums
 
 
-def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
-    """Return the states after the last layer, computed without blocks."""
-    values = embed(tokens, 0, key)
+def layers(tokens: Sequence[int], key: int, windows: Sequence[int]) -> list[Numbers]:
+    """Return the states before each attention layer, which its cache holds, and after the last, computed without blocks."""
+    found = [embed(tokens, 0, key)]
     for layer, window in enumerate(windows):
-        values = attend(values, values, 0, 0, window, layer)
-    return values
+        found.append(attend(found[-1], found[-1], 0, 0, window, layer))
+    return found
+
+
+def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
+    """Return the states after the last layer."""
+    return layers(tokens, key, windows)[-1]
 
 
 def pick(state: Any, row: Any = None, eos: int = 0) -> int:

@@ -14,6 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
+from vllm_repro_lab import nixl
+
 from .shadow import Content, Store
 
 __all__ = ["Half", "worker_half"]
@@ -49,7 +51,12 @@ class Half:
         connector = self.connector
         connector.wait_for_save()
         found = KVConnectorOutput()
-        found.finished_sending, found.finished_recving = connector.get_finished(output.finished_req_ids)
+        if hasattr(connector, "get_transfer_results"):
+            results = connector.get_transfer_results(output.finished_req_ids)
+            for name in ("finished_sending", "finished_recving", "failed_recving"):
+                setattr(found, name, getattr(results, name))
+        else:
+            found.finished_sending, found.finished_recving = connector.get_finished(output.finished_req_ids)
         found.invalid_block_ids = connector.get_block_ids_with_load_errors()
         found.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
@@ -150,18 +157,40 @@ class _OffloadingCopies(Copier):
     def shutdown(self) -> None: ...
 
 
+class _Fetches(Copier, nixl.Worker):
+    """NIXL's worker half of the lab. memory: the executor, which knows the prompts of the other server."""
+
+    def __init__(self, config: Any, groups: Any, memory: Any, polls: int) -> None:
+        Copier.__init__(self, memory, 0, polls)
+        nixl.Worker.__init__(self, config, "", groups)
+        self._memory = memory
+        self._polled: dict[str, int] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._fetching)
+
+    def fetch(self, name: str, meta: Any) -> bool | None:
+        self._polled[name] = self._polled.get(name, 0) + 1
+        if self._polled[name] <= self._polls["load"]:
+            return None
+        came: bool = self._memory.fetch(name, nixl.pairs_of(meta))
+        return came
+
+    def fetched_by_others(self, remote: set[str]) -> set[str]:
+        """Let another server fetch each request in the step after its end."""
+        return set(self._held)
+
+
 def worker_half(config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Half:
     """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
-    if "Nixl" in config.kv_transfer_config.kv_connector:
-        from vllm_repro_lab import nixl
-
-        nixl.install()
+    nixl.install()
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
-    return Half(connector, [_install(one, shadow, store_polls, load_polls) for one in parts])
+    return Half(connector, [_install(one, config, groups, shadow, store_polls, load_polls) for one in parts])
 
 
-def _install(connector: Any, shadow: Content, store_polls: int, load_polls: int) -> Copier:
+def _install(connector: Any, config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Copier:
     name = type(connector).__name__
     if name == "SimpleCPUOffloadConnector":
         from vllm.v1.simple_kv_offload import worker
@@ -178,5 +207,6 @@ def _install(connector: Any, shadow: Content, store_polls: int, load_polls: int)
         connector.connector_worker.worker = jobs
         return jobs
     if name.startswith("Nixl"):
-        return Copier(shadow, store_polls, load_polls)  # nothing is copied: another server fetches
+        connector.connector_worker = fetches = _Fetches(config, groups, shadow, load_polls)
+        return fetches
     raise NotImplementedError(f"no simulated copier for {name}")

@@ -1,0 +1,18 @@
+"""Names replaced by the mechanism `nixl`. Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+from .record import Part
+
+__all__ = ["PARTS"]
+
+PARTS = (
+    Part(
+        "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
+        "NixlPullConnectorWorker",
+        "NIXL moves blocks between servers",
+        "a prompt is fetched from the blocks that an earlier request of the same server left, one second later; from another server it "
+        "fails to come. Which blocks are copied is decided by the scheduler half, which is vLLM's own",
+        otherwise=("NixlConnectorWorker",),
+    ),
+)
