@@ -34,6 +34,10 @@ def _death(part: str) -> Callable[[Finding], bool]:
     return lambda finding: finding.kind is FindingKind.DEATH and part in finding.site
 
 
+def _stuck(site: str) -> Callable[[Finding], bool]:
+    return lambda finding: finding.kind is FindingKind.STUCK and finding.site == f"requests stay {site}"
+
+
 BUGS = (
     Bug(name="#43920", release="0.21.0", mix="grammar", shows=_death('Rule "root"')),
     Bug(name="reset of running requests (not reported)", release="0.32.0", mix="ops-off", shows=_death(".is_store")),
@@ -45,6 +49,9 @@ BUGS = (
     Bug(name="#53706", release="0.28.0", mix="mamba-nixl", shows=_death("num_new_tokens > 0")),
     Bug(name="PR #49439", release="0.32.0", mix="stream", shows=lambda finding: finding.kind is FindingKind.STUCK),
     Bug(name="PR #44526", release="0.32.0", mix="stream", shows=_death("num_new_tokens > 0")),
+    Bug(name="nixl-fetch-loses-token", release="0.33.0", mix="fetch", shows=lambda finding: "fetched" in finding.site),
+    Bug(name="nixl-failed-fetch-waits", release="0.33.0", mix="fetch", shows=_stuck("WAITING, WAITING_FOR_REMOTE_KVS")),
+    Bug(name="nixl-failed-fetch-reserves", release="0.33.0", mix="fetch-off", shows=_stuck("WAITING")),
     Bug(name="PR #43569", release="0.32.0", mix="plain", shows=lambda finding: finding.site == "wrong-token"),
     Bug(name="#42085", release="0.20.2", mix="sco", shows=_death("popleft_n (vllm/v1/core/kv_cache_utils.py)")),
 )

@@ -35,6 +35,7 @@ MIXES: dict[str, dict[str, float]] = {
     "multi": {**_COMMON, "abort": 0.6, _MULTI: 1},
     "nixl": {**_COMMON, "abort": 0.6, _NIXL: 1, "draft": 0.2},
     "fetch": {**_COMMON, "abort": 0.6, "fetch": 1, "draft": 0.2},
+    "fetch-off": {**_COMMON, "abort": 0.6, "fetch": 1, _MULTI: 1},
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},

@@ -66,7 +66,8 @@ class Worker:
 
     def fetch(self, name: str, meta: Any) -> bool | None:
         """Copy the blocks of a prompt. False if they cannot be fetched, None while they are under way."""
-        if time.monotonic() < self._ends.setdefault(name, time.monotonic() + FETCH_S):
+        end = self._ends.setdefault(name, time.monotonic() + FETCH_S)
+        if time.monotonic() < end:
             return None
         del self._ends[name]
         if meta.remote.engine_id != self._engine_id:

@@ -169,7 +169,8 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
     if name == "OffloadingConnector":
         return extra
     if name == "MultiConnector":
-        children = ("SimpleCPUOffloadConnector", "OffloadingConnector")
+        first = "NixlConnector" if case.get("load_failures") else "SimpleCPUOffloadConnector"
+        children = (first, "OffloadingConnector")
         return {
             "connectors": [
                 {"kv_connector": child, "kv_role": "kv_both", "kv_connector_extra_config": dict(extra)}

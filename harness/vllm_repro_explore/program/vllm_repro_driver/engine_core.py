@@ -166,7 +166,8 @@ def _prefilled(engine: Any, prompt: int) -> dict[str, Any]:
         first = min(manager.get_num_skipped_tokens(prompt), prompt) // manager.block_size
         last = -(-prompt // manager.block_size)
         places.append([0] * first + list(range(first + 1, last + 1)))
-    half = engine.scheduler.connector.connector_scheduler
+    connector = engine.scheduler.connector
+    half = getattr(connector, "_connectors", [connector])[0].connector_scheduler
     clip = getattr(half, "get_exchange_clipped_blocks", None) or half.get_sw_clipped_blocks
     blocks = clip(tuple(places))
     return {
