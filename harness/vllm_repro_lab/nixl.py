@@ -16,16 +16,22 @@ FETCH_S = 1.0
 """Seconds that a fetch takes, so that requests which come together are fetched together."""
 
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector"
-_NAMES = ("NixlPullConnectorWorker", "NixlConnectorWorker")
-"""Of the worker half; the second in older releases."""
+_WORKERS = ("NixlPullConnectorWorker", "NixlConnectorWorker")
+_CONNECTORS = ("NixlBaseConnector", "NixlConnector")
+_LISTENERS = ("set_xfer_handshake_metadata_pp_aware", "set_xfer_handshake_metadata")
+"""Names, and after them those in older releases."""
 
 
 def install() -> None:
-    """Replace the worker half in the connector's module."""
-    connector: Any = importlib.import_module(_CONNECTOR)
-    for name in _NAMES:
-        if hasattr(connector, name):
-            setattr(connector, name, Worker)
+    """Replace the worker half in the connector's module, and open no port."""
+    module: Any = importlib.import_module(_CONNECTOR)
+    for name in _WORKERS:
+        if hasattr(module, name):
+            setattr(module, name, Worker)
+    connector = next(getattr(module, name) for name in _CONNECTORS if hasattr(module, name))
+    for name in _LISTENERS:
+        if name in vars(connector):
+            setattr(connector, name, lambda *_: None)
 
 
 class Worker:

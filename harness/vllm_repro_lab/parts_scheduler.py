@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .parts_nixl import PARTS as _NIXL
 from .parts_offload import PARTS as _SIMPLE
 from .parts_offloading import PARTS as _OFFLOADING
 from .record import Part
@@ -46,13 +47,7 @@ PARTS = (
         "there is no memory to map, so that copies move nothing",
         needed=False,
     ),
-    Part(
-        "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
-        "NixlPullConnectorWorker",
-        "NIXL moves blocks over a network",
-        "nothing is sent. The step after a request's end reports that its blocks were fetched. What the scheduler half does is vLLM's own",
-        otherwise=("NixlConnectorWorker",),
-    ),
+    *_NIXL,
     Part(_WORKER, "Worker.get_kv_connector_handshake_metadata", runs=True),
     Part(_WORKER, "init_worker_distributed_environment", runs=True),
     Part(
