@@ -4,8 +4,8 @@ A decode server computes the last prompt token of a Mamba model itself. So the c
 request, but only after the scheduler has looked the prompt up in its prefix cache. If the prompt is one token longer than whole blocks and
 all blocks are cached, no token is left to compute: an assertion fails. 0.29.0 drops the token when the request arrives, before the lookup.
 
-A prompt of 64, 65 or 66 tokens with blocks of 16: only 65 kills. In the lab no model runs and NIXL sends nothing: a finished request
-counts as fetched one step later. On GPUs the prefill server alone shows it too, with NIXL installed; vLLM may enlarge the blocks there.
+A prompt of 64, 65 or 66 tokens with blocks of 16: only 65 kills. In the lab no model runs and NIXL sends nothing. On GPUs the prefill
+server alone shows it too, with NIXL installed; vLLM may enlarge the blocks there.
 """
 
 from vllm_repro.vocabulary import (
