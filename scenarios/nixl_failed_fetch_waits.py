@@ -1,7 +1,7 @@
 """NIXL decode server that recomputes failed loads: a prompt that failed to come waits for ever for blocks that a fetched one holds.
 
 With `kv_load_failure_policy` "recompute" a decode server computes a prompt itself if its blocks fail to come. That takes more blocks than
-the fetch did: all of a sliding window's layers, where a fetch needs only the window's. The request keeps its place among those that hold
+the fetch did, which needs only the last ones of a layer with a sliding window. The request keeps its place among those that hold
 blocks, which are admitted first, although it holds none. If the pool has no room for it, the loop over them ends there. A request behind
 it that has fetched its blocks is never admitted and never frees them. `/health` stays 200.
 

@@ -95,13 +95,13 @@ class Worker:
             if not fetched[name]:
                 self._failed.add(name)
                 self._invalid |= set() if self._hybrid else set(meta.local_block_ids[0])
-        sent = self._held & self.fetched_by_others(remote)
+        sent = self._held & self.released(remote)
         self._held -= sent
         return sent, ended
 
-    def fetched_by_others(self, remote: set[str]) -> set[str]:
-        """Return the held requests whose blocks are no longer needed. remote: those that this server has fetched since the last call."""
-        return remote
+    def released(self, fetched: set[str]) -> set[str]:
+        """Return the requests whose blocks need not be held. fetched: those that this server has fetched since the last call."""
+        return fetched
 
     def get_transfer_results(self) -> Any:
         """Stand for `get_finished` in newer releases."""

@@ -181,12 +181,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         for values, (group, place), window in zip(kept, self._layers, self.windows, strict=False):
             size, first = self._sizes[group], len(tokens) - window
             # The last token is computed again; its window begins at `first`.
-            if (
-                window
-                and first >= 0
-                and (first + 1) % size == 0
-                and first // size + 1 not in dict(groups[group]).values()
-            ):
+            places = {at for _, at in groups[group]}
+            if window and first >= 0 and (first + 1) % size == 0 and first // size + 1 not in places:
                 self.lost.setdefault(name, "fetched without the first token of a window")
             for block, at in groups[group]:
                 part = values[(at - 1) * size : at * size] if at else ()  # nothing is known of the null block

@@ -177,7 +177,7 @@ class _Fetches(Copier, nixl.Worker):
         came: bool = self._memory.fetch(name, nixl.pairs_of(meta))
         return came
 
-    def fetched_by_others(self, remote: set[str]) -> set[str]:
+    def released(self, fetched: set[str]) -> set[str]:
         """Let another server fetch each request in the step after its end."""
         return set(self._held)
 
