@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
+from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.provision import Release
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.servers.lab import plugin_folder
@@ -128,7 +129,7 @@ class Driver:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=self._environment(),
+                env=self.environment(),
             )
         os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         self._played, self._buffer = 0, b""
@@ -145,7 +146,8 @@ class Driver:
                 f"vLLM {self._release.version}'s scheduler did not start", hint=f"read its log: {self._errors}"
             )
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the process."""
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
         path = map(str, (PROGRAM, PLUGIN, plugin_folder(), self._release.packages))
         return {
@@ -155,6 +157,7 @@ class Driver:
             **witness_env(self._patched, *path),
             "PYTHONSAFEPATH": "1",
             "PYTHONHASHSEED": "0",
+            "NUMBA_CACHE_DIR": str(cache_root() / "numba"),
             "OMP_NUM_THREADS": "1",
             "TRITON_INTERPRET": "1",  # `model_runner` runs copies of states in it
             "VLLM_PLUGINS": "",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import vllm
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, model
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
@@ -121,6 +122,21 @@ def pools_of(scheduler: Any) -> dict[str, Any]:
         if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
             found["cpu" if not number else f"cpu{number}"] = pool
     return found
+
+
+def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:
+    """Let vLLM read a model's config.json once: this took a tenth of a case's time."""
+    read: dict[str, bytes] = {}
+
+    def get(path: str, *given: Any, **more: Any) -> Any:
+        if path not in read:
+            read[path] = pickle.dumps(get_config(path, *given, **more))
+        return pickle.loads(read[path])  # vLLM changes it
+
+    return get
+
+
+model.get_config = _parse_once(model.get_config)
 
 
 def config_of(case: Mapping[str, Any], **given: Any) -> Any:

@@ -50,14 +50,15 @@ class _Known:
 
 @dataclass
 class _Row:
-    """One request in one step: positions from `start` on, the last of them drafts."""
+    """One request in one step: positions from `start` on, the last of them drafts. tables: its blocks in each group."""
 
     name: str
     known: _Known
     start: int
     tokens: list[int]
     drafts: list[int]
-    states: Any = None
+    states: Any
+    tables: list[Any]
 
 
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
@@ -201,7 +202,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             for memory in self._kv:
                 memory[block] = 0
         computed = self._update(output)
-        self._states.begin(output, computed, self._stepped)
+        if "mamba" in self.case["layers"]:
+            self._states.begin(output, computed, self._stepped)
         batch = self._inputs(output, computed)
         self._forward(batch)
         copied = None
@@ -215,13 +217,15 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             return Answer(empty) if non_block else empty
         # The scheduler changes its own lists while a worker still computes.
         widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
-        # With asynchronous scheduling the last step's drafts count here, although some may be rejected.
-        counted = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
-        counted += zip(
-            output.scheduled_cached_reqs.req_ids, output.scheduled_cached_reqs.num_computed_tokens, strict=True
-        )
-        longest = max(computed + output.num_scheduled_tokens[name] for name, computed in counted)
-        self._pending = batch, widths, longest + self.case["draft"] <= self.case["max_len"], copied
+        fits = True
+        if self.case["draft"]:
+            # With asynchronous scheduling the last step's drafts count here, although some may be rejected.
+            counted = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+            old = output.scheduled_cached_reqs
+            counted += zip(old.req_ids, old.num_computed_tokens, strict=True)
+            longest = max(computed + output.num_scheduled_tokens[name] for name, computed in counted)
+            fits = longest + self.case["draft"] <= self.case["max_len"]
+        self._pending = batch, widths, fits, copied
         return Answer(None) if non_block else None
 
     def _update(self, output: Any) -> dict[str, int]:
@@ -280,7 +284,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 seen = f"{count} scheduled from {start}, {len(drafts)} drafts, {len(known.tokens)} tokens known"
                 self.notes.append(("schedules-unknown-token", f"{name}: {seen}"))
                 tokens = (tokens + [0] * count)[:count]
-            batch.append(_Row(name, known, start, tokens, drafts, reference.embed(tokens, start, known.key)))
+            tables = [np.asarray(blocks or [0], dtype=np.int64) for blocks in known.blocks]
+            batch.append(_Row(name, known, start, tokens, drafts, reference.embed(tokens, start, known.key), tables))
         return batch
 
     def _forward(self, batch: list[_Row]) -> None:
@@ -292,13 +297,18 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                     self._recur(row, group, memory, layer)
                 continue
             for row in batch:
-                where = np.arange(row.start, row.start + len(row.tokens))
-                memory[self._blocks(row, group, where, "writes"), where % size] = row.states
+                self._look_for(row, group, row.start, "writes")
+                reference.write(memory, row.tables[group], size, row.states, row.start)
             for row in batch:
-                first = max(0, row.start - window + 1) if window else 0
-                where = np.arange(first, row.start + len(row.tokens))
-                read = memory[self._blocks(row, group, where, "reads"), where % size]
-                row.states = reference.attend(row.states, read, first, row.start, window, layer)
+                self._look_for(row, group, max(0, row.start - window + 1) if window else 0, "reads")
+                row.states = reference.attend_in(memory, row.tables[group], size, row.states, row.start, window, layer)
+
+    def _look_for(self, row: _Row, group: int, first: int, verb: str) -> None:
+        """Note it if there is no block for one of a request's positions from `first` on."""
+        blocks, size = row.known.blocks[group], self._sizes[group]
+        index = range(first // size, (row.start + len(row.tokens) - 1) // size + 1)
+        if index.stop > len(blocks) or 0 in blocks[index.start : index.stop]:
+            self._look_up(row.name, blocks, np.asarray(index), verb)
 
     def _recur(self, row: _Row, group: int, memory: Any, layer: int) -> None:
         """Compute a Mamba layer: it reads one state, and keeps one after the last token, or in a decode after each token."""
@@ -317,10 +327,6 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 memory, table = self._kv[place], self._known[name].blocks[group]
                 state = memory[self._look_up(name, table, source, "reads-state")]
                 memory[self._look_up(name, table, target, "writes-state")] = state
-
-    def _blocks(self, row: _Row, group: int, where: Any, verb: str) -> Any:
-        """Return the block of each position."""
-        return self._look_up(row.name, row.known.blocks[group], where // self._sizes[group], verb)
 
     def _look_up(self, name: str, blocks: list[int], index: Any, verb: str) -> Any:
         """Return the blocks at indices of a block table. Block 0 is the null block."""
@@ -372,7 +378,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self.seen["masked"] += name in rows
             self._reached[name] -= len(drafts) + 1 - len(new)
             known.tokens.extend(new)
-            if fits:
+            if fits and width:
                 known.drafts = self._draft(known.tokens, known.key, known.eos)
         if self.trace is not None:
             self.trace.append({row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch})

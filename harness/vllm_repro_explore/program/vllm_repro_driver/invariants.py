@@ -17,10 +17,8 @@ def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
     for name, pool in pools.items():
         yield from _pool(name, pool)
     blocks = pools["gpu"].blocks
-    holders: Counter[int] = Counter()
-    for manager in managers:
-        for held in manager.req_to_blocks.values():
-            holders.update([block.block_id for block in held if not block.is_null])
+    tables = [table for manager in managers for table in manager.req_to_blocks.values()]
+    holders = Counter([block.block_id for table in tables for block in table if not block.is_null])
     short = [(number, count) for number, count in holders.items() if blocks[number].ref_cnt < count]
     if short:
         number, count = short[0]
@@ -34,10 +32,11 @@ def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
 def _pool(name: str, pool: Any) -> Iterator[Broken]:
     queue, blocks = pool.free_block_queue, pool.blocks
     free: list[Any] = []
-    block, tail = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail
-    while block is not None and block is not tail and len(free) <= len(blocks):
+    block, tail, most = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail, len(blocks)
+    while block is not tail and block is not None and most >= 0:
         free.append(block)
         block = block.next_free_block
+        most -= 1
     whole = block is tail
     if not whole:
         yield (
@@ -46,13 +45,11 @@ def _pool(name: str, pool: Any) -> Iterator[Broken]:
         )
     if len(free) != queue.num_free_blocks:
         yield f"{name}-free-count", f"the counter says {queue.num_free_blocks} free blocks, the list has {len(free)}"
-    counts = [block.ref_cnt for block in blocks]
-    null = [block.block_id for block in blocks if block.is_null]  # its reference count is not maintained
+    # The reference count of the null block is not maintained.
+    counts = [1 if block.is_null else block.ref_cnt for block in blocks]
     held = [block.block_id for block in free if block.ref_cnt]
     if held:
         yield f"{name}-free-and-held", f"{len(held)} blocks of the free list are counted as held: {held[:6]}"
-    for number in null:
-        counts[number] = 1
     if min(counts) < 0:
         yield f"{name}-negative-count", f"block {counts.index(min(counts))} is counted {min(counts)} times"
     if whole and counts.count(0) != len(free) - len(held):

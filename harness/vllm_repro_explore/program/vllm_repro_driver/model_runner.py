@@ -7,6 +7,7 @@ over `FakeExecutor`; where it does not, one of that executor's rules is not the 
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import cache
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -154,16 +155,16 @@ class RunnerExecutor(FakeExecutor):
                     states[place] = _recur(metadata, place, states[place], start, self._kv[memory], layer)
                 continue
             table, flat = batch.block_table[group], self._kv[memory].reshape(-1)
+            paged = flat.reshape(-1, table.block_size)
             for place in range(batch.num_reqs):
                 low, high = bounds[place], bounds[place + 1]
                 flat[table.slot_mapping.gpu.numpy()[low:high]] = states[place]
             for place in range(batch.num_reqs):
-                start, end = int(where[bounds[place]]), int(where[bounds[place + 1] - 1]) + 1
-                first = max(0, start - window + 1) if window else 0
-                at = np.arange(first, end)
-                blocks = table.block_table.gpu.numpy()[place, at // table.block_size].astype(np.int64)
-                read = flat[blocks * table.block_size + at % table.block_size]
-                states[place] = reference.attend(states[place], read, first, start, window, layer)
+                blocks = table.block_table.gpu.numpy()[place].astype(np.int64)
+                start = int(where[bounds[place]])
+                states[place] = reference.attend_in(
+                    paged, blocks, table.block_size, states[place], start, window, layer
+                )
         hidden = np.zeros((len(tokens), 2), dtype=np.int64)
         count = bounds[batch.num_reqs]
         hidden[:count, 0] = np.concatenate(states).view(np.int64)
@@ -233,5 +234,8 @@ def _meeting() -> TemporaryDirectory[str]:
     torch.zeros = lambda *size, **more: zeros(*size, **more | {"pin_memory": False})  # nothing is pinned without CUDA
     async_steps.install()
     current_platform.import_kernels()
+    # vLLM looks for its kernels in every module, and fails at Numba's compiler.
+    compiler = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite")}
     (getattr(current_platform, "register_triton_kernel_overrides", None) or (lambda: None))()
+    sys.modules.update(compiler)
     return TemporaryDirectory(prefix="vllm-repro-")  # removed when the process exits

@@ -2,6 +2,7 @@
 
 Each layer hashes a position's state with the sum of what it reads of the positions in its window. `states` computes this over a plain
 array; the executor computes the same over block tables. One wrong value read is a wrong token, except by chance (1 in `len(TEXT)`).
+Compiled by Numba, which vLLM installs: arrays of a few numbers take NumPy ten times as long.
 """
 
 from __future__ import annotations
@@ -10,8 +11,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numba import njit
 
-__all__ = ["EOS", "STOPS", "TEXT", "attend", "embed", "layers", "logits", "pick", "recur", "states"]
+__all__ = [
+    "EOS",
+    "STOPS",
+    "TEXT",
+    "attend",
+    "attend_in",
+    "embed",
+    "layers",
+    "logits",
+    "pick",
+    "recur",
+    "states",
+    "write",
+]
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -27,43 +42,88 @@ _TOKEN, _PLACE, _READ, _OWN = (
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def _scramble(numbers: Numbers) -> Numbers:
+@njit(cache=True)
+def _scramble(number: Any) -> Any:
     """Apply the finalizer of splitmix64."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
-    return numbers ^ (numbers >> np.uint64(31))
+    number = (number ^ (number >> np.uint64(30))) * _FIRST
+    number = (number ^ (number >> np.uint64(27))) * _SECOND
+    return number ^ (number >> np.uint64(31))
+
+
+@njit(cache=True)
+def _key(state: Any, place: int) -> Any:
+    return _scramble(state + np.uint64(place) * _READ)
+
+
+@njit(cache=True)
+def _embed(ids: Any, start: int, key: int) -> Numbers:
+    found = np.empty(len(ids), dtype=np.uint64)
+    for place in range(len(ids)):
+        # As GPUModelRunner clamps the -1 of drafts that are not known yet.
+        token = np.uint64(max(ids[place], 0))
+        found[place] = _scramble(token * _TOKEN + np.uint64(start + place) * _PLACE + np.uint64(key))
+    return found
 
 
 def embed(tokens: Sequence[int], start: int, key: int) -> Numbers:
     """Return the states before the first layer. key: of the request's salt and LoRA."""
-    # As GPUModelRunner clamps the -1 of drafts that are not known yet.
-    ids = np.maximum(np.asarray(tokens, dtype=np.int64), 0).astype(np.uint64)
-    places = np.arange(start, start + len(ids), dtype=np.uint64)
-    return _scramble(ids * _TOKEN + places * _PLACE + np.uint64(key))
+    found: Numbers = _embed(np.asarray(tokens, dtype=np.int64), start, key)
+    return found
 
 
+@njit(cache=True)
 def attend(own: Numbers, read: Numbers, first: int, start: int, window: int, layer: int) -> Numbers:
     """Return the states after a layer.
 
     own: states of the positions from `start` on. read: what the cache holds for the positions from `first` on. window: 0 for all.
     """
-    places = np.arange(first, start + len(own), dtype=np.uint64)
-    sums = np.cumsum(_scramble(read + places * _READ), dtype=np.uint64)
-    seen = sums[start - first :].copy()
-    if window:
-        left = np.arange(start, start + len(own)) - window - first
-        seen[left >= 0] -= sums[left[left >= 0]]
-    return _scramble(own * _OWN + seen + np.uint64(layer + 1))
+    found = np.empty(len(own), dtype=np.uint64)
+    total = np.uint64(0)
+    for at in range(len(read)):
+        total += _key(read[at], first + at)
+        if window and at >= window:
+            total -= _key(read[at - window], first + at - window)
+        place = first + at - start
+        if place >= 0:
+            found[place] = _scramble(own[place] * _OWN + total + np.uint64(layer + 1))
+    return found
 
 
+@njit(cache=True)
+def _block(table: Any, at: int, size: int) -> Any:
+    return table[min(at // size, len(table) - 1)]
+
+
+@njit(cache=True)
+def attend_in(memory: Any, table: Any, size: int, own: Numbers, start: int, window: int, layer: int) -> Numbers:
+    """Do what `attend` does with a cache in blocks of `size` positions. A position beyond the table is read in its last block."""
+    first = max(0, start - window + 1) if window else 0
+    read = np.empty(start + len(own) - first, dtype=np.uint64)
+    for place in range(len(read)):
+        read[place] = memory[_block(table, first + place, size), (first + place) % size]
+    return attend(own, read, first, start, window, layer)
+
+
+@njit(cache=True)
+def write(memory: Any, table: Any, size: int, own: Numbers, start: int) -> None:
+    """Write the states of the positions from `start` on to the blocks of a table."""
+    for place in range(len(own)):
+        memory[_block(table, start + place, size), (start + place) % size] = own[place]
+
+
+@njit(cache=True)
 def recur(own: Numbers, before: Any, start: int, layer: int) -> tuple[Numbers, Numbers]:
     """Return the states after a Mamba layer, and what the layer keeps after each position. It hashes as `attend` without a window does.
 
     own: states of the positions from `start` on. before: what the layer kept after the position before `start`.
     """
-    places = np.arange(start, start + len(own), dtype=np.uint64)
-    sums = np.cumsum(_scramble(own + places * _READ), dtype=np.uint64) + np.uint64(before)
-    return _scramble(own * _OWN + sums + np.uint64(layer + 1)), sums
+    kept, found = np.empty(len(own), dtype=np.uint64), np.empty(len(own), dtype=np.uint64)
+    total = np.uint64(before)
+    for at in range(len(own)):
+        total += _key(own[at], start + at)
+        kept[at] = total
+        found[at] = _scramble(own[at] * _OWN + total + np.uint64(layer + 1))
+    return found, kept
 
 
 def layers(tokens: Sequence[int], key: int, windows: Sequence[int]) -> list[Numbers]:
@@ -99,5 +159,13 @@ def logits(state: Any, eos: int, size: int) -> Any:
 
 
 def _liking(state: Any, tokens: Any) -> Any:
+    return _liking_of(np.uint64(state), tokens.astype(np.uint64))
+
+
+@njit(cache=True)
+def _liking_of(state: Any, tokens: Any) -> Any:
     """Return 24 bits for each token, which a float32 holds exactly."""
-    return (_scramble(tokens.astype(np.uint64) * _TOKEN + state) >> np.uint64(40)).astype(np.float32)
+    found = np.empty(len(tokens), dtype=np.float32)
+    for place in range(len(tokens)):
+        found[place] = np.float32(_scramble(tokens[place] * _TOKEN + state) >> np.uint64(40))
+    return found
