@@ -52,8 +52,9 @@ BUGS = (
     Bug(name="nixl-fetch-loses-token", release="0.33.0", mix="fetch", shows=lambda finding: "fetched" in finding.site),
     Bug(name="nixl-failed-fetch-waits", release="0.33.0", mix="fetch", shows=_stuck("WAITING, WAITING_FOR_REMOTE_KVS")),
     Bug(name="nixl-failed-fetch-reserves", release="0.33.0", mix="fetch-off", shows=_stuck("WAITING")),
+    Bug(name="image-resumed-without-data", release="0.33.0", mix="images", shows=_death("Encoder cache miss")),
     Bug(name="PR #43569", release="0.32.0", mix="plain", shows=lambda finding: finding.site == "wrong-token"),
-    Bug(name="#42085", release="0.20.2", mix="sco", shows=_death("popleft_n (vllm/v1/core/kv_cache_utils.py)")),
+    Bug(name="#42085", release="0.20.2", mix="sco-long", shows=_death("popleft_n (vllm/v1/core/kv_cache_utils.py)")),
 )
 
 

@@ -20,13 +20,16 @@ _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _MULTI, _NIXL = "MultiConnector", "NixlConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
+_LONG = {"long": 1, "waves": 0.7}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
     "spec": {**_COMMON, "draft": 1, "eos": 0.3, "grammar": 0.3},
     "grammar": {**_COMMON, "grammar": 1, "faulty": 0.5, "draft": 0.3},
     "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
     "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
+    "off-long": {**_COMMON, _OFFLOADING: 1, **_LONG},
     "sco": {**_COMMON, _SIMPLE: 1},
+    "sco-long": {**_COMMON, _SIMPLE: 1, **_LONG},
     "stream": {**_COMMON, "stream": 1, "draft": 0.3, "turn-eos": 0.3},
     "mamba": {**_COMMON, "mamba": 1, "draft": 0.3, "eos": 0.3},
     "mamba-off": {**_COMMON, "mamba": 1, _OFFLOADING: 1, "draft": 0.2},
@@ -41,8 +44,14 @@ MIXES: dict[str, dict[str, float]] = {
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
     "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
     "pause-off": {**_COMMON, "pause": 1, _OFFLOADING: 1},
+    "images": {**_COMMON, "images": 1, "stream": 0.1, "eos": 0.2},
+    "images-off": {**_COMMON, "images": 1, _OFFLOADING: 1},
 }
-"""For each mix, the probability with which a case has a feature. pressure: long answers in a pool for one of them, and slow stores."""
+"""For each mix, the probability with which a case has a feature.
+
+pressure: long answers in a pool for one of them, and slow stores. long: prompts of up to 64 blocks.
+waves: some requests come once the engine is idle.
+"""
 
 _LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
 _MAMBA_LAYERS = (
@@ -63,6 +72,7 @@ class EngineRequest(Request):
     mid: the abort arrives within a step. eos: one token in so many ends the answer; 0 for none. stops: whether it has stop token ids.
     remote: a prefill whose blocks another server fetches. fetch: its prompt's blocks come from a prefill server. fails: they do not come.
     segments: for a streaming session, steps from its start to each further part; the last part ends it.
+    images: (offset, tokens, number) of each image in the prompt; images of one number are the same.
     """
 
     number: int = 0
@@ -78,6 +88,7 @@ class EngineRequest(Request):
     fetch: bool = False
     fails: bool = False
     segments: tuple[int, ...] = ()
+    images: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +98,7 @@ class EngineSetup(Setup):
     ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches.
     grammar_looks: looks of the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for none.
     load_failures: `kv_load_failure_policy` of a server that fetches blocks.
+    largest_image: the most tokens of an image; 0 for a model without. whole_images: `--disable-chunked-mm-input`.
     """
 
     mix: str
@@ -95,6 +107,8 @@ class EngineSetup(Setup):
     threshold: int = 0
     grammar_looks: int = 0
     load_failures: str = ""
+    largest_image: int = 0
+    whole_images: bool = False
     ops: tuple[tuple[int, str], ...] = ()
 
 
@@ -122,6 +136,7 @@ def draw_engine(seed: int, mix: str) -> Case:
     loras = of.stream("lora").choice((1, 2)) if of.has("lora") else 0
     asks = _asks(of, block, bool(loras))
     longest = longest_of(asks, block)
+    largest = max(_image_sizes(of, block)) if of.has("images") else 0
     transfer = of.stream("transfer")
     layers = server.choice(_LAYERS)
     setup = EngineSetup(
@@ -147,6 +162,8 @@ def draw_engine(seed: int, mix: str) -> Case:
         threshold=of.stream("threshold").choice((block, 3 * block)) if of.has("threshold") else 0,
         grammar_looks=of.stream("grammar").choice((0, 1, 3)),
         load_failures=of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else "",
+        largest_image=largest,
+        whole_images=bool(0 < largest <= chunk) and of.stream("whole images").random() < 0.3,
         ops=_operations(of, max(ask.after for ask in asks)),
     )
     least = least_blocks(setup) + draft
@@ -155,7 +172,8 @@ def draw_engine(seed: int, mix: str) -> Case:
     if of.has("pressure"):
         setup, asks, blocks = *_under_pressure(of.stream("pressure"), setup, asks), least + pool.choice((0, 1, 3))
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
-    return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), (asks,), seed)
+    waves = _waves(of, asks) if of.has("waves") else (asks,)
+    return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
@@ -174,6 +192,7 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
         "grammars": any(ask.get("grammar") for ask in asks),
         "answers that end by their tokens": any(ask.get("eos") or ask.get("stops") for ask in asks),
         "streaming sessions": any(ask.get("segments") for ask in asks),
+        "images": any(ask.get("images") for ask in asks),
         "aborts within a step": any(ask.get("mid") and ask["abort"] >= 0 for ask in asks),
     }
     return tuple(name for name, there in features.items() if there)
@@ -204,6 +223,9 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
     count = lengths.choice((1, 2, 3, 4, 6, 8, 12))
     spread = lengths.choice((0, 1, 3, 8, 20, 60))
     usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
+    if of.has("long"):
+        long = of.stream("long")
+        usual = [long.randint(1, long.choice((8, 16, 32, 64)) * block) for _ in usual]
     answers = [lengths.choice((1, 2, 5, block, 2 * block, 4 * block)) for _ in range(lengths.choice((1, 2)))]
     starts = list(accumulate((lengths.randint(0, spread) for _ in range(count - 1)), initial=0))
     abort, salt, lora, eos, priority = map(of.stream, ("abort", "salt", "lora ids", "eos", "priority"))
@@ -232,12 +254,42 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
             ask = replace(ask, remote=True, answer=1)
         if of.has("fetch") and fetch.random() < 0.8:
             ask = replace(ask, fetch=True, fails=fetch.random() < 0.3)
+        if of.has("images"):
+            ask = replace(ask, images=_images(of, family, prompt, block))
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
         if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
             ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0
             ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=ends, stops=False)
         found.append(ask)
     return tuple(found)
+
+
+def _image_sizes(of: _Seed, block: int) -> list[int]:
+    """Return the tokens of each image that the requests of a case have."""
+    rng = of.stream("image sizes")
+    return [rng.choice((1, block // 2, block, block + 1, 2 * block, 4 * block)) for _ in range(4)]
+
+
+def _images(of: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the images of a prompt; prompts of a family have the same as far as they go."""
+    rng, sizes = of.stream(f"images of family {family}"), _image_sizes(of, block)
+    found, at = [], 0
+    for _ in range(rng.randint(1, 5)):
+        number = rng.randrange(len(sizes))
+        at += rng.choice((0, 1, block // 2, block))
+        if at + sizes[number] > prompt:
+            break
+        found.append((at, sizes[number], number))
+        at += sizes[number]
+    return tuple(found)
+
+
+def _waves(of: _Seed, asks: tuple[EngineRequest, ...]) -> tuple[tuple[EngineRequest, ...], ...]:
+    """Split requests into up to four waves, each of which comes when the engine is idle."""
+    rng = of.stream("waves")
+    cuts = sorted({0, *(rng.randrange(len(asks)) for _ in range(3))})
+    parts = [asks[first:last] for first, last in zip(cuts, [*cuts[1:], len(asks)], strict=True)]
+    return tuple(tuple(replace(ask, after=ask.after - part[0].after) for ask in part) for part in parts)
 
 
 def _grammars(of: _Seed, count: int) -> list[str]:

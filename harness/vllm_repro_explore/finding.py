@@ -123,6 +123,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("assert num_new_tokens > 0", "vllm-project/vllm#44526, or vllm-project/vllm#53706 with NIXL"),
     ("assert request.num_output_placeholders >= 0", "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames"),
     ("fetched without the first token of a window", "not reported; the scenario nixl-fetch-loses-token"),
+    ("Encoder cache miss", "not reported; the scenario image-resumed-without-data"),
     ("gpu-free-count", "vllm-project/vllm#42085 before the death"),
     ("requests stay WAITING, WAITING_FOR_REMOTE_KVS",
      "the standstill of vllm-project/vllm#45388 and vllm-project/vllm#53868; with NIXL the scenario nixl-failed-fetch-waits"),

@@ -36,6 +36,7 @@ _PLAIN: tuple[tuple[str, object], ...] = (
     ("loras", 0),
     ("threshold", 0),
     ("grammar_looks", 0),
+    ("whole_images", False),
 )
 """Values that a live server in the lab has, and those of EngineCore's cases without a feature."""
 
@@ -53,6 +54,7 @@ _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
         ("fails", False),
         ("fetch", False),
         ("segments", ()),
+        ("images", ()),
         ("family", 0),
     ),
 )
@@ -185,6 +187,9 @@ def _has_no_room(case: Case) -> bool:
 
 
 def _tidy(ask: Request) -> Request:
+    if isinstance(ask, EngineRequest):
+        inside = (image for image in ask.images if image[0] + image[1] <= ask.prompt)
+        ask = replace(ask, images=tuple(inside))
     return replace(ask, shared=min(ask.shared, ask.prompt))
 
 

@@ -188,6 +188,8 @@ def _unusual(setup: Setup) -> list[str]:
             "priorities": setup.priority,
             f"{setup.loras} LoRA adapters at once": bool(setup.loras),
             f"long prefill threshold {setup.threshold}": bool(setup.threshold),
+            f"images of up to {setup.largest_image} tokens": bool(setup.largest_image),
+            "images in whole": setup.whole_images,
             f"a grammar is compiled after {setup.grammar_looks} looks": bool(setup.grammar_looks),
             " and ".join(f"{what} at step {step}" for step, what in setup.ops): bool(setup.ops),
         }
@@ -207,6 +209,8 @@ def _ask(ask: Request) -> str:
         text += ", stop token ids" if ask.stops else ""
         text += ", a prefill for another server" if ask.remote else ""
         text += f", from a prefill server{', which fails' if ask.fails else ''}" if ask.fetch else ""
+        images = (f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in ask.images)
+        text += f", images: {', '.join(images)}" if ask.images else ""
         text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""
     gone = f", gone {'within the step ' if isinstance(ask, EngineRequest) and ask.mid else ''}after {ask.abort}"
     return text + (gone if ask.abort >= 0 else "")

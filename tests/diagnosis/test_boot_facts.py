@@ -95,10 +95,10 @@ def test_new_requests_and_a_dump_over_several_lines() -> None:
     text = """Dumping scheduler output for model execution: SchedulerOutput(
 scheduled_new_reqs=[NewRequestData(req_id=cmpl-a,prompt_token_ids_len=700,mm_features=[],block_ids=([1],),
 num_computed_tokens=256,lora_request=None)],
-scheduled_cached_reqs=CachedRequestData(req_ids=['cmpl-b'],new_block_ids=[None],num_computed_tokens=[10],num_output_tokens=[1]),
+scheduled_cached_reqs=CachedRequestData(req_ids=['cmpl-b'],resumed_req_ids={'cmpl-b'},new_block_ids=[None],num_computed_tokens=[10],num_output_tokens=[1]),
 num_scheduled_tokens={cmpl-a: 444, cmpl-b: 1}, total_num_scheduled_tokens=445, finished_req_ids=[])
 """
-    assert dump_of(text) == (ScheduledChunk(10, 1), ScheduledChunk(256, 444, new=True))
+    assert dump_of(text) == (ScheduledChunk(10, 1, resumed=True), ScheduledChunk(256, 444, new=True))
 
 
 def test_no_dump() -> None:

@@ -41,6 +41,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "a state at the end of a block is not kept": ("mamba-off", "if whole * self._block < first:", "if whole >= 0:"),
     "recomputed outputs are a prefill": ("mamba-ops", "found = count <= 1 + (", "found = count == 1 + drafts + (0 * "),
+    "encoder outputs stay": ("images", "self._encoded.pop(image, None)", "pass"),
+    "each part of an image is its first": ("images", "found[low - first : high - first]", "found[: high - low]"),
     "placeholders after a prompt are a prefill": ("mamba", "(_TAILS and", "(False and"),
 }
 """Mix, and text of the program with what replaces it."""

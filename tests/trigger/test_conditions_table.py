@@ -122,7 +122,8 @@ def groups() -> Iterator[tuple[Sequence[TriggerFacts], tuple[Condition, ...]]]:
     yield SERVERS[5:], (graphs_captured(),)
     twice = tuple(Observed("preempted", {"requests": count}) for count in (2, 1))
     logged = (served(observed=twice[:count]) for count in (1, 2))
-    yield (served(), *logged, *(served(preemptions=count) for count in (0, 3))), (preempted(),)
+    back = served(preemptions=0, dump=(ScheduledChunk(0, 32, resumed=True),))
+    yield (served(), *logged, *(served(preemptions=count) for count in (0, 3)), back), (preempted(),)
     both = (chunked_prefill() & sent_with("min_tokens"), sent_with(min_tokens=9) | chunked_prefill())
     yield (served(chat()), served(sent(9)), served(chat(), sent(9)), served()), both
 

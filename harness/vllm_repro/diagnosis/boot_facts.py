@@ -72,12 +72,13 @@ class ScheduledChunk:
     """One request of the step in which an engine crashed, from the dump in its log.
 
     computed: tokens before the step; scheduled: tokens in it; 0 if not printed. new: its first step, so `computed` came from the
-    prefix cache.
+    prefix cache. resumed: its first step after a preemption.
     """
 
     computed: int
     scheduled: int
     new: bool = False
+    resumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ def evidence_in(lines: Iterable[Line]) -> Evidence:
 _DUMP = "SchedulerOutput("
 _TOTAL = re.compile(r"total_num_scheduled_tokens\s*=\s*(\d+)")
 _IDS = re.compile(r"req_ids=\[([^\]]*)\]")
+_RESUMED = re.compile(r"resumed_req_ids=\{([^}]*)\}")
 _COMPUTED = re.compile(r"num_computed_tokens=\[([\d,\s]*)\]")
 _SCHEDULED = re.compile(r"num_scheduled_tokens=\{([^}]*)\}")
 _NEW = re.compile(r"NewRequestData\(req_id=([^,\s)]+)")
@@ -272,8 +274,9 @@ def _requests(text: str) -> tuple[ScheduledChunk, ...]:
     numbers = [int(number) for number in computed[1].split(",") if number.strip()] if computed else []
     ids = _IDS.search(tail)
     names = [_unquoted(name) for name in ids[1].split(",") if name.strip()] if ids else []
+    resumed = {_unquoted(name) for found in _RESUMED.finditer(tail) for name in found[1].split(",")}
     requests = [
-        ScheduledChunk(before or 0, scheduled.get(name, 0))
+        ScheduledChunk(before or 0, scheduled.get(name, 0), resumed=name in resumed)
         for name, before in zip_longest(names, numbers[: len(names)])
     ]
     parts = _NEW.split(head)

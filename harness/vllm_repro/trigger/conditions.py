@@ -261,7 +261,10 @@ def left_waiting(name: str) -> Condition:
 
 
 def preempted() -> Condition:
-    """Require that the scheduler preempted a running request for lack of blocks, as the lab's plugin saw or the server's metrics count."""
+    """Require that the scheduler preempted a running request for lack of blocks.
+
+    The lab's plugin sees it, the server's metrics count it, or the step that crashed resumed the request: it was not counted until then.
+    """
 
     def find(facts: TriggerFacts) -> TriggerResult:
         seen = [one.values["requests"] for one in facts.observed if one.kind == "preempted"]
@@ -271,6 +274,8 @@ def preempted() -> Condition:
         if facts.preemptions:
             text = f"{facts.preemptions} preempted"
             return TriggerResult(True, (f"the server's metrics count {text}",), text)
+        if any(chunk.resumed for chunk in facts.dump):
+            return TriggerResult(True, ("the step that crashed resumed a preempted request",), "1 preempted")
         counted = "count none" if facts.preemptions == 0 else "do not count them"
         return TriggerResult(False, (f"no preemption was seen; the server's metrics {counted}",), "none preempted")
 

@@ -9,9 +9,11 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
+import torch
 import vllm.plugins
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models import registry
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest, core
 from vllm.v1.structured_output.request import get_structured_output_key
@@ -66,6 +68,10 @@ def boot(case: Mapping[str, Any]) -> Any:
         given["scheduling_policy"] = "priority"
     if case["loras"]:
         given |= {"enable_lora": True, "max_loras": case["loras"], "max_lora_rank": 8}
+    if case["whole_images"]:
+        if case["largest_image"] > case["chunk"]:  # as `MultiModalBudget` does
+            raise NoBoot("an image is larger than a chunk, and must be whole")
+        given["disable_chunked_mm_input"] = True
     if case["threshold"]:
         given["long_prefill_token_threshold"] = case["threshold"]
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -75,6 +81,10 @@ def boot(case: Mapping[str, Any]) -> Any:
         engine = core.EngineCore(config, _executor(case), log_stats=False)
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise NoBoot(f"{type(error).__name__}: {error}") from error
+    if case["largest_image"]:
+        scheduler, room = engine.scheduler, max(case["chunk"], case["largest_image"])
+        scheduler.max_num_encoder_input_tokens = room  # as of MultiModalBudget, which needs a model
+        scheduler.encoder_cache_manager = type(scheduler.encoder_cache_manager)(cache_size=room)
     manager = engine.structured_output_manager
     for name, looks in (("executor", case["grammar_looks"]), ("executor_for_fillmask", 0)):
         if hasattr(manager, name):
@@ -183,6 +193,13 @@ def _prefilled(engine: Any, prompt: int) -> dict[str, Any]:
     }
 
 
+def _image(number: int, length: int) -> MultiModalKwargsItem:
+    """Return an image of one color as a processor makes it: `length` bytes."""
+    found = MultiModalKwargsItem.dummy(length)
+    found["dummy"].data = torch.full((length,), number, dtype=torch.uint8)
+    return found
+
+
 def request_of(
     engine: Any, name: str, prompt: list[int], given: SamplingParams, ask: Mapping[str, Any], resumable: bool = False
 ) -> tuple[Any, int]:
@@ -191,7 +208,15 @@ def request_of(
     values = {
         "request_id": name,
         "prompt_token_ids": list(prompt),  # vLLM extends it in a session
-        "mm_features": [],
+        "mm_features": [
+            MultiModalFeatureSpec(
+                data=_image(number, length),
+                modality="image",
+                identifier=f"image {number}",
+                mm_position=PlaceholderRange(offset=offset, length=length),
+            )
+            for offset, length, number in ask["images"]
+        ],
         "sampling_params": given,
         "pooling_params": None,
         "eos_token_id": EOS,

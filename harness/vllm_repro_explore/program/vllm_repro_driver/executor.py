@@ -13,6 +13,8 @@ It knows of a request only what `SchedulerOutput` contains. The rules stand for 
 | `sample_tokens`: no token for a partial prefill | `_prepare_inputs` (`discard_request_mask`), `_bookkeeping_sync` |
 | `sample_tokens`: rows of the bitmask, one for each draft and one more | `structured_output/utils.py`, `apply_grammar_bitmask` |
 | `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy |
+| `_update`: an image without data is not encoded | `_process_encoder_cache_scheduler_output`, `_batch_mm_inputs_from_scheduler` |
+| `_inputs`: encoder outputs in place of placeholders | `_gather_mm_embeddings` |
 | `Answer`: none is there before it is asked for | `v1/executor/multiproc_executor.py`, `FutureWrapper` |
 """
 
@@ -22,7 +24,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from vllm.v1.executor.abstract import Executor
@@ -33,7 +35,18 @@ from .engine import layer_specs, memory_of, room_of
 from .mamba import States
 from .workers import Half, worker_half
 
-__all__ = ["Answer", "FakeExecutor", "key_of", "state_in"]
+__all__ = ["Answer", "FakeExecutor", "RunnerError", "key_of", "state_in"]
+
+
+class RunnerError(Exception):
+    """vLLM's model runner raises a RuntimeError with this message. place: where it does."""
+
+    place: ClassVar[dict[str, Any]] = {
+        "file": "vllm/v1/worker/gpu_model_runner.py",
+        "function": "_gather_mm_embeddings",
+        "source": 'raise RuntimeError(f"Encoder cache miss for {mm_hash}.")',
+        "frames": ["execute_model", "_preprocess", "_gather_mm_embeddings"],
+    }
 
 
 @dataclass
@@ -45,6 +58,7 @@ class _Known:
     blocks: list[list[int]]
     key: int
     eos: int
+    images: list[Any]
     drafts: list[int] = field(default_factory=list)
 
 
@@ -82,6 +96,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         # Of each request of the last step: the first position that it did not compute.
         self._reached: dict[str, int] = {}
         self._pending: Any = None
+        self._encoded: dict[str, list[int]] = {}
 
     @property
     def lost(self) -> dict[str, str]:
@@ -233,6 +248,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         asynchronous = self.scheduler_config.async_scheduling
         for name in output.finished_req_ids:
             self._known.pop(name, None)
+        for image in output.free_encoder_mm_hashes:
+            self._encoded.pop(image, None)
         computed: dict[str, int] = {}
         self._stepped: set[str] = set()
         for new in output.scheduled_new_reqs:
@@ -243,6 +260,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 [list(blocks) for blocks in new.block_ids],
                 key_of(salt, new.lora_request.lora_int_id if new.lora_request else 0),
                 eos,
+                list(new.mm_features or ()),
             )
             computed[new.req_id] = new.num_computed_tokens
             self.seen["hits"] += new.num_computed_tokens > 0
@@ -270,7 +288,23 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 known.drafts = []
                 if asynchronous and answered and name in old.all_token_ids:
                     known.tokens = list(old.all_token_ids[name])
+        for name, numbers in output.scheduled_encoder_inputs.items():
+            for image in (self._known[name].images[number] for number in numbers):
+                if image.data is not None:
+                    self._encoded[image.identifier] = reference.image(
+                        int(image.data["dummy"].data[0]), image.mm_position.length
+                    )
         return computed
+
+    def _look(self, known: _Known, start: int, tokens: list[int]) -> None:
+        """Put the encoder's outputs in place of placeholders."""
+        for image in known.images:
+            first = image.mm_position.offset
+            low, high = max(first, start), min(first + image.mm_position.length, start + len(tokens))
+            if low < high:
+                if (found := self._encoded.get(image.identifier)) is None:
+                    raise RunnerError(f"Encoder cache miss for {image.identifier}.")
+                tokens[low - start : high - start] = found[low - first : high - first]
 
     def _inputs(self, output: Any, computed: dict[str, int]) -> list[_Row]:
         batch = []
@@ -284,6 +318,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 seen = f"{count} scheduled from {start}, {len(drafts)} drafts, {len(known.tokens)} tokens known"
                 self.notes.append(("schedules-unknown-token", f"{name}: {seen}"))
                 tokens = (tokens + [0] * count)[:count]
+            self._look(known, start, tokens)
             tables = [np.asarray(blocks or [0], dtype=np.int64) for blocks in known.blocks]
             batch.append(_Row(name, known, start, tokens, drafts, reference.embed(tokens, start, known.key), tables))
         return batch

@@ -89,6 +89,11 @@ class RunnerExecutor(FakeExecutor):
             self._runner = cpu_worker.CPUModelRunner(config, torch.device("cpu"))
         self._runner.model = SimpleNamespace(compute_logits=self._logits, **_copy_functions())
         self._runner._model_forward = self._model_forward
+        if self.case["largest_image"]:
+            self._runner.supports_mm_inputs = True
+            self._runner.model.embed_multimodal = self._encode
+            self._runner.model.embed_input_ids = self._embed
+            self._runner.model.requires_raw_input_tokens = False
         self._runner.set_active_loras = lambda *_, **__: None
         if config.scheduler_config.async_scheduling and getattr(self._runner, "num_accepted_tokens_event", None):
             self._runner.num_accepted_tokens_event = _LateCopy(self._runner)
@@ -131,9 +136,26 @@ class RunnerExecutor(FakeExecutor):
     def take_draft_token_ids(self) -> Any:
         return self._runner.take_draft_token_ids()
 
-    def _model_forward(self, input_ids: Any, positions: Any, *_: Any, **__: Any) -> Any:
+    def _encode(self, dummy: Any) -> Any:
+        """Encode an image."""
+        return [self._embed(torch.tensor(reference.image(int(dummy[0]), len(dummy))))]
+
+    def _embed(self, ids: Any, multimodal_embeddings: Any = (), *, is_multimodal: Any = None) -> Any:
+        """Return embeddings that hold ids in three numbers, each of which a bfloat16 holds exactly."""
+        found = torch.zeros((len(ids), self._runner.inputs_embeds_size), dtype=torch.bfloat16)
+        for place in range(3):
+            found[:, place] = ids // 256**place % 256
+        if len(multimodal_embeddings):
+            found[is_multimodal] = torch.cat(list(multimodal_embeddings))
+        return found
+
+    def _model_forward(
+        self, input_ids: Any, positions: Any, _: Any = None, inputs_embeds: Any = None, **__: Any
+    ) -> Any:
         """Compute layer by layer over the runner's block tables."""
         runner, batch = self._runner, self._runner.input_batch
+        if inputs_embeds is not None:
+            input_ids = (inputs_embeds[:, :3].long() * torch.tensor([1, 256, 65536])).sum(1)
         tokens, where = input_ids.numpy(), positions.numpy()
         bounds = runner.query_start_loc.np
         self._rows = {}

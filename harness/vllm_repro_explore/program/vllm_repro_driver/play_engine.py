@@ -13,10 +13,10 @@ from vllm.v1.core.sched import interface
 
 from .engine import NoBoot, pools_of
 from .engine_core import Refused, boot, compiled, request_of, sampling
-from .executor import key_of
+from .executor import RunnerError, key_of
 from .invariants import Broken, at_rest, books
 from .play import Stuck, at_fault, ours
-from .reference import EOS, STOPS, TEXT, pick, states
+from .reference import EOS, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
 __all__ = ["play_engine"]
 
@@ -44,6 +44,8 @@ def play_engine(case: Mapping[str, Any]) -> dict[str, Any]:
     except Stuck as error:
         how, detail, states = error.args
         found["death"] = {"kind": how, "detail": detail, "states": states}
+    except RunnerError as error:
+        found["death"] = {"kind": "death", "exception": "RuntimeError", "message": str(error), **error.place}
     except Exception as error:  # it would have ended EngineCore, or is a fault of this program
         found["death"] = {"kind": "harness" if ours(error) else "death", **at_fault(error)}
     engine.structured_output_manager.clear_backend()
@@ -62,7 +64,10 @@ def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
     for one in ours, theirs:  # a runner does not say which blocks and states it reads
         names = (each["invariant"] for each in one["broken"])
         one["shown"] = [name.partition(" ")[0] for name in names if not name.startswith(("reads-", "writes-"))]
-    if not unlike and any(ours.get(name) != theirs.get(name) for name in ("answers", "shown", "death")):
+    for one in ours, theirs:
+        death = one.get("death", {})
+        one["dies"] = [death.get(name) for name in ("kind", "exception", "message", "function")]
+    if not unlike and any(ours.get(name) != theirs.get(name) for name in ("answers", "shown", "dies")):
         unlike = f"{ours}, the runner {theirs}"
     if unlike:
         ours["broken"].append({"invariant": "unlike-the-model-runner", "detail": unlike, "step": 0})
@@ -204,6 +209,8 @@ class _Player:
         except Refused:
             self.seen["refused requests"] += 1
             return
+        for offset, length, number in ask["images"]:
+            prompt[offset : offset + length] = image(number, length)
         self._sent[name] = _Sent(ask, prompt, given)
         self._engine.add_request(*request)
 
@@ -216,7 +223,8 @@ class _Player:
         given = sampling(self._engine, sent.ask)
         self.seen["fed"] += 1
         more = len(sent.parts) < len(sent.ask["segments"])
-        self._engine.add_request(*request_of(self._engine, name, tokens, given, sent.ask, more))
+        ask = {**sent.ask, "images": ()}
+        self._engine.add_request(*request_of(self._engine, name, tokens, given, ask, more))
 
     def _step(self) -> None:
         self.steps += 1
@@ -363,4 +371,7 @@ def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
     """Return the prompt; requests of a family share their first tokens."""
     family, own = random.Random(f"{seed}/family{ask['family']}"), random.Random(f"{seed}/request{ask['number']}")
     shared = min(ask["shared"], ask["prompt"])
-    return family.choices(TEXT, k=shared) + own.choices(TEXT, k=ask["prompt"] - shared)
+    found = family.choices(TEXT, k=shared) + own.choices(TEXT, k=ask["prompt"] - shared)
+    for offset, length, _ in ask["images"]:
+        found[offset : offset + length] = [PLACEHOLDER] * length
+    return found

@@ -35,6 +35,8 @@ TEXT = range(16, 4000)
 """Tokens of prompts and of answers without a grammar."""
 STOPS = range(16, 76)
 """Stop token ids of requests that have some."""
+PLACEHOLDER = 5
+"""Token of a prompt where an image is."""
 
 _TOKEN, _PLACE, _READ, _OWN = (
     np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7, 0xAEF17502108EF2D9)
@@ -69,6 +71,11 @@ def embed(tokens: Sequence[int], start: int, key: int) -> Numbers:
     """Return the states before the first layer. key: of the request's salt and LoRA."""
     found: Numbers = _embed(np.asarray(tokens, dtype=np.int64), start, key)
     return found
+
+
+def image(number: int, length: int) -> list[int]:
+    """Return what the encoder makes of an image: ids beyond those of tokens."""
+    return [(number + 1 << 16) + place for place in range(length)]
 
 
 @njit(cache=True)
