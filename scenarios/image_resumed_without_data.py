@@ -1,10 +1,10 @@
 """A preempted request whose image was in the prefix cache kills the engine when it comes back.
 
-The scheduler sends a request's images to the workers when it first schedules the request. Since 0.30.0 it leaves out the data of an image
-whose tokens are all in the prefix cache, since no worker encodes it. If the request is preempted and its blocks are evicted, the image has
-to be encoded after all. The first model runner keeps what it was sent first, skips an image without data, and finds no encoder output:
-RuntimeError. The second model runner gets the request anew and is not affected; vLLM uses the first on CPUs, without Triton, and with
-features that the second does not support.
+The scheduler sends a request's images to the workers when it first schedules the request. Since 0.29.0 (#52041) it leaves out the data of
+an image whose tokens are all in the prefix cache, as no worker encodes it. If the request is preempted and its blocks are evicted, the
+image has to be encoded after all. The first model runner keeps what it was sent first, skips an image without data, and finds no encoder
+output: RuntimeError. By reading, the second model runner is not affected: it gets the request anew. vLLM uses the first on CPUs, without
+Triton, and with features that the second does not support.
 
 Here an image takes one block of 32 tokens, and the encoder cache has room for one image. A request leaves red in the prefix cache; one
 with green drops red from the encoder cache and grows until it needs every block; another with red is admitted beside it and preempted.
@@ -39,7 +39,7 @@ CHAT = "/v1/chat/completions"
 
 scenario = Scenario(
     id="image-resumed-without-data",
-    issue="vllm-project/vllm#32469",
+    issue="vllm-project/vllm#54994",
     filed=False,
     title="A preempted request whose image was in the prefix cache kills the engine: Encoder cache miss",
     command="""
@@ -66,7 +66,7 @@ scenario = Scenario(
         why="an image takes 32 tokens, so one block; the weights do not matter",
     ),
     needs=Needs(),
-    status=Status(bad=">=0.32.0"),
+    status=Status(bad=">=0.29.0"),
     try_with="0.33.0",
     defect=source_line(
         "vllm/v1/core/sched/output.py",
@@ -114,4 +114,5 @@ scenario = Scenario(
             ),
         ),
     ],
+    related=["vllm-project/vllm#52041", "vllm-project/vllm#32469"],
 )
