@@ -163,7 +163,7 @@ def draw_engine(seed: int, mix: str) -> Case:
         grammar_looks=of.stream("grammar").choice((0, 1, 3)),
         load_failures=of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else "",
         largest_image=largest,
-        whole_images=bool(0 < largest <= chunk) and of.stream("whole images").random() < 0.3,
+        whole_images=0 < largest <= chunk and of.stream("whole images").random() < 0.3,
         ops=_operations(of, max(ask.after for ask in asks)),
     )
     least = least_blocks(setup) + draft

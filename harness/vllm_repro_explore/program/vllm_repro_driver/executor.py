@@ -296,7 +296,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                     )
         return computed
 
-    def _look(self, known: _Known, start: int, tokens: list[int]) -> None:
+    def _place_images(self, known: _Known, start: int, tokens: list[int]) -> None:
         """Put the encoder's outputs in place of placeholders."""
         for image in known.images:
             first = image.mm_position.offset
@@ -318,7 +318,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 seen = f"{count} scheduled from {start}, {len(drafts)} drafts, {len(known.tokens)} tokens known"
                 self.notes.append(("schedules-unknown-token", f"{name}: {seen}"))
                 tokens = (tokens + [0] * count)[:count]
-            self._look(known, start, tokens)
+            self._place_images(known, start, tokens)
             tables = [np.asarray(blocks or [0], dtype=np.int64) for blocks in known.blocks]
             batch.append(_Row(name, known, start, tokens, drafts, reference.embed(tokens, start, known.key), tables))
         return batch
