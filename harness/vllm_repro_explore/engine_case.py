@@ -5,7 +5,7 @@ Each feature has a random stream of its own, so a new one leaves the other draws
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
@@ -20,15 +20,20 @@ _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _MULTI, _NIXL = "MultiConnector", "NixlConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
+_CROWD = {**_COMMON, "asynchronous": 0.8, "abort": 0.2, "crowd": 1}
+_IMAGES = {"images": 1, "image cache": 0.6}
 _LONG = {"long": 1, "waves": 0.7}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
+    "urgent": {**_COMMON, "abort": 0.1, "priority": 1, "urgent": 1},
     "spec": {**_COMMON, "draft": 1, "eos": 0.3, "grammar": 0.3},
     "grammar": {**_COMMON, "grammar": 1, "faulty": 0.5, "draft": 0.3},
     "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
     "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
+    "off-crowd": {**_CROWD, _OFFLOADING: 1},
     "off-long": {**_COMMON, _OFFLOADING: 1, **_LONG},
     "sco": {**_COMMON, _SIMPLE: 1},
+    "sco-crowd": {**_CROWD, _SIMPLE: 1},
     "sco-long": {**_COMMON, _SIMPLE: 1, **_LONG},
     "stream": {**_COMMON, "stream": 1, "draft": 0.3, "turn-eos": 0.3},
     "mamba": {**_COMMON, "mamba": 1, "draft": 0.3, "eos": 0.3},
@@ -44,13 +49,18 @@ MIXES: dict[str, dict[str, float]] = {
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
     "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
     "pause-off": {**_COMMON, "pause": 1, _OFFLOADING: 1},
-    "images": {**_COMMON, "images": 1, "stream": 0.1, "eos": 0.2},
-    "images-off": {**_COMMON, "images": 1, _OFFLOADING: 1},
+    "sleep": {**_COMMON, "pause": 1, "sleep": 1, "eos": 0.3, "stream": 0.2, **_IMAGES, "images": 0.3},
+    "sleep-off": {**_COMMON, "pause": 1, "sleep": 1, _OFFLOADING: 1},
+    "images": {**_COMMON, **_IMAGES, "stream": 0.1, "eos": 0.2},
+    "images-off": {**_COMMON, **_IMAGES, _OFFLOADING: 1},
 }
 """For each mix, the probability with which a case has a feature.
 
 pressure: long answers in a pool for one of them, and slow stores. long: prompts of up to 64 blocks.
-waves: some requests come once the engine is idle.
+waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to sleep.
+image cache: images go through the cache of `--mm-processor-cache-gb`.
+crowd: most requests come in one step, to a pool for one of them; layers of two kinds.
+urgent: short requests come while the longest one, which matters least, is in its prefill.
 """
 
 _LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
@@ -73,6 +83,7 @@ class EngineRequest(Request):
     remote: a prefill whose blocks another server fetches. fetch: its prompt's blocks come from a prefill server. fails: they do not come.
     segments: for a streaming session, steps from its start to each further part; the last part ends it.
     images: (offset, tokens, number) of each image in the prompt; images of one number are the same.
+    refused: the API server processes its images, and then refuses it.
     """
 
     number: int = 0
@@ -89,16 +100,18 @@ class EngineRequest(Request):
     fails: bool = False
     segments: tuple[int, ...] = ()
     images: tuple[tuple[int, int, int], ...] = ()
+    refused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup(Setup):
     """Server flags.
 
-    ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches.
+    ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches; `-sleep-` also sleeps.
     grammar_looks: looks of the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for none.
     load_failures: `kv_load_failure_policy` of a server that fetches blocks.
     largest_image: the most tokens of an image; 0 for a model without. whole_images: `--disable-chunked-mm-input`.
+    image_cache: room in the cache of processed images, in image tokens; 0 for none.
     """
 
     mix: str
@@ -109,6 +122,7 @@ class EngineSetup(Setup):
     load_failures: str = ""
     largest_image: int = 0
     whole_images: bool = False
+    image_cache: int = 0
     ops: tuple[tuple[int, str], ...] = ()
 
 
@@ -164,13 +178,17 @@ def draw_engine(seed: int, mix: str) -> Case:
         load_failures=of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else "",
         largest_image=largest,
         whole_images=0 < largest <= chunk and of.stream("whole images").random() < 0.3,
+        image_cache=of.stream("image cache").choice((1, 4, 64)) * block if largest and of.has("image cache") else 0,
         ops=_operations(of, max(ask.after for ask in asks)),
     )
+    shape = next((name for name in _SHAPES if of.has(name)), "")
+    if shape:
+        setup, asks = _SHAPES[shape](of.stream(shape), setup, asks)
     least = least_blocks(setup) + draft
     pool = of.stream("pool")
     blocks = least + int(least * pool.choice((0.0, 0.05, 0.2, 0.5, 2.0)) * pool.random())
-    if of.has("pressure"):
-        setup, asks, blocks = *_under_pressure(of.stream("pressure"), setup, asks), least + pool.choice((0, 1, 3))
+    if shape:
+        blocks = least + pool.choice((0, 1, 3))
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
     waves = _waves(of, asks) if of.has("waves") else (asks,)
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
@@ -203,9 +221,10 @@ def longest_of(asks: Iterable[EngineRequest], block: int) -> int:
     return max(ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks)
 
 
-def _under_pressure(
-    rng: Random, setup: EngineSetup, asks: tuple[EngineRequest, ...]
-) -> tuple[EngineSetup, tuple[EngineRequest, ...]]:
+_Shaped = tuple[EngineSetup, tuple[EngineRequest, ...]]
+
+
+def _under_pressure(rng: Random, setup: EngineSetup, asks: tuple[EngineRequest, ...]) -> _Shaped:
     seqs, block = rng.choice((2, 3, 4)), setup.block
     longer = tuple(
         ask
@@ -217,10 +236,60 @@ def _under_pressure(
     return replace(setup, seqs=seqs, chunk=chunk, store_polls=rng.choice((1, 2, 5, 9))), longer
 
 
+def _crowded(rng: Random, setup: EngineSetup, asks: tuple[EngineRequest, ...]) -> _Shaped:
+    block = setup.block
+    crowd = tuple(
+        replace(
+            ask,
+            answer=rng.choice((1, block, 2 * block, rng.randint(1, 6 * block))),
+            after=0 if rng.random() < 0.8 else rng.randint(0, 20),
+        )
+        for ask in asks
+    )
+    return replace(
+        setup,
+        layers=rng.choice((("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))),
+        window=block * rng.choice((1, 2, 4)),
+        chunk=block * rng.choice((1, 2, 4, 8)),
+        seqs=8,
+        max_len=longest_of(crowd, block) + rng.choice((0, 1, 8)),
+        hybrid=True,
+        store_polls=rng.choice((1, 2, 5, 9)),
+    ), crowd
+
+
+def _urgent(rng: Random, setup: EngineSetup, asks: tuple[EngineRequest, ...]) -> _Shaped:
+    block = setup.block
+    long = max(asks, key=lambda ask: ask.prompt)
+    threshold = rng.choice((2, 3, 4)) * block
+    urgent = tuple(
+        replace(
+            ask,
+            prompt=prompt,
+            shared=min(ask.shared, prompt),
+            answer=rng.randint(1, block),
+            after=rng.randint(1, long.prompt // threshold + 1),
+        )
+        for ask in asks
+        if ask is not long
+        for prompt in (rng.randint(1, 2 * block),)
+    )
+    late = (replace(long, after=0, priority=4), *urgent[: rng.choice((2, 3, 4))])
+    longest = max(longest_of(late, block), threshold) + rng.choice((0, 1, 8))
+    return replace(setup, threshold=threshold, chunk=2 * threshold + 4, seqs=5, max_len=longest), late
+
+
+_SHAPES: dict[str, Callable[[Random, EngineSetup, tuple[EngineRequest, ...]], _Shaped]] = {
+    "crowd": _crowded,
+    "urgent": _urgent,
+    "pressure": _under_pressure,
+}
+
+
 def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
     """Return one to twelve requests. Each property of all of them is drawn from one stream."""
     lengths, shared, stream, remote, fetch = map(of.stream, ("lengths", "share", "stream", "remote", "fetch"))
-    count = lengths.choice((1, 2, 3, 4, 6, 8, 12))
+    count = lengths.choice((3, 4, 5, 6, 8) if of.has("crowd") else (1, 2, 3, 4, 6, 8, 12))
     spread = lengths.choice((0, 1, 3, 8, 20, 60))
     usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
     if of.has("long"):
@@ -255,7 +324,8 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[EngineRequest, ...]:
         if of.has("fetch") and fetch.random() < 0.8:
             ask = replace(ask, fetch=True, fails=fetch.random() < 0.3)
         if of.has("images"):
-            ask = replace(ask, images=_images(of, family, prompt, block))
+            refused = of.has("image cache") and of.stream(f"refused {number}").random() < 0.1
+            ask = replace(ask, images=_images(of, family, prompt, block), refused=refused)
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
         if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
             ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0
@@ -307,6 +377,6 @@ def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
         found += [(rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)]
     rng = of.stream("pause")
     for _ in range(rng.randint(1, 2) if of.has("pause") else 0):
-        clear = rng.choice(("", "-clear"))
-        found.append((rng.randint(0, last + 20), f"pause-{rng.choice(_PAUSES)}{clear}-{rng.choice((1, 3, 10, 40))}"))
+        then = rng.choice(("", "-sleep" if of.has("sleep") else "-clear"))
+        found.append((rng.randint(0, last + 20), f"pause-{rng.choice(_PAUSES)}{then}-{rng.choice((1, 3, 10, 40))}"))
     return tuple(sorted(found))

@@ -37,6 +37,7 @@ _PLAIN: tuple[tuple[str, object], ...] = (
     ("threshold", 0),
     ("grammar_looks", 0),
     ("whole_images", False),
+    ("image_cache", 0),
 )
 """Values that a live server in the lab has, and those of EngineCore's cases without a feature."""
 
@@ -55,6 +56,7 @@ _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
         ("fetch", False),
         ("segments", ()),
         ("images", ()),
+        ("refused", False),
         ("family", 0),
     ),
 )

@@ -190,6 +190,7 @@ def _unusual(setup: Setup) -> list[str]:
             f"long prefill threshold {setup.threshold}": bool(setup.threshold),
             f"images of up to {setup.largest_image} tokens": bool(setup.largest_image),
             "images in whole": setup.whole_images,
+            f"a cache for {setup.image_cache} of their tokens": bool(setup.image_cache),
             f"a grammar is compiled after {setup.grammar_looks} looks": bool(setup.grammar_looks),
             " and ".join(f"{what} at step {step}" for step, what in setup.ops): bool(setup.ops),
         }
@@ -211,6 +212,7 @@ def _ask(ask: Request) -> str:
         text += f", from a prefill server{', which fails' if ask.fails else ''}" if ask.fetch else ""
         images = (f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in ask.images)
         text += f", images: {', '.join(images)}" if ask.images else ""
+        text += ", refused after them" if ask.refused else ""
         text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""
     gone = f", gone {'within the step ' if isinstance(ask, EngineRequest) and ask.mid else ''}after {ask.abort}"
     return text + (gone if ask.abort >= 0 else "")

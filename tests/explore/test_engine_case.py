@@ -90,7 +90,16 @@ def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(seed: i
 def test_a_case_is_written_with_what_it_has_of_features() -> None:
     case = draw_engine(1, "plain")
     ask = replace(
-        asks_of(case)[0], grammar="json", priority=2, abort=3, mid=True, segments=(4, 9), fetch=True, fails=True
+        asks_of(case)[0],
+        grammar="json",
+        priority=2,
+        abort=3,
+        mid=True,
+        segments=(4, 9),
+        fetch=True,
+        fails=True,
+        images=((0, 4, 1),),
+        refused=True,
     )
     setup = replace(setup_of(case), ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute")
     text = "\n".join(case_lines(Case(setup, ((ask,),), 1)))
@@ -99,6 +108,7 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
     assert "a session with more after 4, 9 steps" in text
     assert "a failed load: recompute" in text
     assert "from a prefill server, which fails" in text
+    assert "images: 1 of 4 tokens at 0, refused after them" in text
     assert "gone within the step after 3" in text
 
 

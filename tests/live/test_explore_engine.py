@@ -103,6 +103,14 @@ PLANTED: dict[str, tuple[str, Patch]] = {
             now="                    self.failed_recving_kv_req_ids.add(req_id)\n",
         ),
     ),
+    "a sleep keeps the prefix cache": (
+        "sleep",
+        Patch(
+            "vllm/v1/engine/core.py",
+            was="        if not self.reset_prefix_cache(\n",
+            now="        if False and not self.reset_prefix_cache(\n",
+        ),
+    ),
     "a finished request keeps its blocks": (
         "plain",
         Patch(

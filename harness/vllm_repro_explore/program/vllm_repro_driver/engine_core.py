@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import vllm.plugins
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models import registry
+from vllm.multimodal import cache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest, core
@@ -45,7 +47,7 @@ _ARRIVALS = count()
 
 
 class Refused(Exception):
-    """vLLM's frontend, or the engine's input thread, answers the request with an error."""
+    """vLLM's frontend, or the engine's input thread, answers a request with an error. Arguments: error, whether it should not."""
 
 
 def _stub() -> None:
@@ -85,6 +87,8 @@ def boot(case: Mapping[str, Any]) -> Any:
         scheduler, room = engine.scheduler, max(case["chunk"], case["largest_image"])
         scheduler.max_num_encoder_input_tokens = room  # as of MultiModalBudget, which needs a model
         scheduler.encoder_cache_manager = type(scheduler.encoder_cache_manager)(cache_size=room)
+    if room := case["image_cache"]:
+        engine.image_cache, engine.mm_receiver_cache = _image_caches(room)
     manager = engine.structured_output_manager
     for name, looks in (("executor", case["grammar_looks"]), ("executor_for_fillmask", 0)):
         if hasattr(manager, name):
@@ -165,7 +169,7 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
         try:
             check(**{name: known[name] for name in inspect.signature(check).parameters})
         except Exception as error:  # whatever it raises is the answer of an HTTP request
-            raise Refused(str(error)) from error
+            raise Refused(str(error), False) from error
     return found
 
 
@@ -193,6 +197,15 @@ def _prefilled(engine: Any, prompt: int) -> dict[str, Any]:
     }
 
 
+def _image_caches(room: int) -> tuple[Any, Any]:
+    """Return both halves of the cache of processed images: the API server's and the engine's."""
+    sender = getattr(cache, "LruKeyReplicatedSenderCache", None) or cache.MultiModalProcessorSenderCache
+    receiver = getattr(cache, "LruKeyReplicatedReceiverCache", None) or cache.MultiModalReceiverCache
+    of_model = SimpleNamespace(mm_processor_cache_gb=room / 2**30)
+    config = SimpleNamespace(get_multimodal_config=lambda: of_model)
+    return sender(config), receiver(config)
+
+
 def _image(number: int, length: int) -> MultiModalKwargsItem:
     """Return an image of one color as a processor makes it: `length` bytes."""
     found = MultiModalKwargsItem.dummy(length)
@@ -203,20 +216,12 @@ def _image(number: int, length: int) -> MultiModalKwargsItem:
 def request_of(
     engine: Any, name: str, prompt: list[int], given: SamplingParams, ask: Mapping[str, Any], resumable: bool = False
 ) -> tuple[Any, int]:
-    """Return the request as EngineCore's input thread hands it to the engine."""
+    """Return the request as EngineCore's input thread hands it to the engine. Raise `Refused` if it answers with an error."""
     lora = ask["lora"]
     values = {
         "request_id": name,
         "prompt_token_ids": list(prompt),  # vLLM extends it in a session
-        "mm_features": [
-            MultiModalFeatureSpec(
-                data=_image(number, length),
-                modality="image",
-                identifier=f"image {number}",
-                mm_position=PlaceholderRange(offset=offset, length=length),
-            )
-            for offset, length, number in ask["images"]
-        ],
+        "mm_features": _features(engine, ask["images"]),
         "sampling_params": given,
         "pooling_params": None,
         "eos_token_id": EOS,
@@ -227,14 +232,39 @@ def request_of(
         "priority": ask["priority"],
         "resumable": resumable,
     }
+    if ask["refused"]:  # as `InputProcessor` does with a prompt that is too long once its images are in
+        raise Refused("the API server refuses it", False)
     request = EngineCoreRequest(**{key: value for key, value in values.items() if key in _FIELDS})
     try:
         found: tuple[Any, int] = engine.preprocess_add_request(request)
     except Exception as error:
-        # Newer releases answer this one class; in older ones the input thread ends.
-        if hasattr(core, "VLLMValidationError") and isinstance(error, core.VLLMValidationError):
-            raise Refused(str(error)) from error
-        raise
+        if missed := getattr(error, "mm_hashes", ()):  # MultiModalCacheMissError
+            for missing in missed:
+                engine.image_cache.invalidate(missing)
+            return request_of(engine, name, prompt, given, ask, resumable)  # the client sends it again
+        raise Refused(str(error), not ask["grammar"]) from error
+    return found
+
+
+def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
+    """Return the images of a request as the API server sends them: without data if the engine should have it."""
+    found = [
+        MultiModalFeatureSpec(
+            data=_image(number, length),
+            modality="image",
+            identifier=f"image {number}",
+            mm_position=PlaceholderRange(offset=offset, length=length),
+        )
+        for offset, length, number in images
+    ]
+    if sender := getattr(engine, "image_cache", None):
+        for one in found:
+            sender.touch_sender_cache_item(one.identifier)
+        try:
+            for one in found:
+                one.data, _ = sender.get_and_update_item((one.data, ()), one.identifier)
+        except ValueError as error:  # releases before 0.29.0 refuse what is larger than the cache
+            raise Refused(str(error), False) from error
     return found
 
 

@@ -78,7 +78,7 @@ class _Row:
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
     """vLLM's executor interface. notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent.
 
-    remote: prompts that another server has computed: tokens, key, and whether their transfer fails.
+    remote: prompts that another server has computed: tokens, key, and whether their transfer fails. asleep: why it may compute asleep.
     """
 
     case: Mapping[str, Any]
@@ -89,6 +89,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.notes: list[tuple[str, str]] = []
         self.traits: dict[str, tuple[int, int]] = {}
         self.remote: dict[str, tuple[list[int], int, bool]] = {}
+        self.asleep = ""
         self.seen: Counter[str] = Counter()
         self.half: Half | None = None
         self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
@@ -97,6 +98,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._reached: dict[str, int] = {}
         self._pending: Any = None
         self._encoded: dict[str, list[int]] = {}
+        self._random = np.random.default_rng(self.case["seed"])
 
     @property
     def lost(self) -> dict[str, str]:
@@ -118,6 +120,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def collective_rpc(self, method: Any, *_: Any, non_block: bool = False, **__: Any) -> Any:
         """Answer what EngineCore asks of its one worker."""
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
+        if name == "sleep":
+            for memory in self._kv:
+                memory[:] = self._noise(memory.shape)
         answer = [False if name == "supports_draft_weight_updates" else None]
         return Answer(answer) if non_block else answer
 
@@ -126,7 +131,6 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def compile_or_warm_up_model(self) -> None: ...
     def set_kv_cache_layout(self, *_: Any, **__: Any) -> None: ...
     def reset_mm_cache(self) -> None: ...
-    def reset_encoder_cache(self) -> None: ...
     def execute_dummy_batch(self) -> None: ...
     def add_lora(self, *_: Any) -> bool:
         return True
@@ -161,14 +165,19 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         groups = {name: number for number, group in enumerate(config.kv_cache_groups) for name in group.layer_names}
         self._sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
         self._layers = [(groups[name], memory[name]) for name in layer_specs(self.case, self.vllm_config)]
-        noise = np.random.default_rng(self.case["seed"])
-        shape = config.num_blocks, self.case["block"]
-        self._kv = [noise.integers(0, 2**63, size=shape, dtype=np.uint64) for _ in places]
+        self._kv = [self._noise((config.num_blocks, self.case["block"])) for _ in places]
         self.windows = [self.case["window"] if kind == "sliding" else 0 for kind in self.case["layers"]]
         self._states = States(self.vllm_config, self.case["draft"], self._copy_states)
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)
+
+    def _noise(self, shape: tuple[int, ...]) -> Any:
+        """Return what lies in memory that nobody wrote to."""
+        return self._random.integers(0, 2**63, size=shape, dtype=np.uint64)
+
+    def reset_encoder_cache(self) -> None:
+        self._encoded.clear()
 
     def get_simple_cpu_offload_num_blocks(self) -> int:
         """Return the blocks of all layers that the connector has room for, as `SimpleCPUOffloadWorker` counts them (from 0.33.0)."""
@@ -206,7 +215,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.seen["fetched"] += 1
         return True
 
+    def check_awake(self, output: Any) -> None:
+        if self.is_sleeping and output.total_num_scheduled_tokens:
+            self.notes.append((f"computes-asleep ({self.asleep})", "a step has tokens, and the KV cache no memory"))
+
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
+        self.check_awake(output)
         half = self.half
         if half is not None:
             half.before(output)

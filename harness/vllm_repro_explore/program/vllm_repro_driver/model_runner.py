@@ -114,7 +114,11 @@ class RunnerExecutor(FakeExecutor):
             layers[name].kv_cache = [torch.from_numpy(self._kv[place].view(np.int64))]
         kv_transfer_state._KV_CONNECTOR_AGENT = self.half.connector if self.half is not None else None
 
+    def reset_encoder_cache(self) -> None:
+        self._runner.reset_encoder_cache()
+
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
+        self.check_awake(output)
         for new in output.scheduled_new_reqs:
             self._read[new.req_id] = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
         self._read.update({name: list(all_) for name, all_ in output.scheduled_cached_reqs.all_token_ids.items()})

@@ -6,7 +6,7 @@ import linecache
 import random
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vllm.v1.request import RequestStatus
 from .engine import Engine, NoBoot
 from .invariants import Broken, at_rest, books, listed_twice
 
-__all__ = ["Stuck", "at_fault", "ours", "play"]
+__all__ = ["Player", "Stuck", "at_fault", "ours", "play"]
 
 _PATIENCE = 400
 """Steps without progress before a request counts as stuck. A transfer takes at most a few tens."""
@@ -61,19 +61,42 @@ class Stuck(Exception):
     """Requests make no progress. Arguments: kind, detail, request states."""
 
 
-class _Player:
-    def __init__(self, engine: Engine, case: Mapping[str, Any]) -> None:
+class Player:
+    """What the players of a scheduler and of EngineCore share. moved: the last step with progress. broken: see `play`."""
+
+    def __init__(self, engine: Any, case: Mapping[str, Any]) -> None:
         self._engine, self._case = engine, case
         self._scheduler = engine.scheduler
+        self._moved = self.steps = self.wave = 0
+        self._known: set[str] = set()
+        self.broken: list[dict[str, Any]] = []
+
+    def _note(self, found: Iterable[Broken]) -> None:
+        """Record the first violation of each invariant."""
+        for invariant, detail in found:
+            if invariant not in self._known:
+                self._known.add(invariant)
+                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps, "wave": self.wave})
+
+    def _check_progress(self) -> None:
+        """Raise `Stuck` if nothing has moved for too long."""
+        if self.steps - self._moved <= _PATIENCE:
+            return
+        requests = list(self._scheduler.requests.values())
+        if not requests:
+            raise Stuck("restless", f"no request is left after {self.steps} steps", "")
+        each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
+        raise Stuck("stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests})))
+
+
+class _Player(Player):
+    def __init__(self, engine: Engine, case: Mapping[str, Any]) -> None:
+        super().__init__(engine, case)
         self._rng = random.Random(case["seed"])
         self._common = self._tokens(max((ask["shared"] for wave in case["waves"] for ask in wave), default=0))
         self._queue: deque[tuple[Any, Any]] = deque()
-        self.steps = self.wave = 0
-        self.broken: list[dict[str, Any]] = []
         self.twice: list[int] = []
-        self._known: set[str] = set()
         self._reached: dict[str, int] = {}
-        self._moved = 0
         self.seen = {"preempted": 0, "hits": 0, "stores": 0, "loads": 0}
 
     def _tokens(self, count: int) -> list[int]:
@@ -112,20 +135,7 @@ class _Player:
                 self._scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
                 self._check()
             self._step()
-            if self.steps - self._moved > _PATIENCE:
-                self._give_up()
-
-    def _give_up(self) -> None:
-        requests = list(self._scheduler.requests.values())
-        if not requests:
-            raise Stuck(
-                "restless",
-                f"no request is left, and the engine goes on: {self.seen['stores']} stores in {self.steps} steps",
-                "",
-            )
-        states = ", ".join(sorted({one.status.name for one in requests}))
-        each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
-        raise Stuck("stuck", "; ".join(each), states)
+            self._check_progress()
 
     def _step(self) -> None:
         self.steps += 1
@@ -205,15 +215,6 @@ class _Player:
 
     def _check(self) -> None:
         self._note(books(self._engine.pools, self._engine.managers))
-
-    def _note(self, found: Any) -> None:
-        """Record the first violation of each invariant."""
-        one: Broken
-        for one in found:
-            invariant, detail = one
-            if invariant not in self._known:
-                self._known.add(invariant)
-                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps, "wave": self.wave})
 
 
 def ours(error: Exception) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -15,14 +15,13 @@ from .engine import NoBoot, pools_of
 from .engine_core import Refused, boot, compiled, request_of, sampling
 from .executor import RunnerError, key_of
 from .invariants import Broken, at_rest, books
-from .play import Stuck, at_fault, ours
+from .play import Player, Stuck, at_fault, ours
 from .reference import EOS, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
 __all__ = ["play_engine"]
 
 PauseState: Any = getattr(interface, "PauseState", None)
 
-_PATIENCE = 400
 _DRAIN = 80
 
 
@@ -91,18 +90,14 @@ class _Sent:
     turns: int = 0
 
 
-class _Player:
+class _Player(Player):
     def __init__(self, engine: Any, case: Mapping[str, Any]) -> None:
-        self._engine, self._case = engine, case
-        self._scheduler, self.executor = engine.scheduler, engine.model_executor
+        super().__init__(engine, case)
+        self.executor = engine.model_executor
         self._managers = tuple(self._scheduler.kv_cache_manager.coordinator.single_type_managers)
         self._sent: dict[str, _Sent] = {}
-        self._known: set[str] = set()
-        self._moved = 0
         self._farthest: dict[str, int] = {}
-        self._clear: list[bool] = []  # for each pause that waits for an idle engine, whether it then clears the caches
-        self.steps = 0
-        self.broken: list[dict[str, Any]] = []
+        self._then: list[str] = []  # for each pause that waits for an idle engine: "", "clear" or "sleep"
         self.seen: Counter[str] = Counter()
 
     @property
@@ -139,8 +134,7 @@ class _Player:
             else:
                 self._idle()
                 clock = max(clock, events[0][0]) if events else clock
-            if self.steps - self._moved > _PATIENCE:
-                self._give_up()
+            self._check_progress()
 
     def _busy(self) -> bool:
         return bool(self._scheduler.has_requests() or self._engine.batch_queue)
@@ -166,38 +160,49 @@ class _Player:
                 running = [True] if what == "reset-running" else []
                 self._answered(lambda: self._engine.reset_prefix_cache(*running))
             case "resume":
+                if self.executor.is_sleeping:
+                    self.executor.asleep = "resumed while it sleeps"
                 self._scheduler.set_pause_state(PauseState.UNPAUSED)
+            case "wake":
+                if "sleep" in self._then:
+                    self.executor.asleep = "woken before it sleeps"
+                self._engine.wake_up()
             case _ if what.startswith("pause-"):
                 self._pause(*what.split("-")[1:-1])
 
-    def _answered(self, call: Callable[[], Any]) -> None:
-        """Make a utility call; EngineCore answers it with its exception."""
+    def _answered(self, call: Callable[[], Any]) -> bool:
+        """Make a utility call, and return False if EngineCore answers it with an exception."""
         try:
             call()
         except Exception as error:
             if ours(error):
                 raise
             self.seen["refused resets"] += 1
+            return False
+        return True
 
-    def _pause(self, mode: str, clear: str = "") -> None:
-        """Do what `EngineCoreProc.pause_scheduler` does: the caches are cleared once the engine is idle."""
+    def _pause(self, mode: str, then: str = "") -> None:
+        """Do what `EngineCoreProc.pause_scheduler` and `EngineCore.sleep` do. then: what follows once the engine is idle."""
         self.seen["pauses"] += 1
+        if then and (sender := getattr(self._engine, "image_cache", None)):
+            sender.clear_cache()
         if mode == "abort":
             going = [name for name in self._scheduler.requests if not self._sent[name].end]
             for name in going:
                 self._sent[name].aborted = True
             self._engine.abort_requests(going)
         self._scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
-        self._clear += [bool(clear)]
+        self._then += [then]
         if not self._busy():
             self._idle()
 
     def _idle(self) -> None:
         """Do what an idle EngineCoreProc does: end the pauses that wait for it."""
-        ended, self._clear = self._clear, []
-        if any(ended):
-            clear = getattr(self._engine, "_reset_caches", None) or (lambda: self._engine.reset_prefix_cache(True))
-            self._answered(clear)
+        ended, self._then = self._then, []
+        clear = getattr(self._engine, "_reset_caches", None) or (lambda: self._engine.reset_prefix_cache(True))
+        if any(ended) and self._answered(clear) and "sleep" in ended:
+            self.seen["sleeps"] += 1
+            self.executor.sleep()
 
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
         prompt = _prompt(self._case["seed"], ask)
@@ -206,8 +211,11 @@ class _Player:
         try:
             given = sampling(self._engine, ask)
             request = request_of(self._engine, name, prompt, given, ask, bool(ask["segments"]))
-        except Refused:
+        except Refused as error:
             self.seen["refused requests"] += 1
+            what, unexpected = error.args
+            if unexpected:
+                self._note([("unexpected-error", f"{name} is refused: {what}")])
             return
         for offset, length, number in ask["images"]:
             prompt[offset : offset + length] = image(number, length)
@@ -334,27 +342,13 @@ class _Player:
         if self._scheduler.requests:
             self._note([("request-leak", f"known at rest: {', '.join(list(self._scheduler.requests)[:4])}")])
 
-    def _give_up(self) -> None:
-        requests = list(self._scheduler.requests.values())
-        if not requests:
-            raise Stuck("restless", f"no request is left after {self.steps} steps", "")
-        each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
-        raise Stuck("stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests})))
-
-    def _note(self, found: Iterable[Broken]) -> None:
-        """Record the first violation of each invariant."""
-        for invariant, detail in found:
-            if invariant not in self._known:
-                self._known.add(invariant)
-                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps})
-
 
 def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
     """Yield an operation, and for a pause also its end."""
     if what.startswith("pause-"):
         if PauseState is None:  # older releases have no pause
             return
-        yield at + int(what.rsplit("-", 1)[1]), 4, "resume", None
+        yield at + int(what.rsplit("-", 1)[1]), 4, "wake" if "-sleep" in what else "resume", None
     yield at, 3, what, None
 
 
