@@ -17,7 +17,7 @@ from pathlib import Path
 from vllm_repro.releases.provision import provision
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.engine_case import draw_engine
-from vllm_repro_explore.finding import Finding, FindingKind
+from vllm_repro_explore.finding import ENDLESS, Finding, FindingKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,9 @@ BUGS = (
     Bug(name="reset of running requests (not reported)", release="0.32.0", mix="ops-off", shows=_death(".is_store")),
     Bug(name="#49118", release="0.26.0", mix="off", shows=_death("len(offload_block_ids)")),
     Bug(name="#43884", release="0.23.0", mix="off", shows=_death("num_locally_computed_tokens")),
-    Bug(name="#46014", release="0.23.0", mix="off", shows=_death("not req_status.transfer_jobs")),
-    Bug(name="#42761", release="0.21.0", mix="off", shows=_death("_block_id_to_pending_jobs")),
+    Bug(name="#46014", release="0.23.0", mix="off-crowd", shows=_death("not req_status.transfer_jobs")),
+    Bug(name="#42761", release="0.21.0", mix="off-crowd", shows=_death("_block_id_to_pending_jobs")),
+    Bug(name="#43941", release="0.23.0", mix="images", shows=lambda finding: finding.site == ENDLESS),
     Bug(name="#35755", release="0.29.0", mix="stream", shows=_death("num_output_placeholders >= 0")),
     Bug(name="#53706", release="0.28.0", mix="mamba-nixl", shows=_death("num_new_tokens > 0")),
     Bug(name="PR #49439", release="0.32.0", mix="stream", shows=lambda finding: finding.kind is FindingKind.STUCK),
@@ -53,7 +54,7 @@ BUGS = (
     Bug(name="nixl-failed-fetch-waits", release="0.33.0", mix="fetch", shows=_stuck("WAITING, WAITING_FOR_REMOTE_KVS")),
     Bug(name="nixl-failed-fetch-reserves", release="0.33.0", mix="fetch-off", shows=_stuck("WAITING")),
     Bug(name="image-resumed-without-data", release="0.33.0", mix="images", shows=_death("Encoder cache miss")),
-    Bug(name="PR #43569", release="0.32.0", mix="plain", shows=lambda finding: finding.site == "wrong-token"),
+    Bug(name="PR #43569", release="0.32.0", mix="urgent", shows=lambda finding: finding.site == "wrong-token"),
     Bug(name="#42085", release="0.20.2", mix="sco-long", shows=_death("popleft_n (vllm/v1/core/kv_cache_utils.py)")),
 )
 
@@ -62,7 +63,7 @@ def row(bug: Bug, starts: int, most: int) -> str:
     cases, seconds = [], []
     with (
         tempfile.TemporaryDirectory() as folder,
-        Driver(provision(bug.release), driver_model(), Path(folder) / "driver.log") as driver,
+        Driver(provision(bug.release), driver_model(), Path(folder) / "driver.log", case_s=20) as driver,
     ):
         driver.play(draw_engine(1, bug.mix))  # boots the process
         for start in range(starts):
@@ -84,7 +85,7 @@ def row(bug: Bug, starts: int, most: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=10, metavar="N")
-    parser.add_argument("--most", type=int, default=1000, metavar="N", help="cases of a start")
+    parser.add_argument("--most", type=int, default=10_000, metavar="N", help="cases of a start")
     parser.add_argument("--only", metavar="BUG", help="the bug whose name begins like this")
     given = parser.parse_args()
     print("| bug | vLLM | mix | found from | cases to the first: median (range) | seconds |")

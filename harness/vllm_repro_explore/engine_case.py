@@ -44,6 +44,8 @@ MIXES: dict[str, dict[str, float]] = {
     "nixl": {**_COMMON, "abort": 0.6, _NIXL: 1, "draft": 0.2},
     "fetch": {**_COMMON, "abort": 0.6, "fetch": 1, "draft": 0.2},
     "fetch-off": {**_COMMON, "abort": 0.6, "fetch": 1, _MULTI: 1},
+    "mooncake": {**_COMMON, "abort": 0.6, "mooncake": 1, _NIXL: 1},
+    "mooncake-fetch": {**_COMMON, "abort": 0.6, "mooncake": 1, "fetch": 1},
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
@@ -59,6 +61,7 @@ MIXES: dict[str, dict[str, float]] = {
 pressure: long answers in a pool for one of them, and slow stores. long: prompts of up to 64 blocks.
 waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to sleep.
 image cache: images go through the cache of `--mm-processor-cache-gb`.
+mooncake: MooncakeConnector instead of NixlConnector.
 crowd: most requests come in one step, to a pool for one of them; layers of two kinds.
 urgent: short requests come while the longest one, which matters least, is in its prefill.
 """
@@ -163,9 +166,7 @@ def draw_engine(seed: int, mix: str) -> Case:
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
         hybrid=server.random() < 0.9 or of.has("mamba"),
-        connector=next(
-            (name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), _NIXL if of.has("fetch") else ""
-        ),
+        connector=_connector(of),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
         load_polls=transfer.choice((0, 0, 1, 4)),
@@ -192,6 +193,13 @@ def draw_engine(seed: int, mix: str) -> Case:
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
     waves = _waves(of, asks) if of.has("waves") else (asks,)
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
+
+
+def _connector(of: _Seed) -> str:
+    found = next((name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), "")
+    if not found and of.has("fetch"):
+        found = _NIXL
+    return "MooncakeConnector" if found == _NIXL and of.has("mooncake") else found
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:

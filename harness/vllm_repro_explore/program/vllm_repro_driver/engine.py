@@ -145,7 +145,7 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
         failures = {"kv_load_failure_policy": case["load_failures"]} if case.get("load_failures") else {}
         given["kv_transfer_config"] = KVTransferConfig(
             kv_connector=case["connector"],
-            kv_role="kv_producer" if "Nixl" in case["connector"] and not failures else "kv_both",
+            kv_role="kv_producer" if case["connector"].startswith(("Nixl", "Mooncake")) and not failures else "kv_both",
             kv_connector_extra_config=_extra(case),
             **failures,
         )

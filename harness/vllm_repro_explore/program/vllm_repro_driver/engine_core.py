@@ -152,9 +152,10 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
     if ask["stops"]:
         given["stop_token_ids"] = list(STOPS)
     if ask["remote"]:
-        given["extra_args"] = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
+        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": f"transfer {ask['number']}"}
+        given["extra_args"] = {"kv_transfer_params": params}
     if ask["fetch"]:
-        given["extra_args"] = {"kv_transfer_params": _prefilled(engine, ask["prompt"])}
+        given["extra_args"] = {"kv_transfer_params": _prefilled(engine, ask)}
     found = SamplingParams(
         max_tokens=ask["answer"], temperature=0.0, ignore_eos=not (ask["eos"] or ask["grammar"]), **given
     )
@@ -173,9 +174,9 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
     return found
 
 
-def _prefilled(engine: Any, prompt: int) -> dict[str, Any]:
+def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a prefill server with the same flags answers. A block's id is its place in the prompt from 1 on; 0 is the null block."""
-    places = []
+    places, prompt = [], ask["prompt"]
     for manager in engine.scheduler.kv_cache_manager.coordinator.single_type_managers:
         first = min(manager.get_num_skipped_tokens(prompt), prompt) // manager.block_size
         last = -(-prompt // manager.block_size)
@@ -184,6 +185,7 @@ def _prefilled(engine: Any, prompt: int) -> dict[str, Any]:
     half = getattr(connector, "_connectors", [connector])[0].connector_scheduler
     clip = getattr(half, "get_exchange_clipped_blocks", None) or half.get_sw_clipped_blocks
     blocks = clip(tuple(places))
+    engine.model_executor.places[f"r{ask['number']}"] = blocks
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -192,6 +194,8 @@ def _prefilled(engine: Any, prompt: int) -> dict[str, Any]:
         "remote_request_id": "prefill",
         "remote_host": "localhost",
         "remote_port": 1,
+        "remote_bootstrap_addr": "http://localhost:1",
+        "transfer_id": f"transfer {ask['number']}",
         "tp_size": 1,
         "remote_num_tokens": prompt,
     }

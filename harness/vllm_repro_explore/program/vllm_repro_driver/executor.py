@@ -78,7 +78,8 @@ class _Row:
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
     """vLLM's executor interface. notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent.
 
-    remote: prompts that another server has computed: tokens, key, and whether their transfer fails. asleep: why it may compute asleep.
+    remote: prompts that another server has computed: tokens, key, and whether their transfer fails. places: for each
+    of them the places of the blocks that come. asleep: why the engine may compute while it sleeps.
     """
 
     case: Mapping[str, Any]
@@ -89,6 +90,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.notes: list[tuple[str, str]] = []
         self.traits: dict[str, tuple[int, int]] = {}
         self.remote: dict[str, tuple[list[int], int, bool]] = {}
+        self.places: dict[str, list[list[int]]] = {}
         self.asleep = ""
         self.seen: Counter[str] = Counter()
         self.half: Half | None = None

@@ -6,7 +6,9 @@ early is noticed.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,9 +184,36 @@ class _Fetches(Copier, nixl.Worker):
         return set(self._held)
 
 
+class _Pulls(_Fetches):
+    """Mooncake's worker half: it does not know the blocks of the other server, which matches the last ones."""
+
+    def start_load_kv(self, metadata: Any) -> None:
+        self._held |= {name for name, (_, blocks) in metadata.reqs_to_send.items() if any(blocks)}
+        for pulls in metadata.reqs_to_recv.values():
+            for name, meta in pulls.items():
+                if any(meta.local_block_ids):
+                    meta.remote = SimpleNamespace(request_id=meta.transfer_id, block_ids=self._memory.places[name])
+                    self._fetching[name] = meta
+
+    def fetch(self, name: str, meta: Any) -> bool | None:
+        came = super().fetch(name, meta)
+        # Up to 0.29.0 `receive_kv` logs a pull that failed, and tells nobody.
+        return None if came is False and not _mooncake_reports() else came
+
+
+@cache
+def _mooncake_reports() -> bool:
+    """Take the place of Mooncake's worker half; return whether the release's own reports a pull that failed."""
+    module: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector")
+    reports = hasattr(module.MooncakeConnectorWorker, "_handle_failed_recv")
+    module.MooncakeConnectorWorker = lambda *_: None  # `_install` gives the connector another
+    return reports
+
+
 def worker_half(config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Half:
     """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
     nixl.install()
+    _mooncake_reports()
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
     return Half(connector, [_install(one, config, groups, shadow, store_polls, load_polls) for one in parts])
@@ -209,4 +238,7 @@ def _install(connector: Any, config: Any, groups: Any, shadow: Content, store_po
     if name.startswith("Nixl"):
         connector.connector_worker = fetches = _Fetches(config, groups, shadow, load_polls)
         return fetches
+    if name.startswith("Mooncake"):
+        connector.connector_worker = pulls = _Pulls(config, groups, shadow, load_polls)
+        return pulls
     raise NotImplementedError(f"no simulated copier for {name}")
