@@ -1,0 +1,126 @@
+"""An image whose request was refused stays in the order of the image cache, and the engine hangs once that cache evicts.
+
+The API server and the engine each keep a cache of processed images. The API server fills its own before it checks the prompt's length. If
+it then refuses the prompt, it believes that the engine has the image: the next request with that image comes without data, and fails. The
+engine's cache has by then noted the image as used, without content. When the cache is full, `popitem` picks that note as the oldest entry,
+removes nothing, and is called again for ever. The thread that reads requests never returns: no later request is answered, `/health` is 200.
+
+Up to 0.23.0 `LRUCache.touch` notes an unknown image; from 0.24.0 (#43595) it does not. From 0.28.0 the second request may be sent again.
+An image takes 32 tokens here, the cache has room for three of them in bfloat16 and for one in float32.
+"""
+
+from vllm_repro.vocabulary import (
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    answered,
+    arm,
+    hangs,
+    lives,
+    patched,
+    request,
+    source_line,
+    with_flags,
+)
+
+RED = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
+)
+GREEN = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNg+M8AAAICAQBF9FLUAAAAAElFTkSuQmCC"
+)
+BLUE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNgYPgPAAEDAQA2dBFAAAAAAElFTkSuQmCC"
+)
+WHITE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4//8/AAX+Av4zEpUUAAAAAElFTkSuQmCC"
+)
+BLACK = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNgYGAAAAAEAAHI6uv5AAAAAElFTkSuQmCC"
+)
+RED_IMAGE = {"type": "image_url", "image_url": {"url": RED}}
+GREEN_IMAGE = {"type": "image_url", "image_url": {"url": GREEN}}
+BLUE_IMAGE = {"type": "image_url", "image_url": {"url": BLUE}}
+WHITE_IMAGE = {"type": "image_url", "image_url": {"url": WHITE}}
+BLACK_IMAGE = {"type": "image_url", "image_url": {"url": BLACK}}
+CHAT = "/v1/chat/completions"
+LONG = {"type": "text", "text": "one two three four five six seven eight nine ten eleven twelve"}
+
+scenario = Scenario(
+    id="image-cache-never-evicts",
+    issue="vllm-project/vllm#43941",
+    title="Infinite loop in EngineCore during multimodal cache eviction after a refused request's image is sent again",
+    command="""
+        vllm serve Salesforce/blip2-opt-2.7b
+        --enforce-eager
+        --max-model-len 64
+        --mm-processor-cache-gb 0.001
+    """,
+    model=Model(
+        "Salesforce/blip2-opt-2.7b",
+        architecture="Blip2ForConditionalGeneration",
+        heads=32,
+        kv_heads=32,
+        head_dim=80,
+        layers=32,
+        vocab_size=50304,
+        max_position=2048,
+        tiny_will_do=True,
+        why="the weights do not matter",
+    ),
+    needs=Needs(),
+    status=Status(bad="<0.24.0", good=">=0.24.0"),
+    try_with="0.23.0",
+    defect=source_line("vllm/utils/cache.py", "LRUCache.touch", "self._LRUCache__order[key] = None"),
+    workload=[
+        request(
+            name="too long",
+            path=CHAT,
+            body={"messages": [{"role": "user", "content": [RED_IMAGE, LONG]}], "max_tokens": 1},
+            may_fail=[400],
+        ),
+        request(
+            name="same image",
+            path=CHAT,
+            body={"messages": [{"role": "user", "content": [RED_IMAGE]}], "max_tokens": 1},
+            may_fail=[500, 503],
+        ),
+        request(
+            name="green",
+            path=CHAT,
+            body={"messages": [{"role": "user", "content": [GREEN_IMAGE]}], "max_tokens": 1},
+        ),
+        request(
+            name="blue",
+            path=CHAT,
+            body={"messages": [{"role": "user", "content": [BLUE_IMAGE]}], "max_tokens": 1},
+        ),
+        request(
+            name="white",
+            path=CHAT,
+            body={"messages": [{"role": "user", "content": [WHITE_IMAGE]}], "max_tokens": 1},
+        ),
+        request(
+            name="black",
+            path=CHAT,
+            body={"messages": [{"role": "user", "content": [BLACK_IMAGE]}], "max_tokens": 1},
+        ),
+    ],
+    trigger=answered("too long", 400),
+    arms=[
+        arm("reported", hangs),
+        arm("no-cache", lives, with_flags("--mm-processor-cache-gb 0"), why="nothing is evicted"),
+        arm(
+            "patched",
+            lives,
+            patched(
+                "vllm/utils/cache.py",
+                was="            self._LRUCache__order[key] = None  # type: ignore\n",
+                now="            pass\n",
+                why="an image that is not there is not noted",
+            ),
+        ),
+    ],
+    related=["vllm-project/vllm#43595", "vllm-project/vllm#44533", "vllm-project/vllm#47958"],
+)
