@@ -43,7 +43,7 @@ BUGS = (
     Bug(name="reset of running requests (not reported)", release="0.32.0", mix="ops-off", shows=_death(".is_store")),
     Bug(name="#49118", release="0.26.0", mix="off", shows=_death("len(offload_block_ids)")),
     Bug(name="#43884", release="0.23.0", mix="off", shows=_death("num_locally_computed_tokens")),
-    Bug(name="#46014", release="0.23.0", mix="off-crowd", shows=_death("not req_status.transfer_jobs")),
+    Bug(name="#46014", release="0.23.0", mix="off", shows=_death("not req_status.transfer_jobs")),
     Bug(name="#42761", release="0.21.0", mix="off-crowd", shows=_death("_block_id_to_pending_jobs")),
     Bug(name="#43941", release="0.23.0", mix="images", shows=lambda finding: finding.site == ENDLESS),
     Bug(name="#35755", release="0.29.0", mix="stream", shows=_death("num_output_placeholders >= 0")),

@@ -97,6 +97,8 @@ class RunnerExecutor(FakeExecutor):
         self._runner.set_active_loras = lambda *_, **__: None
         if config.scheduler_config.async_scheduling and getattr(self._runner, "num_accepted_tokens_event", None):
             self._runner.num_accepted_tokens_event = _LateCopy(self._runner)
+        if getattr(self._runner, "use_async_spec_decode", False):
+            self._keep_counts()
         if hasattr(self._runner, "drafter"):
             self._runner.drafter.propose = (
                 self._propose_ahead if config.speculative_config.method == "ngram_gpu" else self._propose
@@ -113,6 +115,16 @@ class RunnerExecutor(FakeExecutor):
         for name, (_, place) in zip(layer_specs(self.case, self.vllm_config), self._layers, strict=True):
             layers[name].kv_cache = [torch.from_numpy(self._kv[place].view(np.int64))]
         kv_transfer_state._KV_CONNECTOR_AGENT = self.half.connector if self.half is not None else None
+
+    def _keep_counts(self) -> None:
+        """Let `_prepare_inputs` correct positions as on a GPU. CPU runners up to 0.24.0 do not keep the counts of accepted drafts."""
+        runner, copy = self._runner, self._runner._copy_valid_sampled_token_count
+
+        def keep(next_tokens: Any, counts: Any) -> None:
+            copy(next_tokens, counts)
+            runner.valid_sampled_token_count_gpu = counts
+
+        runner._copy_valid_sampled_token_count = keep
 
     def reset_encoder_cache(self) -> None:
         self._runner.reset_encoder_cache()
