@@ -72,7 +72,7 @@ scenario = Scenario(
     needs=Needs(),
     status=Status(bad="<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
-    defect=source_line("vllm/utils/cache.py", "LRUCache.touch", "self._LRUCache__order[key] = None"),
+    defect=source_line("vllm/utils/cache.py", "LRUCache.touch", "self._LRUCache__order[key] = None  # type: ignore"),
     workload=[
         request(
             name="too long",
