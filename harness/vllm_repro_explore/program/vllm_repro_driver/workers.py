@@ -213,7 +213,8 @@ def _mooncake_reports() -> bool:
 def worker_half(config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Half:
     """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
     nixl.install()
-    _mooncake_reports()
+    if config.kv_transfer_config.kv_connector.startswith("Mooncake"):
+        _mooncake_reports()
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
     return Half(connector, [_install(one, config, groups, shadow, store_polls, load_polls) for one in parts])
