@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_repro.releases.provision import provision
+from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
-from vllm_repro_explore.engine_case import draw_engine
 from vllm_repro_explore.finding import ENDLESS, Finding, FindingKind
 
 
@@ -65,11 +65,11 @@ def row(bug: Bug, starts: int, most: int) -> str:
         tempfile.TemporaryDirectory() as folder,
         Driver(provision(bug.release), driver_model(), Path(folder) / "driver.log", case_s=20) as driver,
     ):
-        driver.play(draw_engine(1, bug.mix))  # boots the process
+        driver.play(draw(1, bug.mix))  # boots the process
         for start in range(starts):
             began = time.monotonic()
             for number in range(1, most + 1):
-                worst = driver.play(draw_engine(1 + 10_000 * start + number, bug.mix)).worst
+                worst = driver.play(draw(1 + 10_000 * start + number, bug.mix)).worst
                 if worst is not None and bug.shows(worst):
                     cases.append(number)
                     seconds.append(time.monotonic() - began)

@@ -23,11 +23,11 @@ def main() -> None:
     given = parser.parse_args()
 
     from vllm_repro.releases.provision import provision
+    from vllm_repro_explore.draw import MIXES, draw
     from vllm_repro_explore.driver import Driver, driver_model
-    from vllm_repro_explore.engine_case import MIXES, draw_engine
 
     release, mixes = provision(given.vllm), tuple(MIXES)
-    cases = [draw_engine(seed, mixes[seed % len(mixes)]).as_json() for seed in range(1, given.cases + 1)]
+    cases = [draw(seed, mixes[seed % len(mixes)]).as_json() for seed in range(1, given.cases + 1)]
     subprocess.run(
         [str(release.python), __file__, "measure"],
         input=json.dumps(cases).encode(),
@@ -37,9 +37,9 @@ def main() -> None:
 
 
 def measure(cases: list[dict[str, Any]]) -> None:
-    from vllm_repro_driver import executor, play_engine  # type: ignore[import-not-found]  # a folder of its own on PYTHONPATH
+    from vllm_repro_driver import executor, play  # type: ignore[import-not-found]  # a folder of its own on PYTHONPATH
 
-    play: Any = play_engine
+    player: Any = play
     spent: defaultdict[str, float] = defaultdict(float)
 
     def timed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def measure(cases: list[dict[str, Any]]) -> None:
 
         return wrapper
 
-    construct = timed(play.boot, "boot")
+    construct = timed(player.boot, "boot")
 
     def boot(case: Any) -> Any:
         engine = construct(case)
@@ -61,13 +61,13 @@ def measure(cases: list[dict[str, Any]]) -> None:
 
     for name in ("execute_model", "sample_tokens", "take_draft_token_ids"):
         setattr(executor.FakeExecutor, name, timed(getattr(executor.FakeExecutor, name), "worker"))
-    play.boot = boot
-    play._Player._add = timed(play._Player._add, "requests")
+    player.boot = boot
+    player._Player._add = timed(player._Player._add, "requests")
     for case in cases[:20]:
-        play.play_engine(case)
+        player.play(case)
     spent.clear()
     began = time.perf_counter()
-    steps = sum(play.play_engine(case).get("steps", 0) for case in cases[20:])
+    steps = sum(player.play(case).get("steps", 0) for case in cases[20:])
     whole, count = time.perf_counter() - began, len(cases) - 20
     own = spent["boot"] + spent["requests"] + spent["steps"] - spent["worker"]
     print(f"{count} cases, {steps} steps: {whole / count * 1000:.1f} ms a case, {own / whole:.2f} of it vLLM's own")

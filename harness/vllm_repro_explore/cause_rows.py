@@ -1,4 +1,4 @@
-"""Table of named source changes: how often each one died, on the scheduler alone or on a server. Pure."""
+"""Table of named source changes: how often each one died, on EngineCore alone or on a server. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
     rng = Random(seed)
     blocks, over = causes.prompts.between
     length = rng.randint(*blocks) * setup.block + rng.randint(*over)
-    return Case(setup, ((Request(length, causes.answer),),) * causes.requests, seed)
+    return Case.numbered(setup, [[Request(length, causes.answer)]] * causes.requests, seed)
 
 
 def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]) -> CauseRow:

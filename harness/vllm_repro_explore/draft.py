@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from vllm_repro_explore.case import Case, Request, Setup
-from vllm_repro_explore.engine_case import beyond_scheduler
+from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler
 from vllm_repro_explore.finding import Finding, FindingKind, known
 from vllm_repro_explore.search import Found
 

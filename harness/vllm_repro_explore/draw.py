@@ -1,94 +1,321 @@
-"""Random cases from seeds, over every axis of the search. Pure.
+"""Cases of the search of the whole engine, drawn from a seed and a mix of features. Pure.
 
-Most pools are just large enough for the longest request, because block bugs appear when blocks are short.
+Each feature has a random stream of its own, so a new one leaves the other draws of a seed as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 
-from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_of
 
-__all__ = ["AXES", "draw", "least_blocks", "waves_of"]
+__all__ = ["MIXES", "draw", "mixes_of"]
 
-_LAYERS = (
-    ("full",),
-    ("full", "sliding"),
-    ("sliding", "full"),
-    ("full", "sliding", "sliding"),
-    ("sliding", "sliding", "full"),
-    ("sliding", "full", "sliding"),
+_OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
+_MULTI, _NIXL = "MultiConnector", "NixlConnector"
+_COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
+_RESETS = {"reset": 0.5, "reset-running": 0.6}
+_CROWD = {**_COMMON, "asynchronous": 0.8, "abort": 0.2, "crowd": 1}
+_IMAGES = {"images": 1, "image cache": 0.6}
+_LONG = {"long": 1, "waves": 0.7}
+MIXES: dict[str, dict[str, float]] = {
+    "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
+    "urgent": {**_COMMON, "abort": 0.1, "priority": 1, "urgent": 1},
+    "spec": {**_COMMON, "draft": 1, "eos": 0.3, "grammar": 0.3},
+    "grammar": {**_COMMON, "grammar": 1, "faulty": 0.5, "draft": 0.3},
+    "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
+    "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
+    "off-crowd": {**_CROWD, _OFFLOADING: 1},
+    "off-long": {**_COMMON, _OFFLOADING: 1, **_LONG},
+    "sco": {**_COMMON, _SIMPLE: 1},
+    "sco-crowd": {**_CROWD, _SIMPLE: 1},
+    "sco-long": {**_COMMON, _SIMPLE: 1, **_LONG},
+    "stream": {**_COMMON, "stream": 1, "draft": 0.3, "turn-eos": 0.3},
+    "mamba": {**_COMMON, "mamba": 1, "draft": 0.3, "eos": 0.3},
+    "mamba-off": {**_COMMON, "mamba": 1, _OFFLOADING: 1, "draft": 0.2},
+    "mamba-sco": {**_COMMON, "mamba": 1, _SIMPLE: 1},
+    "mamba-nixl": {**_COMMON, "mamba": 1, _NIXL: 1},
+    "multi": {**_COMMON, "abort": 0.6, _MULTI: 1},
+    "nixl": {**_COMMON, "abort": 0.6, _NIXL: 1, "draft": 0.2},
+    "fetch": {**_COMMON, "abort": 0.6, "fetch": 1, "draft": 0.2},
+    "fetch-off": {**_COMMON, "abort": 0.6, "fetch": 1, _MULTI: 1},
+    "mooncake": {**_COMMON, "abort": 0.6, "mooncake": 1, _NIXL: 1},
+    "mooncake-fetch": {**_COMMON, "abort": 0.6, "mooncake": 1, "fetch": 1},
+    "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
+    "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
+    "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
+    "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
+    "pause-off": {**_COMMON, "pause": 1, _OFFLOADING: 1},
+    "sleep": {**_COMMON, "pause": 1, "sleep": 1, "eos": 0.3, "stream": 0.2, **_IMAGES, "images": 0.3},
+    "sleep-off": {**_COMMON, "pause": 1, "sleep": 1, _OFFLOADING: 1},
+    "images": {**_COMMON, **_IMAGES, "stream": 0.1, "eos": 0.2},
+    "images-off": {**_COMMON, **_IMAGES, _OFFLOADING: 1},
+    "v2": {**_COMMON, "v2": 1, "draft": 0.3, "eos": 0.3, "stream": 0.2, "reset-running": 0.2, "images": 0.2},
+    "v2-off": {**_COMMON, "v2": 1, _OFFLOADING: 1, "abort": 0.6},
+    "v2-sco": {**_COMMON, "v2": 1, _SIMPLE: 1},
+}
+"""For each mix, the probability with which a case has a feature.
+
+pressure: long answers in a pool for one of them, and slow stores. long: prompts of up to 64 blocks.
+waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to sleep.
+v2: the scheduler's half for the second model runner.
+image cache: images go through the cache of `--mm-processor-cache-gb`.
+mooncake: MooncakeConnector instead of NixlConnector.
+crowd: most requests come in one step, to a pool for one of them; layers of two kinds.
+urgent: short requests come while the longest one, which matters least, is in its prefill.
+"""
+
+_LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
+_MAMBA_LAYERS = (
+    ("mamba", "full"),
+    ("full", "mamba"),
+    ("mamba", "mamba", "full"),
+    ("mamba", "full", "mamba", "mamba"),
 )
-AXES = (
-    "layers and their order, window, block size, blocks of the pool, chunk, requests at once, prefix caching, hybrid manager, room and "
-    "mode of the connector, steps that stores and loads take, asynchronous scheduling, model runner, draft tokens, lengths of prompts "
-    "and answers, shared prefixes, requests in flight together or late, clients that go away"
-)
+_GRAMMARS = ("json", "regex", "choice", "ebnf", "object")
+_PAUSES = ("abort", "wait", "keep")
+_FAULTY = ("two-roots", "no-rule", "empty-or-any")
 
 
-def draw(seed: int, connector: str = "") -> Case:
-    """Return the case of a seed; it is the same for every release."""
-    rng = Random(f"{seed}")
-    block = rng.choice((16, 32, 32, 64))
-    chunk = block * rng.choice((2, 4, 8, 16, 32)) + rng.choice((0, 0, 0, 0, 1, block // 2, block - 1))
-    waves = waves_of(rng, block, chunk)
-    asks = [ask for wave in waves for ask in wave]
-    max_len = max(ask.prompt + ask.answer for ask in asks) + rng.choice((1, 8, 2 * block))
-    seqs = rng.choice((1, 2, 4, 8))
+class _Seed:
+    """Random streams of a seed, one for each feature."""
+
+    def __init__(self, seed: int, mix: str) -> None:
+        self._seed, self._chances = seed, MIXES[mix]
+
+    def stream(self, feature: str) -> Random:
+        return Random(f"engine/{self._seed}/{feature}")
+
+    def has(self, feature: str) -> bool:
+        return self.stream(f"has {feature}").random() < self._chances.get(feature, 0)
+
+
+def draw(seed: int, mix: str) -> Case:
+    """Return the case of a seed and a mix; it is the same for every release."""
+    of = _Seed(seed, mix)
+    server = of.stream("server")
+    block = server.choice((16, 16, 32))
+    seqs = server.choice((1, 2, 3, 4, 8))
+    draft = of.stream("draft").choice((1, 2, 3)) if of.has("draft") else 0
+    chunk = block * server.choice((1, 2, 4, 8, 16)) + server.choice((0, 0, 0, 1, block // 2, block - 1))
+    loras = of.stream("lora").choice((1, 2)) if of.has("lora") else 0
+    asks = _asks(of, block, bool(loras))
+    longest = longest_of(asks, block)
+    largest = max(_image_sizes(of, block)) if of.has("images") else 0
+    transfer = of.stream("transfer")
+    layers = server.choice(_LAYERS)
     setup = Setup(
-        layers=rng.choice(_LAYERS),
-        window=rng.choice((block // 2, block, 2 * block, 4 * block, 100)),
+        layers=of.stream("mamba").choice(_MAMBA_LAYERS) if of.has("mamba") else layers,
+        window=server.choice((block // 2, block, 2 * block, 4 * block, 40)),
         block=block,
-        chunk=max(chunk, seqs),
+        chunk=max(chunk, seqs * (draft + 1)),
         seqs=seqs,
-        max_len=max_len,
-        caching=rng.random() < 0.95,
-        hybrid=rng.random() < 0.9,
-        connector=connector,
-        lazy=rng.random() < 0.2,
-        store_polls=rng.choice((0, 1, 1, 1, 2, 5)),
-        load_polls=rng.choice((0, 0, 1, 4)),
-        asynchronous=rng.random() < 0.25,
-        runner=rng.choice((1, 1, 2)),
-        draft=rng.choice((0, 0, 0, 0, 0, 1, 3)),
+        max_len=longest + server.choice((1, 1, 8, 2 * block)),
+        caching=server.random() < 0.93,
+        hybrid=server.random() < 0.9 or of.has("mamba"),
+        connector=_connector(of),
+        lazy=transfer.random() < 0.2,
+        store_polls=transfer.choice((0, 1, 1, 2, 5)),
+        load_polls=transfer.choice((0, 0, 1, 4)),
+        asynchronous=of.has("asynchronous"),
+        draft=draft,
+        runner=2 if of.has("v2") else 1,
+        priority=of.has("priority"),
+        loras=loras,
+        threshold=of.stream("threshold").choice((block, 3 * block)) if of.has("threshold") else 0,
+        grammar_looks=of.stream("grammar").choice((0, 1, 3)),
+        load_failures=of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else "",
+        largest_image=largest,
+        whole_images=0 < largest <= chunk and of.stream("whole images").random() < 0.3,
+        image_cache=of.stream("image cache").choice((1, 4, 64)) * block if largest and of.has("image cache") else 0,
+        ops=_operations(of, max(ask.after for ask in asks)),
     )
-    least = least_blocks(setup)
-    blocks = least + int(least * rng.choice((0.0, 0.05, 0.1, 0.3, 1.0)) * rng.random())
-    cpu_blocks = max(4, int(blocks * rng.choice((0.25, 0.5, 1, 4, 4, 4))))
-    drafts = 0 if setup.asynchronous else setup.draft
-    setup = replace(setup, blocks=blocks, cpu_blocks=cpu_blocks, draft=drafts)
-    return Case(setup, waves, rng.randrange(10_000))
+    shape = next((name for name in _SHAPES if of.has(name)), "")
+    if shape:
+        setup, asks = _SHAPES[shape](of.stream(shape), setup, asks)
+    least = least_blocks(setup) + draft
+    pool = of.stream("pool")
+    blocks = least + int(least * pool.choice((0.0, 0.05, 0.2, 0.5, 2.0)) * pool.random())
+    if shape:
+        blocks = least + pool.choice((0, 1, 3))
+    cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
+    waves = _waves(of, asks) if of.has("waves") else (asks,)
+    return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
 
 
-def least_blocks(setup: Setup) -> int:
-    """Return the fewest blocks that vLLM accepts: those of the longest request, and the null block."""
-    whole = -(-setup.max_len // setup.block)
-    inflight = setup.chunk * (2 if setup.asynchronous else 1)
-    window = -(-min(setup.window - 1 + inflight, setup.max_len) // setup.block) + 1
-    sliding = setup.layers.count("sliding") if setup.hybrid else 0
-    # vLLM groups layers of one kind; the group size is the count of the rarer kind.
-    return whole + sliding * window + setup.layers.count("mamba") * (2 + setup.draft) + 1
+def mixes_of(connector: str) -> tuple[str, ...]:
+    """Return the mixes whose cases have this connector; `none` for those without one."""
+    connectors = {_OFFLOADING, _SIMPLE, _MULTI, _NIXL, "fetch"}
+    wanted = {connector} - {"none"}
+    return tuple(mix for mix, chances in MIXES.items() if chances.keys() & connectors == wanted)
 
 
-def waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
-    """Return one to six waves whose prompts have one to three different lengths, as real traffic has."""
-    longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
-    longest = max(2 * block, min(longest, 240 * block))
-    usual = [rng.randint(1, longest) for _ in range(rng.choice((1, 1, 2, 3)))]
-    answers = [rng.choice((1, 2, 8, block, 3 * block)) for _ in range(rng.choice((1, 2)))]
-    shares, late, leaves = rng.random() < 0.4, rng.random() < 0.4, rng.random() < 0.2
-    waves = []
-    for _ in range(rng.randint(1, 6)):
-        width = rng.choice((1, 1, 1, 2, 3, 5))
-        waves.append(
-            tuple(_ask(rng, rng.choice(usual), rng.choice(answers), shares, late, leaves) for _ in range(width))
+def _connector(of: _Seed) -> str:
+    found = next((name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), "")
+    if not found and of.has("fetch"):
+        found = _NIXL
+    return "MooncakeConnector" if found == _NIXL and of.has("mooncake") else found
+
+
+_Shaped = tuple[Setup, tuple[Request, ...]]
+
+
+def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    seqs, block = rng.choice((2, 3, 4)), setup.block
+    longer = tuple(
+        ask
+        if ask.segments
+        else replace(ask, answer=min(rng.choice((1, 2, 3)) * block, setup.max_len - ask.prompt), after=ask.after // 3)
+        for ask in asks
+    )
+    chunk = max(setup.chunk, seqs * (setup.draft + 1))
+    return replace(setup, seqs=seqs, chunk=chunk, store_polls=rng.choice((1, 2, 5, 9))), longer
+
+
+def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    block = setup.block
+    crowd = tuple(
+        replace(
+            ask,
+            answer=rng.choice((1, block, 2 * block, rng.randint(1, 6 * block))),
+            after=0 if rng.random() < 0.8 else rng.randint(0, 20),
         )
-    return tuple(waves)
+        for ask in asks
+    )
+    return replace(
+        setup,
+        layers=rng.choice((("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))),
+        window=block * rng.choice((1, 2, 4)),
+        chunk=block * rng.choice((1, 2, 4, 8)),
+        seqs=8,
+        max_len=longest_of(crowd, block) + rng.choice((0, 1, 8)),
+        hybrid=True,
+        store_polls=rng.choice((1, 2, 5, 9)),
+    ), crowd
 
 
-def _ask(rng: Random, prompt: int, answer: int, shares: bool, late: bool, leaves: bool) -> Request:
-    shared = rng.choice((0, prompt, prompt // 2, rng.randint(0, prompt))) if shares else 0
-    after = rng.choice((0, 1, 3, 10)) if late else 0
-    abort = rng.choice((-1, -1, 0, 1, 2, 5, 20)) if leaves else -1
-    return Request(prompt, answer, shared, after, abort)
+def _urgent(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    block = setup.block
+    long = max(asks, key=lambda ask: ask.prompt)
+    threshold = rng.choice((2, 3, 4)) * block
+    urgent = tuple(
+        replace(
+            ask,
+            prompt=prompt,
+            shared=min(ask.shared, prompt),
+            answer=rng.randint(1, block),
+            after=rng.randint(1, long.prompt // threshold + 1),
+        )
+        for ask in asks
+        if ask is not long
+        for prompt in (rng.randint(1, 2 * block),)
+    )
+    late = (replace(long, after=0, priority=4), *urgent[: rng.choice((2, 3, 4))])
+    longest = max(longest_of(late, block), threshold) + rng.choice((0, 1, 8))
+    return replace(setup, threshold=threshold, chunk=2 * threshold + 4, seqs=5, max_len=longest), late
+
+
+_SHAPES: dict[str, Callable[[Random, Setup, tuple[Request, ...]], _Shaped]] = {
+    "crowd": _crowded,
+    "urgent": _urgent,
+    "pressure": _under_pressure,
+}
+
+
+def _asks(of: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
+    """Return one to twelve requests. Each property of all of them is drawn from one stream."""
+    lengths, shared, stream, remote, fetch = map(of.stream, ("lengths", "share", "stream", "remote", "fetch"))
+    count = lengths.choice((3, 4, 5, 6, 8) if of.has("crowd") else (1, 2, 3, 4, 6, 8, 12))
+    spread = lengths.choice((0, 1, 3, 8, 20, 60))
+    usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
+    if of.has("long"):
+        long = of.stream("long")
+        usual = [long.randint(1, long.choice((8, 16, 32, 64)) * block) for _ in usual]
+    answers = [lengths.choice((1, 2, 5, block, 2 * block, 4 * block)) for _ in range(lengths.choice((1, 2)))]
+    starts = list(accumulate((lengths.randint(0, spread) for _ in range(count - 1)), initial=0))
+    abort, salt, lora, eos, priority = map(of.stream, ("abort", "salt", "lora ids", "eos", "priority"))
+    grammars = _grammars(of, count)
+    found = []
+    for number in range(count):
+        prompt = max(1, lengths.choice(usual) + lengths.choice((0, 0, 0, -1, 1, lengths.randint(-block, block))))
+        family, part = shared.randrange(2), shared.choice((0, prompt, prompt, prompt // 2, shared.randint(0, prompt)))
+        ask = Request(
+            prompt=prompt,
+            answer=lengths.choice(answers),
+            shared=part if of.has("share") else 0,
+            after=starts[number],
+            abort=abort.choice((-1, -1, 0, 1, 2, 3, 5, 9, 20)) if of.has("abort") else -1,
+            number=number,
+            family=family,
+            mid=abort.random() < 0.5,
+            priority=priority.randrange(4) if of.has("priority") else 0,
+            lora=lora.randrange(4) if loras else 0,
+            salt=salt.randrange(3) if of.has("salt") else 0,
+            grammar=grammars[number],
+            eos=eos.choice((0, 4, 12)) if of.has("eos") else 0,
+            stops=of.has("eos") and eos.random() < 0.2,
+        )
+        if of.has(_NIXL) and remote.random() < 0.8:
+            ask = replace(ask, remote=True, answer=1)
+        if of.has("fetch") and fetch.random() < 0.8:
+            ask = replace(ask, fetch=True, fails=fetch.random() < 0.3)
+        if of.has("images"):
+            refused = of.has("image cache") and of.stream(f"refused {number}").random() < 0.1
+            ask = replace(ask, images=_images(of, family, prompt, block), refused=refused)
+        parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
+        if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
+            ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0
+            ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=ends, stops=False)
+        found.append(ask)
+    return tuple(found)
+
+
+def _image_sizes(of: _Seed, block: int) -> list[int]:
+    """Return the tokens of each image that the requests of a case have."""
+    rng = of.stream("image sizes")
+    return [rng.choice((1, block // 2, block, block + 1, 2 * block, 4 * block)) for _ in range(4)]
+
+
+def _images(of: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the images of a prompt; prompts of a family have the same as far as they go."""
+    rng, sizes = of.stream(f"images of family {family}"), _image_sizes(of, block)
+    found, at = [], 0
+    for _ in range(rng.randint(1, 5)):
+        number = rng.randrange(len(sizes))
+        at += rng.choice((0, 1, block // 2, block))
+        if at + sizes[number] > prompt:
+            break
+        found.append((at, sizes[number], number))
+        at += sizes[number]
+    return tuple(found)
+
+
+def _waves(of: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], ...]:
+    """Split requests into up to four waves, each of which comes when the engine is idle."""
+    rng = of.stream("waves")
+    cuts = sorted({0, *(rng.randrange(len(asks)) for _ in range(3))})
+    parts = [asks[first:last] for first, last in zip(cuts, [*cuts[1:], len(asks)], strict=True)]
+    return tuple(tuple(replace(ask, after=ask.after - part[0].after) for ask in part) for part in parts)
+
+
+def _grammars(of: _Seed, count: int) -> list[str]:
+    kinds, faulty = of.stream("grammars"), of.stream("faulty")
+    found = [kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and of.has("grammar") else "" for _ in range(count)]
+    if not of.has("faulty"):
+        return found
+    return [faulty.choice(_FAULTY) if one and faulty.random() < 0.3 else one for one in found]
+
+
+def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
+    found = []
+    for what in ("reset", "reset-running"):
+        rng = of.stream(what)
+        found += [(rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)]
+    rng = of.stream("pause")
+    for _ in range(rng.randint(1, 2) if of.has("pause") else 0):
+        then = rng.choice(("", "-sleep" if of.has("sleep") else "-clear"))
+        found.append((rng.randint(0, last + 20), f"pause-{rng.choice(_PAUSES)}{then}-{rng.choice((1, 3, 10, 40))}"))
+    return tuple(sorted(found))

@@ -1,4 +1,4 @@
-"""`vllm-repro explore`: a seeded search of vLLM's scheduler, or its whole EngineCore, for the smallest workload that fails."""
+"""`vllm-repro explore`: a seeded search of vLLM's EngineCore for the smallest workload that fails."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ from vllm_repro.scenario.patch import read_diff
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
-from vllm_repro_explore.draw import draw
+from vllm_repro_explore.draw import MIXES, draw, mixes_of
 from vllm_repro_explore.driver import Driver, driver_model
-from vllm_repro_explore.engine_case import MIXES, draw_engine
 from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.record import read_record
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
@@ -56,8 +55,7 @@ exit status:
 With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released, or if
 no patched file is loaded.
 
-Neither a server nor a model runs: vLLM's own Scheduler, KV-cache manager and connector take steps, and the outputs of
-workers are made up. With --engine it is vLLM's own EngineCore, with grammars, aborts, cache resets and streaming sessions,
+Neither a server nor a model runs: vLLM's own EngineCore takes steps, with its scheduler, KV-cache manager and connectors,
 over a worker that computes each token from what lies in the blocks: a block mix-up is a wrong token.
 
 Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. explore.md there is one page, which
@@ -79,9 +77,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connector",
         choices=_CONNECTORS,
-        help="instead of a scenario: draw the server too, with this KV connector",
+        help="instead of a scenario: draw the server too, from the mixes with this KV connector",
     )
-    parser.add_argument("--engine", action="store_true", help="instead of both: draw cases for the whole EngineCore")
+    parser.add_argument("--engine", action="store_true", help="instead of both: draw from all mixes, or those of --mix")
     parser.add_argument(
         "--mix",
         metavar="M,...",
@@ -139,7 +137,6 @@ class _Exploring:
     """One search. words: of its command, what makes it this one."""
 
     version: str
-    connector: str
     start: str
     case: Callable[[int], Case]
     arguments: argparse.Namespace
@@ -151,7 +148,7 @@ class _Exploring:
         arguments = self.arguments
         release_ = provision(self.version, self.progress.line)
         out = arguments.out or default_out()
-        record = read_record(out, self.version, searched(self.connector, self.start, self.mixes))
+        record = read_record(out, self.version, searched(self.start, self.mixes))
         if arguments.go_on:
             arguments.first = record.last + 1
         folder = stamped_folder(out, Path("explore"))
@@ -182,7 +179,7 @@ class _Exploring:
                     go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
                     keep=keep,
                     progress=progress,
-                    on_runner=[partial(driver.play, worker="runner") for driver in drivers] if self.mixes else (),
+                    on_runner=[partial(driver.play, worker="runner") for driver in drivers],
                     tally=tally,
                 )
             except KeyboardInterrupt:
@@ -192,7 +189,6 @@ class _Exploring:
         tests = [self._test(found, folder) for found in tally.findings]
         summary = SearchSummary(
             version=self.version,
-            connector=self.connector,
             start=self.start,
             mixes=self.mixes,
             tally=tally,
@@ -303,8 +299,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--mix needs --engine", hint="vllm-repro explore --engine --mix plain,off")
     if arguments.arm and not arguments.scenario:
         raise UsageError("--arm needs a SCENARIO", hint="vllm-repro explore SCENARIO --arm A")
-    start = _engine if arguments.engine else _for_scenario if arguments.scenario else _general
-    exploring = start(arguments)
+    exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.patch:
         return _compared(exploring, stream)
@@ -325,7 +320,7 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
     found = {
         "schema": 1,
         "vllm_version": exploring.version,
-        **searched(exploring.connector, exploring.start, exploring.mixes),
+        **searched(exploring.start, exploring.mixes),
         **comparison.as_json(),
         "interrupted": interrupted,
         "duration_s": round(duration_s, 3),
@@ -333,7 +328,7 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
     }
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     write_file(folder / "explore.json", text, hint="free some space, or name another --out")
-    head = heading(exploring.version, exploring.connector, exploring.start, exploring.mixes)
+    head = heading(exploring.version, exploring.start, exploring.mixes)
     lines = [
         f"{head}: patches compared",
         "",
@@ -348,33 +343,21 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
     return INTERRUPTED if interrupted else comparison.exit_status
 
 
-def _engine(arguments: argparse.Namespace) -> _Exploring:
-    mixes = tuple(arguments.mix.split(",")) if arguments.mix else tuple(MIXES)
+def _general(arguments: argparse.Namespace) -> _Exploring:
+    mixes, words = tuple(MIXES), ["--engine"]
+    if arguments.connector:
+        mixes, words = mixes_of(arguments.connector), ["--connector", arguments.connector]
+    elif arguments.mix:
+        mixes, words = tuple(arguments.mix.split(",")), ["--engine", "--mix", arguments.mix]
     if unknown := [name for name in mixes if name not in MIXES]:
         raise UsageError(f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}")
-    version = arguments.vllm or NEWEST
-    words = ["--engine", *(["--mix", arguments.mix] if arguments.mix else [])]
     return _Exploring(
-        version=version,
-        connector="",
+        version=arguments.vllm or NEWEST,
         start="general",
         mixes=mixes,
-        case=lambda seed: draw_engine(seed, mixes[seed % len(mixes)]),
+        case=lambda seed: draw(seed, mixes[seed % len(mixes)]),
         arguments=arguments,
         words=words,
-    )
-
-
-def _general(arguments: argparse.Namespace) -> _Exploring:
-    connector = "" if arguments.connector == "none" else arguments.connector
-    version = arguments.vllm or NEWEST
-    return _Exploring(
-        version=version,
-        connector=connector,
-        start="general",
-        case=lambda seed: draw(seed, connector),
-        arguments=arguments,
-        words=["--connector", arguments.connector],
     )
 
 
@@ -386,8 +369,7 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     words = [arguments.scenario, *folder_words(), *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(
         version=version,
-        connector=setup.connector,
-        start=scenario.id,
+        start=f"{scenario.id}, arm {arm.name}" if arguments.arm else scenario.id,
         case=lambda seed: draw_for(setup, seed),
         arguments=arguments,
         words=words,

@@ -12,7 +12,6 @@ from vllm_repro.errors import UsageError
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Conversation, Pause, Rest, Size, requests_of, resolve
 from vllm_repro_explore.case import Case, Request, Setup
-from vllm_repro_explore.draw import waves_of
 
 __all__ = ["case_from", "draw_for", "setup_from"]
 
@@ -27,7 +26,7 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     blocks = command.number("--num-gpu-blocks-override")
     if lab is None or not blocks or not {"full", "sliding"}.issuperset(lab.shape(scenario.model).kinds):
         raise UsageError(
-            f"the scheduler alone cannot play {scenario.id}: "
+            f"{scenario.id} has no server that can be played: "
             "its lab does not state layers (full or sliding) and the number of KV blocks",
             hint="sco-hybrid does; vllm-repro explore --connector NAME searches without a scenario",
         )
@@ -59,27 +58,25 @@ def case_from(scenario: Scenario, arm: Arm) -> Case:
         if isinstance(step, Pause | Rest):
             continue  # each wave is sent after the one before was answered
         if isinstance(step, Conversation):
-            raise UsageError(f"{scenario.id} has a conversation, which the scheduler alone does not play")
+            raise UsageError(f"{scenario.id} has a conversation, which is not played")
         wave = []
         for request in requests_of((step,)):
             if not isinstance(request.prompt, int | Size):
                 raise UsageError(f"{scenario.id} does not state the length of the prompt {request.label!r}")
             if request.starts_after or request.leaves_after is not None:
-                raise UsageError(
-                    f"{scenario.id} times {request.label!r} in seconds, which the scheduler alone does not have"
-                )
-            sizes = (
+                raise UsageError(f"{scenario.id} times {request.label!r} in seconds, and steps are played")
+            prompt, answer, shared = (
                 resolve(size, command, in_lab=True) for size in (request.prompt, request.max_tokens, request.shared)
             )
-            wave.append(Request(*sizes))
-        waves.append(tuple(wave))
-    return Case(setup, tuple(waves), 1)
+            wave.append(Request(prompt, answer, shared))
+        waves.append(wave)
+    return Case.numbered(setup, waves, 1)
 
 
 def draw_for(setup: Setup, seed: int) -> Case:
     """Return a random workload for that server that fits its `max_len`."""
     rng = Random(f"{seed}")
-    waves = waves_of(rng, setup.block, setup.chunk)
+    waves = _waves_of(rng, setup.block, setup.chunk)
     most = setup.max_len
     cut = tuple(
         tuple(
@@ -93,4 +90,27 @@ def draw_for(setup: Setup, seed: int) -> Case:
         )
         for wave in waves
     )
-    return Case(setup, cut, rng.randrange(10_000))
+    return Case.numbered(setup, cut, rng.randrange(10_000))
+
+
+def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
+    """Return one to six waves whose prompts have one to three different lengths, as real traffic has."""
+    longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
+    longest = max(2 * block, min(longest, 240 * block))
+    usual = [rng.randint(1, longest) for _ in range(rng.choice((1, 1, 2, 3)))]
+    answers = [rng.choice((1, 2, 8, block, 3 * block)) for _ in range(rng.choice((1, 2)))]
+    shares, late, leaves = rng.random() < 0.4, rng.random() < 0.4, rng.random() < 0.2
+    waves = []
+    for _ in range(rng.randint(1, 6)):
+        width = rng.choice((1, 1, 1, 2, 3, 5))
+        waves.append(
+            tuple(_ask(rng, rng.choice(usual), rng.choice(answers), shares, late, leaves) for _ in range(width))
+        )
+    return tuple(waves)
+
+
+def _ask(rng: Random, prompt: int, answer: int, shares: bool, late: bool, leaves: bool) -> Request:
+    shared = rng.choice((0, prompt, prompt // 2, rng.randint(0, prompt))) if shares else 0
+    after = rng.choice((0, 1, 3, 10)) if late else 0
+    abort = rng.choice((-1, -1, 0, 1, 2, 5, 20)) if leaves else -1
+    return Request(prompt, answer, shared, after, abort)

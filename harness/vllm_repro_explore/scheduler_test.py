@@ -1,6 +1,6 @@
 """pytest file of a finding, for vLLM's own `tests/v1/core`: a case, and a player that needs nothing of this package.
 
-It plays what `program/vllm_repro_driver` plays, without the checks of block accounting and of contents.
+It plays the scheduler and the connector alone, without the checks of block accounting and of answers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vllm_repro.report.format import runs, template_for
 from vllm_repro.report.model import issue_url
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro_explore.case import beyond_scheduler
 from vllm_repro_explore.draft import KV_BYTES
-from vllm_repro_explore.engine_case import beyond_scheduler
 from vllm_repro_explore.finding import ENDLESS, FindingKind
 from vllm_repro_explore.scenario_setup import case_from
 
@@ -242,8 +242,8 @@ def _list(values: Sequence[str]) -> str:
 
 def _call(request: Mapping[str, Any]) -> str:
     given = {"prompt": request["prompt"], "answer": request["answer"]}
-    given |= {name: request[name] for name in ("shared", "after") if request.get(name)}
-    given |= {"abort": request["abort"]} if request.get("abort", -1) >= 0 else {}
+    given |= {name: request[name] for name in ("shared", "after") if request[name]}
+    given |= {"abort": request["abort"]} if request["abort"] >= 0 else {}
     return f"dict({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 

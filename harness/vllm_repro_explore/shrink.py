@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vllm_repro_explore.case import Case, Request
-from vllm_repro_explore.draw import least_blocks
-from vllm_repro_explore.engine_case import EngineRequest, EngineSetup, longest_of
+from vllm_repro_explore.case import Case, Request, least_blocks, longest_of
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -39,26 +37,26 @@ _PLAIN: tuple[tuple[str, object], ...] = (
     ("whole_images", False),
     ("image_cache", 0),
 )
-"""Values that a live server in the lab has, and those of EngineCore's cases without a feature."""
+"""Values that a live server in the lab has, and those of a case without a feature."""
 
 _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
-    *(("abort", -1), ("after", 0), ("shared", 0)),
-    *(
-        ("mid", False),
-        ("priority", 0),
-        ("lora", 0),
-        ("salt", 0),
-        ("grammar", ""),
-        ("eos", 0),
-        ("stops", False),
-        ("remote", False),
-        ("fails", False),
-        ("fetch", False),
-        ("segments", ()),
-        ("images", ()),
-        ("refused", False),
-        ("family", 0),
-    ),
+    ("abort", -1),
+    ("after", 0),
+    ("shared", 0),
+    ("mid", False),
+    ("priority", 0),
+    ("lora", 0),
+    ("salt", 0),
+    ("grammar", ""),
+    ("eos", 0),
+    ("stops", False),
+    ("remote", False),
+    ("fails", False),
+    ("fetch", False),
+    ("segments", ()),
+    ("images", ()),
+    ("refused", False),
+    ("family", 0),
 )
 
 _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, "answer": 1}
@@ -126,14 +124,13 @@ class _Shrinking:
     def _plain(self) -> None:
         for name, value in _PLAIN:
             setup = self.case.setup
-            if getattr(setup, name, value) != value and not (name == "layers" and not _simpler(value, setup.layers)):
+            if getattr(setup, name) != value and not (name == "layers" and not _simpler(value, setup.layers)):
                 self._take(self._with_setup(name, value))
-        for operation in getattr(self.case.setup, "ops", ()):
-            rest = tuple(one for one in self.case.as_json()["ops"] if one != operation)
+        for operation in self.case.setup.ops:
+            rest = tuple(one for one in self.case.setup.ops if one != operation)
             self._take(self._with_setup("ops", rest))
         for name, plain in _PLAIN_ASK:
-            if any(hasattr(ask, name) for ask in self.case.asks):
-                self._each_ask(name, plain)
+            self._each_ask(name, plain)
 
     def _each_ask(self, name: str, value: Any) -> None:
         """Set a field of all requests at once, or else of one after the other."""
@@ -167,7 +164,7 @@ class _Shrinking:
             else:
                 step //= 2
 
-    def _renamed(self, name: str, old: int, new: int) -> Case:
+    def _renamed(self, name: str, old: int, new: Any) -> Case:
         return self._map(lambda ask: _tidy(replace(ask, **{name: new})) if getattr(ask, name) == old else ask)
 
     def _map(self, change: Callable[[Request], Request]) -> Case:
@@ -181,18 +178,14 @@ class _Shrinking:
 
 
 def _has_no_room(case: Case) -> bool:
-    """Return True if the longest request of an EngineCore's case never fits: it then waits for ever, whatever else happens."""
-    setup, asks = case.setup, [ask for ask in case.asks if isinstance(ask, EngineRequest)]
-    if not isinstance(setup, EngineSetup):
-        return False
-    return setup.max_len < longest_of(asks, setup.block) or setup.blocks < least_blocks(setup) + setup.draft
+    """Return True if the longest request never fits: it then waits for ever, whatever else happens."""
+    setup = case.setup
+    return setup.max_len < longest_of(case.asks, setup.block) or setup.blocks < least_blocks(setup) + setup.draft
 
 
 def _tidy(ask: Request) -> Request:
-    if isinstance(ask, EngineRequest):
-        inside = (image for image in ask.images if image[0] + image[1] <= ask.prompt)
-        ask = replace(ask, images=tuple(inside))
-    return replace(ask, shared=min(ask.shared, ask.prompt))
+    inside = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
+    return replace(ask, shared=min(ask.shared, ask.prompt), images=inside)
 
 
 def _simpler(layers: object, than: tuple[str, ...]) -> bool:

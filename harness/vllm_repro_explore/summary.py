@@ -8,8 +8,6 @@ from typing import Any
 
 from vllm_repro.report.text import code, fence, plain
 from vllm_repro_explore.case import Case, Request, Setup
-from vllm_repro_explore.draw import AXES
-from vllm_repro_explore.engine_case import EngineRequest, EngineSetup
 from vllm_repro_explore.finding import known
 from vllm_repro_explore.record import Record
 from vllm_repro_explore.search import Found, Tally
@@ -21,14 +19,13 @@ __all__ = ["SearchSummary", "as_json", "case_lines", "heading", "page", "searche
 class SearchSummary:
     """Result of one search.
 
-    start: `general`, or the id of the scenario whose server was searched. mixes: of a search of EngineCore; empty for the scheduler alone.
+    start: `general`, or the id and the arm of the scenario whose server was searched. mixes: of a general start.
     live: for each finding, the command that runs it on a real server, or why there is none.
     tests: for each finding, its pytest file; None if such a test does not show it.
     again: command that repeats the search. record: the earlier searches.
     """
 
     version: str
-    connector: str
     start: str
     tally: Tally
     live: Sequence[str]
@@ -50,8 +47,7 @@ def as_json(summary: SearchSummary) -> dict[str, Any]:
     return {
         "schema": 1,
         "vllm_version": summary.version,
-        **searched(summary.connector, summary.start, summary.mixes),
-        **({} if summary.mixes else {"axes": AXES if summary.start == "general" else "workloads"}),
+        **searched(summary.start, summary.mixes),
         "seeds": [tally.first, tally.last],
         "trials": tally.trials,
         "invalid": tally.invalid,
@@ -75,7 +71,7 @@ def terminal(summary: SearchSummary) -> str:
         ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items())) or "nothing in particular"
     )
     lines = [
-        heading(summary.version, summary.connector, summary.start, summary.mixes),
+        heading(summary.version, summary.start, summary.mixes),
         f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps} steps in {summary.duration_s:.0f} s; {reached}",
     ]
     if tally.invalid:
@@ -90,19 +86,16 @@ def terminal(summary: SearchSummary) -> str:
     return "\n".join([*lines, "", f"again:   {summary.again}"])
 
 
-def searched(connector: str, start: str, mixes: tuple[str, ...]) -> dict[str, Any]:
+def searched(start: str, mixes: tuple[str, ...]) -> dict[str, Any]:
     """Return what was searched, as JSON."""
-    if mixes:
-        return {"evidence": "engine", "mixes": list(mixes), "start": start}
-    return {"evidence": "scheduler", "connector": connector or None, "start": start}
+    return {"evidence": "engine", "mixes": list(mixes), "start": start}
 
 
-def heading(version: str, connector: str, start: str, mixes: tuple[str, ...]) -> str:
+def heading(version: str, start: str, mixes: tuple[str, ...]) -> str:
     """Return what was searched, in words."""
-    if mixes:
-        return f"vLLM {version}'s EngineCore over a fake executor, mixes {', '.join(mixes)}"
-    where = "from a general start" if start == "general" else f"on the server of {start}"
-    return f"vLLM {version}'s scheduler alone, {connector or 'no connector'}, {where}"
+    return f"vLLM {version}'s EngineCore without a model, " + (
+        f"mixes {', '.join(mixes)}" if mixes else f"on the server of {start}"
+    )
 
 
 def _before(record: Record, found: Found) -> list[str]:
@@ -121,7 +114,7 @@ def page(summary: SearchSummary) -> str:
     tally, record, new = summary.tally, summary.record, summary.new
     old = [found for found in tally.findings if found not in new]
     lines = [
-        f"# {heading(summary.version, summary.connector, summary.start, summary.mixes)}",
+        f"# {heading(summary.version, summary.start, summary.mixes)}",
         "",
         f"{tally.trials:,} cases, seeds {tally.first} to {tally.last}, {tally.steps:,} steps in {summary.duration_s / 60:.0f} minutes"
         + ("; interrupted." if summary.interrupted else "."),
@@ -180,20 +173,16 @@ def _unusual(setup: Setup) -> list[str]:
         "asynchronous": setup.asynchronous,
         "second model runner": setup.runner == 2,
         f"{setup.draft} draft tokens": bool(setup.draft),
+        f"a failed load: {setup.load_failures}": bool(setup.load_failures),
+        "priorities": setup.priority,
+        f"{setup.loras} LoRA adapters at once": bool(setup.loras),
+        f"long prefill threshold {setup.threshold}": bool(setup.threshold),
+        f"images of up to {setup.largest_image} tokens": bool(setup.largest_image),
+        "images in whole": setup.whole_images,
+        f"a cache for {setup.image_cache} of their tokens": bool(setup.image_cache),
+        f"a grammar is compiled after {setup.grammar_looks} looks": bool(setup.grammar_looks),
+        " and ".join(f"{what} at step {step}" for step, what in setup.ops): bool(setup.ops),
     }
-    if isinstance(setup, EngineSetup):
-        sentences |= {
-            setup.connector: bool(setup.connector),
-            f"a failed load: {setup.load_failures}": bool(setup.load_failures),
-            "priorities": setup.priority,
-            f"{setup.loras} LoRA adapters at once": bool(setup.loras),
-            f"long prefill threshold {setup.threshold}": bool(setup.threshold),
-            f"images of up to {setup.largest_image} tokens": bool(setup.largest_image),
-            "images in whole": setup.whole_images,
-            f"a cache for {setup.image_cache} of their tokens": bool(setup.image_cache),
-            f"a grammar is compiled after {setup.grammar_looks} looks": bool(setup.grammar_looks),
-            " and ".join(f"{what} at step {step}" for step, what in setup.ops): bool(setup.ops),
-        }
     return [words for words, holds in sentences.items() if holds]
 
 
@@ -201,18 +190,17 @@ def _ask(ask: Request) -> str:
     text = f"{ask.prompt}:{ask.answer}"
     text += f" (shares {ask.shared})" if ask.shared else ""
     text += f" after {ask.after} steps" if ask.after else ""
-    if isinstance(ask, EngineRequest):
-        text += "".join(
-            f", {name} {getattr(ask, name)}"
-            for name in ("priority", "lora", "salt", "grammar", "eos")
-            if getattr(ask, name)
-        )
-        text += ", stop token ids" if ask.stops else ""
-        text += ", a prefill for another server" if ask.remote else ""
-        text += f", from a prefill server{', which fails' if ask.fails else ''}" if ask.fetch else ""
-        images = (f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in ask.images)
-        text += f", images: {', '.join(images)}" if ask.images else ""
-        text += ", refused after them" if ask.refused else ""
-        text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""
-    gone = f", gone {'within the step ' if isinstance(ask, EngineRequest) and ask.mid else ''}after {ask.abort}"
+    text += "".join(
+        f", {name} {getattr(ask, name)}"
+        for name in ("priority", "lora", "salt", "grammar", "eos")
+        if getattr(ask, name)
+    )
+    text += ", stop token ids" if ask.stops else ""
+    text += ", a prefill for another server" if ask.remote else ""
+    text += f", from a prefill server{', which fails' if ask.fails else ''}" if ask.fetch else ""
+    images = (f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in ask.images)
+    text += f", images: {', '.join(images)}" if ask.images else ""
+    text += ", refused after them" if ask.refused else ""
+    text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""
+    gone = f", gone {'within the step ' if ask.mid else ''}after {ask.abort}"
     return text + (gone if ask.abort >= 0 else "")

@@ -20,10 +20,10 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.reader import check_file, read
 from vllm_repro.scenario.scenario import Cause, Causes
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_explore.case import Case
+from vllm_repro_explore.case import Case, beyond_scheduler
 from vllm_repro_explore.cause_rows import CauseRow, case_of, lines, reading, tried
 from vllm_repro_explore.draft import unlike_live
-from vllm_repro_explore.engine_case import beyond_scheduler, draw_engine
+from vllm_repro_explore.draw import draw
 from vllm_repro_explore.finding import PlayResult, result_from
 from vllm_repro_explore.scenario_setup import setup_from
 from vllm_repro_explore.scheduler_test import finding_test
@@ -103,7 +103,7 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     given = json.loads(shown.out)
     folder = folder_of(tmp_path)
     assert given == json.loads((folder / "explore.json").read_text(encoding="utf-8"))
-    assert (given["vllm_version"], given["trials"], given["seeds"], given["connector"]) == ("0.20.2", 9, [1, 9], None)
+    assert (given["vllm_version"], given["trials"], given["seeds"], given["mixes"][0]) == ("0.20.2", 9, [1, 9], "plain")
     (one,) = given["findings"]
     (line,) = (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["case"] == one["case"]
@@ -125,14 +125,14 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_pat
     given = json.loads(shown.out)
     assert (given["evidence"], given["mixes"]) == ("engine", ["off", "stream"])
     (one,) = given["findings"]
-    assert (one["case"]["mix"], one["seed"] % 2, one["model_runner"]) in {
-        ("off", 0, "the same"),
-        ("stream", 1, "the same"),
+    assert (one["case"]["connector"], one["seed"] % 2, one["model_runner"]) in {
+        ("OffloadingConnector", 0, "the same"),
+        ("", 1, "the same"),
     }
     assert one["live"].endswith("explored_popleft_n_0_32_0.py --server lab --vllm 0.32.0")
     assert check_file(folder_of(tmp_path) / "explored_popleft_n_0_32_0.py") == []
     assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
-    assert "vLLM 0.32.0's EngineCore over a fake executor, mixes off, stream" in shown.err
+    assert "vLLM 0.32.0's EngineCore without a model, mixes off, stream" in shown.err
     assert given["reproduce"] == "vllm-repro explore --engine --mix off,stream --vllm 0.32.0 --seeds 40"
     assert main(["report", str(folder_of(tmp_path)), "--format", "pytest"]) == 0
     assert "WAVES = [[dict(prompt=41, answer=1)]]" in capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_pat
     [(1, "grammar", "grammars"), (10, "stream", "streaming sessions"), (6, "ops", "cache resets or pauses")],
 )
 def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(seed: int, mix: str, beyond: str) -> None:
-    case = draw_engine(seed, mix)
+    case = draw(seed, mix)
     assert beyond in beyond_scheduler(case.as_json())
     assert any(reason.endswith(beyond) for reason in unlike_live(case))
     finding = {"kind": "stuck", "site": "requests stay WAITING", "case": case.as_json()}
@@ -183,7 +183,7 @@ def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: An
     playing(lambda _: quiet)
     assert main(["explore", "sco-hybrid", "--seeds", "4", "--from", "11"]) == 0
     out = capsys.readouterr().out
-    assert "vLLM 0.21.0's scheduler alone, SimpleCPUOffloadConnector, on the server of sco-hybrid" in out
+    assert "vLLM 0.21.0's EngineCore without a model, on the server of sco-hybrid" in out
     assert "nothing in 4 cases" in out
     assert "again:   vllm-repro explore sco-hybrid --vllm 0.21.0 --seeds 4 --from 11" in out
 
@@ -216,7 +216,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
         (["explore", "--engine", "--connector", "none"], "name one of a SCENARIO, a --connector and --engine"),
         (["explore", "--connector", "none", "--mix", "plain"], "--mix needs --engine"),
         (["explore", "--engine", "--mix", "plain,of"], "no mix is called of"),
-        (["explore", "tq-chunked-prefill"], "the scheduler alone cannot play tq-chunked-prefill"),
+        (["explore", "tq-chunked-prefill"], "tq-chunked-prefill has no server that can be played"),
         (["explore", "--engine", "--go-on", "--from", "7"], "--go-on is for a search without --from and --patch"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),

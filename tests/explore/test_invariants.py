@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm_repro_explore.program.vllm_repro_driver.invariants import at_rest, books, listed_twice
-from vllm_repro_explore.program.vllm_repro_driver.shadow import Shadow, Store
 
 
 def block(number: int, count: int = 0, *, null: bool = False) -> Any:
@@ -60,64 +59,3 @@ def test_at_rest_nothing_is_held() -> None:
     assert set(found) == {"gpu-leak", "request-leak"}
     assert "1 of 2 blocks" in found["gpu-leak"]
     assert found["request-leak"].endswith(": a")
-
-
-def manager(blocks: list[Any], window: int | None = None) -> Any:
-    spec = type("SlidingWindowSpec" if window else "FullAttentionSpec", (), {"sliding_window": window})()
-    return SimpleNamespace(req_to_blocks={"a": blocks}, block_size=4, kv_cache_spec=spec)
-
-
-def read(shadow: Shadow, tokens: list[int], start: int, count: int) -> list[str]:
-    return [name for name, _ in shadow.compute("a", tokens, start, count)]
-
-
-def test_a_request_reads_what_its_own_tokens_wrote() -> None:
-    tokens = list(range(12))
-    shadow = Shadow([manager([block(1), block(2), block(3)])])
-    assert read(shadow, tokens, 0, 6) == []
-    assert read(shadow, tokens, 6, 6) == []
-    # The same tokens after another beginning are another prompt.
-    assert read(shadow, [99, *tokens[1:]], 6, 6) == ["reads-wrong-content"]
-
-
-def test_a_block_that_nobody_wrote_is_read_and_seen() -> None:
-    shadow = Shadow([manager([block(1), block(2)])])
-    assert read(shadow, list(range(8)), 4, 4) == ["reads-wrong-content"]
-
-
-def test_only_the_window_is_read() -> None:
-    null, two = block(0, null=True), block(2)
-    shadow = Shadow([manager([null, two, block(3)], window=4)])
-    shadow.compute("a", list(range(12)), 4, 4)
-    assert read(shadow, list(range(12)), 7, 1) == ["reads-wrong-content"]  # nobody wrote slots 4 to 6 of block 2 yet
-    list(shadow.compute("a", list(range(12)), 4, 4))
-    assert read(shadow, list(range(12)), 8, 4) == []  # 5 to 7; the null block is out of the window
-    assert read(Shadow([manager([null, two, block(3)])]), list(range(12)), 8, 4) == ["reads-nothing"]
-
-
-def test_a_copy_takes_content_along_and_back() -> None:
-    tokens = list(range(8))
-    first, second = block(1), block(2)
-    shadow = Shadow([manager([first, second])])
-    list(shadow.compute("a", tokens, 0, 8))
-    store = Store(shadow)
-    store.save([(1, 70), (2, 71)])
-    shadow.put(1, None)
-    assert read(shadow, [*tokens, 8], 8, 1) == ["reads-wrong-content"]
-    store.load([(70, 1)])
-    assert read(shadow, [*tokens, 8], 8, 1) == []
-    shadow.copy([SimpleNamespace(src_block_id=2, dst_block_id=1)])
-    assert read(shadow, [*tokens, 8], 8, 1) == ["reads-wrong-content"]
-
-
-def test_a_block_that_comes_from_a_group_of_another_size_holds_nothing_for_this_one() -> None:
-    wide, narrow = manager([block(1)]), manager([block(2), block(1)])
-    narrow.block_size = 2
-    shadow = Shadow([wide])
-    list(shadow.compute("a", list(range(4)), 0, 4))
-    other = Shadow([narrow])
-    other.put(1, shadow.get(1))
-    other.put(2, None)
-    assert read(other, list(range(4)), 3, 1) == ["reads-wrong-content"]
-    assert read(other, list(range(4)), 0, 4) == []
-    assert read(other, list(range(4)), 3, 1) == []

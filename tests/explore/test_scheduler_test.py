@@ -14,7 +14,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.workload import completion
 from vllm_repro_explore.case import Case, Request, Setup
-from vllm_repro_explore.draw import draw
+from vllm_repro_explore.scenario_setup import draw_for
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
 
 CONNECTORS = ("", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
@@ -55,12 +55,12 @@ def test_it_needs_vllm_and_torch_alone_and_has_what_it_uses(connector: str, wave
 
 @pytest.mark.parametrize("seed", range(1, 40))
 def test_it_has_every_request_of_the_case(seed: int) -> None:
-    case = draw(seed, "SimpleCPUOffloadConnector")
+    case = draw_for(Setup(connector="SimpleCPUOffloadConnector"), seed)
     text = finding_test(finding(case), "0.32.0")
     (waves,) = (line for line in ast.parse(text).body if isinstance(line, ast.Assign) and "WAVES" in ast.unparse(line))
     played = eval(ast.unparse(waves.value))
     plain = {"shared": 0, "after": 0, "abort": -1}
-    assert [[Request(**plain | request) for request in wave] for wave in played] == [list(wave) for wave in case.waves]
+    assert Case.numbered(case.setup, [[Request(**plain | one) for one in wave] for wave in played], case.seed) == case
 
 
 def test_what_has_none_says_so() -> None:
@@ -71,7 +71,7 @@ def test_what_has_none_says_so() -> None:
     hybrid = find("sco-hybrid")
     with pytest.raises(UsageError, match="changes vLLM's source"):
         scenario_test(hybrid, hybrid.arm("patched"))
-    with pytest.raises(UsageError, match="cannot play dsv4-tp2"):
+    with pytest.raises(UsageError, match="dsv4-tp2 has no server that can be played"):
         scenario_test(find("dsv4-tp2"))
     words = replace(hybrid, workload=(completion(prompt="hello"),))
     with pytest.raises(UsageError, match="does not state the length"):

@@ -20,9 +20,9 @@ from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore import driver as driver_module
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
-from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, known, result_from
+from vllm_repro_explore.scenario_setup import draw_for
 from vllm_repro_explore.search import Found, Tally, search
 from vllm_repro_explore.summary import SearchSummary, as_json, terminal
 
@@ -174,8 +174,8 @@ def account() -> SearchSummary:
     again = "vllm-repro explore --connector none --seeds 3"
     return SearchSummary(
         version="0.20.2",
-        connector="",
         start="general",
+        mixes=("plain",),
         tally=tally,
         live=live,
         tests=["reports/explore/1/test_explored_popleft_n_0_20_2.py", None],
@@ -222,7 +222,7 @@ def found(case: Case, outcome: PlayResult | None = None) -> Found:
 def test_every_draft_is_a_scenario_file_without_a_mistake(seed: int) -> None:
     message = 'no {block} of "9" \\ left'
     death = result_from({"death": POPLEFT | {"message": message}}) if seed % 2 else None
-    one = found(draw(seed, "SimpleCPUOffloadConnector" if seed % 3 else ""), death)
+    one = found(draw_for(Setup(connector="SimpleCPUOffloadConnector" if seed % 3 else ""), seed), death)
     name = draft_id(one.finding, "0.20.2").replace("-", "_")
     scenario, problems = read(Path(f"{name}.py"), draft(one, "0.20.2"))
     assert problems == []

@@ -12,8 +12,8 @@ from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import provision
 from vllm_repro.scenario.patch import Patch
+from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
-from vllm_repro_explore.engine_case import draw_engine
 from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.finding import known as known_as
 
@@ -134,7 +134,7 @@ def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> 
     release = provision(RELEASE)
     broken = replace(release, packages=make_overlay(cache_root(), release.packages, [patch], print).folder)
     with Driver(broken, driver_model(), tmp_path / "driver.log") as driver:
-        cases = (draw_engine(seed, mix) for seed in range(1, 401))
+        cases = (draw(seed, mix) for seed in range(1, 401))
         assert any(driver.play(case).worst is not None and sound.play(case).worst is None for case in cases)
 
 
@@ -149,6 +149,6 @@ def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> 
 )
 def test_a_death_is_found_again_and_named(version: str, mix: str, known: str, tmp_path: Path) -> None:
     with Driver(provision(version), driver_model(), tmp_path / "driver.log") as driver:
-        worst = (driver.play(draw_engine(seed, mix)).worst for seed in range(1, 401))
+        worst = (driver.play(draw(seed, mix)).worst for seed in range(1, 401))
         deaths = (finding for finding in worst if finding is not None and finding.kind is FindingKind.DEATH)
         assert known_as(next(deaths)) == known

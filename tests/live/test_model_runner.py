@@ -9,8 +9,8 @@ import pytest
 
 from vllm_repro.releases.provision import provision
 from vllm_repro_explore import driver as module
+from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
-from vllm_repro_explore.engine_case import MIXES, draw_engine
 
 pytestmark = pytest.mark.live
 
@@ -54,7 +54,7 @@ def test_each_step_is_that_of_the_model_runner(version: str, tmp_path: Path) -> 
         compared = 0
         for seed in range(1, 12):
             for mix in MIXES:
-                result = driver.play(draw_engine(seed, mix), "both")
+                result = driver.play(draw(seed, mix), "both")
                 assert [one.detail for one in result.findings if one.site == UNLIKE] == [], (seed, mix)
                 compared += not result.invalid
     assert compared > 80
@@ -76,5 +76,5 @@ def test_a_fault_in_a_rule_is_seen(fault: str, program: Path, tmp_path: Path) ->
     (file,) = (file for file, text in texts.items() if text.count(was) == 1)
     (program / file).write_text(texts[file].replace(was, now), encoding="utf-8")
     with Driver(provision(RELEASE), driver_model(), tmp_path / "driver.log") as driver:
-        results = (driver.play(draw_engine(seed, mix), "both") for seed in range(1, 301))
+        results = (driver.play(draw(seed, mix), "both") for seed in range(1, 301))
         assert any(one.site == UNLIKE for result in results for one in result.findings)

@@ -25,9 +25,10 @@ def main() -> None:
         from vllm_repro_witness import register  # type: ignore[import-not-found]  # a folder of its own on PYTHONPATH
 
         register()  # before vLLM is imported
-        from . import engine, play
+        from . import config
+        from .play import play
 
-        version = engine.version()
+        version = config.version()
     except (ImportError, AttributeError) as error:
         answer({"unsupported": f"{type(error).__name__}: {error}"})
         return
@@ -36,12 +37,7 @@ def main() -> None:
     for line in sys.stdin:
         case = json.loads(line)
         started = time.perf_counter()
-        if "mix" in case:
-            from .play_engine import play_engine  # it changes vLLM, and needs more of it
-
-            outcome = play_engine(case)
-        else:
-            outcome = play.play(case)
+        outcome = play(case)
         answer({"id": case.get("id"), **outcome, "ms": round((time.perf_counter() - started) * 1000, 1)})
 
 

@@ -15,6 +15,8 @@ It knows of a request only what `SchedulerOutput` contains. The rules stand for 
 | `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy |
 | `_update`: an image without data is not encoded | `_process_encoder_cache_scheduler_output`, `_batch_mm_inputs_from_scheduler` |
 | `_inputs`: encoder outputs in place of placeholders | `_gather_mm_embeddings` |
+| `_update`, second runner: a request keeps its tokens, count and drafts | `v1/worker/gpu/states.py`, `RequestState` |
+| `_update`, second runner: a preemption ends it | `v1/worker/gpu/model_runner.py`, `finish_requests` |
 | `Answer`: none is there before it is asked for | `v1/executor/multiproc_executor.py`, `FutureWrapper` |
 """
 
@@ -31,7 +33,8 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from . import reference
-from .engine import layer_specs, memory_of, room_of
+from .config import layer_specs, memory_of, room_of
+from .invariants import listed_twice
 from .mamba import States
 from .workers import Half, worker_half
 
@@ -51,7 +54,7 @@ class RunnerError(Exception):
 
 @dataclass
 class _Known:
-    """What the worker knows of a request. key, eos: see `reference`. drafts: proposed after its last step."""
+    """What the worker knows of a request. key, eos: see `reference`. drafts: proposed after its last step. reached: computed in it."""
 
     tokens: list[int]
     prompt: int
@@ -60,6 +63,7 @@ class _Known:
     eos: int
     images: list[Any]
     drafts: list[int] = field(default_factory=list)
+    reached: int = 0
 
 
 @dataclass
@@ -240,7 +244,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         copied = None
         if half is not None:
             copied = half.after(output)
-            for direction, _ in half.take_listed():
+            listed = half.take_listed()
+            self.notes += listed_twice(listed)
+            for direction, _ in listed:
                 self.seen["stores" if direction == "store" else "loads"] += 1
         if not batch:
             self._reached = {}
@@ -262,7 +268,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def _update(self, output: Any) -> dict[str, int]:
         """Bring the known requests up to date; return the computed tokens of each scheduled one."""
         asynchronous = self.scheduler_config.async_scheduling
-        for name in output.finished_req_ids:
+        second = self.case["runner"] == 2
+        preempted = getattr(output, "preempted_req_ids", None) or ()
+        self.seen["preempted"] += len(preempted)
+        for name in (*output.finished_req_ids, *(preempted if second else ())):
             self._known.pop(name, None)
         for image in output.free_encoder_mm_hashes:
             self._encoded.pop(image, None)
@@ -281,7 +290,6 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             computed[new.req_id] = new.num_computed_tokens
             self.seen["hits"] += new.num_computed_tokens > 0
         old = output.scheduled_cached_reqs
-        self.seen["preempted"] += len(getattr(output, "preempted_req_ids", None) or ())
         self.seen["resumed"] += len(old.resumed_req_ids)
         for place, name in enumerate(old.req_ids):
             known, resumed = self._known[name], name in old.resumed_req_ids
@@ -293,6 +301,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 for mine, more in zip(known.blocks, blocks, strict=True):
                     mine.extend(more)
             stepped = name in self._reached and not resumed
+            if second:
+                computed[name] = known.reached
+                continue
             if stepped:
                 self._stepped.add(name)
             if stepped and asynchronous:
@@ -417,6 +428,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             known.drafts = [] if fits else [0] * width
             if row.start + len(row.tokens) < len(known.tokens):
                 self._states.end(name, row.start, len(row.tokens), 0, 1)
+                known.reached = self._reached[name]
                 continue
             new, drafts = sampled[name], row.drafts
             for place, state in enumerate(row.states[-1 - len(drafts) :]):
@@ -428,6 +440,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self.seen["accepted"] += len(new) - 1
             self.seen["masked"] += name in rows
             self._reached[name] -= len(drafts) + 1 - len(new)
+            known.reached = self._reached[name]
             known.tokens.extend(new)
             if fits and width:
                 known.drafts = self._draft(known.tokens, known.key, known.eos)

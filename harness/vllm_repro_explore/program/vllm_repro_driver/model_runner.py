@@ -29,7 +29,7 @@ from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm_repro_lab import async_steps, interpreter
 
 from . import reference
-from .engine import layer_specs
+from .config import layer_specs
 from .executor import Answer, FakeExecutor, key_of, state_in
 
 __all__ = ["RunnerExecutor"]

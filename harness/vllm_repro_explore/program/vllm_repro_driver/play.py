@@ -1,82 +1,349 @@
-"""Player of a workload: step by step, with the invariants checked after each step."""
+"""Player of a workload on EngineCore: step by step, with each answer compared with the reference."""
 
 from __future__ import annotations
 
 import linecache
 import random
 import traceback
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import RequestStatus
+from vllm.v1.core.sched import interface
 
-from .engine import Engine, NoBoot
-from .invariants import Broken, at_rest, books, listed_twice
+from .config import NoBoot, pools_of
+from .engine_core import Refused, boot, compiled, request_of, sampling
+from .executor import RunnerError, key_of
+from .invariants import Broken, at_rest, books
+from .reference import EOS, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
-__all__ = ["Player", "Stuck", "at_fault", "ours", "play"]
+__all__ = ["play"]
+
+PauseState: Any = getattr(interface, "PauseState", None)
 
 _PATIENCE = 400
 """Steps without progress before a request counts as stuck. A transfer takes at most a few tens."""
-_DRAIN = 40
+_DRAIN = 80
 _PROGRAM = str(Path(__file__).parent)
-_VOCABULARY = range(10, 4000)
 
 
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a case and return {steps, broken: [{invariant, detail, step, wave}], twice: [n], death: {...}?}.
+    """Play a case and return {steps, broken: [{invariant, detail, step}], death: {...}?} and counts of events.
 
-    twice: for each wave, the most duplicate blocks in one store event. Return {invalid: why} if vLLM refuses the flags.
-    Raise an exception that this program itself raised: it is no finding about vLLM.
+    worker: "runner" for the release's own model runner, "both" to compare the two. An exception of this program is the death
+    {"kind": "harness"}. Return {invalid: why} if vLLM refuses the flags.
     """
+    if case.get("worker") == "both":
+        return _compared(case)
     try:
-        engine = Engine(case)
+        engine = boot(case)
     except NoBoot as error:
         return {"invalid": str(error)[:300]}
     player = _Player(engine, case)
     found: dict[str, Any] = {}
     try:
         player.play()
-    except Stuck as error:
+    except _Stuck as error:
         how, detail, states = error.args
-        found["death"] = {"kind": how, "detail": detail, "states": states, "wave": player.wave, "step": player.steps}
-    except Exception as error:  # any exception of vLLM would have ended EngineCore
-        if ours(error):
-            raise
-        found["death"] = {
-            "kind": "death",
-            **at_fault(error),
-            "lost": _lost(error),
-            "wave": player.wave,
-            "step": player.steps,
-        }
-    finally:
-        engine.close()
-    return {"steps": player.steps, "broken": player.broken, "twice": player.twice, **player.seen, **found}
+        found["death"] = {"kind": how, "detail": detail, "states": states}
+    except RunnerError as error:
+        found["death"] = {"kind": "death", "exception": "RuntimeError", "message": str(error), **error.place}
+    except Exception as error:  # it would have ended EngineCore, or is a fault of this program
+        found["death"] = {"kind": "harness" if _ours(error) else "death", **_at_fault(error)}
+    engine.structured_output_manager.clear_backend()
+    engine.scheduler.shutdown()
+    more = {"trace": player.executor.trace, "answers": player.answers} if case.get("trace") else {}
+    return {"steps": player.steps, "broken": player.broken, **player.executor.seen, **player.seen, **found, **more}
 
 
-class Stuck(Exception):
+def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Play a case over both workers; a step in which they differ is a violation."""
+    ours, theirs = (play({**case, "worker": worker, "trace": True}) for worker in ("", "runner"))
+    if "invalid" in theirs:
+        return theirs
+    pairs = enumerate(zip_longest(ours.pop("trace"), theirs["trace"]))
+    unlike = next((f"step {step}: {one}, the runner {other}" for step, (one, other) in pairs if one != other), "")
+    for one in ours, theirs:  # a runner does not say which blocks and states it reads
+        names = (each["invariant"] for each in one["broken"])
+        one["shown"] = [name.partition(" ")[0] for name in names if not name.startswith(("reads-", "writes-"))]
+    for one in ours, theirs:
+        death = one.get("death", {})
+        one["dies"] = [death.get(name) for name in ("kind", "exception", "message", "function")]
+    if not unlike and any(ours.get(name) != theirs.get(name) for name in ("answers", "shown", "dies")):
+        unlike = f"{ours}, the runner {theirs}"
+    if unlike:
+        ours["broken"].append({"invariant": "unlike-the-model-runner", "detail": unlike, "step": 0})
+    return ours
+
+
+class _Stuck(Exception):
     """Requests make no progress. Arguments: kind, detail, request states."""
 
 
-class Player:
-    """What the players of a scheduler and of EngineCore share. moved: the last step with progress. broken: see `play`."""
+@dataclass
+class _Sent:
+    """A request that was sent.
+
+    prompt, answer: of a streaming session those of its turn. parts: what it was fed. turns: those that ended.
+    """
+
+    ask: Mapping[str, Any]
+    prompt: list[int]
+    given: Any
+    answer: list[int] = field(default_factory=list)
+    end: str = ""
+    aborted: bool = False
+    parts: list[list[int]] = field(default_factory=list)
+    turns: int = 0
+
+
+class _Player:
+    """Player of one case. broken: see `play`. moved: the last step with progress."""
 
     def __init__(self, engine: Any, case: Mapping[str, Any]) -> None:
         self._engine, self._case = engine, case
-        self._scheduler = engine.scheduler
-        self._moved = self.steps = self.wave = 0
+        self._scheduler, self.executor = engine.scheduler, engine.model_executor
+        self._moved = self.steps = 0
         self._known: set[str] = set()
         self.broken: list[dict[str, Any]] = []
+        self._managers = tuple(self._scheduler.kv_cache_manager.coordinator.single_type_managers)
+        self._sent: dict[str, _Sent] = {}
+        self._farthest: dict[str, int] = {}
+        self._then: list[str] = []  # for each pause that waits for an idle engine: "", "clear" or "sleep"
+        self.seen: Counter[str] = Counter()
+
+    @property
+    def answers(self) -> dict[str, list[int]]:
+        return {name: one.answer for name, one in self._sent.items()}
+
+    def play(self) -> None:
+        operations = [event for at, what in self._case["ops"] for event in _operation(at, what)]
+        for wave in self._case["waves"]:
+            self._play_wave([*operations, *_events(wave)])
+            operations = []
+        self._rest()
+        for name, one in self._sent.items():
+            if one.ask["segments"] or one.end:
+                continue
+            if one.aborted:
+                self._note(self._judge(name, one, ""))
+            else:
+                self._note([("never-answered", name)])
+
+    def _play_wave(self, events: list[tuple[int, int, str, Any]]) -> None:
+        """Play events in order. The clock counts steps, and jumps while the engine is idle."""
+        events.sort(key=lambda event: event[:2])
+        clock = 0
+        self._moved = self.steps
+        while events or self._busy():
+            while events and events[0][0] <= clock:
+                _, _, what, ask = events.pop(0)
+                self._moved = self.steps
+                self._event(what, ask)
+            if self._busy():
+                self._step()
+                clock += 1
+            else:
+                self._idle()
+                clock = max(clock, events[0][0]) if events else clock
+            self._check_progress()
+
+    def _busy(self) -> bool:
+        return bool(self._scheduler.has_requests() or self._engine.batch_queue)
+
+    def _event(self, what: str, ask: Any) -> None:
+        name = f"r{ask['number']}" if ask else ""
+        sent = self._sent.get(name)
+        match what:
+            case "add":
+                self._add(name, ask)
+            case "feed" if sent and not sent.end and not sent.aborted:
+                self._feed(name, sent)
+            case "abort" if sent and not sent.aborted:
+                sent.aborted = True
+                self.seen["aborted"] += 1
+                # EngineCoreProc puts an abort into both: one is read within a step, the other before the next.
+                if ask["mid"] and self._busy():
+                    self._engine.aborts_queue.put_nowait([name])
+                    self._step()
+                self._engine.abort_requests([name])
+            case "reset" | "reset-running":
+                self.seen["resets"] += 1
+                running = [True] if what == "reset-running" else []
+                self._answered(lambda: self._engine.reset_prefix_cache(*running))
+            case "resume":
+                if self.executor.is_sleeping:
+                    self.executor.asleep = "resumed while it sleeps"
+                self._scheduler.set_pause_state(PauseState.UNPAUSED)
+            case "wake":
+                if "sleep" in self._then:
+                    self.executor.asleep = "woken before it sleeps"
+                self._engine.wake_up()
+            case _ if what.startswith("pause-"):
+                self._pause(*what.split("-")[1:-1])
+
+    def _answered(self, call: Callable[[], Any]) -> bool:
+        """Make a utility call, and return False if EngineCore answers it with an exception."""
+        try:
+            call()
+        except Exception as error:
+            if _ours(error):
+                raise
+            self.seen["refused resets"] += 1
+            return False
+        return True
+
+    def _pause(self, mode: str, then: str = "") -> None:
+        """Do what `EngineCoreProc.pause_scheduler` and `EngineCore.sleep` do. then: what follows once the engine is idle."""
+        self.seen["pauses"] += 1
+        if then and (sender := getattr(self._engine, "image_cache", None)):
+            sender.clear_cache()
+        if mode == "abort":
+            going = [name for name in self._scheduler.requests if not self._sent[name].end]
+            for name in going:
+                self._sent[name].aborted = True
+            self._engine.abort_requests(going)
+        self._scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+        self._then += [then]
+        if not self._busy():
+            self._idle()
+
+    def _idle(self) -> None:
+        """Do what an idle EngineCoreProc does: end the pauses that wait for it."""
+        ended, self._then = self._then, []
+        clear = getattr(self._engine, "_reset_caches", None) or (lambda: self._engine.reset_prefix_cache(True))
+        if any(ended) and self._answered(clear) and "sleep" in ended:
+            self.seen["sleeps"] += 1
+            self.executor.sleep()
+
+    def _add(self, name: str, ask: Mapping[str, Any]) -> None:
+        prompt = _prompt(self._case["seed"], ask)
+        self.executor.traits[name] = ask["salt"], 0 if ask["grammar"] else ask["eos"]
+        self.executor.remote[name] = prompt, key_of(ask["salt"], ask["lora"]), ask["fails"]
+        try:
+            given = sampling(self._engine, ask)
+            request = request_of(self._engine, name, prompt, given, ask, bool(ask["segments"]))
+        except Refused as error:
+            self.seen["refused requests"] += 1
+            what, unexpected = error.args
+            if unexpected:
+                self._note([("unexpected-error", f"{name} is refused: {what}")])
+            return
+        for offset, length, number in ask["images"]:
+            prompt[offset : offset + length] = image(number, length)
+        self._sent[name] = _Sent(ask, prompt, given)
+        self._engine.add_request(*request)
+
+    def _feed(self, name: str, sent: _Sent) -> None:
+        """Send the next part of a streaming session; the last one ends it."""
+        rng = random.Random(f"{self._case['seed']}/{name}/{len(sent.parts) + 1}")
+        block = self._case["block"]
+        tokens = rng.choices(TEXT, k=rng.choice((1, 3, block, 2 * block)))
+        sent.parts.append(tokens)
+        given = sampling(self._engine, sent.ask)
+        self.seen["fed"] += 1
+        more = len(sent.parts) < len(sent.ask["segments"])
+        ask = {**sent.ask, "images": ()}
+        self._engine.add_request(*request_of(self._engine, name, tokens, given, ask, more))
+
+    def _step(self) -> None:
+        self.steps += 1
+        outputs, executed = self._engine.step_fn()
+        self._engine.post_step(executed)
+        for group in (outputs or {}).values():
+            for output in group.outputs:
+                self._take(output)
+        for one in self._scheduler.running:
+            # A request that is preempted and computed again makes no progress until it is beyond where it was.
+            if one.num_computed_tokens > self._farthest.get(one.request_id, 0):
+                self._farthest[one.request_id] = one.num_computed_tokens
+                self._moved = self.steps
+        self._note(self.executor.notes)
+        self.executor.notes.clear()
+        self._note(books(pools_of(self._scheduler), self._managers))
+
+    def _take(self, output: Any) -> None:
+        name = output.request_id
+        sent = self._sent.get(name)
+        if sent is None:
+            self._note([("output-of-nobody", name)])
+            return
+        if output.new_token_ids or output.finish_reason is not None:
+            self._moved = self.steps
+        if sent.end:
+            self._note([("output-after-end", name)])
+        sent.answer.extend(output.new_token_ids)
+        if output.finish_reason is not None:
+            end = str(output.finish_reason).lower()
+            if sent.ask["segments"]:
+                self._end_turn(name, sent, end)
+            else:
+                sent.end = end
+                self._note(self._judge(name, sent, end))
+
+    def _end_turn(self, name: str, sent: _Sent, end: str) -> None:
+        """Judge a turn of a streaming session. The next one goes on from all tokens of it but the last."""
+        if "abort" in end:
+            return
+        if sent.turns > len(sent.parts):
+            self._note(
+                [("output-after-end", f"{name}: turn {sent.turns + 1} of {len(sent.parts) + 1} that were sent ends")]
+            )
+            return
+        if sent.turns:
+            sent.prompt = [*sent.prompt, *sent.parts[sent.turns - 1]]
+        sent.turns += 1
+        self._note(self._judge(name, sent, end))
+        sent.prompt, sent.answer = [*sent.prompt, *sent.answer[:-1]], []
+
+    def _judge(self, name: str, sent: _Sent, end: str) -> Iterator[Broken]:
+        """Compare an answer with the reference, and its length and end with what was asked for."""
+        ask, answer = sent.ask, sent.answer
+        if "error" in end:
+            self.seen["errors"] += 1
+            lost = ask["fails"] and self._case["load_failures"] == "fail"
+            if not lost and ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
+                yield "unexpected-error", f"{name} ends with an error, grammar {ask['grammar'] or 'none'}"
+            return
+        if ask["remote"]:  # the decode server answers
+            return
+        wanted = min(ask["answer"], self._case["max_len"] - len(sent.prompt))
+        if len(answer) > wanted or ("length" in end and len(answer) != wanted):
+            yield "wrong-length", f"{name}: {len(answer)} of {wanted} tokens"
+        if not answer:
+            return
+        key = key_of(ask["salt"], ask["lora"])
+        values = states(sent.prompt + answer[:-1], key, self.executor.windows)[len(sent.prompt) - 1 :]
+        grammar = compiled(self._engine, sent.given) if ask["grammar"] else None
+        for place, token in enumerate(answer):
+            row = None
+            if grammar is not None and not grammar.is_terminated():
+                mask = self._engine.structured_output_manager.backend.allocate_token_bitmask(1)
+                grammar.fill_bitmask(mask, 0)
+                row = mask.numpy()[0]
+                grammar.accept_tokens(name, [token])
+            right = pick(values[place], row, 0 if ask["grammar"] else ask["eos"])
+            if token != right:
+                where = f"token {place} of the answer to {len(sent.prompt)} tokens"
+                yield self._named("wrong-token", name), f"{name}: {where} is {token}, the reference {right}"
+                return
+        if "stop" in end and answer[-1] != EOS and not (ask["stops"] and answer[-1] in STOPS):
+            yield "wrong-end", f"{name}: stops at {answer[-1]}"
+
+    def _named(self, invariant: str, name: str) -> str:
+        """Add the rule that lost a state of the request, or of another one, which may have cached it."""
+        lost = self.executor.lost
+        return f"{invariant} ({lost.get(name) or next(iter(lost.values()))})" if lost else invariant
 
     def _note(self, found: Iterable[Broken]) -> None:
         """Record the first violation of each invariant."""
         for invariant, detail in found:
             if invariant not in self._known:
                 self._known.add(invariant)
-                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps, "wave": self.wave})
+                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps})
 
     def _check_progress(self) -> None:
         """Raise `Stuck` if nothing has moved for too long."""
@@ -84,157 +351,64 @@ class Player:
             return
         requests = list(self._scheduler.requests.values())
         if not requests:
-            raise Stuck("restless", f"no request is left after {self.steps} steps", "")
+            raise _Stuck("restless", f"no request is left after {self.steps} steps", "")
         each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
-        raise Stuck("stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests})))
+        raise _Stuck("stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests})))
 
-
-class _Player(Player):
-    def __init__(self, engine: Engine, case: Mapping[str, Any]) -> None:
-        super().__init__(engine, case)
-        self._rng = random.Random(case["seed"])
-        self._common = self._tokens(max((ask["shared"] for wave in case["waves"] for ask in wave), default=0))
-        self._queue: deque[tuple[Any, Any]] = deque()
-        self.twice: list[int] = []
-        self._reached: dict[str, int] = {}
-        self.seen = {"preempted": 0, "hits": 0, "stores": 0, "loads": 0}
-
-    def _tokens(self, count: int) -> list[int]:
-        return self._rng.choices(_VOCABULARY, k=count)
-
-    def play(self) -> None:
-        for wave in self._case["waves"]:
-            self.wave += 1
-            self.twice.append(0)
-            self._play_wave(wave)
-        # An idle engine takes no step; the steps of the next request report the copies made meanwhile.
+    def _rest(self) -> None:
+        """Step until no transfer is under way and the scheduler knows it, then check that nothing is held."""
+        half, quiet = self.executor.half, 0
         for _ in range(_DRAIN):
-            before = self.seen["stores"], self.seen["loads"]
-            self._step()
-            copying = before != (self.seen["stores"], self.seen["loads"])
-            if not copying and not (self._engine.half and self._engine.half.busy) and not self._queue:
-                self._note(at_rest(self._engine.pools, self._engine.managers))
-                return
-
-    def _play_wave(self, wave: list[Mapping[str, Any]]) -> None:
-        started = self.steps
-        waiting = [(ask["after"], number, ask) for number, ask in enumerate(wave, 1)]
-        aborts: list[tuple[int, str]] = []
-        self._moved = self.steps
-        while waiting or self._queue or self._scheduler.has_requests():
-            for due, number, ask in [one for one in waiting if one[0] <= self.steps - started]:
-                waiting.remove((due, number, ask))
-                name = f"w{self.wave}r{number}"
-                own = ask["prompt"] - min(ask["shared"], ask["prompt"])
-                prompt = self._common[: ask["prompt"] - own] + self._tokens(own)
-                self._scheduler.add_request(self._engine.request(name, prompt, ask["answer"]))
-                if ask["abort"] >= 0:
-                    aborts.append((self.steps + ask["abort"], name))
-            for due, name in [one for one in aborts if one[0] <= self.steps]:
-                aborts.remove((due, name))
-                self._scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
-                self._check()
-            self._step()
-            self._check_progress()
-
-    def _step(self) -> None:
-        self.steps += 1
-        scheduler = self._scheduler
-        if not self._engine.asynchronous:
-            output = scheduler.schedule()
-            self._answer(output, self._execute(output))
+            quiet = 0 if self._busy() or (half and half.busy) else quiet + 1
+            if quiet > 4 or (quiet and not half):
+                break
+            self.steps += 1
+            if self._busy():
+                self._engine.step_fn()
+                continue
+            output = self._scheduler.schedule()
+            self._scheduler.update_from_output(output, self.executor.execute_model(output))
+        else:
             return
-        if scheduler.has_requests() or not self._queue:
-            output = scheduler.schedule()
-            self._queue.append((output, self._execute(output)))
-            if len(self._queue) < 2 and (output.total_num_scheduled_tokens or scheduler.has_requests()):
-                return
-        self._answer(*self._queue.popleft())
-
-    def _execute(self, output: Any) -> Any:
-        """Return the workers' output: a token for each request whose last known token is computed, more if drafts are accepted."""
-        half, shadow = self._engine.half, self._engine.shadow
-        names = list(output.num_scheduled_tokens)
-        tokens: list[list[int]] = []
-        if half is not None:
-            half.before(output)
-        shadow.copy(getattr(output, "kv_cache_block_copies", None) or ())
-        for name in names:
-            request = self._scheduler.requests[name]
-            drafts = output.scheduled_spec_decode_tokens.get(name, ())
-            count = output.num_scheduled_tokens[name]
-            known = [*request.all_token_ids, *self._unanswered(name), *drafts]
-            self._note(shadow.compute(name, known, request.num_computed_tokens - count, count))
-            taken = self._rng.randint(0, len(drafts))
-            new = [*drafts[:taken], *self._tokens(1)]
-            tokens.append([] if request.is_prefill_chunk else new)
-            if request.num_computed_tokens > self._reached.get(name, 0):
-                self._reached[name] = request.num_computed_tokens
-                self._moved = self.steps
-        copied = None
-        if half is not None:
-            half.start()
-            copied = half.after(output)
-            listed = half.take_listed()
-            self._note(listed_twice(listed))
-            for direction, blocks in listed:
-                self.seen["stores" if direction == "store" else "loads"] += 1
-                if direction == "store":
-                    self.twice[-1] = max(self.twice[-1], len(blocks) - len(set(blocks)))
-        return ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: number for number, name in enumerate(names)},
-            sampled_token_ids=tokens,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-            kv_connector_output=copied,
-        )
-
-    def _unanswered(self, name: str) -> list[int]:
-        """Return how many sampled tokens the scheduler does not know yet."""
-        return [
-            token
-            for _, answer in self._queue
-            if name in answer.req_id_to_index
-            for token in answer.sampled_token_ids[answer.req_id_to_index[name]]
-        ]
-
-    def _answer(self, output: Any, answer: Any) -> None:
-        self.seen["preempted"] += len(output.preempted_req_ids or ())
-        self.seen["hits"] += sum(one.num_computed_tokens > 0 for one in output.scheduled_new_reqs)
-        outputs = self._scheduler.update_from_output(output, answer)
-        for one in outputs.values():
-            if any(part.finish_reason is not None or part.new_token_ids for part in one.outputs):
-                self._moved = self.steps
-        if self._case["draft"] and output.total_num_scheduled_tokens:
-            alive = [name for name, tokens in zip(answer.req_ids, answer.sampled_token_ids, strict=True) if tokens]
-            drafts = [self._tokens(self._case["draft"]) for _ in alive]
-            self._scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
-        self._check()
-
-    def _check(self) -> None:
-        self._note(books(self._engine.pools, self._engine.managers))
+        self._note(at_rest(pools_of(self._scheduler), self._managers))
+        if self._scheduler.requests:
+            self._note([("request-leak", f"known at rest: {', '.join(list(self._scheduler.requests)[:4])}")])
 
 
-def ours(error: Exception) -> bool:
+def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
+    """Yield an operation, and for a pause also its end."""
+    if what.startswith("pause-"):
+        if PauseState is None:  # older releases have no pause
+            return
+        yield at + int(what.rsplit("-", 1)[1]), 4, "wake" if "-sleep" in what else "resume", None
+    yield at, 3, what, None
+
+
+def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]]:
+    for ask in wave:
+        yield ask["after"], 0, "add", ask
+        for later in ask["segments"]:
+            yield ask["after"] + later, 1, "feed", ask
+        if ask["abort"] >= 0:
+            yield ask["after"] + ask["abort"], 2, "abort", ask
+
+
+def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
+    """Return the prompt; requests of a family share their first tokens."""
+    family, own = random.Random(f"{seed}/family{ask['family']}"), random.Random(f"{seed}/request{ask['number']}")
+    shared = min(ask["shared"], ask["prompt"])
+    found = family.choices(TEXT, k=shared) + own.choices(TEXT, k=ask["prompt"] - shared)
+    for offset, length, _ in ask["images"]:
+        found[offset : offset + length] = [PLACEHOLDER] * length
+    return found
+
+
+def _ours(error: Exception) -> bool:
     """Return True if this program raised the exception."""
     return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_PROGRAM)
 
 
-def _lost(error: Exception) -> tuple[int, int, int] | None:
-    """Return (counted, present, requested) free blocks of a crash in the free list, from its innermost frame."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if frame.f_code.co_name != "popleft_n":
-        return None
-    seen = frame.f_locals
-    queue, wanted = seen["self"], seen["n"]
-    # popleft_n also takes the tail marker before it fails.
-    taken = [block for block in seen["ret"] if block is not queue.fake_free_list_tail]
-    return queue.num_free_blocks + wanted, len(taken), wanted
-
-
-def at_fault(error: Exception) -> dict[str, Any]:
+def _at_fault(error: Exception) -> dict[str, Any]:
     """Return where an exception was raised, without line numbers."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)

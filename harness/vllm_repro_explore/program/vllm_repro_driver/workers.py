@@ -18,8 +18,6 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from vllm_repro_lab import nixl
 
-from .shadow import Content, Store
-
 __all__ = ["Half", "worker_half"]
 
 Pairs = list[tuple[int, int]]
@@ -66,11 +64,12 @@ class Half:
 
 
 class Copier:
-    """Recorder of transfers."""
+    """Recorder of transfers. memory: the executor, whose blocks are copied."""
 
-    def __init__(self, shadow: Content, store_polls: int, load_polls: int) -> None:
+    def __init__(self, memory: Any, store_polls: int, load_polls: int) -> None:
         self._polls = {"store": store_polls, "load": load_polls}
-        self._store = Store(shadow)
+        self._memory = memory
+        self._saved: dict[int, Any] = {}  # by the connector's own block number
         self._listed: list[tuple[str, list[int]]] = []
         self._waiting: list[Transfer] = []
 
@@ -87,10 +86,17 @@ class Copier:
     def _begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Transfer:
         pairs = [(int(one), int(other)) for one, other in zip(source, target, strict=True)]
         self._listed.append((direction, [gpu if direction == "store" else other for gpu, other in pairs]))
-        copy = self._store.save if direction == "store" else self._store.load
+        copy = self._save if direction == "store" else self._load
         begun = Transfer(self._polls[direction], lambda: copy(pairs))
         self._waiting.append(begun)
         return begun
+
+    def _save(self, pairs: Pairs) -> None:
+        self._saved.update({own: self._memory.get(gpu) for gpu, own in pairs})
+
+    def _load(self, pairs: Pairs) -> None:
+        for own, gpu in pairs:
+            self._memory.put(gpu, self._saved.get(own))
 
 
 class Transfer:
@@ -126,8 +132,8 @@ class _SimpleCopies(Copier):
 class _OffloadingCopies(Copier):
     """Replacement of the offloading connector's copier, with jobs by number."""
 
-    def __init__(self, shadow: Content, store_polls: int, load_polls: int) -> None:
-        super().__init__(shadow, store_polls, load_polls)
+    def __init__(self, memory: Any, store_polls: int, load_polls: int) -> None:
+        super().__init__(memory, store_polls, load_polls)
         self._jobs: dict[int, Transfer] = {}
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
@@ -160,12 +166,11 @@ class _OffloadingCopies(Copier):
 
 
 class _Fetches(Copier, nixl.Worker):
-    """NIXL's worker half of the lab. memory: the executor, which knows the prompts of the other server."""
+    """NIXL's worker half of the lab. The executor knows the prompts of the other server."""
 
     def __init__(self, config: Any, groups: Any, memory: Any, polls: int) -> None:
         Copier.__init__(self, memory, 0, polls)
         nixl.Worker.__init__(self, config, "", groups)
-        self._memory = memory
         self._polled: dict[str, int] = {}
 
     @property
@@ -210,17 +215,17 @@ def _mooncake_reports() -> bool:
     return reports
 
 
-def worker_half(config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Half:
+def worker_half(config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int) -> Half:
     """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
     nixl.install()
     if config.kv_transfer_config.kv_connector.startswith("Mooncake"):
         _mooncake_reports()
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
-    return Half(connector, [_install(one, config, groups, shadow, store_polls, load_polls) for one in parts])
+    return Half(connector, [_install(one, config, groups, memory, store_polls, load_polls) for one in parts])
 
 
-def _install(connector: Any, config: Any, groups: Any, shadow: Content, store_polls: int, load_polls: int) -> Copier:
+def _install(connector: Any, config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int) -> Copier:
     name = type(connector).__name__
     if name == "SimpleCPUOffloadConnector":
         from vllm.v1.simple_kv_offload import worker
@@ -228,18 +233,18 @@ def _install(connector: Any, config: Any, groups: Any, shadow: Content, store_po
         from vllm_repro_lab.offload import without_cuda
 
         without_cuda(worker)
-        copies = _SimpleCopies(shadow, store_polls, load_polls)
+        copies = _SimpleCopies(memory, store_polls, load_polls)
         if connector.worker_handler is not None:  # there is none without prefix caching
             connector.worker_handler._backend = copies
         return copies
     if name == "OffloadingConnector":
-        jobs = _OffloadingCopies(shadow, store_polls, load_polls)
+        jobs = _OffloadingCopies(memory, store_polls, load_polls)
         connector.connector_worker.worker = jobs
         return jobs
     if name.startswith("Nixl"):
-        connector.connector_worker = fetches = _Fetches(config, groups, shadow, load_polls)
+        connector.connector_worker = fetches = _Fetches(config, groups, memory, load_polls)
         return fetches
     if name.startswith("Mooncake"):
-        connector.connector_worker = pulls = _Pulls(config, groups, shadow, load_polls)
+        connector.connector_worker = pulls = _Pulls(config, groups, memory, load_polls)
         return pulls
     raise NotImplementedError(f"no simulated copier for {name}")

@@ -1,4 +1,4 @@
-"""Cases of the search of EngineCore, and its reference."""
+"""Drawn cases, and the reference."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_repro_explore.case import Case
-from vllm_repro_explore.draw import least_blocks
-from vllm_repro_explore.engine_case import MIXES, EngineRequest, EngineSetup, draw_engine
+from vllm_repro_explore.case import Case, Request, least_blocks
+from vllm_repro_explore.draw import MIXES, draw, mixes_of
 from vllm_repro_explore.program.vllm_repro_driver.reference import TEXT, attend, embed, pick, recur, states
 from vllm_repro_explore.shrink import shrink
 from vllm_repro_explore.summary import case_lines
@@ -21,25 +20,14 @@ SEEDS = st.integers(min_value=1, max_value=10**6)
 MIX = st.sampled_from(sorted(MIXES))
 
 
-def setup_of(case: Case) -> EngineSetup:
-    assert isinstance(case.setup, EngineSetup)
-    return case.setup
-
-
-def asks_of(case: Case) -> list[EngineRequest]:
-    asks = [ask for ask in case.asks if isinstance(ask, EngineRequest)]
-    assert len(asks) == len(case.asks)
-    return asks
-
-
 @given(SEEDS, MIX)
 def test_a_seed_and_a_mix_are_one_case_which_a_server_could_serve(seed: int, mix: str) -> None:
-    case = draw_engine(seed, mix)
-    assert case == draw_engine(seed, mix)
-    setup = setup_of(case)
+    case = draw(seed, mix)
+    assert case == draw(seed, mix)
+    setup = case.setup
     assert setup.blocks >= least_blocks(setup) + setup.draft
     assert setup.chunk >= setup.seqs * (setup.draft + 1)  # vLLM refuses less
-    for ask in asks_of(case):
+    for ask in case.asks:
         assert min(ask.prompt, ask.answer) >= 1
         assert 0 <= ask.shared <= ask.prompt
         assert ask.prompt + ask.answer <= setup.max_len
@@ -49,7 +37,7 @@ def test_a_seed_and_a_mix_are_one_case_which_a_server_could_serve(seed: int, mix
 
 
 @pytest.mark.parametrize(
-    "feature", ["salt", "lora", "eos", "abort", "grammar", "reset", "draft", "threshold", "stream", "mamba"]
+    "feature", ["salt", "lora", "eos", "abort", "grammar", "reset", "draft", "threshold", "stream", "mamba", "v2"]
 )
 @given(seed=SEEDS)
 def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed: int) -> None:
@@ -57,13 +45,14 @@ def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed:
     # A session has neither of these, and room for its further parts.
     owned["stream"] = {"segments", "shared", "lora", "salt", "eos", "stops", "max_len", "blocks", "cpu_blocks"}
     owned["draft"] = {"chunk", "blocks", "cpu_blocks"}  # a step and the pool have room for drafts
+    owned["v2"] = {"runner"}
     owned["mamba"] = {"layers", "hybrid", "blocks", "cpu_blocks"}
-    own = owned.get(feature, set()) | {feature, "mix"}
+    own = owned.get(feature, set()) | {feature}
     with pytest.MonkeyPatch.context() as patch:
         found = []
         for chance in (0.0, 1.0):
             patch.setitem(MIXES, "plain", {"share": 0.6, feature: chance})
-            found.append(draw_engine(seed, "plain"))
+            found.append(draw(seed, "plain"))
     without, with_it = found
     pairs: list[tuple[Any, Any]] = [(without.setup, with_it.setup), *zip(without.asks, with_it.asks, strict=True)]
     for one, other in pairs:
@@ -79,18 +68,18 @@ def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(seed: i
         played.append(candidate)
         return True
 
-    small = shrink(draw_engine(seed, mix), fails, budget=2000).case
-    assert all(setup_of(one).blocks >= least_blocks(one.setup) + one.setup.draft for one in played)
-    setup, (ask,) = setup_of(small), asks_of(small)
+    small = shrink(draw(seed, mix), fails, budget=2000).case
+    assert all(one.setup.blocks >= least_blocks(one.setup) + one.setup.draft for one in played)
+    setup, (ask,) = small.setup, small.asks
     assert (setup.ops, setup.loras, setup.priority, setup.asynchronous, setup.draft) == ((), 0, False, False, 0)
-    plain = EngineRequest(ask.prompt, ask.answer, number=ask.number, family=ask.family)
+    plain = Request(ask.prompt, ask.answer, number=ask.number, family=ask.family)
     assert ask == plain
 
 
 def test_a_case_is_written_with_what_it_has_of_features() -> None:
-    case = draw_engine(1, "plain")
+    case = draw(1, "plain")
     ask = replace(
-        asks_of(case)[0],
+        case.asks[0],
         grammar="json",
         priority=2,
         abort=3,
@@ -101,7 +90,7 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
         images=((0, 4, 1),),
         refused=True,
     )
-    setup = replace(setup_of(case), ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute")
+    setup = replace(case.setup, ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute")
     text = "\n".join(case_lines(Case(setup, ((ask,),), 1)))
     for words in ("priorities", "1 LoRA adapters at once", "reset-running at step 7", "grammar json", "priority 2"):
         assert words in text
@@ -110,6 +99,16 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
     assert "from a prefill server, which fails" in text
     assert "images: 1 of 4 tokens at 0, refused after them" in text
     assert "gone within the step after 3" in text
+
+
+def test_each_connector_has_the_mixes_that_use_it_alone() -> None:
+    found = {
+        name: mixes_of(name) for name in ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
+    }
+    for name, mixes in found.items():
+        assert {draw(seed, mix).setup.connector for mix in mixes for seed in (1, 2)} == {name.replace("none", "")}
+    beside = {mix for mix in MIXES if mix.startswith(("nixl", "fetch", "mooncake", "mamba-nixl"))}
+    assert {mix for mixes in found.values() for mix in mixes} == MIXES.keys() - beside
 
 
 TOKENS = st.lists(st.sampled_from(TEXT), min_size=1, max_size=80)

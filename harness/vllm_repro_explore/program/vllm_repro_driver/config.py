@@ -1,0 +1,148 @@
+"""vLLM's configuration of a case, made from flags, and the KV cache that its layers need."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import vllm
+from vllm.config import KVTransferConfig, model
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+__all__ = ["NoBoot", "config_of", "layer_specs", "memory_of", "pools_of", "room_of", "version"]
+
+_BYTES = 2 * 2 * 32 * 2
+"""Bytes of one token in one layer: keys and values, 2 heads, 32 numbers, 2 bytes each."""
+
+
+class NoBoot(Exception):
+    """vLLM refuses to start with these flags."""
+
+
+def version() -> str:
+    return str(vllm.__version__)
+
+
+def pools_of(scheduler: Any) -> dict[str, Any]:
+    """Return the block pools by name: the GPU's, and those of connectors."""
+    found = {"gpu": scheduler.kv_cache_manager.block_pool}
+    for number, one in enumerate(getattr(scheduler.connector, "_connectors", [scheduler.connector])):
+        manager = getattr(one, "scheduler_manager", None)
+        if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
+            found["cpu" if not number else f"cpu{number}"] = pool
+    return found
+
+
+def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:
+    """Let vLLM read a model's config.json once: this took a tenth of a case's time."""
+    read: dict[str, bytes] = {}
+
+    def get(path: str, *given: Any, **more: Any) -> Any:
+        if path not in read:
+            read[path] = pickle.dumps(get_config(path, *given, **more))
+        return pickle.loads(read[path])  # vLLM changes it
+
+    return get
+
+
+model.get_config = _parse_once(model.get_config)
+
+
+def config_of(case: Mapping[str, Any], **given: Any) -> Any:
+    """Return vLLM's configuration of a case. given: more engine arguments."""
+    if case["connector"]:
+        failures = {"kv_load_failure_policy": case["load_failures"]} if case.get("load_failures") else {}
+        given["kv_transfer_config"] = KVTransferConfig(
+            kv_connector=case["connector"],
+            kv_role="kv_producer" if case["connector"].startswith(("Nixl", "Mooncake")) and not failures else "kv_both",
+            kv_connector_extra_config=_extra(case),
+            **failures,
+        )
+    if case["draft"]:
+        given["speculative_config"] = {
+            "method": "ngram_gpu" if given.get("async_scheduling") else "ngram",
+            "num_speculative_tokens": case["draft"],
+            "prompt_lookup_max": 4,
+        }
+    hybrid = "mamba" in case["layers"]
+    if hybrid and case["caching"]:
+        given["mamba_cache_mode"] = (
+            "align"  # the default of newer releases; `mamba` has no rules for "all", that of older ones
+        )
+    return EngineArgs(
+        model=os.environ["REPRO_DRIVER_MAMBA_MODEL" if hybrid else "REPRO_DRIVER_MODEL"],
+        load_format="dummy",
+        dtype="bfloat16",
+        max_model_len=case["max_len"],
+        block_size=case["block"],
+        enable_chunked_prefill=True,
+        enable_prefix_caching=case["caching"],
+        max_num_batched_tokens=case["chunk"],
+        max_num_seqs=case["seqs"],
+        num_gpu_blocks_override=case["blocks"],
+        disable_hybrid_kv_cache_manager=not case["hybrid"],
+        enforce_eager=True,
+        **given,
+    ).create_engine_config()
+
+
+def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
+    extra: dict[str, Any] = {"cpu_bytes_to_use": room_of(case)}
+    name = case["connector"]
+    if name == "SimpleCPUOffloadConnector":
+        return extra | ({"lazy_offload": True} if case["lazy"] else {})
+    if name == "OffloadingConnector":
+        return extra
+    if name == "MultiConnector":
+        first = "NixlConnector" if case.get("load_failures") else "SimpleCPUOffloadConnector"
+        children = (first, "OffloadingConnector")
+        return {
+            "connectors": [
+                {"kv_connector": child, "kv_role": "kv_both", "kv_connector_extra_config": dict(extra)}
+                for child in children
+            ]
+        }
+    return {}
+
+
+def layer_specs(case: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Return the KV cache spec of each layer."""
+    found = {}
+    for number, kind in enumerate(case["layers"]):
+        name = f"model.layers.{number}"
+        if kind == "mamba":
+            found[f"{name}.mamba"] = _mamba_spec(case, config)
+        else:
+            found[f"{name}.self_attn.attn"] = _spec(case["block"], 0 if kind == "full" else case["window"])
+    return found
+
+
+def _mamba_spec(case: Mapping[str, Any], config: Any) -> Any:
+    """Return what `MambaBase.get_kv_cache_spec` does, with a state as large as a block of attention."""
+    cache = config.cache_config
+    return MambaSpec(
+        block_size=cache.mamba_block_size,
+        shapes=((case["block"] * _BYTES // 8,),),
+        dtypes=(torch.int64,),
+        mamba_cache_mode=cache.mamba_cache_mode,
+        num_speculative_blocks=case["draft"],
+    )
+
+
+def memory_of(case: Mapping[str, Any]) -> int:
+    """Return the bytes of the case's KV cache."""
+    return int(case["blocks"] * case["block"] * _BYTES * len(case["layers"]))
+
+
+def room_of(case: Mapping[str, Any]) -> int:
+    """Return the bytes that a connector has room for."""
+    return int(case["cpu_blocks"] * case["block"] * _BYTES)
+
+
+def _spec(block: int, window: int) -> Any:
+    shape = {"block_size": block, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    return SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
