@@ -116,6 +116,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("store-listed-twice", "vllm-project/vllm#42085: a store event lists a block twice; from 0.24.0 on it is freed once"),
     ("popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None", "vllm-project/vllm#42085"),
     ("append_n (vllm/v1/core/kv_cache_utils.py): prev_free_block", "vllm-project/vllm#42085, seen as vllm-project/vllm#42571"),
+    ("get_new_blocks (vllm/v1/core/block_pool.py): assert block.ref_cnt == 0", "vllm-project/vllm#42085"),
     ('Rule "root" is defined multiple times', "vllm-project/vllm#43920"),
     ("update_state_after_alloc (vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py): num_locally_computed_tokens",
      "vllm-project/vllm#43884"),

@@ -1,4 +1,4 @@
-"""Search on real releases' schedulers: it finds #42085 where it exists, and nothing where it is fixed (20 s)."""
+"""Search on the server of a scenario, and its pytest files, on real releases."""
 
 from __future__ import annotations
 
@@ -14,38 +14,13 @@ from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import Release, provision
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.patch import Patch, read_diff
+from vllm_repro.scenario.patch import read_diff
 from vllm_repro_explore.cause_rows import case_of, tried
-from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
-from vllm_repro_explore.finding import Finding, FindingKind
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
 
 pytestmark = pytest.mark.live
-
-SEEDS = range(99, 129)
-CONNECTOR = "SimpleCPUOffloadConnector"
-
-
-def worst(version: str, folder: Path) -> list[Finding | None]:
-    with Driver(provision(version), driver_model(), folder / "driver.log") as driver:
-        outcomes = [driver.play(draw(seed, CONNECTOR)) for seed in SEEDS]
-    assert not [outcome.invalid for outcome in outcomes if outcome.invalid]
-    # Cases that reach no event would find nothing in any release.
-    for name in ("stores", "loads", "hits", "preempted"):
-        assert sum(outcome.counts[name] > 0 for outcome in outcomes) >= 2, name
-    return [outcome.worst for outcome in outcomes]
-
-
-def test_the_general_start_dies_of_a_list_that_is_too_short(tmp_path: Path) -> None:
-    deaths = [finding for finding in worst("0.20.2", tmp_path) if finding and finding.kind is FindingKind.DEATH]
-    assert {finding.frames[-1] for finding in deaths} == {"popleft_n", "append_n"}  # #42085 and #42571, one defect
-    assert all(finding.exception == "AssertionError" for finding in deaths)
-
-
-def test_the_same_seeds_kill_no_fixed_release(tmp_path: Path) -> None:
-    assert [finding for finding in worst("0.24.0", tmp_path) if finding and finding.kind is FindingKind.DEATH] == []
 
 
 def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path: Path) -> None:
@@ -59,23 +34,6 @@ def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path:
         row = tried(cause, cases, driver.play)
     assert (row.died, row.listed) == (10, 11)
     assert all(site.startswith("AssertionError in") for site in row.sites)
-
-
-def test_a_planted_fault_that_no_assertion_sees_is_seen_in_what_is_read(tmp_path: Path) -> None:
-    """Free blocks while they are still being stored, so that a later load reads another prompt's content."""
-    fault = Patch(
-        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
-        was="            jobs_to_flush=self._current_batch_jobs_to_flush,\n",
-        now="            jobs_to_flush=set(),\n",
-    )
-    case = draw(32, "OffloadingConnector")
-    sound = provision("0.32.0")
-    broken = replace(sound, packages=make_overlay(cache_root(), sound.packages, [fault], print).folder)
-    found = []
-    for release in (sound, broken):
-        with Driver(release, driver_model(), tmp_path / "driver.log") as driver:
-            found.append([finding.site for finding in driver.play(case).findings])
-    assert found == [[], ["reads-wrong-content"]]
 
 
 @pytest.mark.parametrize(("name", "function"), [("fix", None), ("hide", "append_n")])
