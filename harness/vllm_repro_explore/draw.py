@@ -54,6 +54,7 @@ MIXES: dict[str, dict[str, float]] = {
     "images": {**_COMMON, **_IMAGES, "stream": 0.1, "eos": 0.2},
     "images-off": {**_COMMON, **_IMAGES, _OFFLOADING: 1},
     "v2": {**_COMMON, "v2": 1, "draft": 0.3, "eos": 0.3, "stream": 0.2, "reset-running": 0.2, "images": 0.2},
+    "v2-mamba": {**_COMMON, "v2": 1, "mamba": 1, "draft": 0.5, "eos": 0.3, "reset-running": 0.2},
     "v2-off": {**_COMMON, "v2": 1, _OFFLOADING: 1, "abort": 0.6},
     "v2-sco": {**_COMMON, "v2": 1, _SIMPLE: 1},
 }

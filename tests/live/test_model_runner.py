@@ -46,6 +46,16 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "placeholders after a prompt are a prefill": ("mamba", "(_TAILS and", "(False and"),
 }
 """Mix, and text of the program with what replaces it."""
+SECOND: dict[str, tuple[str, str, str]] = {
+    "the scheduler's count is taken": ("v2", "                computed[name] = known.reached\n", ""),
+    "a request that was left out keeps no count": (
+        "v2-mamba",
+        "self._right = dict(self._next)",
+        "self._right = {name: self._next[name] for name in stepped if name in self._next}",
+    ),
+    "recomputed outputs are no prefill": ("v2-mamba", "len(tokens) if second else len", "len"),
+}
+"""The same of the second model runner, which needs a GPU: a fault in its rules is a finding."""
 
 
 @pytest.mark.parametrize("version", [RELEASE, "0.33.0"])
@@ -69,12 +79,29 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy / "vllm_repro_driver"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_a_rule_is_seen(fault: str, program: Path, tmp_path: Path) -> None:
-    mix, was, now = FAULTS[fault]
+def plant(program: Path, mix: str, was: str, now: str) -> str:
     texts = {file: (program / file).read_text(encoding="utf-8") for file in ("executor.py", "mamba.py")}
     (file,) = (file for file, text in texts.items() if text.count(was) == 1)
     (program / file).write_text(texts[file].replace(was, now), encoding="utf-8")
+    return mix
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_rule_is_seen(fault: str, program: Path, tmp_path: Path) -> None:
+    mix = plant(program, *FAULTS[fault])
     with Driver(provision(RELEASE), driver_model(), tmp_path / "driver.log") as driver:
         results = (driver.play(draw(seed, mix), "both") for seed in range(1, 301))
         assert any(one.site == UNLIKE for result in results for one in result.findings)
+
+
+@pytest.mark.parametrize("fault", SECOND)
+def test_a_fault_in_a_rule_of_the_second_runner_is_a_finding(fault: str, program: Path, tmp_path: Path) -> None:
+    mix, release = SECOND[fault][0], provision(RELEASE)
+    with (
+        Driver(release, driver_model(), tmp_path / "sound.log") as sound,
+        Driver(release, driver_model(), tmp_path / "driver.log") as driver,
+    ):
+        sound.play(draw(1, mix))  # it has begun before the fault is there
+        plant(program, *SECOND[fault])
+        pairs = ((driver.play(draw(seed, mix)).worst, sound.play(draw(seed, mix)).worst) for seed in range(1, 401))
+        assert any(one is not None and other is None for one, other in pairs)

@@ -16,7 +16,6 @@ It knows of a request only what `SchedulerOutput` contains. The rules stand for 
 | `_update`: an image without data is not encoded | `_process_encoder_cache_scheduler_output`, `_batch_mm_inputs_from_scheduler` |
 | `_inputs`: encoder outputs in place of placeholders | `_gather_mm_embeddings` |
 | `_update`, second runner: a request keeps its tokens, count and drafts | `v1/worker/gpu/states.py`, `RequestState` |
-| `_update`, second runner: a preemption ends it | `v1/worker/gpu/model_runner.py`, `finish_requests` |
 | `Answer`: none is there before it is asked for | `v1/executor/multiproc_executor.py`, `FutureWrapper` |
 """
 
@@ -173,7 +172,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._layers = [(groups[name], memory[name]) for name in layer_specs(self.case, self.vllm_config)]
         self._kv = [self._noise((config.num_blocks, self.case["block"])) for _ in places]
         self.windows = [self.case["window"] if kind == "sliding" else 0 for kind in self.case["layers"]]
-        self._states = States(self.vllm_config, self.case["draft"], self._copy_states)
+        second = self.case["runner"] == 2
+        self._states = States(self.vllm_config, self.case["draft"], self._copy_states, second=second)
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)
@@ -225,6 +225,13 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         if self.is_sleeping and output.total_num_scheduled_tokens:
             self.notes.append((f"computes-asleep ({self.asleep})", "a step has tokens, and the KV cache no memory"))
 
+    def count_transfers(self, half: Half) -> None:
+        """Count the transfers of a step, and note those that list a block twice."""
+        listed = half.take_listed()
+        self.notes += listed_twice(listed)
+        for direction, _ in listed:
+            self.seen["stores" if direction == "store" else "loads"] += 1
+
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
         self.check_awake(output)
         half = self.half
@@ -244,10 +251,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         copied = None
         if half is not None:
             copied = half.after(output)
-            listed = half.take_listed()
-            self.notes += listed_twice(listed)
-            for direction, _ in listed:
-                self.seen["stores" if direction == "store" else "loads"] += 1
+            self.count_transfers(half)
         if not batch:
             self._reached = {}
             empty = _output({}, copied)
@@ -269,9 +273,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Bring the known requests up to date; return the computed tokens of each scheduled one."""
         asynchronous = self.scheduler_config.async_scheduling
         second = self.case["runner"] == 2
-        preempted = getattr(output, "preempted_req_ids", None) or ()
-        self.seen["preempted"] += len(preempted)
-        for name in (*output.finished_req_ids, *(preempted if second else ())):
+        self.seen["preempted"] += len(getattr(output, "preempted_req_ids", None) or ())
+        for name in output.finished_req_ids:
             self._known.pop(name, None)
         for image in output.free_encoder_mm_hashes:
             self._encoded.pop(image, None)
@@ -279,9 +282,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._stepped: set[str] = set()
         for new in output.scheduled_new_reqs:
             salt, eos = self.traits.get(new.req_id, (0, 0))
+            tokens = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
             self._known[new.req_id] = _Known(
-                list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids),
-                len(new.prompt_token_ids),
+                tokens,
+                len(tokens) if second else len(new.prompt_token_ids),
                 [list(blocks) for blocks in new.block_ids],
                 key_of(salt, new.lora_request.lora_int_id if new.lora_request else 0),
                 eos,

@@ -10,6 +10,8 @@ block table. The rules stand for functions of vLLM 0.32.0:
 | `end`: a state at the end of a block is kept in that block | `mamba_utils.py`, `postprocess_mamba_fused_kernel` |
 | `slot`: the first block in use | `v1/attention/backends/utils.py`, `mamba_get_block_table_tensor` |
 | `decodes` | `mamba_attn.py`, `BaseMambaAttentionMetadataBuilder._compute_common_metadata` |
+| `begin`, second runner: the count of accepted tokens stays with the request | `v1/worker/gpu/model_states/mamba_hybrid.py` |
+| `decodes`, second runner | `v1/worker/gpu/model_runner.py`, `is_prefilling_np` and `prefill_runs_as_decode_np` |
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ class States:
     """Places of the states.
 
     config: vLLM's. drafts: of a step. copy: copies the states from one index of a request's block table to another.
+    second: by the rules of the second model runner.
     lost: for each request that has lost its state by a rule of vLLM's, the rule. The request's next token is wrong.
     """
 
-    def __init__(self, config: Any, drafts: int, copy: Callable[[str, int, int], None]) -> None:
-        cache = config.cache_config
+    def __init__(self, config: Any, drafts: int, copy: Callable[[str, int, int], None], *, second: bool) -> None:
+        cache, self._second = config.cache_config, second
         self._align, self._block = cache.mamba_cache_mode == "align", cache.mamba_block_size
         self._drafts, self._copy = drafts, copy
         self.lost: dict[str, str] = {}
@@ -56,8 +59,14 @@ class States:
         if not output.num_scheduled_tokens:
             return
         self._drafted = bool(output.scheduled_spec_decode_tokens)
-        self._look_for_forgotten(output, stepped)
-        self._right, self._next = {name: self._next[name] for name in stepped if name in self._next}, {}
+        if self._second:
+            for new in output.scheduled_new_reqs:
+                self._next.pop(new.req_id, None)
+                self._at.pop(new.req_id, None)
+            self._right = dict(self._next)
+        else:
+            self._look_for_forgotten(output, stepped)
+            self._right, self._next = {name: self._next[name] for name in stepped if name in self._next}, {}
         if not self._align:
             return
         preempted = getattr(output, "preempted_req_ids", None) or ()
@@ -86,7 +95,7 @@ class States:
     def right(self, name: str) -> int:
         """Return the index in the block table of the state that a step starts from."""
         right = self._right.get(name, 1)
-        if right > 1 and not (self._drafted or _ALWAYS):
+        if right > 1 and not (self._drafted or _ALWAYS or self._second):
             self.lost.setdefault(name, "a step without drafts")
             return self.slot(name)
         return self.slot(name) + right - 1
@@ -94,11 +103,13 @@ class States:
     def decodes(self, name: str, start: int, prompt: int, count: int, drafts: int) -> bool:
         """Return whether a request decodes: it keeps a state after each token, else one after the last."""
         if start >= prompt:
+            if self._second:
+                return True
             found = count <= 1 + (self._drafts if self._drafted or _ALWAYS else 0)
             if found and count > drafts + 1:
                 self.lost.setdefault(name, "outputs computed again count as drafts")
         else:
-            found = start > 0 and (count == 1 or (_TAILS and count == drafts + 1))
+            found = start > 0 and (count == 1 or ((_TAILS or self._second) and count == drafts + 1))
             if drafts and not found:
                 self.lost.setdefault(name, "a prompt with placeholders")
         return found

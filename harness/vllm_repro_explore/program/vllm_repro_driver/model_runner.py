@@ -137,6 +137,8 @@ class RunnerExecutor(FakeExecutor):
         self._widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
         with set_current_vllm_config(self.vllm_config):
             answer = self._runner.execute_model(output)
+        if self.half is not None:
+            self.count_transfers(self.half)
         return Answer(answer) if non_block else answer
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
