@@ -41,7 +41,7 @@ exit status:
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
 The changes are declared in the scenario's file, causes=Causes(…): small edits of a release's own source, each made in
-that release alone. With prompts=… each is tried on vLLM's own scheduler and connector, without a server and a model,
+that release alone. With prompts=… each is tried on vLLM's own EngineCore, without a server and a model,
 with the same workloads; else on a server of the lab, or of --server, with the scenario's workload."""
 
 
@@ -79,20 +79,20 @@ def run(arguments: argparse.Namespace) -> int:
             f"{scenario.id} names no changes to try",
             hint="causes=Causes(…) in its file; vllm-repro run … --patch tries one change of yours on a real server",
         )
-    scheduler = scenario.causes.prompts is not None
-    if scheduler and arguments.server:
+    serverless = scenario.causes.prompts is not None
+    if serverless and arguments.server:
         raise UsageError(
-            f"the changes of {scenario.id} are tried on vLLM's scheduler alone, which has no server",
+            f"the changes of {scenario.id} are tried on vLLM's EngineCore alone, which has no server",
             hint="leave --server out; vllm-repro run … --patch tries one change of yours on a real server",
         )
-    trials = arguments.trials or (100 if scheduler else 1)
+    trials = arguments.trials or (100 if serverless else 1)
     words = ["vllm-repro", "causes", arguments.scenario, *folder_words()]
     words += ["--trials", f"{trials}", "--seed", f"{arguments.seed}"]
     stream = sys.stderr if arguments.json else sys.stdout
-    make: _OnScheduler | _OnServers
-    if scheduler:
-        make = _OnScheduler(scenario, scenario.causes, range(arguments.seed, arguments.seed + trials))
-        evidence, where = "scheduler", "on vLLM's own scheduler: no server, no model"
+    make: _OnEngine | _OnServers
+    if serverless:
+        make = _OnEngine(scenario, scenario.causes, range(arguments.seed, arguments.seed + trials))
+        evidence, where = "engine", "on vLLM's own EngineCore: no server, no model"
     else:
         options = ServerOptions(server=arguments.server or ("lab" if scenario.lab else "auto"))
         choice = choice_of(scenario, options)
@@ -151,7 +151,7 @@ def _arm(scenario: Scenario, cause: Cause) -> Arm:
     return arm
 
 
-class _OnScheduler:
+class _OnEngine:
     def __init__(self, scenario: Scenario, causes: Causes, seeds: range) -> None:
         self._scenario, self._causes, self._seeds = scenario, causes, seeds
         self._progress = Progress()
@@ -173,7 +173,7 @@ class _OnScheduler:
                 except ValueError as error:
                     raise Unsupported(f"vLLM {cause.release} does not start with {cause.name!r}: {error}") from error
             if patched and not patched.keys() & imported(read_lines(log.read_bytes())):
-                self._progress.line(f"  not tested: vLLM's scheduler does not load {', '.join(patched)}")
+                self._progress.line(f"  not tested: the search does not load {', '.join(patched)}")
                 row = CauseRow(cause=cause, trials=0, died=0)
         self._progress.line(f"  {cause.release} {cause.name}: {row.died} of {row.trials} die")
         self._progress.close()

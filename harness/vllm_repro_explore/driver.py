@@ -1,4 +1,4 @@
-"""Process on a release's interpreter that plays cases on vLLM's scheduler.
+"""Process on a release's interpreter that plays cases on vLLM's EngineCore.
 
 A hang or a signal (SIGSEGV, SIGABRT) is a finding about vLLM. A Python exception that ends the process is a fault of this package.
 """
@@ -143,7 +143,7 @@ class Driver:
         if "version" not in first:
             self.close()
             raise InfraError(
-                f"vLLM {self._release.version}'s scheduler did not start", hint=f"read its log: {self._errors}"
+                f"vLLM {self._release.version}'s EngineCore did not start", hint=f"read its log: {self._errors}"
             )
 
     def environment(self) -> dict[str, str]:

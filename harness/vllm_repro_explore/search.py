@@ -24,7 +24,7 @@ class Found:
     """A finding with its first seed and its smallest case.
 
     others: other findings of that case. tried: cases played to shrink it. times: cases whose worst finding it is.
-    runner: of the smallest case over the release's own model runner; None for a search of the scheduler alone.
+    runner: of the smallest case over the release's own model runner; None if there is no such player.
     """
 
     finding: Finding

@@ -366,7 +366,7 @@ def test_a_change_of_a_file_that_is_not_loaded_is_not_tested(
     shown = capsys.readouterr()
     changed = [row for row in json.loads(shown.out)["rows"] if row["change"] != "as released"]
     assert {row["n"] for row in changed} == {0 if loads == [] else 3}
-    assert ("not tested: vLLM's scheduler does not load vllm/" in shown.out + shown.err) is (loads == [])
+    assert ("not tested: the search does not load vllm/" in shown.out + shown.err) is (loads == [])
 
 
 def row(name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100) -> CauseRow:

@@ -326,8 +326,8 @@ class Cause:
 class Causes:
     """Changes of vLLM's source, and the trials of `vllm-repro causes` with each.
 
-    With `prompts`, a trial runs vLLM's scheduler alone: `requests` distinct prompts of one random length, one after the other, each with
-    an answer of `answer` tokens. Without `prompts`, a trial boots a server and sends the workload of the change's arm.
+    With `prompts`, a trial runs vLLM's EngineCore without a model: `requests` distinct prompts of one random length, one after the other,
+    each with `answer` tokens. Without, it boots a server and sends the workload of the change's arm.
     """
 
     changes: Sequence[Cause]
@@ -337,7 +337,7 @@ class Causes:
 
     def __post_init__(self) -> None:
         if (self.prompts is None) != (self.answer == 0) or (self.prompts is None) != (self.requests == 0):
-            raise ValueError("prompts=, answer= and requests= go together: a workload for the scheduler alone")
+            raise ValueError("prompts=, answer= and requests= go together: a workload for EngineCore without a model")
 
 
 @dataclass(frozen=True)
