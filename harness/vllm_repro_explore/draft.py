@@ -15,9 +15,8 @@ __all__ = ["draft", "draft_id", "unlike_live"]
 KV_BYTES = 256
 """Bytes of one token in one layer of the lab's model: keys and values, 2 heads, 32 numbers, 2 bytes each."""
 
-_MECHANISMS = {"": "offload", "SimpleCPUOffloadConnector": "offload", "OffloadingConnector": "scheduler"}
-"""Mechanism of the lab for each connector."""
-
+_CONNECTORS = ("", "SimpleCPUOffloadConnector", "OffloadingConnector")
+"""Connectors that the lab has copies for."""
 _POSITIONS = 1_048_576
 _SHOWS = {FindingKind.DEATH: "dies", FindingKind.STUCK: "hangs", FindingKind.RESTLESS: "spins"}
 """Word of the scenario file for each finding that a server shows. The others are invisible from outside."""
@@ -27,8 +26,10 @@ def unlike_live(case: Case) -> tuple[str, ...]:
     """Return why the lab's server cannot run this case; empty if it can."""
     setup = case.setup
     reasons = {f"no scenario is drafted with {feature}": True for feature in beyond_scheduler(case.as_json())} | {
-        f"the lab has no copies for {setup.connector}": setup.connector not in _MECHANISMS,
-        "the lab has no asynchronous scheduling beside a connector": setup.asynchronous and bool(setup.connector),
+        f"the lab has no copies for {setup.connector}": setup.connector not in _CONNECTORS,
+        "the lab has no asynchronous scheduling beside SimpleCPUOffloadConnector": (
+            setup.asynchronous and setup.connector == "SimpleCPUOffloadConnector"
+        ),
         "the CPU has only the first model runner": setup.runner != 1,
         "in the lab a store takes one step and a load none": (
             setup.connector == "SimpleCPUOffloadConnector" and (setup.store_polls, setup.load_polls) != (1, 0)
@@ -97,7 +98,7 @@ def draft(found: Found, version: str) -> str:
         *(_signature(finding) if finding.kind is FindingKind.DEATH else []),
         f'    arms=[arm("reported", {shows})],',
         "    lab=Lab(",
-        f"        mechanism={_text('async' if case.setup.asynchronous else _MECHANISMS[case.setup.connector])},",
+        f"        mechanism={_text(_mechanism(case.setup))},",
         f"        layers=[{', '.join(map(_text, case.setup.layers))}],",
         *([f"        window={case.setup.window},"] if "sliding" in case.setup.layers else []),
         '        why="the layers of the shrunk case",',
@@ -109,6 +110,13 @@ def draft(found: Found, version: str) -> str:
         ")",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _mechanism(setup: Setup) -> str:
+    """Return the mechanism of the lab. With `scheduler` vLLM chooses asynchronous scheduling, unless a flag forbids it."""
+    if setup.connector == "OffloadingConnector":
+        return "scheduler"
+    return "async" if setup.asynchronous else "offload"
 
 
 def _sentence(finding: Finding) -> str:
@@ -130,6 +138,8 @@ def _command(setup: Setup) -> Iterator[str]:
     yield f"--max-num-seqs {setup.seqs}"
     yield "--enable-prefix-caching" if setup.caching else "--no-enable-prefix-caching"
     yield "--no-disable-hybrid-kv-cache-manager" if setup.hybrid else "--disable-hybrid-kv-cache-manager"
+    if _mechanism(setup) == "scheduler" and not setup.asynchronous:
+        yield "--no-async-scheduling"
     if setup.draft:
         config = {"method": "ngram", "num_speculative_tokens": setup.draft, "prompt_lookup_max": 4}
         yield f"--speculative-config '{json.dumps(config)}'"

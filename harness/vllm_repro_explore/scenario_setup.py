@@ -15,6 +15,31 @@ from vllm_repro_explore.case import Case, Request, Setup
 
 __all__ = ["case_from", "draw_for", "setup_from"]
 
+_STEPS_AHEAD = ("async", "scheduler")
+"""Mechanisms of the lab that leave asynchronous scheduling, which is vLLM's default, as it is."""
+_PLAYED = (
+    "--num-gpu-blocks-override",
+    "--block-size",
+    "--kv-transfer-config",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--max-model-len",
+    "--enable-prefix-caching",
+    "--disable-hybrid-kv-cache-manager",
+    "--enable-chunked-prefill",
+    "--async-scheduling",
+    "--scheduling-policy",
+    "--long-prefill-token-threshold",
+)
+_UNNEEDED = (
+    "--dtype",
+    "--enforce-eager",
+    "--enable-flashinfer-autotune",
+    "--enable-logging-iteration-details",
+    "--enable-prompt-tokens-details",
+    "--middleware",
+)
+"""Flags that change no decision of the scheduler."""
 _PLENTY = 4
 """Largest connector capacity, in GPU pools. Larger ones only make the search slower."""
 
@@ -28,10 +53,16 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
         raise UsageError(
             f"{scenario.id} has no server that can be played: "
             "its lab does not state layers (full or sliding) and the number of KV blocks",
-            hint="sco-hybrid does; vllm-repro explore --connector NAME searches without a scenario",
+            hint="sco-hybrid does; vllm-repro explore --engine searches without a scenario",
         )
     shape, block = lab.shape(scenario.model), command.number("--block-size") or 16
     transfer = json.loads(command.get("--kv-transfer-config") or "{}")
+    names = {flag.name.replace("--no-", "--", 1) for flag in command.flags} - {*_PLAYED, *_UNNEEDED}
+    if (other := sorted(names)) or "kv_load_failure_policy" in transfer:
+        raise UsageError(
+            f"the server of {scenario.id} has flags that are not played: {', '.join(other) or 'kv_load_failure_policy'}",
+            hint="name another --arm, or search without a scenario: vllm-repro explore --engine",
+        )
     extra: Mapping[str, Any] = transfer.get("kv_connector_extra_config", {})
     page = 4 * shape.kv_heads * shape.head_dim * block
     room = int(extra.get("cpu_bytes_to_use_per_rank", extra.get("cpu_bytes_to_use", 0))) // page
@@ -41,13 +72,18 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
         block=block,
         blocks=blocks,
         chunk=command.number("--max-num-batched-tokens") or 2048,
-        seqs=command.number("--max-num-seqs") or 8,
+        seqs=command.number("--max-num-seqs") or 256,
         max_len=command.number("--max-model-len") or 4096,
         caching=command.enabled("--enable-prefix-caching") is not False,
         hybrid=not command.enabled("--disable-hybrid-kv-cache-manager"),
         connector=transfer.get("kv_connector", ""),
         lazy=bool(extra.get("lazy_offload", False)),
         cpu_blocks=min(room, _PLENTY * blocks) or _PLENTY * blocks,
+        store_polls=int(extra.get("store_polls", 1)),
+        load_polls=int(extra.get("load_polls", 0)),
+        asynchronous=lab.mechanism in _STEPS_AHEAD and command.enabled("--async-scheduling") is not False,
+        priority=command.get("--scheduling-policy") == "priority",
+        threshold=command.number("--long-prefill-token-threshold") or 0,
     )
 
 
@@ -75,7 +111,7 @@ def case_from(scenario: Scenario, arm: Arm) -> Case:
 
 def draw_for(setup: Setup, seed: int) -> Case:
     """Return a random workload for that server that fits its `max_len`."""
-    rng = Random(f"{seed}")
+    rng, priority = Random(f"{seed}"), Random(f"{seed}/priority")
     waves = _waves_of(rng, setup.block, setup.chunk)
     most = setup.max_len
     cut = tuple(
@@ -85,6 +121,7 @@ def draw_for(setup: Setup, seed: int) -> Case:
                 answer=(answer := min(ask.answer, most - 1)),
                 prompt=max(1, min(ask.prompt, most - answer)),
                 shared=min(ask.shared, most - answer),
+                priority=priority.randrange(4) if setup.priority else 0,
             )
             for ask in wave
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.draw import draw
@@ -30,6 +32,23 @@ def test_the_server_of_a_scenario_is_the_setup() -> None:
     assert arms["lazy"].lazy
     assert arms["sco-off"].connector == ""
     assert not arms["hybrid-off"].hybrid
+
+
+def test_a_server_with_another_flag_or_a_prefill_server_is_not_played() -> None:
+    waits = find("sco-window-loads-wait")
+    with pytest.raises(UsageError, match="not played: --prefix-cache-retention-interval"):
+        setup_from(waits, next(arm for arm in waits.arms if arm.name == "all-kept"))
+    fetches = find("nixl-failed-fetch-reserves")
+    with pytest.raises(UsageError, match="not played: kv_load_failure_policy"):
+        setup_from(fetches, fetches.arms[0])
+    readmitted = {
+        arm.name: setup_from(find("offloading-readmitted"), arm) for arm in find("offloading-readmitted").arms
+    }
+    assert [readmitted[name].asynchronous for name in ("reported", "synchronous")] == [True, False]
+    assert readmitted["reported"].store_polls == 8
+    urgent = setup_from(find("priority-uncomputed-blocks"), find("priority-uncomputed-blocks").arms[0])
+    assert (urgent.priority, urgent.threshold) == (True, 512)
+    assert len({ask.priority for seed in range(9) for ask in draw_for(urgent, seed).asks}) == 4
 
 
 @given(SEEDS)

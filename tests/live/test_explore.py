@@ -17,7 +17,7 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro_explore.cause_rows import case_of, tried
 from vllm_repro_explore.driver import Driver, driver_model
-from vllm_repro_explore.scenario_setup import draw_for, setup_from
+from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
 
 pytestmark = pytest.mark.live
@@ -50,6 +50,28 @@ def test_a_fix_is_told_from_a_patch_that_hides_the_crash(tmp_path: Path, name: s
             worst = driver.play(case).worst
             found.append(worst.frames[-1] if worst else None)
     assert found == ["popleft_n", function]
+
+
+ENDS = {"death": "dies", "stuck": "hangs", "restless": "spins"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["offloading-readmitted", "offloading-two-groups", "offloading-window-twice", "sco-hybrid", "sco-lazy-never-rests"],
+)
+def test_the_workload_of_each_arm_ends_as_on_a_server(name: str, tmp_path: Path) -> None:
+    scenario = find(name)
+    release, log = provision(scenario.try_with), tmp_path / "driver.log"
+    with Driver(release, driver_model(), log) as released:
+        for arm in scenario.arms:
+            if arm.patches:
+                packages = make_overlay(cache_root(), release.packages, arm.patches, print).folder
+                with Driver(replace(release, packages=packages), driver_model(), log) as patched:
+                    worst = patched.play(case_from(scenario, arm)).worst
+            else:
+                worst = released.play(case_from(scenario, arm)).worst
+            ends = ENDS.get(worst.kind.value, "lives") if worst else "lives"
+            assert ends == arm.expected.value.replace("untriggered", "lives"), arm.name
 
 
 @pytest.fixture(scope="module")
