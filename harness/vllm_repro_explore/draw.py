@@ -15,7 +15,7 @@ from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_
 __all__ = ["MIXES", "draw", "mixes_of"]
 
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
-_MULTI, _NIXL = "MultiConnector", "NixlConnector"
+_MULTI, _NIXL, _STORE = "MultiConnector", "NixlConnector", "StoreConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
 _CROWD = {**_COMMON, "asynchronous": 0.8, "abort": 0.2, "crowd": 1}
@@ -42,6 +42,7 @@ MIXES: dict[str, dict[str, float]] = {
     "nixl": {**_COMMON, "abort": 0.6, _NIXL: 1, "draft": 0.2},
     "fetch": {**_COMMON, "abort": 0.6, "fetch": 1, "draft": 0.2},
     "fetch-off": {**_COMMON, "abort": 0.6, "fetch": 1, _MULTI: 1},
+    "store": {**_COMMON, "store": 1, "fetch": 1, "v2": 0.5, "draft": 0.2},
     "mooncake": {**_COMMON, "abort": 0.6, "mooncake": 1, _NIXL: 1},
     "mooncake-fetch": {**_COMMON, "abort": 0.6, "mooncake": 1, "fetch": 1},
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
@@ -64,6 +65,7 @@ pressure: long answers in a pool for one of them, and slow stores. long: prompts
 waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to sleep.
 v2: the scheduler's half for the second model runner.
 image cache: images go through the cache of `--mm-processor-cache-gb`.
+store: the prompts of `fetch` come in the step that needs them.
 mooncake: MooncakeConnector instead of NixlConnector.
 crowd: most requests come in one step, to a pool for one of them; layers of two kinds.
 urgent: short requests come while the longest one, which matters least, is in its prefill.
@@ -116,7 +118,7 @@ def draw(seed: int, mix: str) -> Case:
         seqs=seqs,
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
-        hybrid=server.random() < 0.9 or of.has("mamba"),
+        hybrid=(server.random() < 0.9 or of.has("mamba")) and not of.has("store"),  # it fails blocks of one group
         connector=_connector(of),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
@@ -155,6 +157,8 @@ def mixes_of(connector: str) -> tuple[str, ...]:
 
 
 def _connector(of: _Seed) -> str:
+    if of.has("store"):
+        return _STORE
     found = next((name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), "")
     if not found and of.has("fetch"):
         found = _NIXL

@@ -125,6 +125,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("assert self._jobs[any_jid].is_store", "not reported; the scenario offloading-reset-running"),
     ("assert num_new_tokens > 0", "vllm-project/vllm#44526, or vllm-project/vllm#53706 with NIXL"),
     ("assert request.num_output_placeholders >= 0", "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames"),
+    ("after a rejected load", "vllm-project/vllm#49250"),
     ("fetched without the first token of a window", "not reported; the scenario nixl-fetch-loses-token"),
     ("Encoder cache miss", "not reported; the scenario image-resumed-without-data"),
     ("computes-asleep", "not reported; see docs/explore.md"),

@@ -60,6 +60,7 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
             kv_connector=case["connector"],
             kv_role="kv_producer" if case["connector"].startswith(("Nixl", "Mooncake")) and not failures else "kv_both",
             kv_connector_extra_config=_extra(case),
+            kv_connector_module_path="vllm_repro_driver.sync_loads" if case["connector"] == "StoreConnector" else None,
             **failures,
         )
     if case["draft"]:

@@ -159,7 +159,8 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": f"transfer {ask['number']}"}
         given["extra_args"] = {"kv_transfer_params": params}
     if ask["fetch"]:
-        given["extra_args"] = {"kv_transfer_params": _prefilled(engine, ask)}
+        stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
+        given["extra_args"] = {"kv_transfer_params": {"stored": True} if stored else _prefilled(engine, ask)}
     found = SamplingParams(
         max_tokens=ask["answer"], temperature=0.0, ignore_eos=not (ask["eos"] or ask["grammar"]), **given
     )

@@ -237,13 +237,14 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         half = self.half
         if half is not None:
             half.before(output)
-            half.start()
         for pair in getattr(output, "kv_cache_block_copies", None) or ():
             self.put(pair.dst_block_id, self.get(pair.src_block_id))
         for block in getattr(output, "new_block_ids_to_zero", None) or ():
             for memory in self._kv:
                 memory[block] = 0
         computed = self._update(output)
+        if half is not None:
+            half.start()
         if "mamba" in self.case["layers"]:
             self._states.begin(output, computed, self._stepped)
         batch = self._inputs(output, computed)
@@ -347,7 +348,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             tokens = known.tokens[start : start + count - len(drafts)] + drafts
             if len(tokens) != count:
                 seen = f"{count} scheduled from {start}, {len(drafts)} drafts, {len(known.tokens)} tokens known"
-                self.notes.append(("schedules-unknown-token", f"{name}: {seen}"))
+                why = f" ({self.lost[name]})" if name in self.lost else ""
+                self.notes.append((f"schedules-unknown-token{why}", f"{name}: {seen}"))
                 tokens = (tokens + [0] * count)[:count]
             self._place_images(known, start, tokens)
             tables = [np.asarray(blocks or [0], dtype=np.int64) for blocks in known.blocks]

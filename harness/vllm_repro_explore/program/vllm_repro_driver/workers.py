@@ -247,4 +247,7 @@ def _install(connector: Any, config: Any, groups: Any, memory: Any, store_polls:
     if name.startswith("Mooncake"):
         connector.connector_worker = pulls = _Pulls(config, groups, memory, load_polls)
         return pulls
+    if name == "StoreConnector":
+        connector.memory = memory
+        return Copier(memory, 0, 0)
     raise NotImplementedError(f"no simulated copier for {name}")

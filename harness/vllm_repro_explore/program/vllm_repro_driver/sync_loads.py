@@ -1,0 +1,69 @@
+"""KV connector that loads prompts in the step that needs them, and may fail to. vLLM's own connectors load before that step.
+
+vLLM loads it by path, like a user's own connector. `kv_transfer_params` of a request: {"stored": true} if another engine has computed its
+prompt. The worker half reports the blocks that did not come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+
+__all__ = ["StoreConnector"]
+
+
+@dataclass
+class _Loads(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
+    """For each request of a step its blocks, and their places in the prompt from 1 on."""
+
+    of: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
+    """Both halves. memory: the executor, of the worker half."""
+
+    memory: Any = None
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._block = vllm_config.cache_config.block_size
+        self._first: dict[str, int] = {}
+        self._next = _Loads()
+        self._failed: set[int] = set()
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Offer the whole blocks of a stored prompt. At least its last token is computed."""
+        whole = (request.num_prompt_tokens - 1) // self._block * self._block
+        if whole <= num_computed_tokens or not (request.kv_transfer_params or {}).get("stored"):
+            return 0, False
+        self._first[request.request_id] = num_computed_tokens
+        return whole - num_computed_tokens, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            (own,) = blocks.get_block_ids()
+            first = self._first[request.request_id]
+            places = range(first // self._block, (first + num_external_tokens) // self._block)
+            self._next.of[request.request_id] = [(own[place], place + 1) for place in places]
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        begun, self._next = self._next, _Loads()
+        return begun
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        for name, blocks in self._get_connector_metadata().of.items():
+            if not self.memory.fetch(name, [blocks]):
+                self._failed |= {block for block, _ in blocks}
+                self.memory.lost.setdefault(name, "after a rejected load")
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        found, self._failed = self._failed, set()
+        return found
+
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
+
+    def wait_for_save(self) -> None: ...
