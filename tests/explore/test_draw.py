@@ -107,7 +107,7 @@ def test_each_connector_has_the_mixes_that_use_it_alone() -> None:
     }
     for name, mixes in found.items():
         assert {draw(seed, mix).setup.connector for mix in mixes for seed in (1, 2)} == {name.replace("none", "")}
-    beside = {mix for mix in MIXES if mix.startswith(("nixl", "fetch", "mooncake", "mamba-nixl"))}
+    beside = {mix for mix in MIXES if mix.startswith(("nixl", "fetch", "mooncake", "mamba-nixl", "store"))}
     assert {mix for mixes in found.values() for mix in mixes} == MIXES.keys() - beside
 
 
