@@ -6,7 +6,8 @@ vLLM loads it by path, like a user's own connector:
 
 `kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported; "load_after_end": the same, but counted
 from the request's end, which is then an abort; "save": steps from its end until its save is reported, which holds its blocks as vLLM's
-interface provides. Without them the connector ignores the request.
+interface provides; "reject": a load in the step that needs it, whose blocks are then reported not to have come. Without them the
+connector ignores the request.
 `kv_connector_extra_config`: {"echo": 40} makes it the second of a MultiConnector: it loads nothing, and reports each load of the first
 40 steps later once more.
 """
@@ -26,10 +27,11 @@ STEP_S = 0.005  # a step's shortest time, about a GPU's: steps without a pause k
 
 @dataclass
 class _Begun(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
-    """Transfers that the scheduler half begins in a step: request id -> steps."""
+    """Transfers that the scheduler half begins in a step: request id -> steps. rejected: blocks."""
 
     loads: dict[str, int] = field(default_factory=dict)
     saves: dict[str, int] = field(default_factory=dict)
+    rejected: set[int] = field(default_factory=set)
 
 
 class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
@@ -43,19 +45,26 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         self._seen: set[str] = set()
         self._loading: dict[str, int] = {}
         self._saving: dict[str, int] = {}
+        self._rejected: set[int] = set()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Offer the whole blocks of a prompt that asks for a load, once."""
-        if self._echo or not _asked(request).keys() & {"load", "load_after_end"} or request.request_id in self._seen:
+        asked = _asked(request).keys() & {"load", "load_after_end", "reject"}
+        if self._echo or not asked or request.request_id in self._seen:
             return 0, False
         tokens = (request.num_tokens - 1) // self._block * self._block - num_computed_tokens
-        return (tokens, True) if tokens > 0 else (0, False)
+        return (tokens, "reject" not in asked) if tokens > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begin the load, or the wait for its second report."""
         if "load" in _asked(request) and request.request_id not in self._seen and (num_external_tokens or self._echo):
             self._seen.add(request.request_id)
             self._next.loads[request.request_id] = int(_asked(request)["load"]) + self._echo
+
+        if "reject" in _asked(request) and num_external_tokens:
+            self._seen.add(request.request_id)
+            (own,) = blocks.get_block_ids()
+            self._next.rejected.update(own[: (request.num_tokens - 1) // self._block])
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         begun, self._next = self._next, _Begun()
@@ -77,6 +86,10 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         begun = self._get_connector_metadata()
         self._loading.update(begun.loads)
         self._saving.update(begun.saves)
+        self._rejected = begun.rejected
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._rejected
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         time.sleep(STEP_S)

@@ -39,6 +39,9 @@ def test_the_scheduler_dies_of_its_own_assertion(harness: Harness, scenario: str
     [
         ("kv-abort-reported-twice", "0.32.0", "near-miss", "untriggered"),
         ("kv-abort-reported-twice", "0.32.0", "guard", "clean"),
+        ("kv-load-rejected", "0.33.0", "reported", "hang"),
+        ("kv-load-rejected", "0.33.0", "synchronous", "clean"),
+        ("kv-load-rejected", "0.33.0", "patched", "clean"),
         ("multi-connector-second-report", "0.26.0", "one-connector", "clean"),
         ("multi-connector-second-report", "0.26.0", "guard", "clean"),
         ("offloading-waiting-leaves", "0.26.0", "near-miss", "untriggered"),
@@ -48,7 +51,7 @@ def test_the_scheduler_dies_of_its_own_assertion(harness: Harness, scenario: str
         ("offloading-reset-running", "0.33.0", "reported", "clean"),
     ],
 )
-def test_what_lives(harness: Harness, scenario: str, vllm: str, arm: str, outcome: str) -> None:
+def test_how_an_arm_ends(harness: Harness, scenario: str, vllm: str, arm: str, outcome: str) -> None:
     provision(vllm)
     done = harness("run", scenario, "--server", "lab", "--vllm", vllm, "--arm", arm)
     (trial,) = done.report["arms"][0]["trials"]

@@ -49,7 +49,7 @@ def no_script(scenario: Scenario) -> str:
     requests = [one for arm in scenario.arms for one in requests_of(scenario.workload_of(arm))]
     transfers = [one.fields["kv_transfer_params"] for one in requests if one.fields.get("kv_transfer_params")]
     if not all(transfer.get("do_remote_decode") for transfer in transfers):
-        return "it loads KV blocks that a second server must send"
+        return "it loads KV blocks that must come from outside the server"
     return ""
 
 
