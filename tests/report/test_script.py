@@ -39,16 +39,16 @@ def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> Non
     assert sum(not isinstance(step, list) for step in steps) == len(waits)
 
 
-def test_a_plain_vllm_has_no_route_of_the_lab_and_no_second_server() -> None:
+def test_a_plain_vllm_has_no_route_of_the_lab_and_nobody_who_sends_blocks() -> None:
     without = [scenario for scenario in all_scenarios() if scenario not in SCRIPTED]
-    assert len(without) == 8
+    assert len(without) == 9
     for scenario in without:
         requests = list(requests_of(scenario.workload_of(scenario.arms[0])))
         streams = "/segments" in {one.endpoint for one in requests}
         assert streams or any("kv_transfer_params" in one.fields for one in requests)
         for form in (script, lambda scenario, arm: curl(scenario, arm, 1)):
             with pytest.raises(
-                UsageError, match="a route that the lab adds" if streams else "a second server must send"
+                UsageError, match="a route that the lab adds" if streams else "must come from outside the server"
             ):
                 form(scenario, scenario.arms[0])
 
