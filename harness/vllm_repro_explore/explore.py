@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -115,6 +115,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="processes that play; one shrinks while the others go on (default: 1)",
+    )
+    parser.add_argument(
+        "--boot", action="store_true", help="then run each finding that has a scenario file on a server in the lab"
     )
     parser.add_argument("--nice", type=_nice, default=0, metavar="N", help="of the process that plays, up to 19")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where searches are written (default: reports)")
@@ -286,6 +289,8 @@ class _Exploring:
 def run(arguments: argparse.Namespace) -> int:
     if len(set(arguments.patch or ())) < len(arguments.patch or ()):
         raise UsageError("the same --patch is given twice", hint="name each file once")
+    if arguments.boot and (arguments.patch or arguments.json):
+        raise UsageError("--boot is for a search without --patch and --json", hint="leave one of them out")
     if arguments.patch and arguments.jobs > 1:
         raise UsageError("--jobs is for a search without --patch", hint="leave one of them out")
     if [arguments.scenario is not None, arguments.connector is not None, arguments.engine].count(True) != 1:
@@ -310,9 +315,21 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(as_json(summary))
     if summary.interrupted:
         return INTERRUPTED
+    if arguments.boot:
+        _boot(summary.live, arguments.out)
     if summary.tally.trials == summary.tally.invalid:
         return 2
     return 1 if (summary.new if arguments.go_on else summary.tally.found) else 0
+
+
+def _boot(live: Sequence[str], out: Path | None) -> None:
+    """Run the commands that boot a server."""
+    from vllm_repro.cli import main  # it imports the commands
+
+    for command in live:
+        if not command.startswith("none: "):
+            print(f"\n$ {command}", flush=True)
+            main([*shlex.split(command)[1:], *(["--out", str(out)] if out else [])])
 
 
 def _compared(exploring: _Exploring, stream: TextIO) -> int:

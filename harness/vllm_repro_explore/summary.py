@@ -163,6 +163,8 @@ def case_lines(case: Case) -> list[str]:
 
 def _unusual(setup: Setup) -> list[str]:
     sentences = {
+        setup.connector: bool(setup.connector),
+        "which a user's own connector can be": setup.connector == "StoreConnector",
         f"{setup.cpu_blocks} blocks of room in the connector": bool(setup.connector),
         "lazy": setup.lazy,
         f"{setup.seqs} requests at once": setup.seqs < 8,
@@ -181,7 +183,9 @@ def _unusual(setup: Setup) -> list[str]:
         "images in whole": setup.whole_images,
         f"a cache for {setup.image_cache} of their tokens": bool(setup.image_cache),
         f"a grammar is compiled after {setup.grammar_looks} looks": bool(setup.grammar_looks),
-        " and ".join(f"{what} at step {step}" for step, what in setup.ops): bool(setup.ops),
+        f"with VLLM_SERVER_DEV_MODE=1 {' and '.join(f'{what} at step {step}' for step, what in setup.ops)}": bool(
+            setup.ops
+        ),
     }
     return [words for words, holds in sentences.items() if holds]
 

@@ -118,6 +118,25 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     assert given["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
 
 
+def test_a_finding_with_a_scenario_file_is_booted_at_once(
+    playing: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    booted: list[list[str]] = []
+    playing(lambda _: dies_of_long_prompts)
+
+    def run(words: list[str]) -> int:
+        booted.append(words)
+        return 0
+
+    monkeypatch.setattr("vllm_repro.cli.main", run)
+    words = ["explore", "--connector", "none", "--seeds", "9", "--out", str(tmp_path / "out"), "--boot"]
+    assert main(words) == 1
+    ((verb, scenario, *options),) = booted
+    assert (verb, options[:2], options[-2:]) == ("run", ["--server", "lab"], ["--out", str(tmp_path / "out")])
+    assert check_file(Path(scenario)) == []
+    assert f"$ vllm-repro run {scenario}" in capsys.readouterr().out
+
+
 def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_path: Path, capsys: Any) -> None:
     playing(lambda _: dies_of_long_prompts)
     assert main(["explore", "--engine", "--mix", "off,stream", "--vllm", "0.32.0", "--seeds", "40", "--json"]) == 1
@@ -219,6 +238,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
         (["explore", "tq-chunked-prefill"], "tq-chunked-prefill has no server that can be played"),
         (["explore", "--engine", "--go-on", "--from", "7"], "--go-on is for a search without --from and --patch"),
         (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
+        (["explore", "--engine", "--boot", "--json"], "--boot is for a search without --patch and --json"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
 )

@@ -37,7 +37,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "minimize": ("vllm_repro.cli.minimize", "find the smallest part of the reported command that crashes"),
     "explore": (
         "vllm_repro_explore.explore",
-        "search vLLM's scheduler, or its EngineCore, for the smallest workload that kills, corrupts or stalls it",
+        "search vLLM's EngineCore for the smallest workload that kills, corrupts or stalls it",
     ),
     "causes": (
         "vllm_repro_explore.causes",

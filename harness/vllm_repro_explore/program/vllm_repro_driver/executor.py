@@ -53,7 +53,11 @@ class RunnerError(Exception):
 
 @dataclass
 class _Known:
-    """What the worker knows of a request. key, eos: see `reference`. drafts: proposed after its last step. reached: computed in it."""
+    """What the worker knows of a request.
+
+    prompt: tokens of its prompt; with the second runner those it came with, which may be more. key, eos: see `reference`.
+    drafts: proposed after its last step. reached: tokens computed by then.
+    """
 
     tokens: list[int]
     prompt: int
