@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "recomputed outputs are a prefill": ("mamba-ops", "found = count <= 1 + (", "found = count == 1 + drafts + (0 * "),
     "encoder outputs stay": ("images", "self._encoded.pop(image, None)", "pass"),
     "each part of an image is its first": ("images", "found[low - first : high - first]", "found[: high - low]"),
-    "placeholders after a prompt are a prefill": ("mamba", "(_TAILS and", "(False and"),
+    "placeholders after a prompt are a prefill": ("mamba", "((_TAILS or self._second) and", "(False and"),
 }
 """Mix, and text of the program with what replaces it."""
 SECOND: dict[str, tuple[str, str, str]] = {
