@@ -245,6 +245,16 @@ def test_a_run_continues_on_another_node_and_the_lost_boot_is_infra(original: Pa
     assert (arm.result.crashed, arm.result.conclusive) == (2, 2)
 
 
+@pytest.mark.parametrize("loss", [None, RayError("the node died")], ids=["its process", "its node"])
+def test_a_run_that_is_lost_once_it_has_ended_is_reported_here(
+    original: Path, tmp_path: Path, loss: RayError | None
+) -> None:
+    whole = lines_until(original, "run-ended", 1)
+    report = run(Fleet(FakeRay(yields(original, lines=whole, then=loss))), job_in(tmp_path / "here"))
+    assert report.folder.name == original.name
+    assert files_of(report.folder).keys() >= {"report.json", "report.md"}
+
+
 def test_a_run_begins_anew_on_a_node_of_another_kind(
     original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,7 +195,7 @@ class Fleet:
                 if not lost:
                     raise
                 trouble = f"{error}"
-            if not trouble or self._interrupted:
+            if not trouble or self._interrupted or copy.finished:
                 break
             copy.record_loss(trouble)
             if lost:
@@ -207,6 +207,8 @@ class Fleet:
         if read(copy.folder / "journal.jsonl").cut:
             with Journal(copy.folder / "journal.jsonl") as journal:
                 journal.write("run-ended", interrupted=self._interrupted)
+            copy.reported = False
+        if not copy.reported:
             write_reports_of(copy.folder, job)
         return build(copy.folder)
 

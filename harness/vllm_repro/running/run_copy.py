@@ -14,7 +14,7 @@ from vllm_repro.errors import ReproError
 from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.report.build import build
-from vllm_repro.report.files import write_reports
+from vllm_repro.report.files import FORMATS, write_reports
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.folders import run_folder
 from vllm_repro.running.item import ERROR, NODE, OUTPUT, SITE
@@ -34,7 +34,7 @@ def write_reports_of(folder: Path, job: Job) -> None:
 
 
 class RunCopy:
-    """The copy of a run's folder on this machine. folder: None until it is known."""
+    """The copy of a run's folder on this machine. folder: None until it is known. reported: its reports have come from this node."""
 
     def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:
         self.folder, self.progress = folder, progress
@@ -43,7 +43,7 @@ class RunCopy:
 
     def begin(self) -> None:
         """Prepare for the chunks of another node."""
-        self.node, self._line = "", b""
+        self.node, self._line, self.reported = "", b"", False
         self._error: ReproError | None = None
 
     def take(self, name: str, at: int, data: bytes) -> None:
@@ -64,6 +64,7 @@ class RunCopy:
             run, _, path = name.partition("/")
             if self.folder is None:
                 self.folder = run_folder(self._job.out, self._job.scenario.id, run)
+            self.reported |= path == FORMATS["json"]
             target = self.folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("r+b" if target.exists() else "wb") as file:
@@ -71,13 +72,16 @@ class RunCopy:
                 file.write(data)
                 file.truncate()
 
+    @property
+    def finished(self) -> bool:
+        end = read(self.folder / "journal.jsonl").end if self.folder else None
+        return end is not None and not end["interrupted"]
+
     def ended(self) -> str:
         """Return how the process of the run was lost; empty if it finished. Raises the error that it left."""
         if self._error is not None:
             raise self._error
-        if self.folder is not None and not read(self.folder / "journal.jsonl").cut:
-            return ""
-        return f"the process of the run on the node {self.node} ended early"
+        return "" if self.finished else f"the process of the run on the node {self.node} ended early"
 
     def record_loss(self, why: str) -> None:
         """Write the end of the boot that was lost with its node."""
