@@ -43,7 +43,7 @@ BUGS = (
     Bug(name="reset of running requests (not reported)", release="0.32.0", mix="ops-off", shows=_death(".is_store")),
     Bug(name="#49118", release="0.26.0", mix="off", shows=_death("len(offload_block_ids)")),
     Bug(name="#43884", release="0.23.0", mix="off-crowd", shows=_death("num_locally_computed_tokens")),
-    Bug(name="#46014", release="0.23.0", mix="off-crowd", shows=_death("not req_status.transfer_jobs")),
+    Bug(name="#46014", release="0.23.0", mix="off-busy", shows=_death("not req_status.transfer_jobs")),
     Bug(name="#42761", release="0.21.0", mix="off-crowd", shows=_death("KeyError in _remove_pending_job")),
     Bug(name="#42043", release="0.21.0", mix="pause", shows=lambda finding: finding.site == "wrong-token"),
     Bug(name="#43941", release="0.23.0", mix="images", shows=lambda finding: finding.site == ENDLESS),

@@ -29,9 +29,11 @@ MIXES: dict[str, dict[str, float]] = {
     "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
     "off": {**_COMMON, "abort": 0.6, _OFFLOADING: 1},
     "off-crowd": {**_CROWD, _OFFLOADING: 1},
+    "off-busy": {**_CROWD, "crowd": 0, "busy": 1, _OFFLOADING: 1},
     "off-long": {**_COMMON, _OFFLOADING: 1, **_LONG},
     "sco": {**_COMMON, _SIMPLE: 1},
     "sco-crowd": {**_CROWD, _SIMPLE: 1},
+    "sco-busy": {**_CROWD, "crowd": 0, "busy": 1, _SIMPLE: 1},
     "sco-long": {**_COMMON, _SIMPLE: 1, **_LONG},
     "stream": {**_COMMON, "stream": 1, "draft": 0.3, "turn-eos": 0.3},
     "mamba": {**_COMMON, "mamba": 1, "draft": 0.3, "eos": 0.3},
@@ -68,6 +70,7 @@ image cache: images go through the cache of `--mm-processor-cache-gb`.
 store: the prompts of `fetch` come in the step that needs them.
 mooncake: MooncakeConnector instead of NixlConnector.
 crowd: most requests come in one step, to a pool for one of them; layers of two kinds.
+busy: up to thirty requests, many of them short, in a pool for one or two of the longest; layers of two kinds.
 urgent: short requests come while the longest one, which matters least, is in its prefill.
 """
 
@@ -142,7 +145,9 @@ def draw(seed: int, mix: str) -> Case:
     least = least_blocks(setup) + draft
     pool = of.stream("pool")
     blocks = least + int(least * pool.choice((0.0, 0.05, 0.2, 0.5, 2.0)) * pool.random())
-    if shape:
+    if shape == "busy":
+        blocks = int(least * pool.choice((1.25, 1.5, 2)))
+    elif shape:
         blocks = least + pool.choice((0, 1, 3))
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
     waves = _waves(of, asks) if of.has("waves") else (asks,)
@@ -202,6 +207,35 @@ def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
     ), crowd
 
 
+def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    block, spread = setup.block, rng.choice((0, 20, 60))
+    short, longest = rng.choice((0.2, 0.5, 0.8)), rng.choice((3, 6)) * setup.block
+    many = []
+    for number in range(rng.choice((16, 30))):
+        prompt = rng.randint(1, rng.choice((3, 6)) * block)
+        many.append(
+            replace(
+                asks[number % len(asks)],
+                number=number,
+                family=rng.randrange(2),
+                prompt=prompt,
+                shared=prompt if rng.random() < 0.7 else rng.randint(0, prompt),
+                answer=rng.randint(1, 3) if rng.random() < short else rng.randint(1, longest),
+                after=rng.randint(0, spread),
+            )
+        )
+    return replace(
+        setup,
+        layers=rng.choice((("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))),
+        window=block * rng.choice((1, 2, 4)),
+        chunk=block * rng.choice((1, 2, 4)),
+        seqs=8,
+        max_len=longest_of(many, block) + rng.choice((0, 1, 8)),
+        hybrid=True,
+        store_polls=rng.choice((1, 2, 5, 9)),
+    ), tuple(many)
+
+
 def _urgent(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
     block = setup.block
     long = max(asks, key=lambda ask: ask.prompt)
@@ -225,6 +259,7 @@ def _urgent(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
 
 _SHAPES: dict[str, Callable[[Random, Setup, tuple[Request, ...]], _Shaped]] = {
     "crowd": _crowded,
+    "busy": _busy,
     "urgent": _urgent,
     "pressure": _under_pressure,
 }

@@ -25,7 +25,7 @@ class FindingKind(StrEnum):
 
 _BY_KIND = list(FindingKind)
 ENDLESS = "one step never ends"
-_COUNTS = ("preempted", "hits", "stores", "loads", "resumed", "accepted", "masked", "aborted", "resets", "refused resets", "pauses", "fed",
+_COUNTS = ("preempted", "hits", "stores", "loads", "resumed", "accepted", "masked", "aborted", "resets", "refused calls", "pauses", "fed",
            "refused requests", "errors")  # fmt: skip
 _LISTED = ("store-listed-twice", "load-listed-twice")
 
@@ -128,7 +128,9 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("after a rejected load", "vllm-project/vllm#49250"),
     ("fetched without the first token of a window", "not reported; the scenario nixl-fetch-loses-token"),
     ("Encoder cache miss", "not reported; the scenario image-resumed-without-data"),
-    ("computes-asleep", "not reported; see docs/explore.md"),
+    ("computes-asleep", "not reported; drafted in reports/evidence/sleep-gaps-cpu-0.33.0"),
+    ("in reset_prefix_cache (vllm/v1/core/sched/scheduler.py): Failed to reset KV cache",
+     "not reported; 0.32.0 answers the pause with an error"),
     ("gpu-free-count", "vllm-project/vllm#42085 before the death"),
     ("requests stay WAITING, WAITING_FOR_REMOTE_KVS",
      "the standstill of vllm-project/vllm#45388 and vllm-project/vllm#53868; with NIXL the scenario nixl-failed-fetch-waits"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
@@ -63,8 +64,18 @@ def _stub() -> None:
 _stub()
 
 
+class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not installed here
+    """EngineCoreProc without the sockets and threads that its own `__init__` adds to EngineCore."""
+
+    def __init__(self, config: Any, executor: Any) -> None:
+        core.EngineCore.__init__(self, config, executor, log_stats=False)
+        self.output_queue: Any = queue.SimpleQueue()
+        self.engines_running = self.reject_new_requests = False
+        self.shutdown_state = core.EngineShutdownState.RUNNING
+
+
 def boot(case: Mapping[str, Any]) -> Any:
-    """Return vLLM's EngineCore. Raise `NoBoot` if it refuses the flags."""
+    """Return vLLM's EngineCoreProc. Raise `NoBoot` if it refuses the flags."""
     given: dict[str, Any] = {"async_scheduling": case["asynchronous"]}
     if case["priority"]:
         given["scheduling_policy"] = "priority"
@@ -82,7 +93,7 @@ def boot(case: Mapping[str, Any]) -> Any:
         config.scheduler_config.async_scheduling = case["asynchronous"]
         # After the config, which refuses the second runner without Triton; `FakeExecutor` needs none.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = f"{case['runner'] - 1}"
-        engine = core.EngineCore(config, _executor(case), log_stats=False)
+        engine = _Engine(config, _executor(case))
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise NoBoot(f"{type(error).__name__}: {error}") from error
     if case["largest_image"]:

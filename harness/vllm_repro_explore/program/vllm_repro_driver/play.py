@@ -6,13 +6,15 @@ import linecache
 import random
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched import interface
+from vllm.v1.engine import EngineCoreRequestType
 
 from .config import NoBoot, pools_of
 from .engine_core import Refused, boot, compiled, request_of, sampling
@@ -22,7 +24,7 @@ from .reference import EOS, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
 __all__ = ["play"]
 
-PauseState: Any = getattr(interface, "PauseState", None)
+_HAS_PAUSES = hasattr(interface, "PauseState")
 
 _PATIENCE = 400
 """Steps without progress before a request counts as stuck. A transfer takes at most a few tens."""
@@ -112,7 +114,7 @@ class _Player:
         self._managers = tuple(self._scheduler.kv_cache_manager.coordinator.single_type_managers)
         self._sent: dict[str, _Sent] = {}
         self._farthest: dict[str, int] = {}
-        self._then: list[str] = []  # for each pause that waits for an idle engine: "", "clear" or "sleep"
+        self._pending: list[tuple[str, Future[Any]]] = []  # pauses that wait for an idle engine
         self.seen: Counter[str] = Counter()
 
     @property
@@ -152,7 +154,7 @@ class _Player:
             self._check_progress()
 
     def _busy(self) -> bool:
-        return bool(self._scheduler.has_requests() or self._engine.batch_queue)
+        return bool(self._engine.has_work())
 
     def _event(self, what: str, ask: Any) -> None:
         name = f"r{ask['number']}" if ask else ""
@@ -172,52 +174,51 @@ class _Player:
                 self._engine.abort_requests([name])
             case "reset" | "reset-running":
                 self.seen["resets"] += 1
-                running = [True] if what == "reset-running" else []
-                self._answered(lambda: self._engine.reset_prefix_cache(*running))
+                self._call("reset_prefix_cache", *([True] if what == "reset-running" else []))
             case "resume":
                 if self.executor.is_sleeping:
                     self.executor.asleep = "resumed while it sleeps"
-                self._scheduler.set_pause_state(PauseState.UNPAUSED)
+                self._call("resume_scheduler")
             case "wake":
-                if "sleep" in self._then:
+                if any(call == "sleep" for call, _ in self._pending):
                     self.executor.asleep = "woken before it sleeps"
-                self._engine.wake_up()
+                self._call("wake_up")
             case _ if what.startswith("pause-"):
                 self._pause(*what.split("-")[1:-1])
 
-    def _answered(self, call: Callable[[], Any]) -> bool:
-        """Make a utility call, and return False if EngineCore answers it with an exception."""
-        try:
-            call()
-        except Exception as error:
-            if _ours(error):
-                raise
-            self.seen["refused resets"] += 1
-            return False
-        return True
-
     def _pause(self, mode: str, then: str = "") -> None:
-        """Do what `EngineCoreProc.pause_scheduler` and `EngineCore.sleep` do. then: what follows once the engine is idle."""
+        """Do what the API server does to pause the engine. then: "clear" to empty the caches, "sleep" to sleep."""
         self.seen["pauses"] += 1
         if then and (sender := getattr(self._engine, "image_cache", None)):
             sender.clear_cache()
-        if mode == "abort":
-            going = [name for name in self._scheduler.requests if not self._sent[name].end]
-            for name in going:
-                self._sent[name].aborted = True
-            self._engine.abort_requests(going)
-        self._scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
-        self._then += [then]
-        if not self._busy():
-            self._idle()
+        if then == "sleep":
+            self._call("sleep", 1, mode)
+        else:
+            name = "pause_generation" if hasattr(self._engine, "pause_generation") else "pause_scheduler"
+            self._call(name, mode, then == "clear")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a method of the engine as the API server does. EngineCore answers an exception, now or when a pause ends."""
+        try:
+            called = getattr(self._engine, name)(*arguments)
+            if isinstance(called, Future):
+                self._pending.append((name, called))
+        except Exception as error:
+            self._refused(error)
+        self._take_queued()
+
+    def _refused(self, error: BaseException) -> None:
+        if _ours(error):
+            raise error
+        self.seen["refused calls"] += 1
 
     def _idle(self) -> None:
         """Do what an idle EngineCoreProc does: end the pauses that wait for it."""
-        ended, self._then = self._then, []
-        clear = getattr(self._engine, "_reset_caches", None) or (lambda: self._engine.reset_prefix_cache(True))
-        if any(ended) and self._answered(clear) and "sleep" in ended:
-            self.seen["sleeps"] += 1
-            self.executor.sleep()
+        self._engine._notify_idle_state_callbacks()
+        ended, self._pending = self._pending, [one for one in self._pending if not one[1].done()]
+        for _, call in ended:
+            if call.done() and (error := call.exception()):
+                self._refused(error)
 
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
         prompt = _prompt(self._case["seed"], ask)
@@ -235,7 +236,11 @@ class _Player:
         for offset, length, number in ask["images"]:
             prompt[offset : offset + length] = image(number, length)
         self._sent[name] = _Sent(ask, prompt, given)
-        self._engine.add_request(*request)
+        self._send(request)
+
+    def _send(self, request: tuple[Any, int]) -> None:
+        self._engine._handle_client_request(EngineCoreRequestType.ADD, request)
+        self._take_queued()
 
     def _feed(self, name: str, sent: _Sent) -> None:
         """Send the next part of a streaming session; the last one ends it."""
@@ -247,15 +252,14 @@ class _Player:
         self.seen["fed"] += 1
         more = len(sent.parts) < len(sent.ask["segments"])
         ask = {**sent.ask, "images": ()}
-        self._engine.add_request(*request_of(self._engine, name, tokens, given, ask, more))
+        self._send(request_of(self._engine, name, tokens, given, ask, more))
 
     def _step(self) -> None:
         self.steps += 1
         outputs, executed = self._engine.step_fn()
         self._engine.post_step(executed)
         for group in (outputs or {}).values():
-            for output in group.outputs:
-                self._take(output)
+            self._take(group)
         for one in self._scheduler.running:
             # A request that is preempted and computed again makes no progress until it is beyond where it was.
             if one.num_computed_tokens > self._farthest.get(one.request_id, 0):
@@ -265,7 +269,16 @@ class _Player:
         self.executor.notes.clear()
         self._note(books(pools_of(self._scheduler), self._managers))
 
-    def _take(self, output: Any) -> None:
+    def _take_queued(self) -> None:
+        """Take what EngineCoreProc answers by itself."""
+        while not self._engine.output_queue.empty():
+            self._take(self._engine.output_queue.get_nowait()[1])
+
+    def _take(self, group: Any) -> None:
+        for output in group.outputs:
+            self._take_output(output)
+
+    def _take_output(self, output: Any) -> None:
         name = output.request_id
         sent = self._sent.get(name)
         if sent is None:
@@ -278,7 +291,11 @@ class _Player:
         sent.answer.extend(output.new_token_ids)
         if output.finish_reason is not None:
             end = str(output.finish_reason).lower()
-            if sent.ask["segments"]:
+            sent.aborted |= "abort" in end
+            if getattr(getattr(output, "error", None), "retryable", False):
+                sent.end = end  # 0.33.0 takes no new request while it is paused
+                self.seen["refused requests"] += 1
+            elif sent.ask["segments"]:
                 self._end_turn(name, sent, end)
             else:
                 sent.end = end
@@ -380,7 +397,7 @@ class _Player:
 def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
     """Yield an operation, and for a pause also its end."""
     if what.startswith("pause-"):
-        if PauseState is None:  # older releases have no pause
+        if not _HAS_PAUSES:  # older releases have no pause
             return
         yield at + int(what.rsplit("-", 1)[1]), 4, "wake" if "-sleep" in what else "resume", None
     yield at, 3, what, None
@@ -405,7 +422,7 @@ def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
     return found
 
 
-def _ours(error: Exception) -> bool:
+def _ours(error: BaseException) -> bool:
     """Return True if this program raised the exception."""
     return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_PROGRAM)
 
