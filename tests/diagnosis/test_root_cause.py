@@ -220,6 +220,19 @@ def test_the_last_words_of_the_engine_come_before_earlier_exceptions() -> None:
         assert find_root([lost, OWN]) == Root(raised=OWN)
 
 
+def test_an_output_that_engine_core_misses_leads_to_the_workers_exception() -> None:
+    """vLLM 0.24.0 and newer, with asynchronous scheduling: the step failed in the worker."""
+    line = Frame(
+        "vllm/v1/core/sched/scheduler.py",
+        "update_from_output",
+        "req_index = model_runner_output.req_id_to_index[req_id]",
+    )
+    missed = replace(raised("KeyError", "'cmpl-1'", "run_engine_core", headline=FATAL, line=9), frames=(line,))
+    own = raised("IndexError", "index out of range in self", "worker_busy_loop", "embedding", process="Worker", line=5)
+    assert find_root([own, missed]) == Root(raised=own)
+    assert find_root([missed]) == Root(raised=missed)
+
+
 def test_a_wrapper_of_a_lost_peer_leads_to_the_peers_exception() -> None:
     lost = raised("RuntimeError", "Connection closed by peer", "worker_busy_loop", process="Worker_TP1")
     wrapper = raised(

@@ -90,6 +90,8 @@ _LOST_PEER = (
     "ncclRemoteError",
 )
 _CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ")
+_MISSED_OUTPUT = "model_runner_output.req_id_to_index["
+"""With asynchronous scheduling EngineCore takes the output of a step that failed in a worker for an empty one."""
 # Failed look-ups and a wait that was cancelled: the next exception of the chain states what is wrong.
 _LOOKUPS = re.compile(
     "Again|AttributeError|CancelledError|Empty|ImportError|KeyError|ModuleNotFoundError|StopAsyncIteration|StopIteration"
@@ -128,7 +130,7 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 
     main = next(one for wanted in preferences for one in candidates if wanted(one))
     fresh = [one for one in candidates if one is main or (one.first_line > survived and one.level != "WARNING")]
     root = _through_wrappers(_first_link(main), candidates, fresh)
-    if any(text in root.message for text in _CONSEQUENCES):
+    if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
         # A rank that lost its peer logs that too. The peer's own exception is the root, if it logged one.
         own = next((one for one in fresh if _is_block(one) and not _is_consequence(one)), None)
         if own is not None:
@@ -184,7 +186,11 @@ def _is_block(raised: Raised) -> bool:
 
 
 def _is_consequence(raised: Raised) -> bool:
-    return _of_termination(raised) or any(text in raised.message for text in _CONSEQUENCES)
+    return _of_termination(raised) or _misses_output(raised) or any(text in raised.message for text in _CONSEQUENCES)
+
+
+def _misses_output(raised: Raised) -> bool:
+    return any(_MISSED_OUTPUT in frame.source for frame in raised.frames[-1:])
 
 
 def _in_cleanup(raised: Raised) -> bool:
