@@ -112,16 +112,18 @@ def test_without_any_counter_a_long_request_decides_nothing(tmp_path: Path) -> N
         watched(FakeVllm(tmp_path / "log", paths), ask, tmp_path)
 
 
-@pytest.mark.parametrize(("running", "hung"), [(0, True), (1, False)])
-def test_blocks_that_come_and_go_are_progress_of_a_request_that_runs_and_of_no_other(
-    tmp_path: Path, running: int, hung: bool
+@pytest.mark.parametrize(
+    ("running", "values", "hung"), [(0, 1000, True), (1, 1000, False), (1, 3, True)], ids=["waits", "runs", "repeats"]
+)
+def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
+    tmp_path: Path, running: int, values: int, hung: bool
 ) -> None:
-    """Let the number of used blocks change with and without a running request."""
+    """A request that is preempted again and again uses the same blocks each time."""
     scrapes = iter(range(1000))
     ends = time.monotonic() + 3 * QUICK.answer_stall
 
     def metrics(exchange: Exchange) -> None:
-        usage = f"vllm:kv_cache_usage_perc {0.1 + next(scrapes) % 3 / 10}\n"
+        usage = f"vllm:kv_cache_usage_perc {next(scrapes) % values / 1000}\n"
         waiting = f"vllm:num_requests_running {running}.0\nvllm:num_requests_waiting {1 - running}.0\n"
         exchange.answer(200, f"{waiting}{usage}process_start_time_seconds 1000.0\n", "text/plain")
 

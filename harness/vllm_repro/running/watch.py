@@ -378,7 +378,8 @@ class Watch:
 
     async def _watch_counters(self) -> None:
         moved = time.monotonic()
-        seen: tuple[float, ...] = ()
+        last: tuple[float, ...] = ()
+        seen = {last}  # a request that is preempted again and again fills and frees the same blocks
         while True:
             await asyncio.sleep(0.5)
             if not self._ready:
@@ -388,12 +389,12 @@ class Watch:
             if self.dead.is_set():
                 continue
             # A hung API server answers no /metrics either: count no reading as no progress.
-            counted = seen[1:] if reading is None else reading.progress
+            counted = last[1:] if reading is None else reading.progress
             running = 0.0 if reading is None else reading.running
-            progress = (self.client.received + (self.load.received if self.load else 0), *counted)
-            if progress != seen or (self.in_flight == 0 and running == 0):
+            last = (self.client.received + (self.load.received if self.load else 0), *counted)
+            if last not in seen or (self.in_flight == 0 and running == 0):
                 moved = time.monotonic()
-            seen = progress
+            seen.add(last)
             still = time.monotonic() - moved
             if still > self.limits.answer_stall and not self._stalled.is_set():
                 if not self.counters.answered:
