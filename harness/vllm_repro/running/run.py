@@ -252,8 +252,8 @@ class _Trials:
         # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server behind.
         if self.interrupted_by is None:
             self.interrupted_by = number.name
-            self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
             task.cancel()
+            self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
 
     def _wanted(self) -> list[str]:
         """Return the arms that need another boot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -78,6 +79,7 @@ class Progress:
             self._status = None
 
     def _write(self, text: str) -> None:
-        self._stream.write(printable(text) + "\n")
-        self._stream.flush()
+        with contextlib.suppress(OSError):  # nobody reads it any more; the run goes on
+            self._stream.write(printable(text) + "\n")
+            self._stream.flush()
         self._shown = time.monotonic()
