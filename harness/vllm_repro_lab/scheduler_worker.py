@@ -65,7 +65,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
             name = f"model.layers.{number}"
             if kind == "sliding_attention":
                 specs[f"{name}.self_attn.attn"] = SlidingWindowSpec(sliding_window=text.sliding_window, **shape)
-            elif kind == "linear_attention":
+            elif kind in ("linear_attention", "mamba"):
                 specs[f"{name}.linear_attn"] = MambaSpec(
                     block_size=cache.block_size,
                     shapes=((2, 8), (2, 8)),

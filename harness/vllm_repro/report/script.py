@@ -46,6 +46,9 @@ def no_script(scenario: Scenario) -> str:
         return "every arm of this scenario changes vLLM's source, which a script does not"
     if scenario.lab and any("--middleware" in edit.words for edit in scenario.lab.changes):
         return "its requests take a route that the lab adds, which a plain vLLM does not have"
+    lab_kinds = scenario.lab.shape(scenario.model).kinds if scenario.lab else ()
+    if "mamba" in lab_kinds and scenario.reported().has("--num-gpu-blocks-override"):
+        return "its pool is counted in blocks, whose size a real Mamba model sets by itself"
     requests = [one for arm in scenario.arms for one in requests_of(scenario.workload_of(arm))]
     transfers = [one.fields["kv_transfer_params"] for one in requests if one.fields.get("kv_transfer_params")]
     if not all(transfer.get("do_remote_decode") for transfer in transfers):

@@ -1,0 +1,96 @@
+"""NIXL prefill server with Mamba layers: a request that the pool has just enough room for is preempted for ever.
+
+A Mamba layer keeps its last two states, and with asynchronous scheduling the one before, too, while a step is in flight. vLLM's check at
+start counts two. If the third takes the block that the next token needs, the request is the only one to preempt, and preempts itself. In
+the role kv_producer it also loses the token in flight. So it is computed again, comes to the same place, and answers nothing.
+
+A request of 32 tokens with blocks of 16 and a pool of 6 blocks, of which vLLM logs at start that it is enough for 1.20 requests. It asks
+for two tokens; the one token that a proxy asks a prefill server for needs no further block. In the lab no model runs and NIXL sends
+nothing. One Mamba layer stands for three of four.
+"""
+
+from vllm_repro.vocabulary import (
+    Lab,
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    completion,
+    flag,
+    hangs,
+    lives,
+    patched,
+    sent_with,
+    source_line,
+    with_flags,
+)
+
+scenario = Scenario(
+    id="nixl-mamba-preempted-for-ever",
+    issue="vllm-project/vllm#53706",
+    filed=False,
+    title="NIXL prefill server with Mamba layers: a request that fills the pool preempts itself for ever",
+    command="""
+        vllm serve Qwen/Qwen3.5-9B
+        --block-size 16
+        --max-model-len 34
+        --max-num-batched-tokens 16
+        --max-num-seqs 8
+        --num-gpu-blocks-override 6
+        --enable-prefix-caching
+        --no-disable-hybrid-kv-cache-manager
+        --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'
+    """,
+    model=Model(
+        "Qwen/Qwen3.5-9B",
+        architecture="Qwen3_5ForConditionalGeneration",
+        heads=16,
+        kv_heads=4,
+        head_dim=256,
+        layers=32,
+        full_attention_interval=4,
+        vocab_size=248320,
+        max_position=262144,
+        why="linear attention in three of four layers",
+    ),
+    needs=Needs(gpus=1, gpu_memory_gb=24),
+    status=Status(bad=">=0.28.0"),
+    try_with="0.33.0",
+    defect=source_line(
+        "vllm/v1/core/sched/scheduler.py", "Scheduler.schedule", "drop_stale_output=self.requires_kv_delivery"
+    ),
+    workload=[completion(name="fills", prompt=flag("--block-size") * 2, max_tokens=2, ignore_eos=True)],
+    trigger=sent_with("ignore_eos", name="fills"),
+    arms=[
+        arm("reported", hangs),
+        arm("one-block-more", lives, with_flags("--num-gpu-blocks-override 7"), why="the third state has a block"),
+        arm("synchronous", lives, with_flags("--no-async-scheduling"), why="no step is in flight"),
+        arm(
+            "patched",
+            lives,
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="""\
+                    # A deferred free will not help with immediate allocation.
+                    if not self._request_blocks_can_be_freed(preempted_req):
+""",
+                now="""\
+                    if preempted_req == request and request.num_in_flight_tokens:
+                        break
+
+                    # A deferred free will not help with immediate allocation.
+                    if not self._request_blocks_can_be_freed(preempted_req):
+""",
+                why="a request waits for its step in flight, which frees a block, instead of preempting itself",
+            ),
+        ),
+    ],
+    lab=Lab(
+        mechanism="scheduler",
+        family="granite_hybrid",
+        layers=["full", "mamba"],
+        why="the scheduler does not use weights; a real model sets its own block size, and needs another prompt and pool",
+        changes=[with_flags("--enforce-eager", why="no compiler is needed")],
+    ),
+)
