@@ -44,6 +44,7 @@ def test_the_scheduler_dies_of_its_own_assertion(harness: Harness, scenario: str
         ("kv-load-rejected", "0.33.0", "patched", "clean"),
         ("multi-connector-second-report", "0.26.0", "one-connector", "clean"),
         ("multi-connector-second-report", "0.26.0", "guard", "clean"),
+        ("kv-load-rejected-cached", "0.33.0", "reported", "wrong-output"),
         ("nixl-mamba-preempted-for-ever", "0.33.0", "reported", "hang"),
         ("nixl-mamba-preempted-for-ever", "0.33.0", "patched", "clean"),
         ("offloading-waiting-leaves", "0.26.0", "near-miss", "untriggered"),

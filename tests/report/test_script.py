@@ -41,7 +41,7 @@ def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> Non
 
 def test_a_plain_vllm_has_no_route_of_the_lab_no_pool_of_its_blocks_and_nobody_who_sends_blocks() -> None:
     without = [scenario for scenario in all_scenarios() if scenario not in SCRIPTED]
-    assert len(without) == 10
+    assert len(without) == 11
     for scenario in without:
         requests = list(requests_of(scenario.workload_of(scenario.arms[0])))
         if "/segments" in {one.endpoint for one in requests}:

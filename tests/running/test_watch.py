@@ -113,14 +113,14 @@ def test_without_any_counter_a_long_request_decides_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("running", "values", "hung"), [(0, 1000, True), (1, 1000, False), (1, 3, True)], ids=["waits", "runs", "repeats"]
+    ("running", "values", "hung"), [(0, 1000, True), (1, 1000, False), (1, 2, True)], ids=["waits", "runs", "repeats"]
 )
 def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
     tmp_path: Path, running: int, values: int, hung: bool
 ) -> None:
     """A request that is preempted again and again uses the same blocks each time."""
     scrapes = iter(range(1000))
-    ends = time.monotonic() + 3 * QUICK.answer_stall
+    ends = time.monotonic() + (20 if hung else 3) * QUICK.answer_stall  # a hang ends it early
 
     def metrics(exchange: Exchange) -> None:
         usage = f"vllm:kv_cache_usage_perc {next(scrapes) % values / 1000}\n"
