@@ -58,7 +58,7 @@ scenario = Scenario(
     status=Status(bad=">=0.28.0"),
     try_with="0.33.0",
     defect=source_line(
-        "vllm/v1/core/sched/scheduler.py", "Scheduler.schedule", "drop_stale_output=self.requires_kv_delivery"
+        "vllm/v1/core/sched/scheduler.py", "Scheduler.schedule", "drop_stale_output=self.requires_kv_delivery,"
     ),
     workload=[completion(name="fills", prompt=flag("--block-size") * 2, max_tokens=2, ignore_eos=True)],
     trigger=sent_with("ignore_eos", name="fills"),
