@@ -379,7 +379,7 @@ class Watch:
     async def _watch_counters(self) -> None:
         moved = time.monotonic()
         last: tuple[float, ...] = ()
-        seen = {last}  # a request that is preempted again and again fills and frees the same blocks
+        seen: set[tuple[float, ...]] = set()
         while True:
             await asyncio.sleep(0.5)
             if not self._ready:
@@ -391,7 +391,9 @@ class Watch:
             # A hung API server answers no /metrics either: count no reading as no progress.
             counted = last[1:] if reading is None else reading.progress
             running = 0.0 if reading is None else reading.running
-            last = (self.client.received + (self.load.received if self.load else 0), *counted)
+            before, last = last, (self.client.received + (self.load.received if self.load else 0), *counted)
+            if last[:-1] != before[:-1]:  # more than the used blocks, which a request fills anew after each preemption
+                seen.clear()
             if last not in seen or (self.in_flight == 0 and running == 0):
                 moved = time.monotonic()
             seen.add(last)
