@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install search-night nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand faults faults-quick mutants compose catalogue known-releases
+.PHONY: help install search-night nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand keep faults faults-quick mutants compose catalogue known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -61,8 +61,11 @@ test-browser: $(DEV) ## test the pages in a headless Chromium (Debian: chromium)
 test-docker: $(DEV) images ## test against a real Docker Engine
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "docker and not live"
 
-test-live: $(DEV) ## test real vLLM releases on this CPU (downloads gigabytes)
+test-live: $(DEV) ## test real vLLM releases on this CPU: what changed, and two canaries (LIVE=all: all; downloads gigabytes)
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations 12 -m "live and not by_hand"
+
+keep: $(DEV) ## keep the runs of the last live tests in tests/data/kept, for machines without them
+	@$(BIN)/python -m tests.live.kept
 
 test-by-hand: $(DEV) ## test more real releases, also in containers (too slow for CI)
 	@$(BIN)/python -m pytest tests -m by_hand

@@ -35,6 +35,8 @@ class Done:
     out: str
     err: str
     folder: Path | None
+    # judged again from an earlier run's journal (tests/live/kept.py)
+    kept: bool = False
 
     @property
     def report(self) -> dict[str, Any]:

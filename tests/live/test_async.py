@@ -25,14 +25,13 @@ by_hand = pytest.mark.by_hand
 def test_asynchronous_scheduling_crashes_the_engine(
     harness: Harness, scenario: str, vllm: str, exception: str, function: str
 ) -> None:
-    provision(vllm)  # before the run, so that its time limit does not include the install
     done = harness("run", scenario, "--server", "lab", "--vllm", vllm, "--arm", "reported")
     assert done.status == 0, done.out + done.err
     (trial,) = done.report["arms"][0]["trials"]
     death = trial["death"]
     assert (trial["outcome"], death["exception"], death["signature"]) == ("crash", exception, "match")
     assert death["frames"][-1].endswith(f":{function}")
-    assert strange_frames(death["frames"], provision(vllm).packages) == []
+    assert done.kept or strange_frames(death["frames"], provision(vllm).packages) == []
 
 
 @by_hand
@@ -49,7 +48,6 @@ def test_asynchronous_scheduling_crashes_the_engine(
     ],
 )
 def test_what_lives(harness: Harness, scenario: str, vllm: str, arm: str, outcome: str) -> None:
-    provision(vllm)
     done = harness("run", scenario, "--server", "lab", "--vllm", vllm, "--arm", arm)
     (trial,) = done.report["arms"][0]["trials"]
     assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
@@ -61,7 +59,6 @@ def test_what_lives(harness: Harness, scenario: str, vllm: str, arm: str, outcom
     [("reported", "wrong-output", "wrong"), ("no-penalty", "clean", "alike"), ("patched", "clean", "alike")],
 )
 def test_a_penalty_reads_the_tokens_of_another_client(harness: Harness, arm: str, outcome: str, output: str) -> None:
-    provision("0.32.0")
     done = harness("run", "prompt-embeds-penalty-leak", "--server", "process", "--vllm", "0.32.0", "--arm", arm)
     (trial,) = done.report["arms"][0]["trials"]
     assert (trial["outcome"], trial["output"], done.status) == (outcome, output, 0), done.out + done.err

@@ -10,7 +10,7 @@ import pytest
 from vllm_repro.releases.provision import provision
 from vllm_repro.servers.lab import plugin_folder
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
 COPIES = {
     "d.tolist()", "d[1:3].tolist()", "(d + 1).tolist()", "zeros(device=d.device).tolist()", "d.cpu()", "d.to('cpu')", "h.copy_(d)",

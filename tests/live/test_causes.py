@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Harness
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("both")]
 
 
 def test_a_reservation_that_is_taken_out_lets_the_release_die(harness: Harness, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.report_examples import EXAMPLES, report
 from vllm_repro.releases.provision import provision
 from vllm_repro.report.files import write_diffs
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("all")]
 
 PATCHED = [folder for folder in EXAMPLES if list(folder.glob("*.diff"))]
 

@@ -32,8 +32,7 @@ DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
 
 
 def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness: Harness) -> None:
-    release = provision(RELEASE)  # before the run, so that its time limit does not include the install
-    done = harness("run", "dsv4-tp2", "--server", "lab", "--arm", "branch")
+    done = harness("run", "dsv4-tp2", "--server", "lab", "--vllm", RELEASE, "--arm", "branch")
     assert done.status == 0, done.out + done.err
     assert done.out.startswith(f"LAB: vLLM {RELEASE}'s own code")
     assert done.folder is not None
@@ -45,7 +44,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
     death = trial["death"]
     assert (trial["outcome"], death["signature"], death["ranks"]) == ("crash", "match", [0, 1])
     assert DEATH in death["message"]
-    assert strange_frames(death["frames"], release.packages) == []
+    assert done.kept or strange_frames(death["frames"], provision(RELEASE).packages) == []
 
     logs = [done.folder / name for name in (trial["log"], *trial["rank_logs"])]
     assert len(logs) == 2
@@ -59,11 +58,14 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
 
     (stayed,) = trial["outlasted"]
     assert (stayed["rank"], stayed["silent"]) == (1, True)
+    if done.kept:
+        return  # its processes were those of another machine
     journal = (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     facts = next(entry["facts"] for entry in map(json.loads, journal) if entry["event"] == "server-started")
     assert [session_members(node["pid"]) for node in (facts, *facts["ranks"])] == [[], []]
 
 
+@pytest.mark.depends("search")
 def test_the_replacements_do_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own kernels: Triton's in its interpreter, and the CPU's."""
     release = provision(RELEASE)

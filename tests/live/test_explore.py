@@ -20,7 +20,7 @@ from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
 
 def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path: Path) -> None:

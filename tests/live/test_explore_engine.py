@@ -17,7 +17,7 @@ from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.finding import known as known_as
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
 RELEASE = "0.32.0"
 SCHEDULER, POOL = "vllm/v1/core/sched/scheduler.py", "vllm/v1/core/block_pool.py"

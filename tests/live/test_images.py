@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Harness
-from vllm_repro.releases.provision import provision
 
 pytestmark = pytest.mark.live
 
 
 def test_an_image_larger_than_the_cache_ends_the_boot(harness: Harness) -> None:
-    provision("0.28.0")  # before the run, so that its time limit does not include the install
     done = harness("run", "image-larger-than-cache", "--server", "process", "--vllm", "0.28.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     (trial,) = done.report["arms"][0]["trials"]
@@ -32,7 +30,6 @@ def test_an_image_larger_than_the_cache_ends_the_boot(harness: Harness) -> None:
     ],
 )
 def test_what_lives(harness: Harness, scenario: str, vllm: str, arm: str, outcome: str) -> None:
-    provision(vllm)
     done = harness("run", scenario, "--server", "process", "--vllm", vllm, "--arm", arm)
     (trial,) = done.report["arms"][0]["trials"]
     assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err

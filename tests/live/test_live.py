@@ -34,7 +34,6 @@ SCENARIO = "min-tokens-stop-ids"
 def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_over_it(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provision("0.28.0")  # before the run, so that its time limit does not include the install
     monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 10.0)  # other tests do not wait for it
     arms = ("--arm", "reported", "--arm", "patched")
     done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0", *arms)
@@ -107,7 +106,6 @@ def test_a_test_of_a_user_fails_with_the_root_exception_of_0_28_0_and_nothing_is
 
 @pytest.mark.by_hand  # CI also boots it in test_throughput
 def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
-    provision("0.29.0")
     done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.29.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     trial = done.report["arms"][0]["trials"][0]

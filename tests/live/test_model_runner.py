@@ -12,7 +12,7 @@ from vllm_repro_explore import driver as module
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
 RELEASE = "0.32.0"
 UNLIKE = "unlike-the-model-runner"

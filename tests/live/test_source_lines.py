@@ -12,7 +12,7 @@ from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.scenario import Scenario
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("all")]
 
 
 def named(scenario: Scenario) -> str:

@@ -17,7 +17,7 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.launch import process_launch
 from vllm_repro.servers.options import ServerOptions, weights_for
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
 FOLDER = Path(__file__).parent
 

@@ -1,0 +1,63 @@
+"""The files that the result of a live test depends on, and their hash.
+
+What is left out starts after a run's end (reports, history), reads other texts (intake), or is the
+verb of another command. A new file counts until it is named here.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HARNESS = ROOT / "harness"
+
+AFTER_A_RUN = ("vllm_repro/report", "vllm_repro/history", "vllm_repro/intake", "vllm_repro/frames.py")
+RUN_VERB = ("__init__.py", "common.py", "options.py", "run.py")
+"""Modules of `cli/` that `run` needs."""
+
+NOT_FOR = {
+    "boot": ("vllm_repro_explore",),
+    "search": ("vllm_repro/running", "vllm_repro/client"),
+    "both": (),
+}
+"""Folders that a boot, a search in EngineCore, or a test of both does not depend on."""
+
+
+@cache
+def digest(subject: str) -> str:
+    """Return the hash of the inputs of a subject, one of `NOT_FOR`, on this kind of machine."""
+    hashed = sha256(f"{platform.machine()} {sys.version_info[:2]}".encode())
+    for path in files(subject):
+        hashed.update(f"\n{path.relative_to(ROOT)} ".encode())
+        hashed.update(sha256(path.read_bytes()).digest())
+    return hashed.hexdigest()
+
+
+def files(subject: str) -> Iterator[Path]:
+    """Yield the files of the harness that a subject depends on, in a fixed order."""
+    left_out = [HARNESS / name for name in (*AFTER_A_RUN, *NOT_FOR[subject])]
+    verbs = HARNESS / "vllm_repro" / "cli"
+    yield ROOT / "constraints.txt"
+    for path in sorted(HARNESS.rglob("*")):
+        generated = {"__pycache__"} & set(path.parts) or ".egg-info" in f"{path}"
+        if not path.is_file() or generated or any(path.is_relative_to(name) for name in left_out):
+            continue
+        if path.parent != verbs or path.name in RUN_VERB:
+            yield path
+
+
+def inputs_of_test(module: Path, subject: str) -> str:
+    """Return the hash of all that a live test depends on: its module, its helpers, the scenarios."""
+    hashed = sha256(digest(subject).encode())
+    helpers = [path for path in module.parent.glob("*.py") if not path.name.startswith("test_")]
+    for path in sorted([module, ROOT / "tests" / "conftest.py", *helpers]):
+        hashed.update(path.read_bytes())
+    patches = ROOT / "fixtures" / "patches"
+    for path in sorted([*(ROOT / "scenarios").glob("*.py"), *patches.rglob("*.diff")]):
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()
