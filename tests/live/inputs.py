@@ -24,8 +24,9 @@ NOT_FOR = {
     "boot": ("vllm_repro_explore",),
     "search": ("vllm_repro/running", "vllm_repro/client"),
     "both": (),
+    "install": ("vllm_repro", "vllm_repro_lab", "vllm_repro_explore"),
 }
-"""Folders that a boot, a search in EngineCore, or a test of both does not depend on."""
+"""Folders that a boot, a search in EngineCore, a test of both, or an installation does not depend on."""
 
 
 @cache
@@ -55,7 +56,8 @@ def inputs_of_test(module: Path, subject: str) -> str:
     """Return the hash of all that a live test depends on: its module, its helpers, the scenarios."""
     hashed = sha256(digest(subject).encode())
     helpers = [path for path in module.parent.glob("*.py") if not path.name.startswith("test_")]
-    for path in sorted([module, ROOT / "tests" / "conftest.py", *helpers]):
+    shared = [ROOT / "tests" / "conftest.py", ROOT / "pyproject.toml"]
+    for path in sorted([module, *shared, *helpers]):
         hashed.update(path.read_bytes())
     patches = ROOT / "fixtures" / "patches"
     for path in sorted([*(ROOT / "scenarios").glob("*.py"), *patches.rglob("*.diff")]):
