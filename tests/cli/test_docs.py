@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -51,6 +52,38 @@ def test_a_command_of_the_documentation_exists(words: list[str], monkeypatch: py
     for name in names if words[0] != "history" else ():
         if name and not name.endswith(".py"):
             find_arms(find(name), getattr(arguments, "arm", None))
+
+
+INLINE = [
+    pytest.param(command, id=f"{page.name}: {command}")
+    for page in PAGES[:2]
+    for command in re.findall(
+        r"`((?:vllm-repro|make|UPDATE_GOLDEN=1|\.venv/bin/python -m pytest) [^`\\|]*)`",
+        page.read_text(encoding="utf-8"),
+    )
+    if not re.search(r"\b(?:SCENARIO|RUN|FILE)\b|\[", command)
+]
+"""Commands in the tables and sentences of README and CONTRIBUTING, without those that are a form to fill in."""
+
+
+def test_the_tables_have_commands() -> None:
+    assert len(INLINE) > 12
+
+
+@pytest.mark.parametrize("command", INLINE)
+def test_a_command_in_a_table_works_as_it_is_printed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make` has each target; the tests that a command of pytest names exist; the options of others do."""
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command, comments=True)
+    if words[0] == "vllm-repro":
+        parser(words[1]).parse_args(words[1:])
+    elif words[0] == "make":
+        subprocess.run(["make", "--dry-run", *words[1:]], check=True, capture_output=True, timeout=60)
+    else:
+        options = words[words.index("pytest") + 1 :]
+        collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]
+        done = subprocess.run(collect, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:]
 
 
 def own_copy(source: Path, target: Path) -> None:
