@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
-
+from vllm_repro.conversion import convert
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
 from vllm_repro.report import minimize, threshold
@@ -170,7 +169,7 @@ def read_search(folder: Path, verb: str) -> UnfinishedSearch:
     file, key, boot, fixed = _SEARCHES[verb]
     with _readable(folder, "search", verb):
         head, words = _record(folder / file, verb)
-        boots: list[Any] = [msgspec.convert(one, boot) for one in head[key]]
+        boots: list[Any] = [convert(one, boot) for one in head[key]]
         kept = {
             name: head[name] for name in ("evidence", "started_at", "duration_s", "version", "missing") if name in head
         }
