@@ -151,6 +151,11 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
             boots.finish(arm, expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"])
     for entry in recording.of("trial-started"):
         boots.last[entry["arm"]] = max(boots.last[entry["arm"]], entry["trial"])
+    # After a power cut the journal may lack a boot whose log is there. A new boot must not append to it.
+    for log in (folder / "logs").glob("*.log"):
+        arm, _, number = log.name.partition(".")[0].rpartition("-")
+        if arm in expected and number.isdecimal():
+            boots.last[arm] = max(boots.last[arm], int(number))
     return UnfinishedRun(folder=folder, words=tuple(words[words.index("run") :]), head=started.fields, boots=boots)
 
 
