@@ -18,6 +18,7 @@ LAYERS = (
     "secret_names",
     "resources",
     "tiny_model",
+    "conversion",
     "command",
     "diagnosis",
     "trigger",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vllm_repro.conversion import decode
 from vllm_repro.errors import UsageError
 from vllm_repro.history.runs import read_runs
 from vllm_repro.history.text import run_table
@@ -86,7 +87,7 @@ def versions(version_map: Folder) -> pd.DataFrame:
     """Return one row per release and arm of a version map. version_map: its folder. Raises `UsageError` if that holds no map."""
     path = Path(version_map) / "versions.json"
     try:
-        found = msgspec.to_builtins(msgspec.json.decode(path.read_bytes(), type=VersionMapJson))
+        found = msgspec.to_builtins(decode(path.read_bytes(), VersionMapJson))
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"no version map in {version_map}: {error}", hint="name the folder of versions.json"

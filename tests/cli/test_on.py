@@ -81,7 +81,8 @@ def test_an_interrupted_run_is_resumed_on_a_cluster(cluster: Cluster, harness: H
     journal.write_bytes(b"".join(lines[: ended[0] + 1]))
     assert harness("run", "--resume", str(done.folder), "--on", "local").status == 0
     assert len(cluster.jobs) == 1
-    assert [trial.outcome.value for arm in build(done.folder).arms for trial in arm.trials] == ["crash", "crash"]
+    trials = [trial for arm in build(done.folder).arms for trial in arm.trials]
+    assert [(trial.number, trial.outcome.value) for trial in trials] == [(1, "crash"), (3, "crash")]
 
 
 def test_nothing_imports_ray_without_the_option(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -125,6 +127,14 @@ def test_sigterm_ends_it_in_order(start: Start, version: str) -> None:
     assert "EngineDeadError" not in server.log
     assert ("[shutdown] API server: shutdown triggered" in server.log) is (version == "0.28.0")
     in_order(server.log, "Shutting down", "Application shutdown complete.")
+
+
+def test_a_signal_is_noticed_whichever_thread_gets_it(start: Start) -> None:
+    server = start("0.23.0").ready()
+    pid = server.process.pid
+    other = next(int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir() if int(thread.name) != pid)
+    assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0
+    assert server.exit_code() == 0
 
 
 def test_a_killed_api_server_leaves_the_engine_behind(start: Start) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -319,6 +321,21 @@ def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(original: Path, 
     assert ray.cancelled == 1
     assert (report.folder / "report.json").exists()
     assert read_run(report.folder).boots.outcomes["reported"]
+
+
+def test_a_signal_in_a_callback_of_ray_interrupts_the_run(original: Path, tmp_path: Path) -> None:
+    cut = lines_until(original, "trial-ended", 1)
+
+    def task(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+        yield from yields(original, lines=cut)(item, files)
+        with contextlib.suppress(KeyboardInterrupt):  # as Ray's compiled code does
+            signal.raise_signal(signal.SIGINT)
+        yield OUTPUT, 0, b"one more line\n"
+        raise AssertionError("the run goes on")
+
+    ray = FakeRay(task)
+    report = run(Fleet(ray), job_in(tmp_path / "here"))
+    assert (report.interrupted, ray.cancelled) == ("SIGINT", 1)
 
 
 def test_a_run_that_had_not_begun_when_others_were_interrupted_has_no_folder(original: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.conftest import Harness
 from tests.report_examples import REHEARSAL
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Journal, Recording, read
+from vllm_repro.report.build import build
 from vllm_repro.running.boots import Boots
 from vllm_repro.running.resume import unfinished_run
 from vllm_repro.scenario.scenario import Arm
@@ -115,6 +116,21 @@ def test_a_journal_has_one_writer_and_goes_on_after_a_torn_line(tmp_path: Path) 
 
 
 WORDS = ("tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported", "--arm", "eager", "--trials", "2")
+
+
+def test_the_log_of_a_boot_that_the_journal_lost_is_not_that_of_the_next_one(harness: Harness) -> None:
+    done = harness("run", *WORDS[:-1], "1")
+    assert done.folder is not None
+    journal, logs = done.folder / "journal.jsonl", done.folder / "logs"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    starts = [number for number, line in enumerate(lines) if b'"trial-started"' in line]
+    journal.write_bytes(b"".join(lines[: starts[1]]))
+    died = (logs / "reported-1.log").read_bytes()
+    (logs / "eager-1.log").write_bytes(died)
+    assert harness("run", "--resume", str(done.folder)).status == 0
+    (trial,) = build(done.folder).arms[1].trials
+    assert (trial.number, trial.outcome) == (2, Outcome.CLEAN)
+    assert (logs / "eager-1.log").read_bytes() == died
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

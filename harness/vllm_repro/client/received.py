@@ -160,7 +160,7 @@ class Received:
 
 def _json(data: bytes | bytearray) -> Any:
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data)  # noqa: TID251 - without a type there is none to build
     except (ValueError, RecursionError):
         pass
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from packaging.version import InvalidVersion, Version
 
+from vllm_repro.conversion import convert, decode
 from vllm_repro.errors import ReproError
 from vllm_repro.evidence import facts_of
 from vllm_repro.host.host_id import hardware
@@ -95,7 +96,7 @@ def _read(folder: Path) -> Run | None:
     report, journal = folder / "report.json", folder / "journal.jsonl"
     with contextlib.suppress(OSError, ValueError):
         if report.stat().st_mtime_ns >= journal.stat().st_mtime_ns:
-            run = msgspec.json.decode(report.read_bytes(), type=Run)
+            run = decode(report.read_bytes(), Run)
             datetime.fromisoformat(run.started_at)
             facts_of(run.evidence)
             return msgspec.structs.replace(run, id=f"{run.scenario}/{folder.name}")
@@ -106,7 +107,7 @@ def _read(folder: Path) -> Run | None:
 
 
 def run_of(report: RunReport) -> Run:
-    return msgspec.convert({**report_dict(report), "id": run_id(report)}, Run)
+    return convert({**report_dict(report), "id": run_id(report)}, Run)
 
 
 def run_id(report: RunReport) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from vllm_repro.conversion import decode
 from vllm_repro.errors import InfraError
 
 __all__ = ["Lease", "LeaseFacts", "free_leases", "lease_folder", "remove_lease"]
@@ -129,7 +130,7 @@ def free_leases() -> dict[Path, LeaseFacts]:
         # Held, removed meanwhile, or not written yet.
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            found[path] = msgspec.json.decode(file.read(), type=LeaseFacts)
+            found[path] = decode(file.read(), LeaseFacts)
     return found
 
 

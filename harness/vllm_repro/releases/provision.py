@@ -22,9 +22,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 from packaging.version import Version
 
+from vllm_repro.conversion import convert
 from vllm_repro.errors import HarnessBug, InfraError
 from vllm_repro.releases.disk import Progress, cache_root, disk_usage, human_size, locked, processes_using
 from vllm_repro.releases.installer import Installer, missing_build
@@ -110,7 +110,7 @@ class ReleaseCache:
             size=facts.get("size", 0),
             source="" if is_release(source) else source,
             compiled=facts.get("compiled", ""),
-            fit=msgspec.convert(facts["fit"], Fit) if facts.get("fit") else None,
+            fit=convert(facts["fit"], Fit) if facts.get("fit") else None,
         )
 
     def provision(self, source: str, progress: Progress = print, *, unchecked: bool = False) -> Release:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import msgspec
-
 from vllm_repro.client.sdk import SdkView
+from vllm_repro.conversion import convert
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import (
@@ -84,7 +83,7 @@ def _view(
         failed=tuple(unanswered),
         compared=found if judged else replace(found, unknown=""),
         output=output,
-        sdk=next((msgspec.convert(entry.fields, SdkView) for entry in entries.get("client-saw", ())), None),
+        sdk=next((convert(entry.fields, SdkView) for entry in entries.get("client-saw", ())), None),
     )
 
 
@@ -103,13 +102,13 @@ def answer_word(entry: Entry) -> str:
 def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | None, str]]:
     """Return the comparison and its word for each trial with a checked output; no comparison if its engine did not live."""
     started = recording.first("run-started")
-    checks = msgspec.convert(started.get("output") if started is not None else None, Checks | None)
+    checks = convert(started.get("output") if started is not None else None, Checks | None)
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
     alive = {trial: entry for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
     samples: dict[TrialId, list[OutputSample]] = {trial: [] for trial in alive}
     for entry in recording.of("output"):
         if trial_id(entry) in alive:
-            samples[trial_id(entry)].append(msgspec.convert(entry["said"], OutputSample))
+            samples[trial_id(entry)].append(convert(entry["said"], OutputSample))
     weighed = {
         trial: ServedWeights(entry["weights"]) if entry.get("weights") else None for trial, entry in alive.items()
     }

@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from vllm_repro.conversion import convert
 from vllm_repro.errors import UsageError
 from vllm_repro.host.host_id import host_id
 from vllm_repro.host.machine import Machine
@@ -135,7 +134,7 @@ def _imitated(started: Entry) -> bool:
 
 
 def _environment(started: Entry) -> Environment:
-    machine = msgspec.convert(started["machine"], Machine)
+    machine = convert(started["machine"], Machine)
     return Environment(**vars(machine), docker=started["docker"], driver=machine.driver)
 
 
@@ -252,7 +251,7 @@ def _arm(
         why=declared.get("why", ""),
         edits=tuple(declared.get("edits") or ()),
         requests=_requests(own("request-sent"), ended),
-        patches=tuple(msgspec.convert(patch, Patch) for patch in declared.get("patches") or ()),
+        patches=tuple(convert(patch, Patch) for patch in declared.get("patches") or ()),
     )
     if report.patch_untried and result.result is Result.QUIET:
         bound = "no process of the server imported a patched file, so the patch was not tested"
@@ -286,7 +285,7 @@ def _server(
     if imports:
         imported = {file for files in imports for file in files}
         patched = [{**file, "imported": file["file"] in imported} for file in patched]
-    return msgspec.convert(
+    return convert(
         {
             **known,
             "kind": begun["server"] if begun is not None else None,
@@ -318,7 +317,7 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
 
 def _trial(entry: Entry, view: ClientView, counters: tuple[PhaseCounters, ...]) -> TrialReport:
     outcome, why = Outcome(entry["outcome"]), entry["why"]
-    trigger = msgspec.convert(entry["trigger"], TriggerResult)
+    trigger = convert(entry["trigger"], TriggerResult)
     if not trigger.amounts:  # older journals have those of a crash alone
         trigger = replace(trigger, amounts=crash_amounts(entry.get("captured") or {}))
     if view.compared.wrong:
@@ -332,7 +331,7 @@ def _trial(entry: Entry, view: ClientView, counters: tuple[PhaseCounters, ...]) 
         outcome=outcome,
         phase=entry["phase"],
         trigger=trigger,
-        death=msgspec.convert(entry["death"], Death | None),
+        death=convert(entry["death"], Death | None),
         boot_s=entry["boot_s"],
         duration_s=entry["duration_s"],
         requests=entry["requests"],
@@ -345,7 +344,7 @@ def _trial(entry: Entry, view: ClientView, counters: tuple[PhaseCounters, ...]) 
         answers=view.answers,
         output=view.output,
         rank_logs=tuple(entry.get("rank_logs") or ()),
-        outlasted=msgspec.convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
+        outlasted=convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
         refused=view.refused,
         client_saw=view.sdk,
         failed=view.failed,

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from packaging.version import Version
 
+from vllm_repro.conversion import decode
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.report.document import document, fragment
 from vllm_repro.report.json_report import ReleaseArmJson, VersionMapJson
@@ -97,7 +98,7 @@ the boundary, does not boot or cannot run here."""
 def upstream(folder: Path | None = None) -> dict[str, Upstream]:
     """Return the rows of `upstream.json` by scenario."""
     file = (folder or scenario_folder()) / "upstream.json"
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, Upstream])
+    return decode(file.read_bytes(), dict[str, Upstream])
 
 
 def entries(maps: Path = MAPS) -> list[Entry]:
@@ -111,7 +112,7 @@ def entries(maps: Path = MAPS) -> list[Entry]:
 
 def _entry(scenario: Scenario, row: Upstream, files: Sequence[Path]) -> Entry:
     """Return the entry of a scenario. files: its maps; of two that tried a release the later one counts."""
-    maps = [msgspec.json.decode(file.read_bytes(), type=VersionMapJson) for file in files]
+    maps = [decode(file.read_bytes(), VersionMapJson) for file in files]
     maps.sort(key=lambda one: one.started_at)
     seen = {release.version: release.arms[0] for one in maps for release in one.rows if release.arms}
     return Entry(

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from vllm_repro.client.sdk import SdkView
+from vllm_repro.conversion import convert
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import GpuUse
 from vllm_repro.report.measurements import MeasureReport, PhaseCounters
@@ -234,7 +235,7 @@ def report_dict(report: RunReport) -> dict[str, Any]:
 def _record(kind: type[_Record], source: object, **values: object) -> _Record:
     """Return a record with these values, and for its other fields the attributes of `source` that have their names."""
     named = {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
-    return msgspec.convert({**named, **values}, kind, from_attributes=True)
+    return convert({**named, **values}, kind, from_attributes=True)
 
 
 def _plain(record: Struct) -> dict[str, Any]:

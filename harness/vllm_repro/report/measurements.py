@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-import msgspec
-
 from vllm_repro.client.metrics import Counted, total
+from vllm_repro.conversion import convert
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import GpuUse, worst_use
 from vllm_repro.journal.journal import Entry, Recording
@@ -70,8 +69,8 @@ def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, .
             phase=entry["phase"],
             point=_point(entry) if entry.get("point") else None,
             again=entry.get("again", False),
-            counted=msgspec.convert(entry["counted"], Counted),
-            gpus=msgspec.convert(entry.get("gpus"), GpuUse | None),
+            counted=convert(entry["counted"], Counted),
+            gpus=convert(entry.get("gpus"), GpuUse | None),
         )
         parts.setdefault((trial_id(entry), one.phase, one.point, one.again), []).append(one)
     found: dict[TrialId, tuple[PhaseCounters, ...]] = {}
@@ -137,7 +136,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
         speeds=tuple(_speeds(rounds, baseline if len(versions) < 2 else "", names, started["seed"])),
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         drift=_drift(rounds),
-        soaks={trial_id(entry): msgspec.convert(entry["soak"], Soak) for entry in recording.of("soak")},
+        soaks={trial_id(entry): convert(entry["soak"], Soak) for entry in recording.of("soak")},
         stopped=(*_stopped(recording, alive), *([f"{_NOT_COMPARED} {', '.join(versions)}"] if versions[1:] else ())),
         withheld=withheld(started["evidence"], served),
         rehearsal=started["evidence"] == Evidence.REHEARSAL,
@@ -149,7 +148,7 @@ _Rounds = dict[tuple[TrialId, Point, bool], list[Round]]
 
 
 def _point(entry: Entry) -> Point:
-    return msgspec.convert(entry["point"], Point)
+    return convert(entry["point"], Point)
 
 
 def _key(entry: Entry) -> tuple[TrialId, Point, bool]:
@@ -159,7 +158,7 @@ def _key(entry: Entry) -> tuple[TrialId, Point, bool]:
 def _rounds(recording: Recording) -> _Rounds:
     found: _Rounds = {}
     for entry in recording.of("throughput-round"):
-        found.setdefault(_key(entry), []).append(msgspec.convert(entry["figures"], Round))
+        found.setdefault(_key(entry), []).append(convert(entry["figures"], Round))
     return found
 
 
@@ -201,7 +200,7 @@ def _apart(recording: Recording) -> Iterator[str]:
     """Yield the points at which client and server disagree about latencies in most rounds."""
     found: dict[tuple[TrialId, Point, bool], list[list[str]]] = {}
     for entry in recording.of("throughput-round"):
-        one = disagreements(msgspec.convert(entry["figures"], Round), entry.get("latencies") or {})
+        one = disagreements(convert(entry["figures"], Round), entry.get("latencies") or {})
         found.setdefault(_key(entry), []).append(one)
     for ((arm, trial), point, _), rounds in found.items():
         apart = [one for one in rounds if one]

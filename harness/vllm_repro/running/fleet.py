@@ -31,7 +31,7 @@ from vllm_repro.running.folders import private_folders, private_hosts, private_s
 from vllm_repro.running.item import Item, start_item
 from vllm_repro.running.job import Chosen, Elsewhere, Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
-from vllm_repro.running.run import strongest_record
+from vllm_repro.running.run import signals_to, strongest_record
 from vllm_repro.running.run_copy import RunCopy, write_reports_of
 from vllm_repro.running.terminal import Progress
 from vllm_repro.servers.options import needs_of
@@ -162,6 +162,12 @@ class Fleet:
     def interrupt(self, name: str) -> None:
         self._interrupted = name
 
+    def _on_signal(self, number: signal.Signals) -> None:
+        """Note the first signal, and raise: Ray discards an exception that comes in its callbacks."""
+        if not self._interrupted:
+            self.interrupt(number.name)
+            raise KeyboardInterrupt(number.name)
+
     def room(self, job: Job) -> int:
         """Return how many such jobs the nodes bear at once, at least one."""
         wanted, hosts = self._demand(job, Unsupported)
@@ -180,7 +186,8 @@ class Fleet:
         lost = ""
         while True:
             try:
-                trouble = self._try(job, copy, lost)
+                with signals_to(self._on_signal):
+                    trouble = self._try(job, copy, lost)
             except UsageError:
                 if not lost or copy.folder is None:
                     raise

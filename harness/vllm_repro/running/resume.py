@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
-
+from vllm_repro.conversion import convert
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
 from vllm_repro.report import minimize, threshold
@@ -152,6 +151,11 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
             boots.finish(arm, expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"])
     for entry in recording.of("trial-started"):
         boots.last[entry["arm"]] = max(boots.last[entry["arm"]], entry["trial"])
+    # After a power cut the journal may lack a boot whose log is there. A new boot must not append to it.
+    for log in (folder / "logs").glob("*.log"):
+        arm, _, number = log.name.partition(".")[0].rpartition("-")
+        if arm in expected and number.isdecimal():
+            boots.last[arm] = max(boots.last[arm], int(number))
     return UnfinishedRun(folder=folder, words=tuple(words[words.index("run") :]), head=started.fields, boots=boots)
 
 
@@ -170,7 +174,7 @@ def read_search(folder: Path, verb: str) -> UnfinishedSearch:
     file, key, boot, fixed = _SEARCHES[verb]
     with _readable(folder, "search", verb):
         head, words = _record(folder / file, verb)
-        boots: list[Any] = [msgspec.convert(one, boot) for one in head[key]]
+        boots: list[Any] = [convert(one, boot) for one in head[key]]
         kept = {
             name: head[name] for name in ("evidence", "started_at", "duration_s", "version", "missing") if name in head
         }

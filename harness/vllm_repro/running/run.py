@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # they import the reports
     from vllm_repro.report.model import RunReport
     from vllm_repro.running.resume import UnfinishedRun
 
-__all__ = ["run_one", "signals_later", "strongest_record"]
+__all__ = ["run_one", "signals_later", "signals_to", "strongest_record"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Also Ctrl-\\: servers run in sessions of their own, so a signal that ends this process alone would leave them running."""
@@ -196,14 +196,14 @@ def _arms_in_order(job: Job, site: Site) -> list[Arm]:
 def signals_later() -> Iterator[None]:
     """Handle a signal after the block, so that a report is written whole."""
     came: list[signal.Signals] = []
-    with _signals_to(came.append):
+    with signals_to(came.append):
         yield
     if came:
         signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager
-def _signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
+def signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
     """Call `handle` for each signal during the block, if this is the main thread; else the caller has the signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -242,7 +242,7 @@ class _Trials:
     async def run(self) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        with _signals_to(lambda number: loop.call_soon_threadsafe(self._interrupt, number, task)):
+        with signals_to(lambda number: loop.call_soon_threadsafe(self._interrupt, number, task)):
             for arm in self._done.in_turn(self.arms, self._wanted):
                 self._done.last[arm.name] += 1
                 if await self._boot(arm, self._done.last[arm.name]):

@@ -18,6 +18,7 @@ from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client
 from vllm_repro.client.metrics import Reading, counted_between, latencies_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
+from vllm_repro.conversion import decode
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.host.machine import worst_use
 from vllm_repro.running.alone import Greedy, greedy
@@ -97,7 +98,7 @@ class WorkloadRunner:
         release = self.trial.launch.release
         kept = release.fields_file if release and not self.trial.arm.patches else None
         if kept is not None and kept.is_file():
-            known = msgspec.json.decode(kept.read_bytes(), type=dict[str, frozenset[str]])
+            known = decode(kept.read_bytes(), dict[str, frozenset[str]])
             if endpoints <= known.keys():
                 return known
         known = await self.client.known_fields()

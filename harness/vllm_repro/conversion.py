@@ -1,0 +1,37 @@
+"""Plain data to typed records, from any thread. All conversions go through this module.
+
+msgspec 0.22 builds what it knows of a type when the type is first used. A second thread that uses the type meanwhile reads a half-built
+one, which can be a segmentation fault.
+"""
+
+from __future__ import annotations
+
+from threading import RLock
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+__all__ = ["convert", "decode"]
+
+T = TypeVar("T")
+
+_one_thread = RLock()
+"""Held also after the first use: that takes 0.1 us, and a type may contain one that is not known yet."""
+
+
+@overload
+def convert(value: object, kind: type[T], *, from_attributes: bool = ...) -> T: ...
+@overload
+def convert(value: object, kind: Any, *, from_attributes: bool = ...) -> Any: ...
+
+
+def convert(value: object, kind: Any, *, from_attributes: bool = False) -> Any:
+    """Return `value` as an instance of `kind`. Raises `msgspec.ValidationError` if it is none."""
+    with _one_thread:
+        return msgspec.convert(value, kind, from_attributes=from_attributes)
+
+
+def decode(text: bytes, kind: type[T]) -> T:
+    """Return a JSON text as an instance of `kind`. Raises `msgspec.MsgspecError` if it is none."""
+    with _one_thread:
+        return msgspec.json.decode(text, type=kind)
