@@ -71,7 +71,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:  # its own, so that a test's patches are undone by the end
         environment.setenv("XDG_STATE_HOME", str(state))
         environment.setenv("VLLM_REPRO_SCENARIOS", "")  # `--scenarios` changes it in this process
-        environment.setenv("VLLM_WATCHDOG_TIME_S", "0.3")  # the rehearsal engine waits as long as vLLM does: 5 s
+        environment.setenv("VLLM_WATCHDOG_TIME_S", "0.1")  # the rehearsal engine waits as long as vLLM does: 5 s
         yield state
         sweep()
 
@@ -117,6 +117,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits after a crash or a wrong answer, and for idle. test_trial asks the SDK, with its retries."""
     monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
     monkeypatch.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
+    monkeypatch.setattr("vllm_repro.running.watch._LAST_LOOK_AT_VLLM", 0.1)
+    monkeypatch.setattr("vllm_repro.running.watch._SETTLED", 0.1)
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_CANARY", 1.0)
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 1.5)
     for module in ("scenario.workload", "running.workload"):

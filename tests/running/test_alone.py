@@ -19,6 +19,8 @@ from vllm_repro.trigger.conditions import answered
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Probe
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 SENT = {"model": "tiny", "prompt": [7, 8], "max_tokens": 2, "temperature": 0, "stream": True, "stream_options": {}}
 
 

@@ -5,8 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 
 from tests.fake_vllm import COMPLETION, Exchange
 from tests.running.test_trial import FATAL, LAUNCH, SCENARIO, tried
+from vllm_repro.host import machine
+from vllm_repro.host.machine import GpuUse
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.answers import answer_word
 from vllm_repro.running.assess import Conclusion
@@ -32,7 +35,7 @@ ROUNDS = 2 + 5
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001  # a fixture, used for its effect
     """Let all rounds count, and two warm up: those of this server take milliseconds, and it runs in the client's process."""
     monkeypatch.setattr("vllm_repro.running.measure.STEADY", 1.0)
     monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_CPU", float("inf"))
@@ -136,7 +139,16 @@ def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(tmp
 @pytest.mark.usefixtures("stub_gpus")
 def test_the_leased_cards_are_read_beside_a_load_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.running.watch._GPU_POLL", 0.01)
-    _, journal, _ = concluded(tmp_path, Engine(), gpus=("1",), measure=MeasureOptions(soak=1.0))
+    read_once = threading.Event()
+
+    def gpu_use(gpus: Sequence[str]) -> GpuUse | None:
+        use = machine.gpu_use(gpus)
+        read_once.set()
+        return use
+
+    monkeypatch.setattr("vllm_repro.running.watch.gpu_use", gpu_use)
+    engine = Engine(wrong=lambda *_: not read_once.wait(60))
+    _, journal, _ = concluded(tmp_path, engine, gpus=("1",), measure=MeasureOptions(soak=0.5))
     workload, soak = journal.of("counters")
     assert (workload["phase"], workload["gpus"]) == ("workload", None)
     assert (soak["phase"], soak["gpus"]["temperature_c"], soak["gpus"]["slowed"]) == ("soak", 41.0, False)

@@ -28,6 +28,14 @@ from vllm_repro.servers.kinds import ServerKind
 QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)
 
 
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "_LOOK_AGAIN", (0.02, 0.05, 0.1))
+    monkeypatch.setattr(watch_module, "_CHILDREN_POLL", 0.05)
+    monkeypatch.setattr(watch_module, "_COUNTERS_POLL", 0.1)
+    monkeypatch.setattr(watch_module, "_SECOND_WITNESS", 0.2)
+
+
 def watched(
     fake: FakeVllm,
     work: Callable[[Watch, Client], Awaitable[None]],
@@ -305,8 +313,7 @@ def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(tmp_path: Path
 FATAL = "ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error."
 
 
-def test_junk_in_the_log_is_read_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_repro.running.watch._SECOND_WITNESS", 0.2)
+def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
     fake = FakeVllm(tmp_path / "log", {"/v1/completions": Exchange.reset})
 
     async def work(watch: Watch, _: Client) -> None:

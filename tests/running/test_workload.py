@@ -17,6 +17,8 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.trigger.conditions import answered, left_waiting
 from vllm_repro.verdict.outcome import Outcome
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 
 def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path) -> None:
     """Count tools and template: without them a prompt would cross a boundary that it should not reach."""

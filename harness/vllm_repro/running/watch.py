@@ -42,6 +42,8 @@ __all__ = ["Watch", "gave_a_token"]
 
 _LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.2, 1.0
 """Seconds to wait after the last answer: of a rehearsal, or until vLLM was without work for so long; and the most for vLLM."""
+_SETTLED = 0.5
+"""Seconds without a new log line after which the log of a dead server is complete, or its restarted process is left alone."""
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
 _NO_COMPLETIONS = (400, 404, 501)
@@ -50,6 +52,8 @@ _SICK = (None, 500, 503)
 """Results of `/health` when the engine is dead: no connection, or one of these statuses."""
 _LOOK_AGAIN = (0.02, 0.25, 0.75)
 """Seconds between further looks: a gateway may answer for the server."""
+_CHILDREN_POLL = 0.25
+_COUNTERS_POLL = 0.5
 _GPU_POLL = 5.0
 
 
@@ -187,9 +191,9 @@ class Watch:
         """
         began = time.monotonic()
         while (waited := time.monotonic() - began) < self.limits.grace:
-            settled = time.monotonic() - self._last_growth > 0.5
+            settled = time.monotonic() - self._last_growth > _SETTLED
             restarted = any(sign.channel is Channel.RESTART for sign in self.signs)
-            if (restarted and waited > 0.5) or (settled and self.exit is not None):
+            if (restarted and waited > _SETTLED) or (settled and self.exit is not None):
                 break
             await asyncio.sleep(0.05)
 
@@ -352,7 +356,7 @@ class Watch:
         known: dict[int, str] = {}
         leader: int | None = None
         while True:
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(_CHILDREN_POLL)
             pids = self.server.processes()
             if leader is None and pids:
                 leader = pids[0]
@@ -381,7 +385,7 @@ class Watch:
         last: tuple[float, ...] = ()
         seen: set[tuple[float, ...]] = set()
         while True:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_COUNTERS_POLL)
             if not self._ready:
                 moved = time.monotonic()
                 continue
