@@ -15,15 +15,15 @@ QUICK = "import sys; from vllm_repro.running import trial; trial._SDK_TOTAL = 0.
 
 
 def started(
-    out: Path, *words: str, before: Sequence[str] = (), quick: bool = False, **env: str
+    out: Path, *words: str, before: Sequence[str] = (), quick: bool = False, piped: bool = False, **env: str
 ) -> subprocess.Popen[bytes]:
-    """Start `vllm-repro` with reports in `out`. before: a command that runs it."""
+    """Start `vllm-repro` with reports in `out`. before: a command that runs it. piped: the caller reads what it prints."""
     python = ["-c", QUICK] if quick else ["-m", "vllm_repro"]
     return subprocess.Popen(
         [*before, sys.executable, *python, *words],
         env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true", **env},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
+        stderr=subprocess.PIPE if piped else subprocess.DEVNULL,
         # A script's job in the background ignores it, and so would what it starts.
         preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
     )

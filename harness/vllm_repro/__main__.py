@@ -1,10 +1,12 @@
 """Entry point of `vllm-repro` and `python -m vllm_repro`. The rest is imported in `main`, after the handlers of signals are set."""
 
 import gc
+import io
 import os
 import signal
 import sys
 from types import FrameType
+from typing import Any, TextIO
 
 from vllm_repro.errors import INTERRUPTED
 
@@ -13,8 +15,33 @@ __all__ = ["main"]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
+class _Output(io.FileIO):
+    """A file whose reader may leave, as in `vllm-repro run … | head -1`: the rest is discarded."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def _without_reader(stream: TextIO | None) -> Any:
+    """Return `stream`, so that a verb ends with the same status if nobody reads what it prints."""
+    if not isinstance(stream, io.TextIOWrapper):  # None if it is closed
+        return stream
+    raw = _Output(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # as Python does for -u
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
 def main() -> int:
     """Run the command and return its exit status."""
+    sys.stdout, sys.stderr = _without_reader(sys.stdout), _without_reader(sys.stderr)
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
         if handler in (signal.SIG_DFL, signal.default_int_handler):  # else it is ignored, as in a background job

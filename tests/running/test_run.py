@@ -336,6 +336,27 @@ def test_guard_and_next_run_leave_the_servers_of_a_living_run_alone(
         living.wait(timeout=30)
 
 
+@pytest.mark.parametrize(
+    ("number", "words", "status"),
+    [(signal.SIGTERM, (), 130), (signal.SIGINT, (), 130), (None, ("--expect", "alive"), 1)],
+    ids=["SIGTERM", "SIGINT", "a surprise"],
+)
+def test_a_run_whose_output_nobody_reads_has_the_same_status(
+    tmp_path: Path, number: signal.Signals | None, words: tuple[str, ...], status: int
+) -> None:
+    stuck = {"VLLM_REHEARSAL_FAULT": "stuck-boot"} if number else {}
+    with started(tmp_path, *TQ, "--arm", "reported", *words, quick=True, piped=True, **stuck) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"REHEARSAL")
+        process.stdout.close()  # as `| head -1` does
+        if number is not None:
+            until(lambda: "server-started" in "".join(journals(tmp_path)))
+            process.send_signal(number)
+        assert process.wait(timeout=120) == status
+        assert b"Error" not in process.stderr.read()
+
+
 def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness, tmp_path: Path) -> None:
     text = (Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py").read_text(encoding="utf-8")
     scenario = tmp_path / "two_ranks.py"

@@ -489,6 +489,13 @@ def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcom
     assert concluded(tmp_path, refuse).outcome is outcome
 
 
+def test_our_own_imports_are_no_part_of_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.trial._while_booting", lambda _: time.sleep(1))
+    conclusion = concluded(tmp_path, {})
+    assert conclusion.boot_s is not None
+    assert conclusion.boot_s < 1
+
+
 def test_the_report_needs_no_import_that_the_boot_has_not_made(tmp_path: Path) -> None:
     """The imports and the templates of a report take a third of a second, which would be added to each run."""
     shutil.copytree(REHEARSAL, tmp_path / "run")

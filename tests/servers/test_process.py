@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vllm_repro.errors import UsageError
@@ -52,6 +53,32 @@ def test_the_callers_environment_does_not_take_the_assertions_out_and_is_told_wh
     assert json.loads((tmp_path / "log").read_text(encoding="utf-8")) == [0, "1"]
     assert {"VLLM_ATTENTION_BACKEND": "FLEX_ATTENTION", "VLLM_USE_V1": "1"}.items() <= given.items()
     assert not {"VLLM_API_KEY", "VLLM_REPRO_REPORTS", "PYTHONOPTIMIZE"} & given.keys()
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)], ids=["exits", "killed"]
+)
+def test_the_pid_of_a_server_that_ended_is_not_used_again_before_its_session_is_gone(
+    ends: str, code: int, tmp_path: Path
+) -> None:
+    server = ProcessServer(
+        (sys.executable, "-c", f"import os, sys; {ends}"),
+        port=free_port(),
+        log=tmp_path / "log",
+        env={},
+        kind=ServerKind.PROCESS,
+        evidence=Evidence.CPU,
+    )
+
+    async def run() -> tuple[int | None, bool, bool]:
+        pid = (await server.start()).pid
+        assert pid is not None
+        ended = await server.exited()
+        taken = psutil.pid_exists(pid)
+        await server.stop()
+        return ended.code, taken, psutil.pid_exists(pid)
+
+    assert asyncio.run(run()) == (code, True, False)
 
 
 def release(folder: Path, *operators: str, source: str = "") -> Release:

@@ -127,10 +127,6 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
     except KeyboardInterrupt:
         print("vllm-repro: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone (`vllm-repro list | head`); Python would report it again at exit.
-        sys.stderr.close()
-        return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fault(arguments, error)

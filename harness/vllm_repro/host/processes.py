@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -19,7 +20,14 @@ import psutil
 from vllm_repro.errors import InfraError
 from vllm_repro.host.lease import Lease
 
-__all__ = ["Session", "end_sessions", "session_members", "sessions_writing_to", "start"]
+__all__ = ["Session", "end_sessions", "is_alive", "session_members", "sessions_writing_to", "start"]
+
+
+def is_alive(pid: int) -> bool:
+    """Return False for a zombie, too."""
+    with contextlib.suppress(psutil.Error):  # gone
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def session_members(session: int) -> list[psutil.Process]:
@@ -39,29 +47,47 @@ _COMPILED_CODE = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
 
 
 class Session:
-    """A running session. `popen` is its leader."""
+    """A running session. `popen` is its leader.
+
+    The leader is not reaped before the end: its id is that of the session, and free ids are used again.
+    """
 
     def __init__(self, popen: subprocess.Popen[bytes], lease: Lease) -> None:
         self.popen = popen
         self._lease = lease
+        self._ended = False
         self.id = popen.pid
 
+    def exit_code(self) -> int | None:
+        """Return that of the leader, negative for a signal; None while it runs."""
+        if self.popen.returncode is not None:
+            return self.popen.returncode
+        try:
+            end = os.waitid(os.P_PID, self.id, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # `end_sessions` of this process has reaped it
+            return self.popen.poll()
+        if end is None:
+            return None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
     def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in session_members(self.id))
+        return () if self._ended else tuple(process.pid for process in session_members(self.id))
 
     def end(self, grace: float = 15.0) -> None:
         """Send SIGTERM to the leader and after `grace` seconds SIGKILL to all that are left; return when all are gone."""
-        if self.popen.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # ended by itself just now
-                self.popen.terminate()
+        if self._ended:
+            return
+        if self.exit_code() is None:
+            os.kill(self.id, signal.SIGTERM)
         deadline = time.monotonic() + grace
-        while self.popen.poll() is None and time.monotonic() < deadline:
+        while self.exit_code() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         # Workers outlive their API server by some seconds.
         deadline = min(deadline, time.monotonic() + 5.0)
         while session_members(self.id) and time.monotonic() < deadline:
             time.sleep(0.05)
         _kill(self.id)
+        self._ended = True
         self.popen.wait()
         self._lease.release()
 

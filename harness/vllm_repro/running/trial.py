@@ -151,6 +151,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
         model = ""
         try:
             ready = await watch.until_ready()
+            booted_s = time.monotonic() - launched  # before the wait for our own imports
             if beside is not None:
                 await beside
             # In a thread: a look into a container takes longer than any watched channel may wait.
@@ -159,7 +160,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
                 trial.seen.facts = booted
                 trial.journal.write("server-booted", **trial.label, facts=booted)
             if ready:
-                trial.seen.boot_s = time.monotonic() - launched
+                trial.seen.boot_s = booted_s
                 trial.seen.ready = True
                 trial.seen.version = await _version(client, trial.launch.evidence)
                 if started:

@@ -29,6 +29,7 @@ from vllm_repro.client.load import LoadClient
 from vllm_repro.client.sdk import FailedRequest
 from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import GpuUse, gpu_use
+from vllm_repro.host.processes import is_alive
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running.counters import Counters
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
@@ -367,7 +368,7 @@ class Watch:
             children = pids[1:]
             for pid in [pid for pid in known if pid not in children]:
                 name = known.pop(pid)
-                if self._ready and psutil.pid_exists(leader) and name.startswith("VLLM::"):
+                if self._ready and is_alive(leader) and name.startswith("VLLM::"):
                     now = time.time()
                     self.note(
                         DeathSign(

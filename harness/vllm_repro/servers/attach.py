@@ -125,7 +125,7 @@ class AttachServer(Server):
         self.log_path = copy_to
         self._stop = threading.Event()
         self._copier: threading.Thread | None = None
-        self._born = psutil.Process(self.pid).create_time() if self.pid else None
+        self._process = psutil.Process(self.pid) if self.pid else None
 
     async def start(self) -> ServerFacts:
         assert self.log_path is not None
@@ -161,15 +161,12 @@ class AttachServer(Server):
                     time.sleep(0.02)
 
     async def exited(self) -> Exit:
-        while self.pid is None:
+        while self._process is None:
             await asyncio.sleep(3600)  # no process to watch on this host, only HTTP
-        while True:
-            with contextlib.suppress(psutil.Error):  # it has ended
-                process = psutil.Process(self.pid)
-                if process.create_time() == self._born and process.status() != psutil.STATUS_ZOMBIE:
-                    await asyncio.sleep(0.05)
-                    continue
-            return Exit(code=None, detail=f"the server's process (pid {self.pid}) is gone", at=time.time())
+        with contextlib.suppress(psutil.Error):  # it has ended
+            while self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.05)
+        return Exit(code=None, detail=f"the server's process (pid {self.pid}) is gone", at=time.time())
 
     async def stop(self) -> None:
         self._stop.set()
@@ -177,10 +174,10 @@ class AttachServer(Server):
             await asyncio.shield(asyncio.to_thread(self._copier.join, 2.0))
 
     def processes(self) -> tuple[int, ...]:
-        if self.pid is None:
+        if self._process is None:
             return ()
         with contextlib.suppress(psutil.Error):  # it has ended
-            return (self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True)))
+            return (self._process.pid, *(child.pid for child in self._process.children(recursive=True)))
         return ()
 
 

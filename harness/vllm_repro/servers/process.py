@@ -90,10 +90,8 @@ class ProcessServer(Server):
     async def exited(self) -> Exit:
         if self._session is None:
             raise InfraError("the server was never started")
-        popen = self._session.popen
-        while popen.poll() is None:
+        while (code := self._session.exit_code()) is None:
             await asyncio.sleep(0.02)
-        code = popen.returncode
         how = f"exit status {code}" if code >= 0 else f"ended by signal {-code}"
         return Exit(code=code, detail=f"the server's process is gone, {how}", at=time.time())
 
