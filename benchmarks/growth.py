@@ -1,6 +1,7 @@
 """Growth of `diagnose` with the size of a log, and of `history` with the number of nights: processor time, and memory of the first.
 
-The log: requests at a steady rate, `/health` and a count of tokens every ten seconds, as the API server of vLLM 0.28 prints them.
+The logs: requests at a steady rate, `/health` and a count of tokens every ten seconds, as the API server of vLLM 0.28 prints them; the
+same as `docker logs --timestamps` prints it; and a recorded boot and death, again and again. `grep -c` reads the same file.
 """
 
 from __future__ import annotations
@@ -9,48 +10,74 @@ import argparse
 import math
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from tests.history.made import row
 
 from vllm_repro.history.bug_state import bug_histories
 
+DIAGNOSE = [sys.executable, "-m", "vllm_repro", "diagnose"]
 SERVER = "(APIServer pid=9) "
 COUNTS = (
-    "INFO 11-{:02} {:02}:{:02}:{:02} [loggers.py:257] Engine 000: Avg prompt throughput: 812.4 tokens/s, Avg generation throughput: "
+    "INFO 11-{:02} {} [loggers.py:257] Engine 000: Avg prompt throughput: 812.4 tokens/s, Avg generation throughput: "
     "512.3 tokens/s, Running: 12 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.2%, Prefix cache hit rate: 0.0%"
 )
 
 
-def write_log(path: Path, size: int, rate: int) -> None:
+RECORDED = Path(__file__).parents[1] / "tests/data/recordings/v0.32.0-killed-worker.log"
+
+
+def write_log(path: Path, size: int, rate: int, *, stamped: bool = False) -> None:
     """Write `size` bytes of a log with `rate` requests a second."""
     chance, written, second = random.Random(1), 0, 0
     with path.open("wb") as file:
         while written < size:
-            lines = [COUNTS.format(1 + second // 86_400, second // 3600 % 24, second // 60 % 60, second % 60)]
+            day, clock = 1 + second // 86_400, f"{second // 3600 % 24:02}:{second // 60 % 60:02}:{second % 60:02}"
+            lines = [COUNTS.format(day, clock)]
             lines.append('INFO:     10.0.0.9:4711 - "GET /health HTTP/1.1" 200 OK')
             for _ in range(10 * rate):
                 client = f"10.0.{chance.randrange(256)}.{chance.randrange(256)}:{chance.randrange(1024, 65536)}"
                 lines.append(f'INFO:     {client} - "POST /v1/chat/completions HTTP/1.1" 200 OK')
-            written += file.write("".join(f"{SERVER}{line}\n" for line in lines).encode())
+            stamp = f"2026-11-{day:02}T{clock}.{chance.randrange(10**9):09}Z " if stamped else ""
+            written += file.write("".join(f"{stamp}{SERVER}{line}\n" for line in lines).encode())
             second += 10
 
 
-def diagnosed(path: Path) -> tuple[float, float]:
-    """Return the processor seconds of `vllm-repro diagnose`, and its most resident MiB."""
-    words = [sys.executable, "-m", "vllm_repro", "diagnose", str(path)]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as command:
-        _, status, used = os.wait4(command.pid, 0)
+def write_crash_loop(path: Path, size: int) -> None:
+    """Write `size` bytes of a server that boots and dies, two minutes apart."""
+    recorded, life = RECORDED.read_text(encoding="utf-8"), 0
+    with path.open("wb") as file:
+        while file.tell() < size:
+            day = f"{1 + life // 672:02}-{1 + life // 24 % 28:02} {life % 24:02}"
+            file.write(re.sub(r"(?<= )\d\d-\d\d \d\d(?=:\d\d:\d\d )", day, recorded).encode())
+            life += 1
+
+
+LOGS: dict[str, Callable[[Path, int], None]] = {
+    "1 request/s": partial(write_log, rate=1),
+    "20 requests/s": partial(write_log, rate=20),
+    "20 requests/s, stamped": partial(write_log, rate=20, stamped=True),
+    "boots and deaths": write_crash_loop,
+}
+
+
+def used(*words: str) -> tuple[float, float]:
+    """Return the processor seconds of a command, and its most resident MiB."""
+    # To a pipe: `grep -c` stops at its first match if nobody reads.
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as command:
+        _, status, spent = os.wait4(command.pid, 0)
         command.returncode = os.waitstatus_to_exitcode(status)
-    if command.returncode:
-        raise RuntimeError(f"vllm-repro diagnose exited with {command.returncode}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    subprocess.CompletedProcess(words, command.returncode).check_returncode()
+    return spent.ru_utime + spent.ru_stime, spent.ru_maxrss / 1024
 
 
 def counted(nights: int) -> float:
@@ -72,15 +99,19 @@ def main() -> None:
     parser.add_argument("--mb", type=int, nargs="+", default=[10, 100, 1000], metavar="MB", help="sizes of logs")
     given = parser.parse_args()
     print(
-        f"\n### `diagnose`, n = {given.n}\n\n| MB | requests/s | processor s: median (min..max) | MiB |\n|---|---|---|---|"
+        f"\n### `diagnose`, n = {given.n}\n\n| MB | log | processor s: median (min..max) | MB/s | to `grep -c` | MiB |"
     )
-    for size in given.mb:
-        for rate in (1, 20):
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "server.log"
-                write_log(path, size * 1_000_000, rate)
-                seconds, memory = zip(*(diagnosed(path) for _ in range(given.n)), strict=True)
-            print(f"| {size:,} | {rate} | {spread(seconds)} | {max(memory):.0f} |", flush=True)
+    print("|---|---|---|---|---|---|")
+    for size, (name, write) in product(given.mb, LOGS.items()):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "server.log"
+            write(path, size * 1_000_000)
+            runs = [(used(*DIAGNOSE, str(path)), used("grep", "-c", "INFO", str(path))) for _ in range(given.n)]
+        seconds = [ours for (ours, _), _ in runs]
+        ratio = statistics.median(ours / grep for (ours, _), (grep, _) in runs)
+        memory = max(memory for (_, memory), _ in runs)
+        rate = size / statistics.median(seconds)
+        print(f"| {size:,} | {name} | {spread(seconds)} | {rate:.0f} | {ratio:.1f} | {memory:.0f} |", flush=True)
     print(f"\n### `history`, n = {given.n}\n\n| nights | processor s: median (min..max) | exponent |\n|---|---|---|")
     before = 0.0
     for nights in (365, 730, 1460, 2920):

@@ -67,14 +67,18 @@ def all_imports() -> dict[str, set[str]]:
 
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
     """Return the modules of ours that a file imports anywhere in it, also in functions and under TYPE_CHECKING."""
+    return {name if name in known else name.rpartition(".")[0] for name in imported_names(path)} & known.keys()
+
+
+def imported_names(path: Path) -> set[str]:
+    """Return all names that a file imports, with their modules."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            named = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= named & known.keys() or {node.module}
-    return found & known.keys()
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
 def layer(module: str) -> str:
@@ -94,3 +98,15 @@ def test_each_folder_imports_only_folders_below_it() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({module: names - {module} for module, names in all_imports().items()}).prepare()
+
+
+def test_httpx_is_imported_in_one_folder_and_in_one_module_of_the_tests() -> None:
+    root = Path(__file__).parents[1]
+    importing = {
+        path.relative_to(root).as_posix()
+        for folder in ("harness", "tests", "fixtures", "scenarios")
+        for path in (root / folder).rglob("*.py")
+        if "httpx" in {name.partition(".")[0] for name in imported_names(path)}
+    }
+    client = "harness/vllm_repro/client"
+    assert importing == {f"{client}/client.py", f"{client}/sdk.py", "tests/web.py"}

@@ -4,10 +4,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 
-import httpx
 import pytest
 import uvloop
 
+from tests.web import httpx
 from vllm_repro.client.answer import DEAD_MESSAGES, Answer
 from vllm_repro.client.client import Client, release_of
 from vllm_repro.running.death_signs import Channel, sign_of_answer

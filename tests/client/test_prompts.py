@@ -5,11 +5,11 @@ import re
 import zlib
 from typing import Any, cast
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.web import httpx
 from vllm_repro.client.client import Client
 from vllm_repro.client.prompts import PromptError, build_chat, build_completion, fit
 

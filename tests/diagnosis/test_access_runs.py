@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import random
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,16 @@ from tests.diagnosis.recordings import DATA
 from vllm_repro.diagnosis.access_runs import AccessRuns, kind_of
 from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro.diagnosis.log_text import Line, read_lines
+from vllm_repro.evidence import Evidence
 
 LOGS = sorted((*(DATA / "recordings").glob("*.log"), *(DATA / "pasted").glob("*.txt")))
 STATS = (
     "INFO 11-20 08:24:{1:02} [loggers.py:257] Engine 00{2}: Avg prompt throughput: {0}.0 tokens/s, "
     "Avg generation throughput: {0}.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%"
+)
+STAMPS = (
+    *("", "", "2026-07-01T08:24:35.123456789Z ", "2026-07-01T08:24:35.1234Z stdout F ", "[2026-07-01 08:24:35] "),
+    *("Jul  1 08:24:35 gpu-7 vllm[71]: ", "2026-07-01T08:24:35+0000 gpu-7 vllm[71]: "),
 )
 OTHERS = (
     'INFO:     10.0.0.1:99 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
@@ -52,6 +58,8 @@ def padded(path: Path, chance: random.Random) -> bytes:
     places = sorted(chance.randrange(len(lines) + 1) for _ in range(3))
     for place in reversed(places):
         lines[place:place] = access_lines(chance, prefixes, chance.choice((30, 500, 1500)))
+    stamp = chance.choice(STAMPS)
+    lines = [stamp.replace("5", f"{number % 10}", 1) + line for number, line in enumerate(lines)]
     return chance.choice(("\n", "\n", "\r\n")).join(lines).encode()
 
 
@@ -70,7 +78,10 @@ ACCESS = '(APIServer pid=9) INFO:     10.0.0.1:99 - "POST /v1/completions HTTP/1
 COUNTS = "(APIServer pid=9) " + STATS.format(7, 30, 0)
 
 
-@pytest.mark.parametrize("lines", [[ACCESS], [COUNTS], [ACCESS, COUNTS]])
+STAMPED = [*map("".join, zip(STAMPS[2:], (ACCESS, COUNTS, ACCESS, ACCESS, COUNTS), strict=True))]
+
+
+@pytest.mark.parametrize("lines", [[ACCESS], [COUNTS], [ACCESS, COUNTS], *([line] for line in STAMPED)])
 def test_a_run_is_skipped_but_for_its_first_and_last_lines(lines: list[str]) -> None:
     times = 200_000 // len(lines)
     log = "".join(line + "\n" for line in lines).encode() * times + b"end\n"
@@ -81,8 +92,8 @@ def test_a_run_is_skipped_but_for_its_first_and_last_lines(lines: list[str]) -> 
     assert len(seen) < 600
     assert [line.number for line in seen[-2:]] == [200_000, 200_001]
     assert runs.lines == runs.dropped == 200_001 - len(seen)
-    stamped = sum(line.raw == COUNTS for line in seen)
-    assert len(runs.stamps) == (times - stamped if COUNTS in lines else 0)
+    stamped = sum(line.raw.endswith(COUNTS) for line in seen)
+    assert len(runs.stamps) == (times - stamped if lines[-1].endswith(COUNTS) else 0)
 
 
 @pytest.mark.parametrize("size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (1 << 23) + 7])
@@ -129,6 +140,33 @@ BY_HAND = {
     + [UNPREFIXED] * 2000
     + DEATH,
 }
+
+
+LIFE = [*BOOT, *(f"(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] {line}" for line in DEATH)]
+DEAD = [*LIFE, "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal error."]
+
+
+@pytest.mark.parametrize("life", [DEAD, BOOT], ids=["died", "silent"])
+def test_memory_does_not_grow_with_the_number_of_lives(life: list[str]) -> None:
+    def most(lives: int) -> int:
+        log = "".join(f"{line}\n" for line in life).encode() * lives
+        tracemalloc.start()
+        diagnosis = skipping(log)
+        peak = tracemalloc.get_traced_memory()[1] - len(log)
+        tracemalloc.stop()
+        assert diagnosis.died is (True if life is DEAD else None)
+        return peak
+
+    most(2)  # patterns are compiled once
+    assert most(500) < most(50) + 1_000_000
+
+
+def test_the_lives_after_a_death_count_only_as_evidence() -> None:
+    lab = "(EngineCore pid=10) INFO 11-20 08:24:01 [lab.py:1] LAB observed store {}"
+    log = "".join(f"{line}\n" for line in [*DEAD, *BOOT, *DEAD[:-4], lab, *(["noise"] * 9)] * 3).encode()
+    runs = skipping(log)
+    assert (runs.died, runs.exception, runs.evidence) == (True, "ValueError", Evidence.LAB)
+    assert runs == diagnose(log)
 
 
 @pytest.mark.parametrize("name", BY_HAND)

@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from tests.conftest import Harness
+from tests.web import httpx
 from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members, start
 from vllm_repro.releases.provision import provision

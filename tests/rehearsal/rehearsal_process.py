@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
+from tests.web import httpx
 
 ENGINE = Path(__file__).resolve().parents[2] / "fixtures" / "rehearsal"
 SMALL = ("--max-model-len", "4096", "--block-size", "32", "--max-num-batched-tokens", "256", "--max-num-seqs", "2")

@@ -6,10 +6,10 @@ import os
 import signal
 from pathlib import Path
 
-import httpx
 import pytest
 from rehearsal.faults import Fault, FaultKind, parse
 from tests.rehearsal.rehearsal_process import DEAD, DEAD_BODY, Start, in_order
+from tests.web import httpx
 
 
 def test_orders_are_read() -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from xml.etree.ElementTree import Element
 
-import html5lib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
+from tests.report.html_tree import parsed
 from vllm_repro.report.document import document, fragment, local_link
 from vllm_repro.report.text import printable
-
-XHTML = "{http://www.w3.org/1999/xhtml}"
 
 
 def page(title: str = "A page", text: str = "text") -> str:
@@ -38,11 +35,25 @@ def test_the_policy_allows_the_pages_own_style_and_nothing_else() -> None:
 
 @given(st.text())
 def test_any_text_stays_text(text: str) -> None:
-    tree: Element = html5lib.HTMLParser(strict=True).parse(page(text, text))
+    tree = parsed(page(text, text))
     for tag in ("p", "title"):
-        (found,) = tree.iter(XHTML + tag)
+        (found,) = tree.iter(tag)
         assert (found.text or "") == printable(text)
         assert not list(found)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("<p>", "</p>", "<p><div></div></p>", "<b><i></b></i>", "<table><td>x</td></table>", "<ul>x</ul>"),
+        *("<!-- x -->", "<br id=a id=b>", "<div/>", "<a href=b><a href=c></a></a>", "<p>\x07</p>", "<![CDATA[x]]>"),
+    ],
+)
+def test_a_page_that_a_browser_would_repair_is_no_page(body: str) -> None:
+    whole = "<!doctype html><html><head><title>t</title></head><body>{}</body></html>"
+    assert parsed(whole.format("<p>text</p>")).findtext("body/p") == "text"
+    with pytest.raises(AssertionError):
+        parsed(whole.format(body))
 
 
 def test_what_would_break_the_page_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.report.test_html import XHTML, assert_sound, text_of
+from tests.report.test_html import assert_sound, text_of
 from tests.report.test_version_map import WHOLE, row, several_arms
 from vllm_repro.report.map_page import map_page
 from vllm_repro.report.version_map import map_rows, readings
@@ -17,7 +17,7 @@ def test_it_has_what_the_markdown_has() -> None:
         text = text_of(tree)
         for sentence in (*readings(version_map), version_map.shortfall, version_map.reproduce):
             assert sentence in text
-        shown = [tuple(map(text_of, line)) for line in tree.iter(f"{XHTML}tr")]
+        shown = [tuple(map(text_of, line)) for line in tree.iter("tr")]
         assert shown[1:] == list(map_rows(version_map))
 
 
@@ -30,6 +30,6 @@ def test_a_row_links_to_the_page_of_its_run() -> None:
 def test_each_release_has_its_result_in_the_strip() -> None:
     rows = [row("0.21.0", Outcome.CRASH), row("0.24.0", Outcome.CLEAN)]
     tree = assert_sound(map_page(replace(WHOLE, rows=tuple(rows), versions=("0.21.0", "0.24.0"))))
-    (strip,) = (one for one in tree.iter(f"{XHTML}ol") if one.get("class") == "strip")
+    (strip,) = (one for one in tree.iter("ol") if one.get("class") == "strip")
     shown = " | ".join(" ".join(text_of(item).split()) for item in strip)
     assert shown == "0.21.0 declared bad reported: dies | 0.24.0 declared good reported: lives"

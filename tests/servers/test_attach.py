@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-import httpx
 import pytest
 
 from tests.conftest import Harness
 from tests.fake_vllm import FakeVllm
 from tests.running.test_idle import SPINS
+from tests.web import httpx
 from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.servers.docker_helpers import IDLE, containers_of, engine_or_reason, running, until_logged
+from tests.web import httpx
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.evidence import Evidence

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import httpx
 import psutil
 import pytest
 
 from tests.servers.conftest import build
 from tests.servers.docker_helpers import running, until_logged
+from tests.web import httpx
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.host.ports import free_port
 from vllm_repro.servers.base import Exit

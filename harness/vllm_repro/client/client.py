@@ -12,11 +12,21 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
+from httpx import HTTPError, HTTPStatusError, TimeoutException
 
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.received import MOST_BYTES, EndlessAnswerError, Received
 
-__all__ = ["Client", "bounded", "fields_of", "is_rehearsal", "release_of"]
+__all__ = [
+    "Client",
+    "HTTPError",
+    "HTTPStatusError",
+    "TimeoutException",
+    "bounded",
+    "fields_of",
+    "is_rehearsal",
+    "release_of",
+]
 
 
 class Client:
@@ -47,7 +57,7 @@ class Client:
         await self._http.aclose()
 
     async def get(self, path: str, *, timeout: float = 5.0) -> httpx.Response:
-        """Return the response to a GET. Raises `httpx.HTTPError`, also for one of over 64 MiB or `timeout` seconds."""
+        """Return the response to a GET. Raises `HTTPError`, also for one of over 64 MiB or `timeout` seconds."""
         return await self._fetch("GET", path, None, timeout)
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60.0) -> httpx.Response:
@@ -77,12 +87,12 @@ class Client:
                     received.feed(piece, time.time())
                     self.received += received.events - before
                 received.end(time.time())
-        except (httpx.HTTPError, httpx.StreamError, EndlessAnswerError) as failure:
+        except (HTTPError, httpx.StreamError, EndlessAnswerError) as failure:
             received.fail("transport", f"{type(failure).__name__}: {failure}".rstrip(": "))
         return received.answer(sent, time.time())
 
     async def model_name(self) -> str:
-        """Return the name of the first served model. Raises `httpx.HTTPError`, `ValueError`, `LookupError` or `TypeError`."""
+        """Return the name of the first served model. Raises `HTTPError`, `ValueError`, `LookupError` or `TypeError`."""
         response = await self.get("/v1/models", timeout=30.0)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
@@ -94,7 +104,7 @@ class Client:
         """
         try:
             return fields_of((await self.get("/openapi.json", timeout=30.0)).json())
-        except (httpx.HTTPError, ValueError):
+        except (HTTPError, ValueError):
             return {}
 
 

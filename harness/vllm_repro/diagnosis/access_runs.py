@@ -1,7 +1,7 @@
 """Runs of access lines and counts of tokens, of which a long log mostly consists: skipped in blocks.
 
 Of such lines only the number, the times and the last ones count. A line is skipped only if one of the same kind came just before it, and
-changed nothing but what the next one changes, too.
+changed nothing but what the next one changes, too. Once the diagnosis is certain, all lines are skipped but those with given words.
 """
 
 from __future__ import annotations
@@ -26,24 +26,32 @@ _COUNTS = (
     r", GPU KV cache usage: \d{1,3}\.\d%, Prefix cache hit rate: \d{1,3}\.\d%(?:, MM cache hit rate: \d{1,3}\.\d%)?"
 )
 _PROCESS = r"(?:\([A-Za-z]\w{0,40} pid=\d{1,10}\) )?"
+# The stamps of `log_text._COLLECTORS`, in ASCII: of docker -t, Kubernetes, journald and syslog.
+_COLLECTOR = (
+    r"(?>\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"
+    r"(?:(?:stdout|stderr) [FP] |[\w.-]{1,80} [\w./@-]{1,80}\[\d{1,10}\]: ?)?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? [!-~]{1,80} [\w./@-]{1,80}(?:\[\d{1,10}\])?: ?)?+"
+)
 _LINE = re.compile(
-    rf"({_PROCESS}INFO: {{5}}){_ACCESS}|({_PROCESS}INFO ){_TIME}( \[loggers\.py:\d{{1,5}}\] Engine \d{{1,5}}: ){_COUNTS}",
+    rf"{_COLLECTOR}(?:({_PROCESS}INFO: {{5}}){_ACCESS}"
+    rf"|({_PROCESS}INFO ){_TIME}( \[loggers\.py:\d{{1,5}}\] Engine \d{{1,5}}: ){_COUNTS})",
     re.ASCII,
 )
-_STAMP = re.compile(rf"({_PROCESS}INFO )({_TIME})( \[loggers\.py:\d+\] Engine \d+: )".encode())
+_STAMP = re.compile(rf"{_COLLECTOR}({_PROCESS}INFO )({_TIME})( \[loggers\.py:\d+\] Engine \d+: )".encode())
 
 
 class AccessRuns:
     """Reader of a binary file that skips runs of such lines.
 
     lines: number of those skipped so far; stamped: of those with a time. dropped, stamps: lines, and times by kind, that the caller has not
-    counted yet. off: nothing may be skipped.
+    counted yet. off: nothing may be skipped. only: words of the lines that still count; None if all do.
     """
 
     def __init__(self) -> None:
         self.lines = self.stamped = self.dropped = 0
         self.stamps: list[tuple[str, str]] = []
         self.off = True
+        self.only: Sequence[bytes] | None = None
         self._kinds: Sequence[str] = ()
 
     def skip(self, kinds: Collection[str]) -> None:
@@ -54,6 +62,10 @@ class AccessRuns:
         """Yield the lines of `file` that are not skipped, each cut at `longest` bytes."""
         block, at, whole = b"", 0, True
         while True:
+            if self.only is not None and not self.off and (last := block.rfind(b"\n", at) + 1) > at:
+                yield from self._lines_with_words(block[at:last])
+                at = last
+                continue
             if self._kinds and not self.off and (run := _pattern(tuple(self._kinds)).match(block, at)):
                 yield from self._run(block, at, run.end())
                 at = run.end()
@@ -72,6 +84,16 @@ class AccessRuns:
                 yield block[at : min(end, at + longest)]
             whole = block.endswith(b"\n", at, end)
             at = end
+
+    def _lines_with_words(self, text: bytes) -> Iterator[bytes]:
+        """Yield the lines that hold one of the words in `only`."""
+        starts = set()
+        for word in self.only or ():
+            place = -1
+            while (place := text.find(word, place + 1)) >= 0:
+                starts.add(_start(text, 0, place))
+        for start in sorted(starts):
+            yield text[start : text.index(b"\n", start) + 1]
 
     def _run(self, block: bytes, begin: int, end: int) -> Iterator[bytes]:
         """Yield the lines of a run that count: of each kind the last, the last three answers, and the last."""
@@ -125,4 +147,4 @@ def _pattern(kinds: tuple[str, ...]) -> re.Pattern[bytes]:
     """Return a pattern of a run. It is possessive: of a million lines none must be tried in another way."""
     starts = [re.escape(kind).replace("\0", _TIME) for kind in kinds]
     lines = [start + (_COUNTS if "\0" in kind else _ACCESS) for start, kind in zip(starts, kinds, strict=True)]
-    return re.compile(rf"(?:(?:{'|'.join(lines)})\r?\n)++".encode())
+    return re.compile(rf"(?:{_COLLECTOR}(?:{'|'.join(lines)})\r?\n)++".encode())

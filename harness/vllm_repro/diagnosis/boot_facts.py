@@ -18,6 +18,7 @@ from vllm_repro.diagnosis.log_text import Line
 from vllm_repro.evidence import Evidence
 
 __all__ = [
+    "EVIDENCE_WORDS",
     "BootFacts",
     "BootReader",
     "Observed",
@@ -129,6 +130,8 @@ _SIMULATED = {
     "LAB observed ": Evidence.LAB,
 }
 _MARKS = tuple(_SIMULATED)
+EVIDENCE_WORDS = {**_SIMULATED, **{f"device_config={device}": evidence for device, evidence in _DEVICES.items()}}
+"""Words in the lines that show what a server is evidence of."""
 
 
 class BootReader:

@@ -9,11 +9,12 @@ The rules are in `vllm_repro.diagnosis.judgement`, the search for the root in `v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from io import BufferedReader
 
 from vllm_repro.diagnosis.access_runs import AccessRuns, kind_of
+from vllm_repro.diagnosis.boot_facts import EVIDENCE_WORDS, evidence_in
 from vllm_repro.diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro.diagnosis.life_signs import ServerLife
 from vllm_repro.diagnosis.log_text import Line, read_lines
@@ -26,64 +27,127 @@ def diagnose(source: str | bytes | BufferedReader | Iterable[Line], *, we_termin
     """Diagnose a server log, a part of one, or a pasted traceback. A file is read ten times as fast as its text.
 
     we_terminated: the caller stopped this server itself; None if unknown. A log may hold several lives of a server, as of a container
-    that restarts. The first life that died counts, else the first that ended silently, else the last.
+    that restarts. The first life that died counts, else the first that ended silently, else the last. Once the next life of a server
+    begins that died, only what a later line shows as evidence counts.
     """
-    streams: dict[str, list[ServerLife]] = {}
-    order = _Order()
+    streams: dict[str, _Server] = {}
+    order, seen = _Order(), set[Evidence]()
     runs, latest = AccessRuns(), dict[str, Line]()
     for line in read_lines(source, runs) if isinstance(source, str | bytes | BufferedReader) else source:
-        lives = streams.get(line.stream) or streams.setdefault(line.stream, [ServerLife()])
+        if runs.only is not None:
+            seen.add(evidence_in([line]))
+            continue
+        server = streams.get(line.stream) or streams.setdefault(line.stream, _Server())
         if runs.dropped:  # before the end of a run, which is a line of the same server
-            lives[-1].skip(runs.dropped)
+            server.life.skip(runs.dropped)
             for kind, time in runs.stamps:
                 order.see(latest[kind], time)
             runs.dropped, runs.stamps = 0, []
-        if lives[-1].ended_by(line):
-            lives.append(ServerLife(lives[-1]))
-        lives[-1].feed(line)
+        if server.life.ended_by(line):
+            server.end_life()
+            latest.clear()
+            if server.died and len(streams) == 1 and not order.broken:
+                runs.only = _weaker(_evidence(server.died, server.seen))
+        server.life.feed(line)
         order.feed(line)
         if not line.stream and (own := kind_of(line.raw)):
             latest[own] = line
-            runs.skip([kind for kind, one in latest.items() if lives[-1].is_settled(one)])
+            runs.skip([kind for kind, one in latest.items() if server.life.is_settled(one)])
         else:
             runs.skip(())
-    diagnoses = [(lives, _of_stream(lives, we_terminated)) for lives in streams.values() or [[ServerLife()]]]
+    servers = list(streams.values()) or [_Server()]
+    diagnoses = [(server, server.diagnosis(we_terminated)) for server in servers]
     # Other containers in the same log are no servers.
-    found = [one for lives, one in diagnoses if any(life.of_vllm for life in lives) or _in_vllm(one)]
-    diagnosis = min(found or [one for _, one in diagnoses], key=_rank)
-    diagnosis = replace(
-        diagnosis, evidence=_evidence(diagnosis, [life for lives in streams.values() for life in lives])
-    )
-    if order.broken:
-        stopped = any(not life.stopping.isdisjoint(life.first) for lives in streams.values() for life in lives)
-        return _without_order(diagnosis, stopped)
-    return diagnosis
+    found = [diagnosis for server, diagnosis in diagnoses if server.of_vllm or _in_vllm(diagnosis)]
+    diagnosis = min(found or [diagnosis for _, diagnosis in diagnoses], key=_rank)
+    diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen.union(*(server.seen for server in servers))))
+    return _without_order(diagnosis, any(server.stopped for server in servers)) if order.broken else diagnosis
 
 
-def _of_stream(lives: list[ServerLife], we_terminated: bool | None) -> Diagnosis:
-    """Return the diagnosis of one server's lives."""
-    last = len(lives) - 1
-    diagnoses = [judge_life(life, we_terminated if at == last else None) for at, life in enumerate(lives)]
-    died = next((diagnosis for diagnosis in diagnoses if diagnosis.died), None)
-    if died is not None:
-        return died
-    for at, diagnosis in enumerate(diagnoses[:-1]):
-        if diagnosis.open_end and not _goes_on(lives[at], lives[at + 1 :]):
-            why = (
-                f"This log holds {len(lives)} lives of a server, and number {at + 1} ended without a reason: it was killed, "
-                "or its last lines are not here."
-            )
-            return replace(diagnosis, died=None, why=why)
-    return diagnoses[-1]
+_MOST_SILENT = 64
+"""Most lives kept of which it is not known yet whether they ended silently or go on beside the next one."""
 
 
-def _evidence(diagnosis: Diagnosis, lives: Sequence[ServerLife]) -> Evidence:
+@dataclass(slots=True)
+class _Silent:
+    """A life without a known end: its number, and whether it can still turn out to go on."""
+
+    number: int
+    diagnosis: Diagnosis
+    api_pid: int | None
+    open: bool = True
+
+
+class _Server:
+    """One server's lives. Each is judged when the next one begins, so that a log of many needs no more memory.
+
+    life: the present one. died: diagnosis of the first life that died. seen, stopped, of_vllm: of all lives.
+    """
+
+    def __init__(self) -> None:
+        self.life = ServerLife()
+        self.died: Diagnosis | None = None
+        self.seen: set[Evidence] = set()
+        self.stopped = self.of_vllm = False
+        self._lives = 1
+        self._silent: list[_Silent] = []
+
+    def end_life(self) -> None:
+        """Judge the present life, and begin the next."""
+        life = self.life
+        self.life = ServerLife(life)
+        diagnosis = self._judged(life, None)
+        known = len(self._silent) >= _MOST_SILENT or any(not silent.open for silent in self._silent)
+        if diagnosis.open_end and not known:
+            self._silent.append(_Silent(self._lives, diagnosis, life.api_pid))
+        self._lives += 1
+
+    def diagnosis(self, we_terminated: bool | None) -> Diagnosis:
+        """Return the diagnosis of the life that counts."""
+        last = self._judged(self.life, we_terminated)
+        if self.died is not None:
+            return self.died
+        if not self._silent:
+            return last
+        first = self._silent[0]
+        why = (
+            f"This log holds {self._lives} lives of a server, and number {first.number} ended without a reason: it was "
+            "killed, or its last lines are not here."
+        )
+        return replace(first.diagnosis, died=None, why=why)
+
+    def _judged(self, life: ServerLife, we_terminated: bool | None) -> Diagnosis:
+        diagnosis = judge_life(life, we_terminated)
+        if self.died is None and diagnosis.died:
+            self.died = diagnosis
+        self.seen.add(life.boot.evidence)
+        self.stopped |= not life.stopping.isdisjoint(life.first)
+        self.of_vllm |= life.of_vllm
+        # In a container each life has the same pid. Else a pid that still logs shares the log with another server.
+        for silent in self._silent:
+            if silent.number == self._lives - 1:
+                silent.open = silent.api_pid not in (None, life.api_pid)
+        self._silent = [silent for silent in self._silent if not (silent.open and silent.api_pid in life.pids)]
+        return diagnosis
+
+
+def _evidence(diagnosis: Diagnosis, seen: set[Evidence]) -> Evidence:
     """Return the weakest evidence that a life shows: a simulation announces itself before its boot, in the life before."""
-    seen = {life.boot.evidence for life in lives}
     if any(frame.file.startswith("vllm_repro_lab/") for frame in diagnosis.frames):
-        seen.add(Evidence.LAB)
-    weakest_first = Evidence.REHEARSAL, Evidence.SCHEDULER, Evidence.LAB, Evidence.CPU, Evidence.GPU
-    return next((one for one in weakest_first if one in seen), Evidence.UNKNOWN)
+        seen = seen | {Evidence.LAB}
+    return next(one for one in _WEAKEST_FIRST if one in seen)
+
+
+_WEAKEST_FIRST = (
+    *(Evidence.REHEARSAL, Evidence.SCHEDULER, Evidence.LAB),
+    *(Evidence.CPU, Evidence.GPU, Evidence.UNKNOWN),
+)
+
+
+def _weaker(evidence: Evidence) -> tuple[bytes, ...]:
+    """Return the words in lines that show weaker evidence than this."""
+    weaker = _WEAKEST_FIRST[: _WEAKEST_FIRST.index(evidence)]
+    return tuple(word.encode() for word, shown in EVIDENCE_WORDS.items() if shown in weaker)
 
 
 def _in_vllm(diagnosis: Diagnosis) -> bool:
@@ -145,10 +209,3 @@ def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
     died = True if diagnosis.died and not stopped else None
     why = f"A process reports the death of the engine; {wrong}." if died else f"{wrong[0].upper()}{wrong[1:]}."
     return replace(diagnosis, died=died, why=why, phase=None, root=None)
-
-
-def _goes_on(life: ServerLife, later: Sequence[ServerLife]) -> bool:
-    """Return True if the server still logs after another began: two servers share the log, and none restarted."""
-    if life.api_pid == later[0].api_pid:  # in a container each life has the same pid
-        return False
-    return any(life.api_pid in one.pids for one in later)

@@ -246,7 +246,8 @@ class ServerLife:
         self._logged += count
 
     def finish(self) -> None:
-        """Take the lines that nothing refuted."""
+        """Take the lines that nothing refuted. A life after this one learns no process from them."""
+        self._known = set()
         while self._doubtful:
             self._take(self._doubtful.popleft())
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import httpx
-
-from vllm_repro.client.client import Client
+from vllm_repro.client.client import Client, HTTPError
 from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.errors import InfraError
 from vllm_repro.running.death_signs import Channel, DeathSign
@@ -67,7 +65,7 @@ class Counters:
     async def _read(self) -> Reading | None:
         try:
             response = await self._client.get("/metrics", timeout=5.0)
-        except (httpx.HTTPError, OSError):
+        except (HTTPError, OSError):
             return None
         self.answered |= response.status_code == 200
         return read_metrics(response.text) if response.status_code == 200 else None

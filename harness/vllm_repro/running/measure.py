@@ -16,9 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-import httpx
-
 from vllm_repro.client.answer import Answer
+from vllm_repro.client.client import HTTPError
 from vllm_repro.client.load import LoadClient
 from vllm_repro.client.metrics import Reading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
@@ -170,7 +169,7 @@ class Measurements:
             trial.journal.write(
                 "measure-stopped", **trial.label, doing=trial.seen.measuring, why=f"no connection: {error}"
             )
-        except (PromptError, httpx.HTTPError) as error:
+        except (PromptError, HTTPError) as error:
             trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=f"no prompt: {error}")
 
     async def _probe(self, checks: Checks) -> None:

@@ -12,9 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx
-
-from vllm_repro.client.client import Client, is_rehearsal, release_of
+from vllm_repro.client.client import Client, HTTPError, is_rehearsal, release_of
 from vllm_repro.client.sdk import FailedRequest, sdk_view
 from vllm_repro.diagnosis.boot_facts import evidence_in
 from vllm_repro.diagnosis.log_text import read_lines
@@ -241,7 +239,7 @@ async def _version(client: Client, evidence: Evidence) -> str | None:
     try:
         response = await client.get("/version", timeout=30.0)
         release = release_of(response)
-    except (httpx.HTTPError, ValueError, LookupError, TypeError):  # the report shows it as unknown
+    except (HTTPError, ValueError, LookupError, TypeError):  # the report shows it as unknown
         return None
     if is_rehearsal(response) and evidence is not Evidence.REHEARSAL:
         raise InfraError(

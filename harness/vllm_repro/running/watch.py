@@ -20,11 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 import psutil
 
 from vllm_repro.client.answer import Answer
-from vllm_repro.client.client import Client
+from vllm_repro.client.client import Client, HTTPError, TimeoutException
 from vllm_repro.client.load import LoadClient
 from vllm_repro.client.sdk import FailedRequest
 from vllm_repro.errors import InfraError
@@ -295,7 +294,7 @@ class Watch:
         try:
             async with asyncio.timeout(self.limits.grace):
                 lives = gave_a_token(await self.ask_for_a_token(await self.client.model_name()))
-        except (TimeoutError, httpx.HTTPError, ValueError, LookupError, TypeError):
+        except (TimeoutError, HTTPError, ValueError, LookupError, TypeError):
             pass  # no answer is no refutation
         if not lives:
             self.note(sign)
@@ -329,9 +328,9 @@ class Watch:
         """Return the status of `/health`; None if nothing answers, 0 if it took too long."""
         try:
             return (await self.client.get("/health", timeout=5.0)).status_code
-        except httpx.TimeoutException:
+        except TimeoutException:
             return 0
-        except (httpx.HTTPError, OSError):
+        except (HTTPError, OSError):
             return None
 
     async def _watch_health(self) -> None:

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import httpx
 import msgspec
 
 from vllm_repro.client.answer import Answer, Usage
-from vllm_repro.client.client import Client
+from vllm_repro.client.client import Client, HTTPError, HTTPStatusError
 from vllm_repro.client.metrics import Reading, counted_between, latencies_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.conversion import decode
@@ -113,7 +112,7 @@ class WorkloadRunner:
         """Set `model`. Return False if the engine is dead or hung; raise `InfraError` if the server lives and names none."""
         try:
             self.model = await self.client.model_name()
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        except (HTTPError, ValueError, LookupError, TypeError) as error:
             if not await self._died():
                 raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
             return False
@@ -231,11 +230,11 @@ class WorkloadRunner:
             return await build_completion(
                 self.client, self.model, tokens, seed, shared=shared, shared_seed=f"{trial}/shared"
             )
-        except httpx.HTTPStatusError as error:
+        except HTTPStatusError as error:
             if error.response.status_code < 500:
                 refused = f"/tokenize answers {error.response.status_code}: {error.response.text[:200]}"
                 raise InfraError(refused) from error
-        except httpx.HTTPError:
+        except HTTPError:
             pass  # handled like a 5xx, below
         if not await self._died():
             raise InfraError("/tokenize does not answer, though the server lives")

@@ -16,10 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import psutil
 
-from vllm_repro.client.client import Client, is_rehearsal, release_of
+from vllm_repro.client.client import Client, HTTPError, is_rehearsal, release_of
 from vllm_repro.diagnosis.boot_facts import evidence_in
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError, UsageError
@@ -94,19 +93,19 @@ async def identify(url: str) -> tuple[str, bool]:
     async with Client(url) as client:
         try:
             response = await client.get("/version", timeout=30.0)
-        except (httpx.HTTPError, OSError) as error:
+        except (HTTPError, OSError) as error:
             raise InfraError(f"no server responds at {url}: {error}", hint="is the server up? " + hint) from error
         try:
             version = release_of(response)
             models = await client.get("/v1/models", timeout=30.0)
             if models.status_code not in (200, 401) or response.status_code != 200:
                 raise ValueError(models.status_code)
-        except (ValueError, KeyError, TypeError, httpx.HTTPError) as error:
+        except (ValueError, KeyError, TypeError, HTTPError) as error:
             raise UsageError(
                 f"{url} responds, but it is not a vLLM: /version gave {response.status_code} {response.text[:80]!r}",
                 hint=hint,
             ) from error
-        with contextlib.suppress(httpx.HTTPError):  # a dead engine: the run shows it
+        with contextlib.suppress(HTTPError):  # a dead engine: the run shows it
             health = (await client.get("/health", timeout=30.0)).status_code
             if 400 <= health < 500:
                 text = f"{url} answers {health} to /health, by which a run sees whether the engine lives"
