@@ -26,6 +26,7 @@ from vllm_repro.servers.witness import PLUGIN, witness_env
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import ENDLESS, Finding, FindingKind, PlayResult, result_from
+from vllm_repro_explore.forks import Forked, fork
 
 __all__ = ["Driver", "driver_model"]
 
@@ -58,7 +59,7 @@ class Driver:
     ) -> None:
         self._release, self._model, self._errors, self._patched = release, model, errors, patched
         self._nice, self._case_s = nice, case_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self._played = 0
         self._buffer = b""
 
@@ -80,7 +81,6 @@ class Driver:
             self.close()
             self._start()
         assert self._process is not None
-        assert self._process.stdin is not None
         self._played += 1
         with contextlib.suppress(BrokenPipeError):  # it exited; the missing answer is handled below
             self._process.stdin.write(json.dumps({**case.as_json(), "worker": worker}).encode() + b"\n")
@@ -110,28 +110,22 @@ class Driver:
         process, self._process = self._process, None
         if process is None:
             return None
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # unsent input is of no use
-                process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # unsent input is of no use
+            process.stdin.close()
         try:
             return process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
         finally:
-            if process.stdout is not None:
-                process.stdout.close()
+            process.stdout.close()
 
     def _start(self) -> None:
         with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [str(self._release.python), "-m", "vllm_repro_driver"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=self.environment(),
-            )
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
+            python, environment = self._release.python, self.environment()
+            self._process = fork(python, "vllm_repro_driver", env=environment, errors=errors)
+        if pid := self._process.pid:
+            os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         self._played, self._buffer = 0, b""
         line = self._line(_BOOT_S)
         first = json.loads(line) if line else {}
@@ -171,7 +165,6 @@ class Driver:
     def _line(self, most: float) -> bytes | None:
         """Return the next line; empty if the process exited, None if it wrote none for `most` seconds."""
         assert self._process is not None
-        assert self._process.stdout is not None
         until = time.monotonic() + most
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,12 +74,16 @@ def test_each_step_is_that_of_the_model_runner(version: str, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a copy of the program that plays the cases."""
-    copy = tmp_path / "program"
+def program(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield the folder of a copy of the program that plays the cases.
+
+    It is always in the same place: Numba keeps compiled functions by their file's path.
+    """
+    copy = tmp_path_factory.getbasetemp() / "program"
     shutil.copytree(module.PROGRAM, copy)
     monkeypatch.setattr(module, "PROGRAM", copy)
-    return copy / "vllm_repro_driver"
+    yield copy / "vllm_repro_driver"
+    shutil.rmtree(copy)
 
 
 def plant(program: Path, mix: str, was: str, now: str) -> str:

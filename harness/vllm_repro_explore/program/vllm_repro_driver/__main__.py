@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -39,6 +40,8 @@ def main() -> None:
         started = time.perf_counter()
         outcome = play(case)
         answer({"id": case.get("id"), **outcome, "ms": round((time.perf_counter() - started) * 1000, 1)})
+    atexit._run_exitfuncs()  # they remove temporary folders
+    os._exit(0)  # the interpreter's own end takes seconds with torch
 
 
 if __name__ == "__main__":

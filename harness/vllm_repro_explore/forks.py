@@ -1,0 +1,121 @@
+"""Processes that a fork server starts: one that imports vLLM then takes a second in place of seven.
+
+A server for an interpreter and an environment stays until this process exits or uses two others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+__all__ = ["Forked", "fork"]
+
+_PROGRAM = Path(__file__).resolve().parent / "program" / "fork_server.py"
+_MOST = 2
+_PER_PROCESS = ("PYTHONPATH", "REPRO_PATCHED")
+"""Variables that nothing reads before the fork."""
+
+
+class Forked:
+    """A process of a fork server, with what `Driver` uses of `Popen`.
+
+    report: the pipe of its id and exit status. pid: None if it did not start.
+    """
+
+    def __init__(self, stdin: int, stdout: int, report: int) -> None:
+        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb", buffering=0)
+        self._report = os.fdopen(report, "rb", buffering=0)
+        self._status: int | None = None
+        self.pid = self._number()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait like `Popen.wait`; return that of SIGKILL for a process that did not start."""
+        if self._status is None:
+            if not select.select([self._report], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+            status = self._number()
+            self._status = -signal.SIGKILL if status is None else status
+            self._report.close()
+        return self._status
+
+    def kill(self) -> None:
+        """Send SIGKILL unless the process has ended."""
+        if self._status is None and self.pid and not select.select([self._report], [], [], 0)[0]:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _number(self) -> int | None:
+        line = self._report.readline()
+        return int(line) if line else None
+
+
+def fork(python: Path, module: str, *, env: Mapping[str, str], errors: IO[bytes]) -> Forked:
+    """Run `python -m module` in a process forked from a server, which starts on first use."""
+    own = {name: env[name] for name in _PER_PROCESS if name in env}
+    shared = {name: value for name, value in env.items() if name not in own}
+    key = json.dumps([str(python), shared], sort_keys=True)
+    with _lock:
+        if key in _servers and not _servers[key].runs():
+            _servers.pop(key).close()
+        _servers[key] = server = _servers.pop(key, None) or _Server(python, shared, errors)
+        while len(_servers) > _MOST:
+            _servers.pop(next(iter(_servers))).close()
+    stdin, stdin_ours = os.pipe()
+    stdout_ours, stdout = os.pipe()
+    report_ours, report = os.pipe()
+    start = {"module": module, "env": own, "cwd": str(Path.cwd())}
+    try:
+        server.send(start, [stdin, stdout, errors.fileno(), report])
+    finally:
+        for descriptor in (stdin, stdout, report):
+            os.close(descriptor)
+    return Forked(stdin_ours, stdout_ours, report_ours)
+
+
+class _Server:
+    """A fork server. errors: the log of the process that it was started for."""
+
+    def __init__(self, python: Path, env: Mapping[str, str], errors: IO[bytes]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, _PROGRAM, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                env=env,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, start: Mapping[str, object], descriptors: list[int]) -> None:
+        with suppress(OSError):  # it died; the end of the pipes shows that
+            socket.send_fds(self._socket, [json.dumps(start).encode()], descriptors)
+
+    def close(self) -> None:
+        """Stop the server, also while it imports. Its processes live on."""
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+_servers: dict[str, _Server] = {}
+_lock = threading.Lock()
+
+
+@atexit.register
+def _close() -> None:
+    for server in _servers.values():
+        server.close()
