@@ -40,9 +40,7 @@ def test_an_install_line_gives_the_command_with_all_scenarios(line: str, tmp_pat
     }
 
     def call(words: str) -> str:
-        done = subprocess.run(
-            words, shell=True, cwd=checkout, env=clean, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(words, shell=True, cwd=checkout, env=clean, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
