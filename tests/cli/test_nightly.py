@@ -13,6 +13,7 @@ from vllm_repro.cli import _as_interrupt, main, parser
 from vllm_repro.cli.nightly import jobs_from
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.known import NEWEST
+from vllm_repro.report.files import FORMATS
 from vllm_repro.running.job import Job
 from vllm_repro.servers.options import ServerOptions
 
@@ -101,6 +102,18 @@ def test_a_night_ends_in_time_and_begins_with_what_ran_longest_ago(
     text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
     assert "amber: 1 not reached in time." in text
     assert "## Not reached in time\n\n- min-tokens-stop-ids: 0 s of 0 were left; it took" in text
+
+
+def test_a_night_with_a_scenario_that_has_no_script_is_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    scenarios = ("min-tokens-stop-ids", "async-streaming-stop")
+    assert main([NIGHT[0], *scenarios, *NIGHT[3:], "--arm", "reported"]) == 0
+    night = tmp_path / "nightly" / "latest"
+    assert "# ✅ Nightly: green\n\ngreen: 1 as declared, 1 not for this machine.\n" in (night / "summary.md").read_text(
+        encoding="utf-8"
+    )
+    names = [{path.name for path in (night / scenario).iterdir()} for scenario in scenarios]
+    assert names == [set(FORMATS.values()), set(FORMATS.values()) - {"repro.py"}]
 
 
 def test_reports_that_cannot_be_copied_leave_the_night_its_light(

@@ -207,6 +207,7 @@ def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
     try:
         folder.mkdir()
         for name in FORMATS.values():
-            shutil.copyfile(report.folder / name, folder / name)
+            if (report.folder / name).exists():  # a scenario without a script has no repro.py
+                shutil.copyfile(report.folder / name, folder / name)
     except OSError as error:  # the run is complete in its own folder
         yield f"the reports of {report.scenario} could not be copied beside the night: {error.strerror}"
