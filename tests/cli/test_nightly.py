@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import journals, started, until
 from vllm_repro.cli import _as_interrupt, main, parser
 from vllm_repro.cli.nightly import jobs_from
 from vllm_repro.errors import InfraError, Unsupported, UsageError
@@ -128,6 +129,17 @@ def test_reports_that_cannot_be_copied_leave_the_night_its_light(
     text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
     assert "could not be copied beside the night: No space left on device" in text
     assert "1 as declared" in text
+
+
+def test_a_run_that_a_signal_ends_is_interrupted(tmp_path: Path) -> None:
+    words = ("nightly", "async-streaming-stop", *NIGHT[3:])
+    night = started(tmp_path, *words, quick=True, VLLM_REHEARSAL_FAULT="stuck-boot")
+    until(lambda: "server-started" in "".join(journals(tmp_path)))
+    night.send_signal(signal.SIGINT)
+    assert night.wait(timeout=120) == 130
+    text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
+    assert "amber: interrupted by SIGINT, 1 interrupted." in text
+    assert "| ⏹️ | async-streaming-stop |" in text
 
 
 def test_a_signal_says_its_name_where_no_run_takes_it() -> None:
