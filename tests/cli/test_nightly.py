@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import journals, started, until
 from vllm_repro.cli import _as_interrupt, main, parser
 from vllm_repro.cli.nightly import jobs_from
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.history.runs import Run
 from vllm_repro.releases.known import NEWEST
+from vllm_repro.report.files import FORMATS
 from vllm_repro.running.job import Job
 from vllm_repro.servers.options import ServerOptions
 
@@ -103,6 +106,18 @@ def test_a_night_ends_in_time_and_begins_with_what_ran_longest_ago(
     assert "## Not reached in time\n\n- min-tokens-stop-ids: 0 s of 0 were left; it took" in text
 
 
+def test_a_night_with_a_scenario_that_has_no_script_is_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    scenarios = ("min-tokens-stop-ids", "async-streaming-stop")
+    assert main([NIGHT[0], *scenarios, *NIGHT[3:], "--arm", "reported"]) == 0
+    night = tmp_path / "nightly" / "latest"
+    assert "# ✅ Nightly: green\n\ngreen: 1 as declared, 1 not for this machine.\n" in (night / "summary.md").read_text(
+        encoding="utf-8"
+    )
+    names = [{path.name for path in (night / scenario).iterdir()} for scenario in scenarios]
+    assert names == [set(FORMATS.values()), set(FORMATS.values()) - {"repro.py"}]
+
+
 def test_reports_that_cannot_be_copied_leave_the_night_its_light(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +132,17 @@ def test_reports_that_cannot_be_copied_leave_the_night_its_light(
     assert "1 as declared" in text
 
 
+def test_a_run_that_a_signal_ends_is_interrupted(tmp_path: Path) -> None:
+    words = ("nightly", "async-streaming-stop", *NIGHT[3:])
+    night = started(tmp_path, *words, quick=True, VLLM_REHEARSAL_FAULT="stuck-boot")
+    until(lambda: "server-started" in "".join(journals(tmp_path)))
+    night.send_signal(signal.SIGINT)
+    assert night.wait(timeout=120) == 130
+    text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
+    assert "amber: interrupted by SIGINT, 1 interrupted." in text
+    assert "| ⏹️ | async-streaming-stop |" in text
+
+
 def test_a_signal_says_its_name_where_no_run_takes_it() -> None:
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         _as_interrupt(signal.SIGTERM, None)
@@ -129,6 +155,19 @@ def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
     assert (status, len(jobs)) == (2, 2)
     assert "no such thing here" in summary
     assert "the disk is full" in summary
+
+
+def test_a_signal_while_the_summary_is_written_waits_for_its_end(
+    night: Callable[..., tuple[int, list[Job], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_: Path) -> tuple[list[Run], list[str]]:
+        signal.raise_signal(signal.SIGINT)
+        return [], []
+
+    monkeypatch.setattr("vllm_repro.running.nightly.read_runs", late)
+    status, _, summary = night(ends=(InfraError("the disk is full"),) * 2)
+    assert status == 130
+    assert "amber: 2 undecided" in summary
 
 
 @pytest.mark.parametrize(("end", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")])

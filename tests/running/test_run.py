@@ -19,6 +19,7 @@ from vllm_repro.host.processes import session_members
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.summary import summary
 from vllm_repro.running.folders import run_folder
 from vllm_repro.running.run import signals_later, strongest_record
@@ -376,6 +377,19 @@ def test_other_endpoints_are_asked_and_shown(harness: Harness) -> None:
         'ids: POST /v1/embeddings {"input": [7, 8, 9], "encoding_format": "base64"}',
         'pooled: POST /pooling {"input": "hello"}',
     ]
+
+
+def test_a_signal_after_the_last_boot_does_not_lose_the_report(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(folder: Path) -> RunReport:
+        signal.raise_signal(signal.SIGTERM)
+        return build(folder)
+
+    monkeypatch.setattr("vllm_repro.report.build.build", late)
+    assert harness(*TQ, "--arm", "reported").status == 130
+    (report,) = tmp_path.glob("reports/*/2*/report.json")
+    assert json.loads(report.read_text(encoding="utf-8"))["verdict"] == "reproduces"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,7 +1,7 @@
 """Result of a nightly job: a light per scenario and one for the night, as Markdown and JUnit.
 
-Green: every arm did what is declared for the release. Red: a surprise. Amber: a run was undecided or not reached in time, or the host had
-trouble. A scenario that this machine cannot run has no light.
+Green: every arm did what is declared for the release. Red: a surprise. Amber: a run was undecided,
+interrupted or not reached in time, or the host had trouble. A scenario that this machine cannot run has no light.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Light(StrEnum):
 
     RED = "red"
     AMBER = "amber"
+    CUT = "interrupted"
     LATE = "not reached"
     GREEN = "green"
     NONE = "unsupported"
@@ -44,6 +45,7 @@ class Light(StrEnum):
 _LIGHTS: Mapping[Light, tuple[int, str, str]] = {
     Light.RED: (1, "❌", "surprise"),
     Light.AMBER: (2, "⚠️", "undecided"),
+    Light.CUT: (2, "⏹️", "interrupted"),
     Light.LATE: (2, "⏳", "not reached in time"),
     Light.GREEN: (0, "✅", "as declared"),
     Light.NONE: (2, "➖", "not for this machine"),
@@ -87,7 +89,8 @@ class Night:
         lights = {slot.light for slot in self.slots}
         if Light.RED in lights:
             return Light.RED
-        if self.trouble or self.interrupted or lights & {Light.AMBER, Light.LATE} or Light.GREEN not in lights:
+        undecided = lights - {Light.GREEN, Light.NONE}
+        if self.trouble or self.interrupted or undecided or Light.GREEN not in lights:
             return Light.AMBER
         return Light.GREEN
 
@@ -107,6 +110,8 @@ class Night:
 def light_of(report: RunReport) -> Light:
     """Return the light of a run; NONE if machine or release supports none of its boots, or the rehearsal does not have the bug."""
     outcomes = {trial.outcome for arm in report.arms for trial in arm.trials}
+    if report.interrupted and report.verdict.expected is None:
+        return Light.CUT
     no_bug = not report.imitated and report.verdict.expected is None
     if no_bug or (outcomes and outcomes <= {Outcome.UNSUPPORTED}):
         return Light.NONE
@@ -129,7 +134,8 @@ def markdown(night: Night) -> str:
     if night.changes is not None:
         changed = "\n".join(f"- {cell(line)}" for line in night.changes) or "Nothing."
         parts.append(f"## What changed since the night before\n\n{changed}")
-    lit = [slot for light in (Light.RED, Light.AMBER, Light.GREEN) for slot in night.slots if slot.light is light]
+    listed = (Light.LATE, Light.NONE)  # below the table
+    lit = [slot for light in Light if light not in listed for slot in night.slots if slot.light is light]
     groups: dict[str, list[Slot]] = {}
     mixed = len({report.evidence for report in night.reports}) > 1
     for slot in lit:

@@ -120,13 +120,18 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
             trials.interrupted_by = trials.interrupted_by or f"{error}" or "SIGINT"
         finally:
             journal.write("run-ended", interrupted=trials.interrupted_by)
+    with signals_later():
+        return _reported(folder, job.scenario)
+
+
+def _reported(folder: Path, scenario: Scenario) -> RunReport:
+    """Write the reports of the run in `folder`, and return it."""
     from vllm_repro.report.build import build
     from vllm_repro.report.files import write_reports  # here: only the end of a run needs them
 
     report = build(folder)
     try:
-        with signals_later():
-            write_reports(report, job.scenario)
+        write_reports(report, scenario)
     except ReproError as error:  # the journal holds everything; do not lose the verdict of hours of boots
         verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
         raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
