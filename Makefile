@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install search-night nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand keep faults faults-quick mutants compose catalogue known-releases
+.PHONY: help install search-night nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand test-openai keep faults faults-quick mutants compose catalogue known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -70,6 +70,14 @@ keep: $(DEV) ## keep the runs of the last live tests in tests/data/kept, for mac
 
 test-by-hand: $(DEV) ## test more real releases, also in containers (too slow for CI)
 	@$(BIN)/python -m pytest tests -m by_hand
+
+test-openai: $(DEV) ## test what uses the openai SDK with its oldest release, and the newest before and after 3
+	@set -e; for release in ==1.60.0 '<3' '<4'; do \
+		folder="$(VENV)/openai/$$release"; \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --target "$$folder" --upgrade "openai$$release"; \
+		PYTHONPATH="$$folder" $(BIN)/python -c 'import openai; print("openai", openai.__version__)'; \
+		PYTHONPATH="$$folder" $(BIN)/python -m pytest tests/client/test_sdk.py tests/test_api.py -n 2 --dist worksteal; \
+	done
 
 images: ## build the images of the rehearsal engine
 	@fixtures/images/build.sh rehearsal

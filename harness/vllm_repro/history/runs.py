@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 from vllm_repro.conversion import convert, decode
 from vllm_repro.errors import ReproError
 from vllm_repro.evidence import facts_of
+from vllm_repro.history.rendered import Rendered
 from vllm_repro.host.host_id import hardware
 from vllm_repro.journal.journal import being_written, legible
 from vllm_repro.report.build import build
@@ -77,33 +78,45 @@ def read_runs(root: Path) -> tuple[list[Run], list[str]]:
     """
     runs: list[Run] = []
     unreadable: list[str] = []
+    rendered = Rendered(root)
     for journal in sorted(root.glob("*/*/journal.jsonl")):
         name = journal.parent.relative_to(root).as_posix()
         if journal.parent.is_symlink():
             continue
         try:
-            run = _read(journal.parent)
+            run = _read(journal.parent, name, rendered)
         except ReproError:
             unreadable.append(name)
             continue
         if run is not None and run.id == name:  # else a copy, such as an example
             runs.append(run)
+    rendered.save()
     return sorted(runs, key=lambda run: (run.started_at, run.id)), unreadable
 
 
-def _read(folder: Path) -> Run | None:
+def _read(folder: Path, name: str, rendered: Rendered) -> Run | None:
     """Return a run from its report; from its journal if the report is missing, older, or of another version of vllm-repro."""
     report, journal = folder / "report.json", folder / "journal.jsonl"
     with contextlib.suppress(OSError, ValueError):
         if report.stat().st_mtime_ns >= journal.stat().st_mtime_ns:
-            run = decode(report.read_bytes(), Run)
-            datetime.fromisoformat(run.started_at)
-            facts_of(run.evidence)
-            return msgspec.structs.replace(run, id=f"{run.scenario}/{folder.name}")
+            return _decoded(report.read_bytes(), folder)
     if being_written(journal):
         return None
     with legible(folder):
-        return run_of(build(folder))
+        state = journal.stat()
+        if kept := rendered.get(name, state):
+            return _decoded(kept, folder)
+        run = run_of(build(folder))
+        rendered.add(name, state, msgspec.json.encode(run))
+        return run
+
+
+def _decoded(report: bytes, folder: Path) -> Run:
+    """Return the run in a report. Raises `ValueError` if it is of another version of vllm-repro."""
+    run = decode(report, Run)
+    datetime.fromisoformat(run.started_at)
+    facts_of(run.evidence)
+    return msgspec.structs.replace(run, id=f"{run.scenario}/{folder.name}")
 
 
 def run_of(report: RunReport) -> Run:
