@@ -137,6 +137,26 @@ def test_a_server_that_does_not_start_reads_as_a_killed_process(tmp_path: Path) 
     assert ended(process) == (-signal.SIGKILL, b"")
 
 
+THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+@pytest.mark.parametrize("text", ["", THREAD])
+def test_packages_that_start_no_thread_are_imported_once(text: str, tmp_path: Path) -> None:
+    package = tmp_path / "site" / "torch" / "_inductor"
+    package.mkdir(parents=True)
+    (package / "lowering.py").write_text(text, encoding="utf-8")
+    python = tmp_path / "python"
+    script = f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n'
+    python.write_text(script, encoding="utf-8")
+    python.chmod(0o755)
+    asks = "import sys; print('torch' in sys.modules)"
+    (tmp_path / "forked.py").write_text(asks, encoding="utf-8")
+    env = environment(tmp_path) | {"OMP_NUM_THREADS": "1"}  # else NumPy starts one
+    with (tmp_path / "log").open("wb") as log:
+        process = fork(python, "forked", env=env, errors=log)
+    assert ended(process) == (0, f"{not text}\n".encode())
+
+
 def test_nothing_is_left_of_a_killed_harness(tmp_path: Path) -> None:
     (tmp_path / "forked.py").write_text(WAITS, encoding="utf-8")
     program = f"""

@@ -101,7 +101,11 @@ def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> st
     done = subprocess.run(
         [str(release.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": f"{release.packages}:{pytest_folder}"},
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(pytest_folder),  # vLLM keeps there what it learns of a model by importing itself again
+            "PYTHONPATH": f"{release.packages}:{pytest_folder}",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import provision
 from vllm_repro.scenario.patch import Patch
+from vllm_repro_explore import forks
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
@@ -161,6 +163,8 @@ def test_a_death_is_found_again_and_named(version: str, mix: str, known: str, tm
         worst = (driver.play(draw(seed, mix)).worst for seed in range(1, 401))
         deaths = (finding for finding in worst if finding is not None and finding.kind is FindingKind.DEATH)
         assert known_as(next(deaths)) == known
+        *_, server = forks._servers.values()
+        assert "bare" not in psutil.Process(server._process.pid).cmdline()
 
 
 def test_the_seeds_that_find_a_death_kill_no_fixed_release(tmp_path: Path) -> None:
