@@ -10,17 +10,25 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# Without the seconds in which the SDK asks a dead engine.
-QUICK = "import sys; from vllm_repro.running import trial; trial._SDK_TOTAL = 0.0; from vllm_repro.__main__ import main; sys.exit(main())"
+QUICK = """
+import sys
+from vllm_repro.__main__ import main
+from vllm_repro.running import trial
+trial._SDK_TOTAL, trial._NEEDED_LATER = 0.0, ()
+sys.exit(main())
+"""
+"""The command without the SDK: its import takes a second of processor time, and it asks a dead engine for seconds."""
 
 
 def started(
-    out: Path, *words: str, before: Sequence[str] = (), quick: bool = False, piped: bool = False, **env: str
+    out: Path, *words: str, before: Sequence[str] = (), piped: bool = False, **env: str
 ) -> subprocess.Popen[bytes]:
-    """Start `vllm-repro` with reports in `out`. before: a command that runs it. piped: the caller reads what it prints."""
-    python = ["-c", QUICK] if quick else ["-m", "vllm_repro"]
+    """Start `vllm-repro` with reports in `out`.
+
+    before: a command that runs it. piped: the caller reads what it prints.
+    """
     return subprocess.Popen(
-        [*before, sys.executable, *python, *words],
+        [*before, sys.executable, "-c", QUICK, *words],
         env={**os.environ, "VLLM_REPRO_REPORTS": str(out), "CI": "true", **env},
         stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
         stderr=subprocess.PIPE if piped else subprocess.DEVNULL,

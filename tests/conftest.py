@@ -116,6 +116,7 @@ def _reported(out: Path) -> dict[Path, int]:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits after a crash or a wrong answer, and for idle. test_trial asks the SDK, with its retries."""
     monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
+    monkeypatch.setattr("vllm_repro.running.trial._NEEDED_LATER", ())
     monkeypatch.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
     monkeypatch.setattr("vllm_repro.running.watch._LAST_LOOK_AT_VLLM", 0.1)
     monkeypatch.setattr("vllm_repro.running.watch._SETTLED", 0.1)

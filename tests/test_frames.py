@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.conftest import Harness
@@ -69,6 +68,8 @@ def test_a_table_of_all_runs_as_parquet(harness: Harness, tmp_path: Path) -> Non
     file = tmp_path / "runs.parquet"
     done = harness("history", "--parquet", str(file))
     assert (done.status, f"table: {file}" in done.out) == (0, True), done.err
+    import pandas as pd  # here, because each worker would wait for it
+
     kept = pd.read_parquet(file)
     pd.testing.assert_frame_equal(kept, frames.runs(tmp_path / "reports"), check_dtype=False, check_column_type=False)
     assert kept["ttft_s"].dtype == float
@@ -82,7 +83,7 @@ def test_parquet_without_its_library_names_it(
     def missing(*_: object, **__: object) -> bytes:
         raise ImportError("Unable to find a usable engine")
 
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", missing)
+    monkeypatch.setattr("pandas.DataFrame.to_parquet", missing)
     done = harness("history", "--parquet", str(tmp_path / "x"))
     assert done.status == 64
     assert "needs pyarrow, which is not installed\n  next: pip install pyarrow" in done.err

@@ -134,7 +134,7 @@ def test_reports_that_cannot_be_copied_leave_the_night_its_light(
 
 def test_a_run_that_a_signal_ends_is_interrupted(tmp_path: Path) -> None:
     words = ("nightly", "async-streaming-stop", *NIGHT[3:])
-    night = started(tmp_path, *words, quick=True, VLLM_REHEARSAL_FAULT="stuck-boot")
+    night = started(tmp_path, *words, VLLM_REHEARSAL_FAULT="stuck-boot")
     until(lambda: "server-started" in "".join(journals(tmp_path)))
     night.send_signal(signal.SIGINT)
     assert night.wait(timeout=120) == 130

@@ -16,6 +16,12 @@ from vllm_repro.client.sdk import FailedRequest, SdkView, sdk_view
 CUT = ("APIConnectionError", "Connection error.") if int(version("openai")[0]) > 2 else ("ReadError", DEAD_MESSAGE)
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the SDK's pause before a retry."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+
+
 def view(tmp_path: Path, answer: Callable[[Exchange], None]) -> SdkView:
     with FakeVllm(tmp_path / "log", {"/v1/completions": answer}) as server:
         return asyncio.run(sdk_view(server.base_url, "tiny", 5.0))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro_explore.case import Case, Request, least_blocks
 from vllm_repro_explore.draw import MIXES, draw, mixes_of
-from vllm_repro_explore.program.vllm_repro_driver.reference import TEXT, attend, embed, pick, recur, states
 from vllm_repro_explore.shrink import shrink
 from vllm_repro_explore.summary import case_lines
 
@@ -111,19 +109,26 @@ def test_each_connector_has_the_mixes_that_use_it_alone() -> None:
     assert {mix for mixes in found.values() for mix in mixes} == MIXES.keys() - beside
 
 
-TOKENS = st.lists(st.sampled_from(TEXT), min_size=1, max_size=80)
+def reference() -> Any:
+    """Import the reference. It imports numba, for which each worker would wait."""
+    from vllm_repro_explore.program.vllm_repro_driver import reference
+
+    return reference
+
+
+TOKENS = st.deferred(lambda: st.lists(st.sampled_from(reference().TEXT), min_size=1, max_size=80))
 
 
 @given(TOKENS, st.integers(1, 9), st.data())
 def test_a_mamba_layer_hashes_all_tokens_through_one_number(tokens: list[int], key: int, data: Any) -> None:
-    whole = states(tokens, key, [0, 0])
+    whole = reference().states(tokens, key, [0, 0])
     cut = data.draw(st.integers(0, len(tokens)))
     before: list[Any] = [0, 0]
     for start, part in (0, tokens[:cut]), (cut, tokens[cut:]):
         if part:
-            values = embed(part, start, key)
+            values = reference().embed(part, start, key)
             for layer in range(2):
-                values, kept = recur(values, before[layer], start, layer)
+                values, kept = reference().recur(values, before[layer], start, layer)
                 before[layer] = kept[-1]
             assert (values == whole[start : start + len(part)]).all()
 
@@ -132,16 +137,16 @@ def test_a_mamba_layer_hashes_all_tokens_through_one_number(tokens: list[int], k
 def test_steps_over_a_cache_compute_what_one_pass_computes(
     tokens: list[int], windows: list[int], key: int, data: Any
 ) -> None:
-    whole = states(tokens, key, windows)
-    kept = [np.zeros(len(tokens), dtype=np.uint64) for _ in windows]
+    whole = reference().states(tokens, key, windows)
+    kept = [reference().np.zeros(len(tokens), dtype="uint64") for _ in windows]
     at = 0
     while at < len(tokens):
         count = data.draw(st.integers(1, len(tokens) - at))
-        values = embed(tokens[at : at + count], at, key)
+        values = reference().embed(tokens[at : at + count], at, key)
         for layer, window in enumerate(windows):
             kept[layer][at : at + count] = values
             first = max(0, at - window + 1) if window else 0
-            values = attend(values, kept[layer][first : at + count], first, at, window, layer)
+            values = reference().attend(values, kept[layer][first : at + count], first, at, window, layer)
         assert (values == whole[at : at + count]).all()
         at += count
 
@@ -150,6 +155,6 @@ def test_steps_over_a_cache_compute_what_one_pass_computes(
 def test_one_other_token_anywhere_in_reach_is_another_answer(tokens: list[int], data: Any) -> None:
     place = data.draw(st.integers(0, len(tokens) - 1))
     other = [*tokens[:place], tokens[place] + 1, *tokens[place + 1 :]]
-    assert states(tokens, 1, [0])[-1] != states(other, 1, [0])[-1]
-    assert states(tokens, 1, [0])[-1] != states(tokens, 2, [0])[-1]
-    assert pick(states(tokens, 1, [0])[-1]) in TEXT
+    assert reference().states(tokens, 1, [0])[-1] != reference().states(other, 1, [0])[-1]
+    assert reference().states(tokens, 1, [0])[-1] != reference().states(tokens, 2, [0])[-1]
+    assert reference().pick(reference().states(tokens, 1, [0])[-1]) in reference().TEXT

@@ -26,12 +26,21 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.multi_node import Meeting
 from vllm_repro.servers.options import ServerOptions
 
-cloudpickle = pytest.importorskip("ray.cloudpickle")
+# Without the SDK, as in `tests.commands`.
+QUICK = """
+import sys
+from pathlib import Path
+from vllm_repro.running import item_process, trial
+trial._SDK_TOTAL, trial._NEEDED_LATER = 0.0, ()
+sys.exit(item_process.main(Path(sys.argv[1])))
+"""
 
 
 def started(root: Path, item: Item) -> subprocess.Popen[bytes]:
     """Start the process of an item, with its leash held."""
-    program = [sys.executable, "-P", "-m", "vllm_repro.running.item_process", str(root)]
+    from ray import cloudpickle  # here, because each worker would wait for it
+
+    program = [sys.executable, "-P", "-c", QUICK, str(root)]
     process = subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(cloudpickle.dumps(item))

@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     tmp_path: Path, harness: Harness, number: signal.Signals
 ) -> None:
     out = tmp_path / "reports"
-    process = started(out, "run", *WORDS, quick=True, VLLM_REHEARSAL_FAULT="slow-boot:0.5")
+    process = started(out, "run", *WORDS, VLLM_REHEARSAL_FAULT="slow-boot:0.5")
     until(lambda: "".join(journals(out)).count("server-started") == 2)
     _, folder = signalled(process, number, out)
     # The folder says which scenario it is of; who names it as well is right, too.

@@ -346,7 +346,7 @@ def test_a_run_whose_output_nobody_reads_has_the_same_status(
     tmp_path: Path, number: signal.Signals | None, words: tuple[str, ...], status: int
 ) -> None:
     stuck = {"VLLM_REHEARSAL_FAULT": "stuck-boot"} if number else {}
-    with started(tmp_path, *TQ, "--arm", "reported", *words, quick=True, piped=True, **stuck) as process:
+    with started(tmp_path, *TQ, "--arm", "reported", *words, piped=True, **stuck) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline().startswith(b"REHEARSAL")

@@ -36,6 +36,14 @@ T = TypeVar("T")
 
 Work = Callable[[WorkloadRunner], Awaitable[None]]
 
+_NEEDED_LATER = (
+    "openai.types.chat",
+    "vllm_repro.report.build",
+    "vllm_repro.report.files",
+    "vllm_repro.report.summary",
+)
+"""Modules to import during the boot: the SDK, whose retries follow a crash, and the report."""
+
 _OUTLAST = 10.0
 """Seconds in which other nodes' servers must follow the first one. A server whose worker died ends within three."""
 
@@ -185,7 +193,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
 
 
 def _while_booting(release: Release | None) -> None:
-    """Check the files of the release, and import what is needed at once later: the SDK, whose retries follow a crash, and the report.
+    """Check the files of the release, and import what is needed at once later.
 
     Raises `InfraError` as `ReleaseCache.check` does.
     """
@@ -193,12 +201,7 @@ def _while_booting(release: Release | None) -> None:
         from vllm_repro.releases.provision import ReleaseCache  # here: most servers are no release of the cache
 
         ReleaseCache().check(release)
-    for name in (
-        "openai.types.chat",
-        "vllm_repro.report.build",
-        "vllm_repro.report.files",
-        "vllm_repro.report.summary",
-    ):
+    for name in _NEEDED_LATER:
         importlib.import_module(name)
     document = importlib.import_module("vllm_repro.report.document")
     document.compile_page()
