@@ -13,6 +13,7 @@ from tests.commands import journals, started, until
 from vllm_repro.cli import _as_interrupt, main, parser
 from vllm_repro.cli.nightly import jobs_from
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.history.runs import Run
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.report.files import FORMATS
 from vllm_repro.running.job import Job
@@ -154,6 +155,20 @@ def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
     assert (status, len(jobs)) == (2, 2)
     assert "no such thing here" in summary
     assert "the disk is full" in summary
+
+
+@pytest.mark.usefixtures("sigint")
+def test_a_signal_while_the_summary_is_written_waits_for_its_end(
+    night: Callable[..., tuple[int, list[Job], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_: Path) -> tuple[list[Run], list[str]]:
+        signal.raise_signal(signal.SIGINT)
+        return [], []
+
+    monkeypatch.setattr("vllm_repro.running.nightly.read_runs", late)
+    status, _, summary = night(ends=(InfraError("the disk is full"),) * 2)
+    assert status == 130
+    assert "amber: 2 undecided" in summary
 
 
 @pytest.mark.parametrize(("end", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")])

@@ -23,7 +23,7 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.running.fleet import results
 from vllm_repro.running.folders import link_to, private_folders, private_sources, stamped_folder
 from vllm_repro.running.job import Job
-from vllm_repro.running.run import run_one
+from vllm_repro.running.run import run_one, signals_later
 from vllm_repro.running.terminal import Progress
 from vllm_repro.servers.docker_engine import connect, engine_errors, explain, gpu_prefix
 from vllm_repro.servers.kinds import ServerKind
@@ -69,22 +69,23 @@ def run_night(
                 wrong += _copy_reports(slot.report, copy)
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
-    rows, _ = read_runs(out)
-    summary = summarize(rows, None)
-    public = Redactor([*private_folders(), *private_sources(job.options.vllm for job in jobs)]).text
-    night = Night(
-        asked=public(_request(jobs, options)),
-        started_at=started,
-        slots=tuple(replace(slot, why=public(slot.why)) for slot in slots),
-        trouble=tuple(map(public, wrong)),
-        interrupted=interrupted,
-        changes=None if summary.since is None else tuple(news_lines(summary)),
-    )
-    write_file(folder / "summary.md", markdown(night), hint="free some space")
-    write_file(folder / "junit.xml", suites(night), hint="free some space")
-    if rows:  # none if nothing ever ran
-        file = folder / "nights.html"
-        write_file(file, page(summary, link_to(out, file), near=near), hint="free some space")
+    with signals_later():  # a second Ctrl-C must not cost the summary
+        rows, _ = read_runs(out)
+        summary = summarize(rows, None)
+        public = Redactor([*private_folders(), *private_sources(job.options.vllm for job in jobs)]).text
+        night = Night(
+            asked=public(_request(jobs, options)),
+            started_at=started,
+            slots=tuple(replace(slot, why=public(slot.why)) for slot in slots),
+            trouble=tuple(map(public, wrong)),
+            interrupted=interrupted,
+            changes=None if summary.since is None else tuple(news_lines(summary)),
+        )
+        write_file(folder / "summary.md", markdown(night), hint="free some space")
+        write_file(folder / "junit.xml", suites(night), hint="free some space")
+        if rows:  # none if nothing ever ran
+            file = folder / "nights.html"
+            write_file(file, page(summary, link_to(out, file), near=near), hint="free some space")
     return night, folder
 
 
