@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
@@ -577,6 +578,19 @@ def test_a_signal_interrupts_all_items_and_their_results_come(monkeypatch: pytes
         gather()
     assert sorted(found) == [(1, 1), (3, 3)]
     assert there.names == ["SIGHUP"]
+
+
+@pytest.mark.usefixtures("sigint")
+def test_a_signal_that_another_thread_gets_is_noticed() -> None:
+    there = Elsewhere()
+
+    def work(number: int) -> bool:
+        if number == 1:
+            time.sleep(0.2)  # until the main thread waits
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        return there.over.wait(10)
+
+    assert sorted(results(work, [1, 2], there)) == [(1, True), (2, True)]
 
 
 @pytest.fixture

@@ -130,7 +130,8 @@ def results(work: Callable[[T], R], items: Sequence[T], elsewhere: Elsewhere | N
         try:
             while pending:
                 try:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    # A signal that another thread gets wakes no endless wait.
+                    done, pending = wait(pending, _ASKED_EVERY_S, return_when=FIRST_COMPLETED)
                 except KeyboardInterrupt as name:
                     elsewhere.interrupt(f"{name}" or "SIGINT")
                     continue
