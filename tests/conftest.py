@@ -113,6 +113,14 @@ def _reported(out: Path) -> dict[Path, int]:
 
 
 @pytest.fixture
+def sigint() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` for SIGINT, which a worker of pytest-xdist ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits after a crash or a wrong answer, and for idle. test_trial asks the SDK, with its retries."""
     monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -106,8 +106,12 @@ def search(
     searching = _Searching(cases, go_on, keep, progress, budget, Tally() if tally is None else tally)
     pool = ThreadPoolExecutor(len(players))
     try:
-        for done in as_completed([pool.submit(searching.work, *each) for each in zip_longest(players, on_runner)]):
-            done.result()
+        pending = {pool.submit(searching.work, *each) for each in zip_longest(players, on_runner)}
+        while pending:
+            # A signal that another thread gets wakes no endless wait.
+            ended, pending = wait(pending, 1.0, return_when=FIRST_COMPLETED)
+            for player in ended:
+                player.result()
     finally:
         searching.over = True
         pool.shutdown()

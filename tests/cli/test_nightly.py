@@ -157,6 +157,7 @@ def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
     assert "the disk is full" in summary
 
 
+@pytest.mark.usefixtures("sigint")
 def test_a_signal_while_the_summary_is_written_waits_for_its_end(
     night: Callable[..., tuple[int, list[Job], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +161,26 @@ def test_an_interrupted_search_keeps_what_it_had() -> None:
         search([interrupted], enumerate([alone(60)], 1), go_on=lambda: True, keep=print, progress=print, tally=tally)
     (found,) = tally.findings
     assert (found.finding.kind, found.case, found.shrunk) == (FindingKind.DEATH, alone(60), alone(60))
+
+
+@pytest.mark.usefixtures("sigint")
+def test_a_signal_that_a_player_gets_ends_the_search() -> None:
+    began = time.monotonic()
+
+    def signalled(candidate: Case) -> PlayResult:
+        time.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        return fakes(candidate)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            [signalled],
+            ((seed, alone(10)) for seed in count(1)),
+            go_on=lambda: time.monotonic() - began < 10,
+            keep=print,
+            progress=lambda _: None,
+        )
+    assert time.monotonic() - began < 8
 
 
 def test_time_that_is_up_ends_the_search() -> None:

@@ -580,6 +580,7 @@ def test_a_signal_interrupts_all_items_and_their_results_come(monkeypatch: pytes
     assert there.names == ["SIGHUP"]
 
 
+@pytest.mark.usefixtures("sigint")
 def test_a_signal_that_another_thread_gets_is_noticed() -> None:
     there = Elsewhere()
 
