@@ -54,7 +54,7 @@ test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
 	@$(BIN)/python -m pytest tests -n 6 --dist worksteal -m "not docker and not live and not browser"
 
 test-scenarios: $(DEV) ## run every scenario and arm on the rehearsal engine
-	@$(BIN)/python -m pytest scenarios -n 2 --scenario-server rehearsal
+	@VLLM_WATCHDOG_TIME_S=0.3 $(BIN)/python -m pytest scenarios -n 6 --scenario-server rehearsal  # it mostly waits
 
 test-browser: $(DEV) ## test the pages in a headless Chromium (Debian: chromium)
 	@$(BIN)/python -m pytest tests -m browser

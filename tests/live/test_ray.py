@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from tests.conftest import Harness
 from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import read
+from vllm_repro.servers.orphans import sweep
 
 pytestmark = [
     pytest.mark.live,
@@ -62,14 +64,41 @@ def items() -> list[psutil.Process]:
     ]
 
 
-@pytest.fixture
-def cluster(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:  # noqa: ARG001  # its effect: the nodes' environment
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    for name, value in _HEALTH.items():
-        monkeypatch.setenv(f"RAY_health_check_{name}", f"{value}")
-    nodes = Nodes()
+@contextmanager
+def started(state: Path) -> Iterator[Nodes]:
+    """Yield a new cluster whose nodes keep the state of their runs in a folder."""
+    with in_state(state) as environment:
+        environment.setenv("VLLM_WATCHDOG_TIME_S", "0.3")  # as `own_state`
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in _HEALTH.items():
+            environment.setenv(f"RAY_health_check_{name}", f"{value}")
+        nodes = Nodes()
     yield nodes
     nodes.cluster.shutdown()
+
+
+@contextmanager
+def in_state(state: Path) -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_STATE_HOME", str(state))
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Yield a cluster for the tests that lose none of its nodes."""
+    state = tmp_path_factory.mktemp("state")
+    with started(state) as nodes:
+        yield nodes
+    with in_state(state):
+        sweep()
+
+
+@pytest.fixture
+def cluster(own_state: Path) -> Iterator[Nodes]:
+    """Yield a cluster for one test, which may lose nodes."""
+    with started(own_state) as nodes:
+        yield nodes
 
 
 Command = Callable[..., "subprocess.Popen[str]"]
@@ -126,10 +155,10 @@ def same(rows: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def test_a_map_over_two_nodes_is_that_of_one_machine(
-    cluster: Nodes, command: Command, harness: Harness, tmp_path: Path
+    shared: Nodes, command: Command, harness: Harness, tmp_path: Path
 ) -> None:
     words = ("versions", SCENARIO, "--server", "rehearsal", "--versions", "0.21.0,0.23.0,0.24.0")
-    status, text = ended(command(*words, "--on", cluster.address, "--out", "there"))
+    status, text = ended(command(*words, "--on", shared.address, "--out", "there"))
     assert status == 0, text
     there = json.loads((tmp_path / "there" / SCENARIO / "versions" / "latest" / "versions.json").read_bytes())
     here = json.loads(harness(*words, "--json").out)
@@ -151,14 +180,14 @@ def test_a_run_goes_on_when_its_node_is_killed(cluster: Nodes, command: Command,
     until_no_item()
 
 
-def test_a_killed_command_leaves_no_server_and_is_resumed(cluster: Nodes, command: Command, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_server_and_is_resumed(shared: Nodes, command: Command, tmp_path: Path) -> None:
     run = command(
-        "run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "8", "--on", cluster.address
+        "run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "8", "--on", shared.address
     )
     folder = until_in_journal(tmp_path / "reports", "trial-ended", 2)
     run.kill()
     until_no_item()
-    status, text = ended(command("run", "--resume", str(folder), "--on", cluster.address))
+    status, text = ended(command("run", "--resume", str(folder), "--on", shared.address))
     assert status == 0, text
     assert [outcome for _, outcome in trials(folder)].count("crash") == 8
 
@@ -196,9 +225,9 @@ def test_a_lost_head_ends_the_command_with_the_way_to_continue(
     assert trials(folder)
 
 
-def test_what_the_cluster_lacks_is_named_at_once(cluster: Nodes, command: Command) -> None:
+def test_what_the_cluster_lacks_is_named_at_once(shared: Nodes, command: Command) -> None:
     words = ("run", SCENARIO, "--server", "process", "--vllm", "0.23.0")
-    status, text = ended(command(*words, "--on", cluster.address))
+    status, text = ended(command(*words, "--on", shared.address))
     assert status == 2, text
     assert "no node of the cluster has GPU 1, vllm_repro 1" in text
     assert "GPU 0, vllm_repro 1" in text
