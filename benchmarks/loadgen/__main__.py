@@ -60,7 +60,9 @@ AXES = (
     Axis("ttft_p99", "TTFT error p99, 128 streams, ms", 0.5, 0.2),
     Axis("itl_mean", "ITL error mean, 128 streams, ms", 1.0, 0.25),
     Axis("itl_p99", "ITL error p99, 128 streams, ms", 0.5, 0.2),
-    Axis("cpu", "CPU s per million tokens, one a send", 1.0, 0.7, VLLM),
+    Axis("cpu", "CPU s per million tokens, one a send, 100 a request", 1.0, 0.7, VLLM),
+    Axis("cpu_request", "CPU s per 10,000 requests, without their tokens", 1.0, 0.7, peers=()),  # ours is near 0
+    Axis("cpu_token", "CPU s per million tokens, without their requests", 1.0, 0.7, VLLM),
     Axis("tok_s", "tok/s of one core, 16 events a send", 1.0, 1.2, VLLM, higher=True),
     Axis("req_s", "requests/s, 1 token, 32 streams", 2.0, 8.0, higher=True),
     Axis("startup", "start-up of the command to its first request, s", 0.15, 0.1, COMMANDS, of=COMMAND),
@@ -85,7 +87,12 @@ def measured(found: Found, name: str, client: Client, *, streams: int, requests:
         add("ttft_p99", 1000 * percentile(ttft, 0.99))
         add("itl_mean", 1000 * fmean(itl))
         add("itl_p99", 1000 * percentile(itl, 0.99))
-        add("cpu", ran.cpu_per_million())
+        add("cpu", short := ran.cpu_per_million())
+        # The cost of a token by answers five times as long, and what is left is the request's.
+        long = run(client, Shape(streams, requests, 500))
+        _check(name, long)
+        add("cpu_token", token := (5 * long.cpu_per_million() - short) / 4)
+        add("cpu_request", short - token)
     _check(name, ran)
     add("startup", ran.startup_s)
     add("memory", ran.mib)

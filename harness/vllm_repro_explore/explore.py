@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.options import source
+from vllm_repro.cli.server_options import source
 from vllm_repro.diagnosis.boot_facts import imported
 from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import INTERRUPTED, UsageError

@@ -51,6 +51,7 @@ def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.
     [
         ("from vllm_repro.cli import main; main(['--help'])", 6),
         ("from vllm_repro.cli import main; main(['list'])", 90),
+        ("from vllm_repro.cli import main; main(['show', 'tq-chunked-prefill'])", 70),
         ("import vllm_repro.pytest_plugin", 2),
         ("import vllm_repro", 1),
     ],
@@ -60,7 +61,18 @@ def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
     script = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stderr.split()
-    heavy = {"beartype", "docker", "httpx", "jinja2", "openai", "pandas", "rich", "vllm_repro_explore"}
+    heavy = {
+        "beartype",
+        "docker",
+        "httpx",
+        "jinja2",
+        "openai",
+        "pandas",
+        "rich",
+        "vllm_repro_explore",
+        "yaml",
+        "vllm_repro.running",
+    }
     assert heavy.isdisjoint(loaded)
     assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import uvloop
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.client import Client
-from vllm_repro.client.load import LoadClient
+from vllm_repro.client.load import LoadClient, _arrival
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BODY = {"prompt": "p", "max_tokens": 3, "stream": True}
@@ -89,7 +92,7 @@ def sends(*pieces: bytes, close: bool = True) -> Handler:
 
 
 def timeless(answer: Answer) -> Answer:
-    return replace(answer, sent=0.0, ended=0.0, arrivals=(0.0,) * len(answer.arrivals), token_times=())
+    return replace(answer, sent=0.0, ended=0.0, written=None, arrivals=(0.0,) * len(answer.arrivals), token_times=())
 
 
 def test_a_stream_is_read_as_the_other_client_reads_it() -> None:
@@ -165,6 +168,45 @@ def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(run:
     (answer,) = run(served(handler, ask))
     assert answer.ok
     assert all(abs(after - before) < 0.05 for before, after in zip(wrote[:2], answer.arrivals[1:], strict=True))
+
+
+def test_an_arrival_is_not_earlier_than_its_stamp_and_not_read_from_clocks_far_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wall clock is 990 s ahead. The core is taken away for 30 ms between the first two readings, then for 50 us."""
+    ticks = iter([10.0, 10.03, 10.03, 10.03005])
+    walls = iter([1000.0, 1000.03002])
+    monkeypatch.setattr("vllm_repro.client.load.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("vllm_repro.client.load.time.time", lambda: next(walls))
+    stamp = struct.pack("@ll", 999, 900_000_000)  # 9.9 on the other clock
+    arrival = _arrival([(socket.SOL_SOCKET, 35, stamp)])
+    assert arrival is not None
+    assert 9.9 <= arrival <= 9.9001
+
+
+def test_a_write_that_is_late_is_known_and_so_is_an_answer_without_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(socket.socket):
+        def send(self, *given: Any) -> int:
+            time.sleep(0.1)  # the kernel takes the core away between the stamp and the write
+            return super().send(*given)
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await request(reader)
+            writer.write(WHOLE)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vllm_repro.client.load.socket.socket", Late)
+        late = answers(handler, 5)
+    assert all(one.ok for one in late)
+    # The kernel begins to stamp some time after the first socket asks for it.
+    stamped = [one for one in late if one.written is not None]
+    assert stamped
+    assert all(0.1 <= (one.written or 0.0) - one.sent < 0.5 for one in stamped)
+    monkeypatch.setattr("vllm_repro.client.load._TIMESTAMPNS", None)
+    (unstamped,) = answers(handler)
+    assert unstamped.ok
+    assert unstamped.written is None
 
 
 def test_nothing_is_left_open_if_the_server_refuses_one_of_the_connections() -> None:

@@ -55,6 +55,41 @@ def test_an_overlay_is_made_once_for_the_same_files(tmp_path: Path, packages: Pa
     assert (newer.folder / "vllm" / "new.py").exists()
 
 
+MAKER = """
+import sys
+from pathlib import Path
+from vllm_repro.releases.overlay import make_overlay
+from vllm_repro.scenario.patch import Patch
+for number in sys.argv[3:]:
+    patch = Patch("vllm/answer.py", "ANSWER = 41", f"ANSWER = {number}")
+    print(make_overlay(Path(sys.argv[1]), Path(sys.argv[2]), [patch], str).folder.name, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_overlays_used_last_are_kept_and_those_in_use(tmp_path: Path, packages: Path) -> None:
+    def maker(first: int, count: int) -> tuple[subprocess.Popen[str], list[str]]:
+        words = [sys.executable, "-c", MAKER, str(tmp_path), str(packages), *map(str, range(first, first + count))]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        return process, [process.stdout.readline().strip() for _ in range(count)]
+
+    def kept() -> set[str]:
+        return {folder.name for folder in (tmp_path / "patched").iterdir()}
+
+    process, old = maker(100, 10)
+    assert kept() == set(old)  # all are in use
+    other, (new, *_) = maker(200, 1)
+    assert kept() == {*old, new}
+    for one in (process, other):
+        one.communicate()
+    again, _ = maker(100, 1)  # the oldest is used again
+    last, (newest, *_) = maker(300, 1)
+    assert kept() == {*old[5:], new, newest, old[0]}
+    for one in (again, last):
+        one.communicate()
+
+
 def test_an_interrupted_overlay_is_made_again(tmp_path: Path, packages: Path) -> None:
     first = make_overlay(tmp_path, packages, [PATCH], print)
     (first.folder / "complete").unlink()

@@ -144,10 +144,11 @@ def looks(stalls: list[tuple[float, float]], ends: float) -> tuple[tuple[float, 
     wall=st.floats(0.1, 3.0),
     at=st.lists(st.tuples(st.sampled_from(["first", "middle", "last"]), st.floats(0.0, 1.0)), max_size=3),
     lengths=st.lists(st.floats(0.0, 0.08), min_size=3, max_size=3),
+    stamped=st.booleans(),
 )
-@settings(max_examples=400)
+@settings(max_examples=800)
 def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
-    sent: float, wall: float, at: list[tuple[str, float]], lengths: list[float]
+    sent: float, wall: float, at: list[tuple[str, float]], lengths: list[float], stamped: bool
 ) -> None:
     """The kernel takes the client's core away, wherever that falsifies most: after the first stamp, and at the last token."""
     moments = {"first": sent, "middle": sent + wall / 2, "last": sent + wall}
@@ -162,10 +163,13 @@ def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
     read = through(stalls, true_end)
     queued = sum(end - begin for begin, end in stalls)
     cost = ClientCost(queued_s=queued, stalls=looks(stalls, read))
-    found = round_of([answer(sent, read, (sent + wall / 2, read), 100)], cost)
+    timing = answer(sent, read, (sent + wall / 2, read), 100)
+    if stamped:
+        timing = replace(answer(sent, true_end, (sent + wall / 2, true_end), 100), written=true_begin)
+    found = round_of([timing], cost)
     off = found.output_tok_s / (100 / (true_end - true_begin)) - 1
     assert abs(off) <= MOST_OFF / (1 - MOST_OFF) or found.late(POINT), (off, found.edge_s)
-    if not stalls:
+    if not stalls or (stamped and true_begin == sent):
         assert not found.late(POINT)
 
 
@@ -183,6 +187,18 @@ def test_a_stall_falsifies_a_rate_at_the_ends_of_a_round(stall: tuple[float, flo
     found = round_of([answer(0.0, 1.0, (0.5, 1.0), 9)], ClientCost(stalls=(stall,)))
     assert bool(found.late(POINT)) is late
     assert found.limited == ""
+
+
+@pytest.mark.parametrize(("written", "late"), [(0.0, False), (0.009, False), (0.011, True), (None, True)])
+def test_with_stamps_of_the_kernel_only_a_late_write_falsifies_a_rate(written: float | None, late: bool) -> None:
+    cost = ClientCost(stalls=((0.0, 0.03), (0.99, 1.02)), queued_s=0.06)
+    timings = [
+        replace(answer(0.0, 1.0, (0.5, 1.0), 9), written=written),
+        replace(answer(0.1, 1.0, (0.5,), 9), written=0.1),
+    ]
+    found = round_of(timings, cost)
+    assert bool(found.late(POINT)) is late
+    assert found.edge_s == pytest.approx(0.064 if written is None else written)
 
 
 @pytest.mark.parametrize(("wall", "queued", "late"), [(0.1, 0.0015, True), (1.0, 0.0015, False), (1.0, 0.5, False)])

@@ -11,8 +11,9 @@ from pathlib import Path
 from packaging.version import Version
 
 from vllm_repro.cli.common import add_common
-from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
+from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.searches import add_limits, begun, common_fields, run_search
+from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.cli.versions import choose_once, refuse_one_release, releases
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, published_release

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, print_json
-from vllm_repro.cli.options import source
+from vllm_repro.cli.server_options import source
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.intake.draft import Draft, draft
 from vllm_repro.intake.facts import read_facts

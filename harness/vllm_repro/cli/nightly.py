@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, duration
-from vllm_repro.cli.options import add_run_options, add_server_options, job_from, server_options
+from vllm_repro.cli.options import add_run_options, job_from
+from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.history.nightly import Night, annotation, markdown
 from vllm_repro.releases.known import NEWEST

@@ -1,4 +1,4 @@
-"""Options shared by the verbs that boot servers or print their commands."""
+"""Options shared by the verbs that boot servers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import argparse
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
 from vllm_repro.host.ports import check_port
-from vllm_repro.releases.sources import named_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Elsewhere, Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
@@ -25,56 +24,9 @@ from vllm_repro.verdict.verdict import Expect
 if TYPE_CHECKING:  # it imports the reports, which `show` does not need
     from vllm_repro.running.resume import Unfinished
 
-__all__ = ["add_run_options", "add_server_options", "job_from", "resumed", "server_options", "source"]
+__all__ = ["add_run_options", "job_from", "resumed"]
 
-_ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch", "guard", "record")
 _MOST_TRIALS = 200
-
-
-def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL, *, patch: str = "") -> None:
-    """Add the options that `which` names. patch: end of the help of `--patch`."""
-    texts = "; ".join(f"{kind}: {kind.facts.summary}" for kind in kinds())
-    switch = {"action": "store_true", "default": None}
-    options: dict[str, dict[str, Any]] = {
-        "server": {
-            "choices": ("auto", *kinds()),
-            "default": "auto",
-            "help": f"where the vLLM comes from (default: auto, which picks one and prints why): {texts}",
-        },
-        "url": {"type": _url, "metavar": "U", "help": "attach to the server that runs at this URL"},
-        "image": {"metavar": "I", "help": "the image to run (default: the official one of the release)"},
-        "vllm": {
-            "type": source,
-            "metavar": "SOURCE",
-            "help": "a release such as 0.23.0, which a process server or the lab installs into a cache; these also run a wheel file, a "
-            "folder that holds vllm/, or a commit as in ~/vllm@abc123",
-        },
-        "model": {"metavar": "M", "help": "a model folder or name instead of the scenario's tiny model"},
-        "weights": {
-            "choices": ("real", "dummy", "made"),
-            "help": "the model's own weights, or random ones of a tiny model with the same attention, made on the spot; made: by which "
-            "each token depends on all before it, so that answers can be compared",
-        },
-        "port": {"type": _port, "metavar": "P", "help": "the loopback port (default: a free one)"},
-        "log": {
-            "type": Path,
-            "metavar": "FILE",
-            "help": "the log of an attached server, if it is not found automatically",
-        },
-        "patch": {
-            "type": Path,
-            "action": "append",
-            "metavar": "FILE",
-            "help": "a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM"
-            + patch,
-        },
-        "guard": switch
-        | {"help": "in the lab: refuse every copy and wait between host and device during graph capture, as CUDA does"},
-        "record": switch
-        | {"help": "in the lab: with that guard, record what graphs capture and serve by replaying it, as a GPU does"},
-    }
-    for name in which:
-        parser.add_argument(f"--{name}", **options[name])
 
 
 def add_run_options(
@@ -129,29 +81,6 @@ def _trials_or_auto(text: str) -> int | None:
 
 def _trials(text: str) -> int:
     return number(text, least=1, most=_MOST_TRIALS, what="number of boots")
-
-
-def _port(text: str) -> int:
-    return number(text, least=1, most=65535, what="port")
-
-
-def _url(text: str) -> str:
-    """Return the server's root: clients are often given the URL with `/v1`."""
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def source(text: str) -> str:
-    """Return the full name of a SOURCE: `0.23.0` for `v0.23`, an absolute path, or one with the full hash of a commit."""
-    try:
-        return named_source(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(f"{error.with_hint}") from None
-
-
-def server_options(arguments: argparse.Namespace) -> ServerOptions:
-    """Return the `ServerOptions` of a parsed command line."""
-    named = {name: getattr(arguments, name) for name in _ALL if getattr(arguments, name, None) is not None}
-    return ServerOptions(**named | {"patch": tuple(named.get("patch", ()))})
 
 
 def job_from(

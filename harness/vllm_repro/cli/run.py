@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_repro.cli.common import add_common, duration, print_json
-from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.cli.options import add_run_options, job_from, resumed
+from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.evidence import Evidence
 from vllm_repro.running.folders import with_out

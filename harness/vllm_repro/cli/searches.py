@@ -12,7 +12,8 @@ from typing import Any
 
 from vllm_repro import __version__
 from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.cli.options import add_run_options, job_from, resumed
+from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.report.search import SearchRecord
 from vllm_repro.running.folders import with_out

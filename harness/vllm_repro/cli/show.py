@@ -1,28 +1,24 @@
-"""`vllm-repro show`: the exact command of an arm."""
+"""`vllm-repro show`: the exact command of an arm.
+
+Modules that only one form or a patch needs are imported there: the usual command should take no time.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from vllm_repro.cli.common import add_common, print_json, scheduler_tests
-from vllm_repro.cli.options import add_server_options, server_options
-from vllm_repro.command.compose import compose_text, service
+from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.evidence import Evidence
-from vllm_repro.releases.local_vllm import local_vllm
-from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.report.script import curl, script
 from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
-from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.docker_engine import connect, image_facts
-from vllm_repro.servers.lab import LabSite
 from vllm_repro.servers.launch import ServedModel, container_launch, process_launch
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
-from vllm_repro.servers.overlay import PatchedSource, patch_container, patch_installed, patch_packages
 
 STYLES = ("docker", "serve", "compose", "lab", "python", "curl", "pytest")
 SHOWN_PORT = 8000
@@ -47,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     if len(options.patch) > 1:
         raise UsageError("show prints one command, with one --patch", hint="vllm-repro run compares several")
     for path in options.patch:
+        from vllm_repro.scenario.patch import read_diff
+
         arm = replace(arm, patches=(*arm.patches, *read_diff(path)))
     text = command_text(scenario, arm, options, arguments.style)
     if arguments.json:
@@ -59,21 +57,21 @@ def run(arguments: argparse.Namespace) -> int:
 def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: str) -> str:
     """Return the command of `arm` as a run would start it, on the port of the options, or 8000."""
     port = options.port or SHOWN_PORT
-    if style == "python":
-        return script(scenario, arm).rstrip()
-    if style == "curl":
-        return curl(scenario, arm, port)
+    if style in ("python", "curl"):
+        from vllm_repro.report.script import curl, script
+
+        return script(scenario, arm).rstrip() if style == "python" else curl(scenario, arm, port)
     if style == "pytest":
         return str(scheduler_tests().scenario_test(scenario, arm)).rstrip()
     if style == "lab":
+        from vllm_repro.servers.lab import LabSite
+
         return LabSite(replace(options, model=None, weights=None), scenario).text(arm, port)
     weights = weights_for(scenario, options)
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":
-        vllm, source = _patched_locally(arm, options)
-        launch = process_launch(
-            scenario, arm, vllm=(vllm,), env=source.env, weights=weights, port=port, evidence=evidence
-        )
+        vllm, env = _patched_locally(arm, options) if arm.patches else ("vllm", {})
+        launch = process_launch(scenario, arm, vllm=(vllm,), env=env, weights=weights, port=port, evidence=evidence)
         return launch.render()
     image = options.image or default_image(scenario, options.vllm or scenario.try_with)
     if _is_rehearsal(image):
@@ -89,24 +87,30 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     )
     shown = made(replace(arm, patches=()))
     if arm.patches:
+        from vllm_repro.servers.overlay import patch_container
+
         assert shown.container is not None
         source = patch_container(shown.container, arm.patches, "show", to_stderr)
         shown = made(arm, mounts=source.mounts, more_env=source.env)
     assert shown.container is not None
     if style == "compose":
+        from vllm_repro.command.compose import compose_text, service
+
         return compose_text({arm.name: service(shown.container)}).rstrip()
     return shown.render()
 
 
-def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, PatchedSource]:
-    """Return the `vllm` to call and the arm's patched source, of the named release in the cache or of the `vllm` on PATH.
+def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str, str]]:
+    """Return the `vllm` to call and its variables, of the named release in the cache or of the `vllm` on PATH.
 
     Raises `InfraError` if neither is here.
     """
-    if not arm.patches:
-        return "vllm", PatchedSource()
+    from vllm_repro.releases.local_vllm import local_vllm
+    from vllm_repro.releases.provision import ReleaseCache
+    from vllm_repro.servers.overlay import patch_installed, patch_packages
+
     if options.vllm and (release := ReleaseCache().get(options.vllm)):
-        return str(release.executable), patch_packages(release.packages, arm.patches, to_stderr)
+        return str(release.executable), patch_packages(release.packages, arm.patches, to_stderr).env
     found = None if options.vllm else local_vllm()
     if found is None:
         what = f"vLLM {options.vllm} is not in the cache" if options.vllm else "no vllm is installed here"
@@ -114,11 +118,13 @@ def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, PatchedSour
             f"{what}, and the arm {arm.name} changes files of it",
             hint="run it once with --server process --vllm V, or show it --as docker or --as lab",
         )
-    return str(found.executable), patch_installed(found.executable, arm.patches, to_stderr)
+    return str(found.executable), patch_installed(found.executable, arm.patches, to_stderr).env
 
 
 def _is_rehearsal(image: str) -> bool:
     """Return True if a container engine here knows the image, and it holds the rehearsal engine."""
+    from vllm_repro.servers.docker_engine import connect, image_facts
+
     with (
         contextlib.suppress(InfraError),  # an unknown image is taken for a vLLM
         contextlib.closing(connect()) as engine,

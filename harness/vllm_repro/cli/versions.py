@@ -11,7 +11,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from vllm_repro.cli.common import add_common, print_json
-from vllm_repro.cli.options import add_run_options, add_server_options, job_from, resumed, server_options
+from vllm_repro.cli.options import add_run_options, job_from, resumed
+from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.known import published_release
 from vllm_repro.report.json_report import version_map_dict

@@ -27,6 +27,7 @@ class Usage:
 class Answer:
     """One request and everything that came back. Times are seconds since the epoch.
 
+    written: by when the request was written, if the kernel stamped all that came back; else None.
     status: HTTP status, None without a status line. An error event with a 4xx code replaces the 200 of its stream, because newer vLLM
       rejects requests that way.
     error, error_kind: error text, from a "body", an "event" in a stream, or the "transport".
@@ -39,6 +40,7 @@ class Answer:
 
     sent: float
     ended: float
+    written: float | None = None
     status: int | None = None
     error: str | None = None
     error_kind: str | None = None

@@ -29,6 +29,8 @@ __all__ = ["LoadClient"]
 _TIMESTAMPNS = 35 if sys.platform == "linux" else None
 """The socket option that makes the kernel stamp packets, which Python does not name."""
 _TIMESPEC = struct.Struct("@ll")
+_BETWEEN_CLOCKS, _TRIES = 1e-4, 10
+"""Seconds that may lie between two readings of clocks, and how often both are read."""
 _READ = 65_536
 """Bytes of one read at most."""
 _CONNECT_TIMEOUT = 10.0
@@ -103,7 +105,10 @@ class LoadClient:
                 self._busy.remove(connection)
                 self._release(connection)
             self._events += received.events
-        return received.answer(sent, self.now() if connection is None else self._epoch + connection.last)
+        if connection is None:
+            return received.answer(sent, self.now())
+        written = None if connection.written is None else self._epoch + connection.written
+        return received.answer(sent, self._epoch + connection.last, written)
 
     def now(self) -> float:
         """Return the time on the clock of the answers: seconds since the epoch that no change of the system's clock moves."""
@@ -163,13 +168,15 @@ class LoadClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection with at most one request in flight. last: when its last bytes came, by `time.perf_counter`; 0 before.
+    """One HTTP/1.1 connection with at most one request in flight. Times are by `time.perf_counter`.
 
+    last: when its last bytes came; 0 before. written: by when the request was written, None once something came without a stamp.
     It reads its socket itself, for the kernel's times. With TLS it is the protocol of a transport instead.
     """
 
     def __init__(self) -> None:
         self.last = 0.0
+        self.written: float | None = None
         self._open = True
         self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
@@ -193,12 +200,14 @@ class _Connection(asyncio.Protocol):
         self._received, self._epoch = received, epoch
         self._type, self._framed = "", False
         self._done = asyncio.get_running_loop().create_future()
+        self.written = None
         self.last = sent = time.perf_counter()
         if self._socket is not None:
             written = 0
             with contextlib.suppress(BlockingIOError):
                 written = self._socket.send(request)
             self._unsent = request[written:]
+            self.written = None if self._unsent else time.perf_counter()
         elif self._transport is not None:
             self._transport.write(request)
         return sent
@@ -250,7 +259,7 @@ class _Connection(asyncio.Protocol):
             self.close()
             return
         if data:
-            self._feed(data, _age(notes))
+            self._feed(data, _arrival(notes))
         else:
             self.connection_lost(None)
             self.close()
@@ -261,11 +270,14 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
 
     def data_received(self, data: bytes) -> None:
-        self._feed(data, 0.0)
+        self._feed(data, None)
 
-    def _feed(self, data: bytes, age: float) -> None:
+    def _feed(self, data: bytes, arrival: float | None) -> None:
         now = time.perf_counter()
-        self.last = min(now, max(self.last, now - age))  # whatever a change of the system's clock makes of an age
+        if arrival is None:
+            self.written = None
+        # whatever a change of the system's clock makes of an arrival
+        self.last = min(now, max(self.last, now if arrival is None else arrival))
         if self._received is None:
             self.close()  # bytes that no request asked for
             return
@@ -280,7 +292,7 @@ class _Connection(asyncio.Protocol):
         received = self._received
         if received is None:
             return
-        self.last = time.perf_counter()
+        self.last, self.written = time.perf_counter(), None
         if exc is None and received.status is not None and not self._framed:
             self.on_message_complete()  # its end is the end of the connection
         else:
@@ -322,10 +334,14 @@ class _Connection(asyncio.Protocol):
                 self._done.set_exception(error)
 
 
-def _age(notes: list[tuple[int, int, bytes]]) -> float:
-    """Return the seconds since the kernel received what was read, by its note; 0 without one."""
+def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:
+    """Return when the kernel received what was read, by its note and on the clock of `time.perf_counter`; None without one."""
     for level, kind, raw in notes:
         if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:
             seconds, nanoseconds = _TIMESPEC.unpack_from(raw)
-            return float(time.time() - seconds - nanoseconds * 1e-9)
-    return 0.0
+            for _ in range(_TRIES):
+                before, now, after = time.perf_counter(), time.time(), time.perf_counter()
+                if after - before < _BETWEEN_CLOCKS:  # else the core was taken away between the two clocks
+                    # By the later reading: a token must not arrive before it was sent.
+                    return float(after - (now - seconds - nanoseconds * 1e-9))
+    return None

@@ -87,11 +87,12 @@ class Received:
         if self.error is None:
             self.error, self.error_kind = text, kind
 
-    def answer(self, sent: float, ended: float) -> Answer:
+    def answer(self, sent: float, ended: float, written: float | None = None) -> Answer:
         """Return what was received."""
         return Answer(
             sent=sent,
             ended=ended,
+            written=written,
             status=self.refused or self.status,
             error=self.error,
             error_kind=self.error_kind,

@@ -2,12 +2,17 @@
 
 <cache>/patched/3f9a0c1d/vllm/   links to every file of the installed package, and the patched files themselves
 <cache>/patched/9d0c8e71/        only the patched files, to mount over those of an image
+
+The eight used last are kept, and those that a process uses: it holds a lock on the file `complete` until it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +25,9 @@ from vllm_repro.scenario.patch import Patch
 
 __all__ = ["Overlay", "digests_of", "make_overlay", "patched_files", "patched_texts", "write_files"]
 
+_KEPT = 8
+_held: dict[Path, int] = {}
+"""Locked files of the folders that this process uses, by their folders."""
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -79,10 +87,11 @@ def write_files(root: Path, texts: Mapping[str, str], progress: Progress, links:
     links = {name: target for name, target in links.items() if name not in texts}
     key = json.dumps([digests_of(texts), links], sort_keys=True)
     folder = root / "patched" / hashlib.sha256(key.encode()).hexdigest()[:8]
-    complete = folder / "complete"
-    if complete.exists():
+    if _use(folder):
         return folder
     with locked(root, "patching vLLM", progress):
+        if _use(folder):  # another process made it while this one waited
+            return folder
         try:
             shutil.rmtree(folder, ignore_errors=True)
             for name in (*links, *texts):
@@ -91,7 +100,42 @@ def write_files(root: Path, texts: Mapping[str, str], progress: Progress, links:
                 (folder / name).symlink_to(target)
             for name, text in texts.items():
                 (folder / name).write_bytes(text.encode())
-            complete.touch()
+            _complete(folder).touch()
+            _use(folder)
+            _remove_unused(folder.parent)
         except OSError as error:
             raise InfraError(f"cannot make a patched vLLM: {error}", hint=f"See {folder.parent}.") from error
     return folder
+
+
+def _complete(folder: Path) -> Path:
+    """Return the file that is written last."""
+    return folder / "complete"
+
+
+def _use(folder: Path) -> bool:
+    """Keep a folder while this process lives. Return False if it is not there, or is being removed."""
+    try:
+        file = os.open(_complete(folder), os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    fcntl.flock(file, fcntl.LOCK_SH)
+    if not os.fstat(file).st_nlink:  # removed while this process waited
+        os.close(file)
+        return False
+    with contextlib.suppress(OSError):  # a cache that cannot be written
+        os.utime(file)
+    if folder in _held:
+        os.close(_held[folder])
+    _held[folder] = file
+    return True
+
+
+def _remove_unused(parent: Path) -> None:
+    """Remove all but the folders used last. The caller holds the lock of the cache."""
+    used = {path: path.stat().st_mtime_ns for path in map(_complete, parent.iterdir()) if path.exists()}
+    for complete in sorted(used, key=lambda path: used[path], reverse=True)[_KEPT:]:
+        with complete.open() as file, contextlib.suppress(BlockingIOError):  # in use
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            complete.unlink()
+            shutil.rmtree(complete.parent, ignore_errors=True)

@@ -191,7 +191,7 @@ class ReleaseCache:
         return before
 
     def _folders(self) -> list[Path]:
-        return [self.root / name for name in ("releases", "sources", "uv", "models", "patched", "plugins")]
+        return [self.root / name for name in ("releases", "sources", "uv", "models", "patched", "plugins", "history")]
 
     def _folder(self, source: str) -> Path:
         if is_release(source):

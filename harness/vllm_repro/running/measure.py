@@ -415,4 +415,5 @@ def _timing(answer: Answer, point: Point) -> Timing:
         chunks=answer.arrivals,
         prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
+        written=answer.written,
     )

@@ -167,7 +167,8 @@ class Timing:
     """One answered request. Seconds on one clock.
 
     sent: when its bytes were written; with a rate, when it was due, so that nothing hides the wait of a request that could not be sent.
-    chunks: the arrival of each piece of the answer. Tokens: from the server's usage.
+    chunks: the arrival of each piece of the answer. Tokens: from the server's usage. written: by when its bytes were written, if the
+    kernel stamped the arrivals; else None.
     """
 
     sent: float
@@ -175,6 +176,7 @@ class Timing:
     chunks: tuple[float, ...]
     prompt_tokens: int
     output_tokens: int
+    written: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +266,9 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost(), goal:
     if not timings or any(not one.chunks or one.output_tokens < 2 for one in timings):
         raise ValueError("a round is made of answered requests with two tokens or more")
     began, ended = min(one.sent for one in timings), max(one.ended for one in timings)
+    edge, written = client.edge_s(began, ended), [one.written for one in timings if one.written is not None]
+    if len(written) == len(timings):  # the kernel stamps arrivals, so only the first write can be late
+        edge = min(written) - began
     wall = ended - began
     output = sum(one.output_tokens for one in timings)
     gaps = sorted(
@@ -294,7 +299,7 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost(), goal:
         slept_s=client.slept_s,
         queued_s=client.queued_s,
         unsent_s=client.unsent_s,
-        edge_s=client.edge_s(began, ended),
+        edge_s=edge,
     )
 
 
