@@ -51,7 +51,7 @@ search-night: $(BIN)/vllm-repro ## search the newest vLLM's whole engine for an 
 
 # Six workers: the tests wait for servers more than they compute.
 test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
-	@$(BIN)/python -m pytest tests -n 6 --dist worksteal -m "not docker and not live and not browser"
+	@$(BIN)/python -m pytest tests -n 6 --dist worksteal --ignore tests/live -m "not docker and not live and not browser"
 
 test-scenarios: $(DEV) ## run every scenario and arm on the rehearsal engine
 	@VLLM_WATCHDOG_TIME_S=0.3 $(BIN)/python -m pytest scenarios -n 6 --scenario-server rehearsal  # it mostly waits

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-QUICK = """
-import sys
-from vllm_repro.__main__ import main
+WITHOUT_SDK = """
 from vllm_repro.running import trial
 trial._SDK_TOTAL, trial._NEEDED_LATER = 0.0, ()
+"""
+QUICK = f"""
+import sys
+from vllm_repro.__main__ import main
+{WITHOUT_SDK}
 sys.exit(main())
 """
 """The command without the SDK: its import takes a second of processor time, and it asks a dead engine for seconds."""

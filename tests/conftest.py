@@ -96,12 +96,13 @@ def stub_gpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("gpus")
     (folder / "nvidia-smi").symlink_to(GPU_STUBS / "nvidia-smi")
     (folder / "dmesg").symlink_to("/bin/true")
+    (folder / "python3").symlink_to(sys.executable)  # of the stubs: pyenv's takes 0.1 s to start
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setenv("STUB_GPUS", str(folder / "cards.json"))
     monkeypatch.setenv("STUB_SERVERS", str(folder / "servers"))
     monkeypatch.setenv("TMPDIR", str(folder))  # of the locks
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("vllm_repro.host.gpu_lease._POLL_S", 0.01)
+    monkeypatch.setattr("vllm_repro.host.gpu_lease._POLL_S", 0.1)  # each poll starts the stub
     yield StubGpus(folder)
     machine.forget_failure()
 

@@ -5,29 +5,41 @@ from __future__ import annotations
 import lzma
 import re
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Done
 from tests.live import inputs, kept
 from tests.live.kept import COMMITTED, KeptRun, canaries, compare, judge, load, save
+from tests.report_examples import DIED, LIVED
 
 FILES = sorted(COMMITTED.glob("*.json.xz"))
-RUNS = [load(path) for path in FILES]
+MADE = [
+    kept.keep(
+        ["run", "tq-chunked-prefill", "--vllm", folder.name[-6:]],
+        sha256(folder.name.encode()).hexdigest(),
+        Done(0, "LAB: a run", "", folder),
+    )
+    for folder in (DIED, LIVED)
+]
+"""Two kept runs, made of example runs."""
+RUNS = [*MADE, *(load(path) for path in FILES)]
 PRIVATE = re.compile(r"(?<![\w.])/(?:root|work|farm|tmp/pytest-of)\b|pytest-of-")
 
 
-@pytest.mark.parametrize("run", RUNS, ids=[path.name.partition(".")[0] for path in FILES])
+@pytest.mark.parametrize("run", RUNS, ids=[f"{run.scenario}-{run.key[:12]}" for run in RUNS])
 def test_todays_code_judges_a_kept_run_as_expected(run: KeptRun, tmp_path: Path) -> None:
     done = judge(run, tmp_path)
-    assert done.report["version"] == run.release
+    assert done.report["arms"][0]["server"]["vllm_version"] == run.release
     assert kept.endings(done.report)
     names = {name: PRIVATE.search(text) for name, text in run.files.items()}
     assert not any(names.values()), names
 
 
 def test_a_run_that_ends_otherwise_is_found(tmp_path: Path) -> None:
-    run = next(run for run in RUNS if "AssertionError" in run.files["journal.jsonl"])
+    run = MADE[0]
     text = run.files["journal.jsonl"].replace("AssertionError", "IndexError")
     wrong = replace(run, files={**run.files, "journal.jsonl": text})
     booted = judge(run, tmp_path / "booted")
@@ -37,10 +49,11 @@ def test_a_run_that_ends_otherwise_is_found(tmp_path: Path) -> None:
 
 
 def test_canaries_are_of_different_releases_and_change_with_the_commit() -> None:
-    chosen = {seed: canaries(RUNS, seed) for seed in map(str, range(20))}
-    for runs in chosen.values():
-        assert len({run.release for run in runs}) == kept.CANARIES
-    assert len({tuple(run.key for run in runs) for runs in chosen.values()}) > kept.CANARIES
+    runs = [replace(run, key=f"{run.key}-{number}") for run in MADE for number in range(3)]
+    chosen = {seed: canaries(runs, seed) for seed in map(str, range(20))}
+    for some in chosen.values():
+        assert len({run.release for run in some}) == kept.CANARIES
+    assert len({tuple(run.key for run in some) for some in chosen.values()}) > kept.CANARIES
 
 
 def test_a_damaged_file_names_the_remedy(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import cast
 import psutil
 import pytest
 
+from tests.commands import WITHOUT_SDK
 from vllm_repro.pytest_plugin import pytest_collection_modifyitems
 from vllm_repro.scenario.catalogue import all_scenarios
 
@@ -23,12 +25,12 @@ def suite(
     monkeypatch: pytest.MonkeyPatch,
     short_waits: None,  # noqa: ARG001  # a fixture, used for its effect
 ) -> pytest.Pytester:
-    """Make a folder of scenarios outside the package."""
+    """Make a folder of two scenarios outside the package."""
     # An inner run in this process must not unload what it imported: other tests hold the same modules.
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda _: None)
     folder = pytester.mkdir("scenarios")
-    for path in (ROOT / "scenarios").glob("*.py"):
-        (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    for name in ("min_tokens_stop_ids.py", "tq_chunked_prefill.py"):
+        shutil.copyfile(ROOT / "scenarios" / name, folder / name)
     (folder / "helper.py").write_text("raise RuntimeError('not a scenario, so never read')\n", encoding="utf-8")
     return pytester
 
@@ -110,6 +112,8 @@ def test_a_wrong_scenario_file_is_named_with_its_line(suite: pytest.Pytester) ->
 
 
 def test_side_by_side(suite: pytest.Pytester) -> None:
+    # `short_waits` for the workers, which are processes
+    suite.makeconftest(WITHOUT_SDK)
     run(suite, "-n", "2", "-k", "min-tokens").assert_outcomes(passed=1, xfailed=1, skipped=1)
 
 
@@ -144,6 +148,8 @@ def test_a_scenario_of_a_stranger_runs_no_code_however_it_is_named(suite: pytest
 
 def test_a_folder_of_any_name_has_a_test_for_each_scenario_and_arm(suite: pytest.Pytester) -> None:
     """Without the folder on the command line its files are left alone, as in the tests of another project."""
+    for path in (ROOT / "scenarios").glob("*.py"):
+        shutil.copyfile(path, suite.path / "scenarios" / path.name)
     (suite.path / "scenarios").rename(suite.path / "our bugs")
     result = suite.runpytest_inprocess("our bugs", "--scenario-server", "rehearsal", "-k", "min-tokens and near-miss")
     result.assert_outcomes(passed=1)
@@ -208,6 +214,7 @@ def test_a_test_fails_with_the_death_of_its_engine_and_every_server_ends(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(suite.path))
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     suite.makepyfile(test_served=SERVED)
     result = suite.runpytest_inprocess("test_served.py", "-p", "no:cacheprovider", "-rf")
     result.assert_outcomes(passed=1, failed=4, skipped=1)

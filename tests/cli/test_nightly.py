@@ -19,6 +19,8 @@ from vllm_repro.report.files import FORMATS
 from vllm_repro.running.job import Job
 from vllm_repro.servers.options import ServerOptions
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 NIGHT = ("nightly", "min-tokens-stop-ids", "sco-hybrid", "--server", "rehearsal", "--least-disk", "0.001")
 
 

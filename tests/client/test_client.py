@@ -150,13 +150,16 @@ async def endless(piece: bytes) -> AsyncIterator[bytes]:
 @pytest.mark.parametrize(
     ("piece", "stream", "error"),
     [
-        (b"x" * 65_536, False, "response is larger than 64 MiB"),
-        (b"x" * 65_536, True, "response is larger than 64 MiB"),
-        (b": ping\n" * 9_000, True, "response is larger than 64 MiB"),
+        (b"x" * 65_536, False, "response is larger than 4 MiB"),
+        (b"x" * 65_536, True, "response is larger than 4 MiB"),
+        (b": ping\n" * 9_000, True, "response is larger than 4 MiB"),
         (b'data: {"choices": [{"text": "a"}]}\n\n', True, "the stream goes on after 108 events"),
     ],
 )
-def test_an_answer_that_never_stops_is_cut_off(piece: bytes, stream: bool, error: str) -> None:
+def test_an_answer_that_never_stops_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, piece: bytes, stream: bool, error: str
+) -> None:
+    monkeypatch.setattr("vllm_repro.client.received.MOST_BYTES", 4 << 20)
     answer = ask(httpx.Response(200, content=endless(piece)), stream=stream)
     assert (answer.status, answer.error_kind, answer.ok) == (200, "transport", False)
     assert answer.error == f"EndlessAnswerError: {error}"

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.commands import QUICK
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 SCENARIO = ROOT / "scenarios" / "min_tokens_stop_ids.py"
@@ -67,7 +69,8 @@ def environment(folder: Path) -> None:
     """Make a folder like a virtual environment, whose command is that of this checkout."""
     tools = folder / "bin"
     tools.mkdir(parents=True)
-    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} -m vllm_repro")):
+    (tools / "quick.py").write_text(QUICK, encoding="utf-8")
+    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} {tools / 'quick.py'}")):
         (tools / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         (tools / name).chmod(0o755)
 

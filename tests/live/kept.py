@@ -134,12 +134,12 @@ def _private_names(head: Mapping[str, Any]) -> dict[str, str]:
     temporary = re.escape(str(Path(os.environ.get("TMPDIR", "/tmp"))))
     public = {"$HOME": "/home/user", ".": "/home/user/vllm-repro"}
     names = {rf"{temporary}/pytest-of-[\w.-]+/pytest-\d+(?:/popen-gw\d+)?": "/tmp/pytest"}
-    folders = sorted(head["folders"], key=lambda pair: -len(pair[0]))
+    folders = sorted(head.get("folders", ()), key=lambda pair: -len(pair[0]))
     for folder, word in folders:
         if len(folder) > 1 and not folder.startswith("/tmp"):
             fallback = f"/home/user/.{word.strip('$').lower()}"
             names[rf"{re.escape(folder)}(?![\w-])"] = public.get(word, fallback)
-    for host in head["hosts"]:
+    for host in head.get("hosts", ()):
         names[rf"(?<![\w.-]){re.escape(host)}(?![\w-])"] = "host"
     return names
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.report.script_process import run_script
 from tests.report_examples import EXAMPLES
 from vllm_repro.errors import UsageError
 from vllm_repro.report.script import curl, no_script, script
@@ -60,7 +62,7 @@ def test_what_is_secret_or_private_leaves_a_script_whole(example: Path) -> None:
     ast.parse((example / "repro.py").read_text(encoding="utf-8"))
 
 
-def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> tuple[int | None, str]:
     """Run a script with the rehearsal engine as `vllm`."""
     vllm = folder / "bin" / "vllm"
     vllm.parent.mkdir()
@@ -69,17 +71,14 @@ def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> 
     text = (
         text.replace("SETTLE_S = 5", "SETTLE_S = 0.5")
         .replace("time.sleep(1)", "time.sleep(0.1)")
-        .replace("idle within 30", "idle within 1.5")
         .replace("sleep(5)", "sleep(1)")
         .replace(">= 0.5", ">= 0.03")  # a busy machine leaves an engine little of a processor
     )
+    text = re.sub(r"idle within \d+", "idle within 1.5", text)
     (folder / "repro.py").write_text(text, encoding="utf-8")
     environment = {**os.environ, "VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault}
     environment["PATH"] = f"{vllm.parent}:{os.environ['PATH']}"
-    command = [sys.executable, "repro.py"]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    return run_script(folder, environment)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +103,16 @@ def test_it_finds_what_the_harness_finds(
     known = find(scenario)
     found = known.arm(arm)
     assert found is not None
-    done = run_on_rehearsal(tmp_path, script(known, found), version, fault)
-    assert (done.returncode, printed in done.stdout) == (status, True), done.stdout + done.stderr
+    ended, shown = run_on_rehearsal(tmp_path, script(known, found), version, fault)
+    assert (ended, printed in shown) == (status, True), shown
 
 
 def test_it_decides_nothing_about_a_server_that_refuses_all_prompts(tmp_path: Path) -> None:
     known = find("tq-chunked-prefill")
-    done = run_on_rehearsal(
+    status, shown = run_on_rehearsal(
         tmp_path, script(known, known.arms[0]).replace("--max-model-len 102400", "--max-model-len 50"), "0.23.0"
     )
-    assert (done.returncode, "a request failed" in done.stdout) == (2, True), done.stdout + done.stderr
+    assert (status, "a request failed" in shown) == (2, True), shown
 
 
 def test_what_goes_wrong_in_it_is_no_crash(tmp_path: Path) -> None:
@@ -135,8 +134,8 @@ def test_an_arm_that_changes_the_source_has_none() -> None:
 
 def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
     text = script(find("sco-lazy-starves"), find("sco-lazy-starves").arms[0])
-    done = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2")
-    assert (done.returncode, "The engine hangs." in done.stdout) == (1, True), done.stdout + done.stderr
+    status, shown = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2")
+    assert (status, "The engine hangs." in shown) == (1, True), shown
 
 
 @pytest.mark.parametrize("scenario", SCRIPTED, ids=lambda one: one.id)
@@ -145,9 +144,17 @@ def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path:
     text = curl(scenario, scenario.arms[0], 8000)
     requests = list(requests_of(scenario.workload_of(scenario.arms[0])))
     _, _, sent = text.partition("# The requests")
-    keep = 'if [ "${@: -1}" = @- ]; then cat; else echo "${@: -1}"; fi > "$(mktemp sent.XXXXXX)"'
+    keep = 'if [ "${@: -1}" = @- ]; then cat; else echo "${@: -1}"; fi > sent.$BASHPID.$RANDOM'
     fake = f"sleep() {{ :; }}; curl() {{ {keep}; }}\n#{sent}"
-    done = subprocess.run(["bash", "-e", "-c", fake], cwd=tmp_path, capture_output=True, text=True, check=False)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # python3, in place of a slow one of pyenv
+    done = subprocess.run(
+        ["bash", "-e", "-c", fake],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     bodies = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("sent.*")]
     assert len(bodies) == len(requests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import shutil
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Harness
+from tests.commands import started
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import Journal, read
@@ -143,13 +144,27 @@ def run(fleet: Fleet, job: Job, *, resume: Path | None = None, seen: list[SiteFa
         print(shown.getvalue())
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the reports of a finished rehearsal of two boots. All workers use one run."""
+    out = tmp_path_factory.getbasetemp().parent / "finished-run"
+    with out.with_suffix(".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            words = ("run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "2")
+            new = out.with_suffix(".new")
+            state = str(new / "state")
+            process = started(new, *words, XDG_STATE_HOME=state, VLLM_WATCHDOG_TIME_S="0.1")
+            assert process.wait() == 0
+            new.rename(out)
+    return out
+
+
 @pytest.fixture
-def original(harness: Harness, tmp_path: Path) -> Path:
+def original(finished: Path, tmp_path: Path) -> Path:
     """Return the folder of a finished rehearsal of two boots, as on a node."""
-    done = harness("run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "2")
-    assert done.folder is not None
-    shutil.move(tmp_path / "reports", tmp_path / "node")
-    return tmp_path / "node" / SCENARIO / done.folder.name
+    shutil.copytree(finished, tmp_path / "node", symlinks=True)
+    return (tmp_path / "node" / SCENARIO / "latest").resolve()
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

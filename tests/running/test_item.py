@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.commands import until
+from tests.commands import WITHOUT_SDK, until
 from tests.running.test_fleet import SCENARIO, job_in
 from vllm_repro.errors import Unsupported
 from vllm_repro.host.ports import free_port
@@ -26,12 +26,11 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.multi_node import Meeting
 from vllm_repro.servers.options import ServerOptions
 
-# Without the SDK, as in `tests.commands`.
-QUICK = """
+QUICK = f"""
 import sys
 from pathlib import Path
-from vllm_repro.running import item_process, trial
-trial._SDK_TOTAL, trial._NEEDED_LATER = 0.0, ()
+from vllm_repro.running import item_process
+{WITHOUT_SDK}
 sys.exit(item_process.main(Path(sys.argv[1])))
 """
 

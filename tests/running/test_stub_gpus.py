@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import until
+from tests.commands import WITHOUT_SDK, until
 from tests.conftest import GPU_STUBS, Harness, StubGpus
 from tests.scenario_texts import text_of
 
@@ -40,6 +40,7 @@ def suite(tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) 
 
 def scenarios_with(workers: int, tmp_path: Path) -> subprocess.Popen[str]:
     """Start `pytest scenarios -n WORKERS` on the stub vllm."""
+    (tmp_path / "conftest.py").write_text(WITHOUT_SDK, encoding="utf-8")
     words = ["scenarios", "-k", "near-miss", "--scenario-server", "process", "--scenario-weights", "real"]
     words += ["-n", str(workers), "-p", "no:cacheprovider", "-rA"]
     return subprocess.Popen(
@@ -61,36 +62,30 @@ def shared(served: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     ]
 
 
-def test_four_workers_share_no_card(suite: Callable[..., None], stub_gpus: StubGpus, tmp_path: Path) -> None:
-    for number in range(4):
-        suite(f"one-card-{number}")
-    suite("two-cards", gpus=2)
-    out, _ = scenarios_with(4, tmp_path).communicate(timeout=400)
-    assert "5 passed" in out, out
-    served = servers(stub_gpus)
-    assert sorted(len(server["cards"]) for server in served) == [1, 1, 1, 1, 2]
-    assert shared(served) == []
-    assert len({card for server in served for card in server["cards"]}) > 1, "they ran side by side"
-
-
-def test_a_killed_worker_gives_its_card_back_and_its_trial_is_reported(
+def test_workers_share_no_card_and_a_killed_one_gives_its_card_back_and_its_trial_is_reported(
     suite: Callable[..., None], stub_gpus: StubGpus, tmp_path: Path
 ) -> None:
-    stub_gpus.say(cards=[{}])
-    suite("a-killed", seconds=30)
-    suite("b-next")
-    suite("c-next")
-    run = scenarios_with(1, tmp_path)
-    until(lambda: bool(servers(stub_gpus)), seconds=200)
-    (killed,) = servers(stub_gpus)
+    stub_gpus.say(cards=[{}, {}])
+    suite("a-killed", seconds=600)
+    suite("b-two-cards", gpus=2)  # waits for the card of the killed one
+    suite("c-one-card")
+    suite("d-one-card")
+    run = scenarios_with(2, tmp_path)
+
+    def beside_it() -> list[dict[str, Any]]:
+        return [server for server in servers(stub_gpus) if "boot-600s" not in server["model"]]
+
+    until(lambda: len(servers(stub_gpus)) > len(beside_it()) > 0, seconds=200)
+    (killed,) = (server for server in servers(stub_gpus) if "boot-600s" in server["model"])
+    assert killed["cards"] != beside_it()[0]["cards"], "they ran side by side"
     os.kill(killed["harness"], signal.SIGKILL)
-    at = time.time()
+    killed_at = time.time()
     out, _ = run.communicate(timeout=400)
-    assert "1 failed, 2 passed" in out, out
+    assert "1 failed, 3 passed" in out, out
     assert "crashed while running 'scenarios/a-killed.py::a-killed[near-miss]'" in out
-    others = [server for server in servers(stub_gpus) if server["start"] > at]
-    assert [server["cards"] for server in others] == [["0"], ["0"]]
-    assert killed["cards"] == ["0"]
+    served = [server | {"end": server.get("end", killed_at)} for server in servers(stub_gpus)]
+    assert sorted(len(server["cards"]) for server in served) == [1, 1, 1, 2]
+    assert shared(served) == []
 
 
 def test_a_card_that_is_not_free_between_boots_is_trouble_of_the_host(

@@ -51,8 +51,10 @@ def without_private_names(text: str) -> str:
     """Return `text` with `[user]`, `[host]`, `[address]` and `[email]` in place of names. A second pass changes nothing."""
     lowered = text.lower()
     for hints, pattern, replacement in _STEPS:
-        if any(hint in lowered for hint in hints):
-            text = pattern.sub(replacement, text)
+        for hint in hints:
+            if hint in lowered:
+                text = pattern.sub(replacement, text)
+                break
     return text
 
 

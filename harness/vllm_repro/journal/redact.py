@@ -55,21 +55,33 @@ class Redactor:
         return lru_cache(_REMEMBERED)(self._without)
 
     def _without(self, value: str) -> str:
-        for secret in sorted(self.secrets, key=len, reverse=True):
+        for secret in self._longest_first:
             value = value.replace(secret, marker(self.secrets[secret]))
         value = without_secrets(value)
         if not self.names:
             return value
-        for folder, replacement in self.folders:
-            if len(folder) > 1:
-                # Whole names only: /data must not match in /database or /mnt/data.
-                value = re.sub(rf"(?<![\w.\]-]){re.escape(folder)}(?![\w-])", replacement, value)
-        for host in self.hosts:
-            value = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", HOST, value)
-        for user in self.users:
-            # Not deeper: a package may have the name, and frames are compared by their paths.
-            value = re.sub(rf"(?<![\w.\]-])((?:/[\w.-]+){{1,2}}/){re.escape(user)}(?![\w.-])", rf"\1{USER}", value)
+        for pattern, replacement in self._names_here:
+            value = pattern.sub(replacement, value)
         return without_private_names(value)
+
+    @cached_property
+    def _longest_first(self) -> list[str]:
+        return sorted(self.secrets, key=len, reverse=True)
+
+    @cached_property
+    def _names_here(self) -> list[tuple[re.Pattern[str], str]]:
+        """Patterns of this machine's folders, hosts and users, with what replaces each."""
+        # Whole names only: /data must not match in /database or /mnt/data.
+        folders = [
+            (rf"(?<![\w.\]-]){re.escape(folder)}(?![\w-])", replacement)
+            for folder, replacement in self.folders
+            if len(folder) > 1
+        ]
+        hosts = [(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", HOST) for host in self.hosts]
+        # Not deeper: a package may have the name, and frames are compared by their paths.
+        above = r"(?<![\w.\]-])((?:/[\w.-]+){1,2}/)"
+        users = [(rf"{above}{re.escape(user)}(?![\w.-])", rf"\1{USER}") for user in self.users]
+        return [(re.compile(text), replacement) for text, replacement in (*folders, *hosts, *users)]
 
     def command(self, line: str) -> str:
         """Return a redacted command line that means the same to a shell: replacements such as $HOME stay outside single quotes."""

@@ -8,7 +8,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def scenario_files(folder: Path | None = None) -> list[Path]:
     more = named_folders()
     if missing := next((path for path in more if not path.is_dir()), None):
         raise UsageError(f"{missing} is no folder of scenarios", hint=f"--scenarios and {FOLDERS} take folders")
-    folders = [folder] if folder else [scenario_folder(), *_installed(), *more]
+    folders = [folder] if folder else [scenario_folder(), *_installed(tuple(sys.path)), *more]
     found = (path for one in folders for path in sorted(one.glob("*.py")))
     return [path for path in found if not path.name.startswith(("_", "conftest"))]
 
@@ -60,12 +61,18 @@ def folder_words() -> list[str]:
     return [word for folder in named_folders() for word in ("--scenarios", str(folder.absolute()))]
 
 
-def _installed() -> Iterator[Path]:
-    """Yield the folders of the packages in `GROUP`. A top-level package is not imported."""
+@cache
+def _installed(_search: tuple[str, ...]) -> list[Path]:
+    """Return the folders of the packages in `GROUP`. A top-level package is not imported.
+
+    Cached for each `sys.path`: looking through a hundred packages takes 15 ms.
+    """
+    folders: list[Path] = []
     for entry in entry_points(group=GROUP):
         with contextlib.suppress(ImportError):  # the parent package of a stale entry point is gone
             if spec := importlib.util.find_spec(entry.module):
-                yield from map(Path, spec.submodule_search_locations or ())
+                folders += map(Path, spec.submodule_search_locations or ())
+    return folders
 
 
 def scenario_files_below(folder: Path) -> list[Path]:
