@@ -124,16 +124,19 @@ def test_a_death_on_a_full_disk_is_trouble_of_the_host(tmp_path: Path, monkeypat
     assert "No space left on device" in conclusion.why
 
 
+@pytest.mark.parametrize("sign", ["write", "die"], ids=["a fatal line alone", "a death"])
 @pytest.mark.parametrize("delay", [0.15, 0.6])
 def test_a_death_that_the_last_answer_hides_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: float, sign: str
 ) -> None:
-    monkeypatch.setattr("vllm_repro.running.watch._LAST_LOOK_AT_VLLM", 60.0)  # the death ends it
+    # A death ends the look. After a line alone it goes on to its end.
+    look = 60.0 if sign == "die" else 2.0
+    monkeypatch.setattr("vllm_repro.running.watch._LAST_LOOK_AT_VLLM", look)
 
     def completions(exchange: Exchange) -> None:
         exchange.answer(200, COMPLETION)
         if exchange.body["max_tokens"] == 1:  # the canary
-            threading.Timer(delay, exchange.fake.die, (FATAL,)).start()
+            threading.Timer(delay, getattr(exchange.fake, sign), (FATAL,)).start()
 
     conclusion = concluded(tmp_path, {"/v1/completions": completions})
     assert conclusion.outcome is Outcome.OTHER_CRASH
