@@ -117,5 +117,5 @@ _lock = threading.Lock()
 
 @atexit.register
 def _close() -> None:
-    for server in _servers.values():
-        server.close()
+    while _servers:
+        _servers.popitem()[1].close()

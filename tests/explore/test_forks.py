@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,17 @@ def server() -> psutil.Process:
     return psutil.Process(newest._process.pid)
 
 
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def interrupt(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Handle SIGINT as a job in the foreground of a shell does, or ignore it as one in the background."""
+    before = signal.signal(signal.SIGINT, request.param)
+    forks._close()  # servers that handle it otherwise
+    yield
+    forks._close()
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupt")
 def test_a_fork_is_as_a_process_of_its_own(
     begin: Callable[..., Forked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

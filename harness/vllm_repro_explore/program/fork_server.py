@@ -42,7 +42,7 @@ PACKAGES = (
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the search
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the search
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     if importlib.util.find_spec("torch") and "bare" not in sys.argv:
         for name in PACKAGES:
@@ -50,10 +50,12 @@ def main() -> None:
                 importlib.import_module(name)
         # A lock that another thread holds would hang every fork.
         if len(list(Path("/proc/self/task").iterdir())) > 1:
+            signal.signal(signal.SIGINT, interrupt)
             os.execv(sys.executable, [sys.executable, *sys.argv, "bare"])
     gc.freeze()  # a collection after a fork would copy the shared pages
     module = _serve(socket.socket(fileno=int(sys.argv[1])))
     if module:
+        signal.signal(signal.SIGINT, interrupt)  # a background job of a shell ignores it
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -82,7 +84,6 @@ def _begin(start: dict[str, Any], descriptors: Sequence[int]) -> str:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(start["cwd"])
     os.environ.update(start["env"])
     sys.path[:0] = start["env"]["PYTHONPATH"].split(":")
