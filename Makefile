@@ -76,7 +76,7 @@ test-openai: $(DEV) ## test what uses the openai SDK with its oldest release, an
 		folder="$(VENV)/openai/$$release"; \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python --target "$$folder" --upgrade "openai$$release"; \
 		PYTHONPATH="$$folder" $(BIN)/python -c 'import openai; print("openai", openai.__version__)'; \
-		PYTHONPATH="$$folder" $(BIN)/python -m pytest tests/client/test_sdk.py tests/test_api.py -n 2 --dist worksteal; \
+		PYTHONPATH="$$folder" $(BIN)/python -m pytest tests/core/client/test_sdk.py tests/core/test_api.py -n 2 --dist worksteal; \
 	done
 
 images: ## build the images of the rehearsal engine
@@ -86,7 +86,7 @@ compose: $(DEV) ## regenerate docker-compose.yml from the scenarios
 	@$(BIN)/python -m vllm_repro.servers.compose_services > docker-compose.yml.new && mv docker-compose.yml.new docker-compose.yml
 
 catalogue: $(DEV) ## regenerate docs/catalogue.md and docs/catalogue.html
-	@$(BIN)/python -m vllm_repro.report.catalogue
+	@$(BIN)/python -m vllm_repro_search.versions.catalogue
 
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
 	@$(BIN)/vllm-repro check

@@ -17,7 +17,7 @@ from math import ceil, log, log2
 from random import Random
 from statistics import mean
 
-from vllm_repro.verdict.bisection import Answer, Search, State, information
+from vllm_repro_search.bisect.plan import Answer, Search, State, information
 
 CONFIDENCE = 0.95
 SIZES, RATES, SKIPS = (8, 64, 512, 4096), (1.0, 0.9, 0.7, 0.5, 0.3), (0.0, 0.1, 0.3)

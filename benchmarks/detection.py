@@ -28,7 +28,6 @@ import psutil
 
 from vllm_repro.client.client import Client
 from vllm_repro.errors import ReproError
-from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import Journal
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.running.death_signs import Channel, log_sign
@@ -43,6 +42,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site, site_class
+from vllm_repro_diagnosis.evidence import Evidence
 
 VERSION = "0.28.0"
 REHEARSAL_IMAGE = "vllm-repro/rehearsal:latest"

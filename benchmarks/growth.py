@@ -21,9 +21,9 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tests.history.made import row
+from tests.nights.made import row
 
-from vllm_repro.history.bug_state import bug_histories
+from vllm_repro_nights.bug_state import bug_histories
 
 DIAGNOSE = [sys.executable, "-m", "vllm_repro", "diagnose"]
 SERVER = "(APIServer pid=9) "

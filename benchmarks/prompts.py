@@ -23,7 +23,6 @@ import httpx
 from vllm_repro.client.client import Client
 from vllm_repro.client.prompts import build_chat
 from vllm_repro.errors import ReproError
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.tiny_model_folder import make_tiny_model
@@ -32,6 +31,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, OFFLINE_ENV
 from vllm_repro.servers.process import ProcessServer
 from vllm_repro.tiny_model import TinyModel
+from vllm_repro_diagnosis.evidence import Evidence
 
 VERSION = "0.28.0"
 SIZES = (100, 4225, 7593, 90_000)

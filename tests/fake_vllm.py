@@ -15,9 +15,9 @@ from socket import SO_LINGER, SOL_SOCKET
 from typing import Any, Self
 
 from vllm_repro.client.answer import DEAD_MESSAGE
-from vllm_repro.evidence import Evidence
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro_diagnosis.evidence import Evidence
 
 COMPLETION = {
     "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],

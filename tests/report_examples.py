@@ -12,8 +12,9 @@ import msgspec
 
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
-from vllm_repro.report.json_report import RunJson, VersionMapJson
+from vllm_repro.report.json_report import RunJson
 from vllm_repro.report.model import RunReport
+from vllm_repro_search.versions.json_map import VersionMapJson
 
 _FOLDER = Path(__file__).parents[1] / "reports" / "examples"
 EXAMPLES = sorted(path.parent for path in _FOLDER.glob("*/journal.jsonl"))

@@ -75,11 +75,11 @@ def test_a_newer_run_of_a_command_replaces_the_older(tmp_path: Path) -> None:
     ("subject", "counted", "left_out"),
     [
         ("boot", "vllm_repro/running/watch.py", "vllm_repro/report/html.py"),
-        ("boot", "vllm_repro/servers/witness/plugin", "vllm_repro/history/runs.py"),
+        ("boot", "vllm_repro/servers/witness/plugin", "vllm_repro/report/runs.py"),
         ("boot", "vllm_repro_lab/memory.py", "vllm_repro_explore/search.py"),
-        ("boot", "vllm_repro/cli/run.py", "vllm_repro/cli/nightly.py"),
+        ("boot", "vllm_repro/cli/run.py", "vllm_repro_nights/night.py"),
         ("search", "vllm_repro_explore/search.py", "vllm_repro/running/watch.py"),
-        ("both", "vllm_repro_explore/causes.py", "vllm_repro/intake/text.py"),
+        ("both", "vllm_repro_explore/causes.py", "vllm_repro_intake/text.py"),
     ],
 )
 def test_what_a_live_test_depends_on(subject: str, counted: str, left_out: str) -> None:

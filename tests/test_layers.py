@@ -1,26 +1,28 @@
-"""The import rule: a folder imports only folders that stand before it in `LAYERS`, and no modules import each other in a circle."""
+"""The import rules: a folder of the core imports only folders before it; nothing of the core names a feature; no circles."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import vllm_repro
 
 HARNESS = Path(vllm_repro.__file__).parents[1]
 
 LAYERS = (
-    "vllm_repro_lab",
     "errors",
-    "evidence",
     "secret_names",
     "resources",
+    "features",
     "tiny_model",
     "conversion",
     "command",
-    "diagnosis",
     "trigger",
     "verdict",
     "scenario",
@@ -29,45 +31,51 @@ LAYERS = (
     "host",
     "journal",
     "releases",
-    "intake",
     "servers",
     "report",
-    "history",
     "running",
     "api",
-    "frames",
     "cli",
     "pytest_plugin",
-    "vllm_repro_explore",
     "__main__",
 )
-"""Folders and top-level modules, lowest first. `vllm_repro_explore/program` and `servers/witness/plugin` run elsewhere."""
+"""Folders and top-level modules of the core, lowest first. `servers/witness/plugin` runs elsewhere."""
+
+BELOW_THE_CORE = {"vllm_repro_diagnosis", "vllm_repro_lab"}
+FEATURES = {f"vllm_repro_{name}" for name in ("cluster", "explore", "intake", "nights", "search")}
+MAY_IMPORT = {"vllm_repro_nights": {"vllm_repro_search"}}
+"""Features that a feature imports."""
+
+MOST_FOR_CHECK = 60
+"""Modules that `check` reaches."""
 
 
+@cache
 def modules() -> dict[str, Path]:
-    """Return the modules of both packages by dotted name, without those that run in another process."""
+    """Return the modules of all packages by dotted name, without those that run in another process."""
     found = {}
     for path in [
         *HARNESS.glob("vllm_repro/**/*.py"),
-        *HARNESS.glob("vllm_repro_explore/*.py"),
+        *HARNESS.glob("vllm_repro_diagnosis/**/*.py"),
         *HARNESS.glob("vllm_repro_lab/parts*.py"),
+        *(path for feature in FEATURES for path in HARNESS.glob(f"{feature}/**/*.py")),
     ]:
-        if "plugin" in path.parts:
+        if {"plugin", "program"} & set(path.parts):
             continue
         parts = path.relative_to(HARNESS).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
+def is_module(name: str) -> bool:
+    return name in modules()
+
+
 @cache
-def all_imports() -> dict[str, set[str]]:
-    known = modules()
-    return {module: imports(path, known) for module, path in known.items()}
-
-
-def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """Return the modules of ours that a file imports anywhere in it, also in functions and under TYPE_CHECKING."""
-    return {name if name in known else name.rpartition(".")[0] for name in imported_names(path)} & known.keys()
+def imports(module: str) -> set[str]:
+    """Return the modules of ours that a module imports anywhere in it, also in functions and under TYPE_CHECKING."""
+    names = imported_names(modules()[module])
+    return {found for name in names if is_module(found := name if is_module(name) else name.rpartition(".")[0])}
 
 
 def imported_names(path: Path) -> set[str]:
@@ -81,23 +89,81 @@ def imported_names(path: Path) -> set[str]:
     return found
 
 
-def layer(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if parts[0] == "vllm_repro" and len(parts) > 1 else parts[0]
+def named(path: Path) -> Iterator[str]:
+    """Yield the packages of ours that a file names in strings, as `importlib` and `python -m` take them."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"\bvllm_repro(?:_\w+)?\b", node.value)
+
+
+def package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def layer(module: str) -> int:
+    return LAYERS.index(module.split(".")[1])
 
 
 def test_each_folder_imports_only_folders_below_it() -> None:
+    core = [module for module in modules() if package(module) == "vllm_repro" and module != "vllm_repro"]
     broken = {
-        (module.removeprefix("vllm_repro."), name.removeprefix("vllm_repro."))
-        for module, names in all_imports().items()
-        for name in names
-        if name != "vllm_repro" and LAYERS.index(layer(name)) > LAYERS.index(layer(module))
+        (module, name)
+        for module in core
+        for name in imports(module)
+        if package(name) == "vllm_repro" and name != "vllm_repro" and layer(name) > layer(module)
+    }
+    assert not broken
+
+
+def test_nothing_imports_a_feature() -> None:
+    broken = {
+        (module, name)
+        for module in modules()
+        for name in imports(module)
+        if package(name) in FEATURES - {package(module)} - MAY_IMPORT.get(package(module), set())
+    }
+    assert not broken
+
+
+def test_what_the_core_stands_on_imports_none_of_it() -> None:
+    broken = {
+        (module, name)
+        for module in modules()
+        if package(module) in BELOW_THE_CORE
+        for name in imports(module)
+        if package(name) != package(module)
+    }
+    assert not broken
+
+
+def test_no_string_of_the_core_names_a_feature() -> None:
+    broken = {
+        (module, name)
+        for module, path in modules().items()
+        if package(module) not in FEATURES
+        for name in named(path)
+        if name in FEATURES
     }
     assert not broken
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    TopologicalSorter({module: names - {module} for module, names in all_imports().items()}).prepare()
+    TopologicalSorter({module: imports(module) - {module} for module in modules()}).prepare()
+
+
+def reached(module: str) -> set[str]:
+    """Return a module and all that it imports, directly or not."""
+    found: set[str] = set()
+    todo = {module}
+    while todo:
+        name = todo.pop()
+        found.add(name)
+        todo |= imports(name) - found
+    return found
+
+
+def test_check_reaches_few_modules() -> None:
+    assert len(reached("vllm_repro.cli.check")) <= MOST_FOR_CHECK
 
 
 def test_httpx_is_imported_in_one_folder_and_in_one_module_of_the_tests() -> None:
@@ -110,3 +176,8 @@ def test_httpx_is_imported_in_one_folder_and_in_one_module_of_the_tests() -> Non
     }
     client = "harness/vllm_repro/client"
     assert importing == {f"{client}/client.py", f"{client}/sdk.py", "tests/web.py"}
+
+
+@pytest.mark.parametrize("feature", sorted(FEATURES))
+def test_every_feature_is_named(feature: str) -> None:
+    assert (HARNESS / feature / "__init__.py").is_file()

@@ -8,7 +8,7 @@ _HOMES = {
     "EngineDied": "vllm_repro.running.live_server",
     "RunResult": "vllm_repro.api",
     "VllmServer": "vllm_repro.running.live_server",
-    "diagnose": "vllm_repro.diagnosis.diagnosis",
+    "diagnose": "vllm_repro_diagnosis.diagnosis",
     "load_scenario": "vllm_repro.api",
     "run": "vllm_repro.api",
 }
@@ -19,7 +19,7 @@ __all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "frames", "load_
 
 def __getattr__(name: str) -> object:
     if name == "frames":
-        return importlib.import_module("vllm_repro.frames")
+        return importlib.import_module("vllm_repro.features").load("api", name)
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_repro.history.runs import Run, run_of
 from vllm_repro.releases.sources import named_source
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.runs import Run, run_of
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, SiteFacts, choice_of, first_line, refuse_unused_options, usual_expectation
 from vllm_repro.running.run import run_one

@@ -46,7 +46,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_configure_node(node: Any) -> None:
     """Give each worker of pytest-xdist the seconds that each test took last: all workers must collect in the same order."""
     if _SECONDS not in node.config.stash:
-        from vllm_repro.history.runs import read_runs
+        from vllm_repro.report.runs import read_runs
         from vllm_repro.running.folders import default_out
 
         node.config.stash[_SECONDS] = {

@@ -1,1 +1,13 @@
-"""Seeded search of vLLM's scheduler: random cases, played on a release's interpreter, then shrunk."""
+"""Seeded search of vLLM's EngineCore: random cases, played on a release's interpreter, then shrunk."""
+
+VERBS = {
+    "explore": (
+        "vllm_repro_explore.explore",
+        "search vLLM's EngineCore for the smallest workload that kills, corrupts or stalls it",
+    ),
+    "causes": (
+        "vllm_repro_explore.causes",
+        "make named changes in a release one at a time, and see which die and which live",
+    ),
+}
+"""Module and help line of each verb."""

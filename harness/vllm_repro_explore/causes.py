@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, number, print_json
-from vllm_repro.diagnosis.boot_facts import imported
-from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
@@ -28,6 +26,8 @@ from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import Expect, Expected, exit_status
+from vllm_repro_diagnosis.boot_facts import imported
+from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_explore.cause_rows import CauseRow, booted, case_of, lines, tried
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.scenario_setup import setup_from

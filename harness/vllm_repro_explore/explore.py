@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.server_options import source
-from vllm_repro.diagnosis.boot_facts import imported
-from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro.cli.source_option import source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.disk import cache_root
@@ -31,6 +29,8 @@ from vllm_repro.running.folders import default_out, private_folders, stamped_fol
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms, folder_words
 from vllm_repro.scenario.patch import read_diff
+from vllm_repro_diagnosis.boot_facts import imported
+from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
 from vllm_repro_explore.draft import draft, draft_id, unlike_live

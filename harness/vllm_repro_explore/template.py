@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from vllm_repro.diagnosis.root_cause import squeeze
-from vllm_repro.diagnosis.tracebacks import shorten
+from vllm_repro_diagnosis.root_cause import squeeze
+from vllm_repro_diagnosis.tracebacks import shorten
 
 __all__ = ["template"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase
-from vllm_repro.diagnosis.log_text import read_lines
-from vllm_repro.diagnosis.tracebacks import Finder, Raised
+from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase
+from vllm_repro_diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.tracebacks import Finder, Raised
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.recordings import DATA
-from vllm_repro.diagnosis.access_runs import AccessRuns, kind_of
-from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
-from vllm_repro.diagnosis.log_text import Line, read_lines
-from vllm_repro.evidence import Evidence
+from vllm_repro_diagnosis.access_runs import AccessRuns, kind_of
+from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.log_text import Line, read_lines
 
 LOGS = sorted((*(DATA / "recordings").glob("*.log"), *(DATA / "pasted").glob("*.txt")))
 STATS = (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.recordings import pasted, recording
-from vllm_repro.diagnosis.boot_facts import (
+from vllm_repro_diagnosis.boot_facts import (
     BootFacts,
     Observed,
     ScheduledChunk,
@@ -13,7 +13,7 @@ from vllm_repro.diagnosis.boot_facts import (
     scheduler_dump,
     shared_steps,
 )
-from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.log_text import read_lines
 
 
 def facts_of(text: str) -> BootFacts:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.diagnosis.recordings import DATA, REAL, inner, pasted, recording, seen, until
-from vllm_repro.diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.diagnosis import Phase, diagnose
 
 
 def test_every_recording_has_its_line_in_the_table() -> None:

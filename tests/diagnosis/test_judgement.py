@@ -10,7 +10,7 @@ import pytest
 
 from tests.diagnosis.recordings import inner
 from tests.golden_files import assert_golden
-from vllm_repro.diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.diagnosis import Phase, diagnose
 
 API, CORE, WORKER = (
     "({} pid={}) {{}} 11-20 08:24:30 [a.py:1] ".format(*one)

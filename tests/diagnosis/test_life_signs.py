@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_repro.diagnosis.life_signs import ServerLife, SignKind
-from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.life_signs import ServerLife, SignKind
+from vllm_repro_diagnosis.log_text import read_lines
 
 API = "(APIServer pid=1) INFO 11-20 08:24:30 [a.py:1] "
 ANSWER = 'INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK'

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diagnosis.recordings import DEATHS_WITH_ROOT, REAL, inner, recording, seen
-from vllm_repro.diagnosis.diagnosis import Phase, diagnose
-from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.log_text import read_lines
 
 
 def drifted(text: str, by: int) -> str:

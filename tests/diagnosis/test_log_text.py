@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diagnosis.recordings import DATA, recording
-from vllm_repro.diagnosis.log_text import MAX_LINE, Line, read_lines
+from vllm_repro_diagnosis.log_text import MAX_LINE, Line, read_lines
 
 
 def one(text: str) -> Line:

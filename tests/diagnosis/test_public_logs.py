@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.recordings import recording
-from vllm_repro.diagnosis.diagnosis import Phase, diagnose
-from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.log_text import read_lines
 
 BOOTED = """\
 (APIServer pid=7) INFO 08-01 17:49:00 [api_server.py:1] vLLM API server version 0.25.1

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_repro.diagnosis.root_cause import Root, find_root, squeeze, unwrap
-from vllm_repro.diagnosis.tracebacks import Frame, Raised
+from vllm_repro_diagnosis.root_cause import Root, find_root, squeeze, unwrap
+from vllm_repro_diagnosis.tracebacks import Frame, Raised
 
 FATAL = "EngineCore encountered a fatal error."
 QUOTED = "Workspace is locked but allocation requires 16.00 MB"

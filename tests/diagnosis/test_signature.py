@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.diagnosis.recordings import pasted, recording
-from vllm_repro.diagnosis.diagnosis import Phase, diagnose
-from vllm_repro.diagnosis.signature import How, Signature, compare, failed_nodes, quotes
+from vllm_repro_diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.signature import How, Signature, compare, failed_nodes, quotes
 
 TQ = Signature(
     exception="AssertionError",

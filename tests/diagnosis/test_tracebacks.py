@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.recordings import find_raised, pasted, recording
-from vllm_repro.diagnosis.tracebacks import Frame, bare_name, shorten
+from vllm_repro_diagnosis.tracebacks import Frame, bare_name, shorten
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,8 @@ STATUSES = {"": 0, "exit": 3, "raise": 1, "2": -signal.SIGINT, "11": -signal.SIG
 
 
 @pytest.mark.parametrize("word", STATUSES)
+@pytest.mark.parametrize("interrupt", [signal.default_int_handler], indirect=True, ids=["foreground"])
+@pytest.mark.usefixtures("interrupt")
 def test_a_status_is_that_of_popen(begin: Callable[..., Forked], word: str, tmp_path: Path) -> None:
     assert ended(begin(ENDS), word)[0] == STATUSES[word]
     log = (tmp_path / "log").read_text(encoding="utf-8")

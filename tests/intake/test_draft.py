@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.intake.texts import SERVE, checked, drafted
-from vllm_repro.diagnosis.diagnosis import diagnose
-from vllm_repro.diagnosis.signature import How, compare
-from vllm_repro.intake.draft import literal
+from vllm_repro_diagnosis.diagnosis import diagnose
+from vllm_repro_diagnosis.signature import How, compare
+from vllm_repro_intake.draft import literal
 
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.intake.texts import SERVE, checked, drafted
-from vllm_repro.intake.facts import read_facts
 from vllm_repro.scenario.scenario import Model
+from vllm_repro_intake.facts import read_facts
 
 HEADS = [
     ("[Bug]: it dies #41726\n\nbody", "it dies", "vllm-project/vllm#41726"),

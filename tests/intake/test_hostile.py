@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.intake.texts import ISSUES, SERVE, checked, drafted
 from tests.secrets_planted import SECRETS
 from vllm_repro.errors import UsageError
-from vllm_repro.intake.draft import Draft
 from vllm_repro.scenario.vocabulary import __all__ as words
+from vllm_repro_intake.draft import Draft
 
 RUN = "__import__('os').system('touch ran')"
 NASTY = [

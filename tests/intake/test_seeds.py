@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from tests.intake.texts import ISSUES, checked, drafted
-from vllm_repro.diagnosis.diagnosis import Phase, diagnose
-from vllm_repro.diagnosis.signature import How, compare
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Scenario
+from vllm_repro_diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.signature import How, compare
 
 SEEDS = {
     "41726.txt": "tq_chunked_prefill",

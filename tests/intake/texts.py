@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.intake.draft import Draft, draft
-from vllm_repro.intake.facts import read_facts
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.scenario.reader import read
 from vllm_repro.scenario.scenario import Scenario
+from vllm_repro_intake.draft import Draft, draft
+from vllm_repro_intake.facts import read_facts
 
 ISSUES = Path(__file__).parents[1] / "data" / "issues"
 SERVE = "vllm serve org/model --max-num-batched-tokens 4096"

@@ -11,11 +11,10 @@ from unittest.mock import Mock
 import pytest
 
 import vllm_repro.servers.lab
+from tests.core.running.test_trial import trial_on
 from tests.fake_vllm import FakeVllm
-from tests.running.test_trial import trial_on
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.running.trial import run_trial
@@ -32,6 +31,7 @@ from vllm_repro.servers.site import ServerChoice, choose, open_site
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro.vocabulary import with_flags
+from vllm_repro_diagnosis.evidence import Evidence
 
 TQ = find("tq-chunked-prefill")
 PART = Replaced(name="vllm.a.b", file="vllm/a.py", sha256="0" * 64, why="there is no | GPU", effect="none")

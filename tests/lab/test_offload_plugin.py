@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.diagnosis.boot_facts import Observed, observed
-from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.boot_facts import Observed, observed
+from vllm_repro_diagnosis.log_text import read_lines
 
 PLUGIN = "vllm_repro_lab.offload"
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.running.test_trial import trial_on
 from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
-from tests.running.test_trial import trial_on
-from vllm_repro.evidence import Evidence
 from vllm_repro.journal.journal import read
 from vllm_repro.running.assess import assess
 from vllm_repro.running.state import Observed
@@ -26,6 +25,7 @@ from vllm_repro.servers.lab_launch import lab_launch
 from vllm_repro.servers.launch import Launch
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro_diagnosis.evidence import Evidence
 
 SCO = find("sco-hybrid")
 TQ = find("tq-chunked-prefill")

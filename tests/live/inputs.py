@@ -1,6 +1,6 @@
 """The files that the result of a live test depends on, and their hash.
 
-What is left out starts after a run's end (reports, history), reads other texts (intake), or is the
+What is left out starts after a run's end (reports, nights), reads other texts (intake), or is the
 verb of another command. A new file counts until it is named here.
 """
 
@@ -16,15 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HARNESS = ROOT / "harness"
 
-AFTER_A_RUN = ("vllm_repro/report", "vllm_repro/history", "vllm_repro/intake", "vllm_repro/frames.py")
+AFTER_A_RUN = ("vllm_repro/report", "vllm_repro_nights", "vllm_repro_intake")
 RUN_VERB = ("__init__.py", "common.py", "options.py", "run.py")
 """Modules of `cli/` that `run` needs."""
 
 NOT_FOR = {
-    "boot": ("vllm_repro_explore",),
+    "boot": ("vllm_repro_explore", "vllm_repro_search", "vllm_repro_cluster"),
     "search": ("vllm_repro/running", "vllm_repro/client"),
     "both": (),
-    "install": ("vllm_repro", "vllm_repro_lab", "vllm_repro_explore"),
+    "install": tuple(path.name for path in sorted(HARNESS.glob("vllm_repro*"))),
 }
 """Folders that a boot, a search in EngineCore, a test of both, or an installation does not depend on."""
 

@@ -10,13 +10,13 @@ import pytest
 
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
-from vllm_repro.diagnosis.boot_facts import observed
-from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.trigger.sparse_prefill import Shapes, Sizes, prefill_bytes
+from vllm_repro_diagnosis.boot_facts import observed
+from vllm_repro_diagnosis.log_text import read_lines
 
 pytestmark = [
     pytest.mark.live,

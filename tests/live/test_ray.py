@@ -60,7 +60,7 @@ def items() -> list[psutil.Process]:
     return [
         one
         for one in psutil.process_iter(["cmdline"])
-        if "vllm_repro.running.item_process" in (one.info["cmdline"] or ())
+        if "vllm_repro_cluster.item_process" in (one.info["cmdline"] or ())
     ]
 
 

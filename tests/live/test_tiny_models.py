@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from vllm_repro.evidence import Evidence
 from vllm_repro.releases.provision import provision
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.launch import process_launch
 from vllm_repro.servers.options import ServerOptions, weights_for
+from vllm_repro_diagnosis.evidence import Evidence
 
 pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 

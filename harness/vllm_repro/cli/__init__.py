@@ -1,4 +1,4 @@
-"""Command line. Each verb is a module with `add(parser)`, and `run(arguments)` that returns the exit status.
+"""Command line. A verb is a module with `add(parser)`, and `run(arguments)` that returns the exit status.
 
 A verb's module is imported only when that verb is called, because some take a second to import.
 """
@@ -9,62 +9,47 @@ import argparse
 import errno
 import importlib
 import io
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
 from vllm_repro import __version__
 from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean, use_scenario_folders
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
+from vllm_repro.features import additions, load
 
-__all__ = ["VERBS", "main", "parser"]
+__all__ = ["main", "parser", "verbs"]
 
 HARNESS_FAULT = 70
 HOST_TROUBLE = InfraError.exit_status
 
-VERBS: Mapping[str, tuple[str, str]] = {
+_CORE_VERBS: Mapping[str, tuple[str, str]] = {
     "list": ("vllm_repro.cli.list_", "list the scenarios"),
     "show": ("vllm_repro.cli.show", "print the exact command of an arm, ready to paste"),
     "check": ("vllm_repro.cli.check", "find mistakes in scenario files, with file and line"),
     "doctor": ("vllm_repro.cli.doctor", "list what this machine can run, and why not"),
     "run": ("vllm_repro.cli.run", "boot a bug's flags, cross its boundary, watch the engine, and report what happened"),
-    "versions": ("vllm_repro.cli.versions", "map a scenario over releases: which die, which live, which are undecided"),
-    "bisect": ("vllm_repro.cli.bisect", "find the first vLLM that has a bug, or the first that is fixed"),
-    "threshold": ("vllm_repro.cli.threshold", "find the shortest prompt that crashes"),
-    "minimize": ("vllm_repro.cli.minimize", "find the smallest part of the reported command that crashes"),
-    "explore": (
-        "vllm_repro_explore.explore",
-        "search vLLM's EngineCore for the smallest workload that kills, corrupts or stalls it",
-    ),
-    "causes": (
-        "vllm_repro_explore.causes",
-        "make named changes in a release one at a time, and see which die and which live",
-    ),
-    "nightly": (
-        "vllm_repro.cli.nightly",
-        "run every scenario that this machine can, at one release: green, red or amber",
-    ),
     "report": ("vllm_repro.cli.report", "render the reports of a run again from its journal"),
-    "draft": ("vllm_repro.cli.draft", "write a draft issue comment from a run, and print the gh command that sends it"),
     "diagnose": (
         "vllm_repro.cli.diagnose",
         "find in a server log or a pasted traceback whether an engine died, and why",
     ),
-    "intake": (
-        "vllm_repro.cli.intake",
-        "draft a scenario file from an issue, a pasted command or a log; nothing of it is run",
-    ),
-    "history": (
-        "vllm_repro.cli.history",
-        "show what changed since the last nights: fixes, regressions, and throughput",
-    ),
-    "completion": ("vllm_repro.cli.completion", "print the completion of this command for a shell"),
     "clean": ("vllm_repro.cli.clean", "list what killed runs left behind; with --yes remove it"),
+    "completion": ("vllm_repro.cli.completion", "print the completion of this command for a shell"),
 }
-"""Module and help line of each verb."""
+"""Module and help line of each verb of the core."""
+
+
+@cache
+def verbs() -> Mapping[str, tuple[str, str]]:
+    """Return the module and the help line of each verb, those of the features last."""
+    added = [load("verbs", feature).items() for feature in additions("verbs")]
+    return dict(itertools.chain(_CORE_VERBS.items(), *added))
 
 
 def parser(verb: str | None = None) -> Parser:
@@ -76,9 +61,10 @@ def parser(verb: str | None = None) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"vllm-repro {__version__}")
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for name, (module, does) in VERBS.items():
-        added = verbs.add_parser(
+    parsers = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    # Entry points of features are read only if they are needed: it takes 30 ms.
+    for name, (module, does) in (_CORE_VERBS if verb in _CORE_VERBS else verbs()).items():
+        added = parsers.add_parser(
             name,
             help=does,
             description=does[0].upper() + does[1:] + ".",
@@ -97,9 +83,9 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         importlib.import_module("vllm_repro.cli.completion").complete(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in words if not word.startswith("-")), None)
-    if verb is not None and verb not in VERBS:
+    if verb is not None and verb not in _CORE_VERBS and verb not in verbs():
         print(
-            f"vllm-repro: no verb is named {verb!r}{did_you_mean(verb, VERBS)}\n  next: vllm-repro --help",
+            f"vllm-repro: no verb is named {verb!r}{did_you_mean(verb, verbs())}\n  next: vllm-repro --help",
             file=sys.stderr,
         )
         return WRONG_USAGE

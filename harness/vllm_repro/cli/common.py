@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
 import json
 import os
 import sys
@@ -18,7 +17,6 @@ __all__ = [
     "duration",
     "number",
     "print_json",
-    "scheduler_tests",
     "seconds",
     "use_scenario_folders",
 ]
@@ -66,11 +64,6 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
     )
     if prints:
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
-
-
-def scheduler_tests() -> Any:
-    """Return the module that writes pytest files. It is above this folder, as the verbs of the search are."""
-    return importlib.import_module("vllm_repro_explore.scheduler_test")
 
 
 def use_scenario_folders(arguments: argparse.Namespace) -> None:

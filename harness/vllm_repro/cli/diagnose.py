@@ -14,15 +14,15 @@ from typing import BinaryIO
 from packaging.version import Version
 
 from vllm_repro.cli.common import add_common, print_json
-from vllm_repro.diagnosis.diagnosis import Diagnosis, diagnose
-from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import banner, facts_of
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
 from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Expected
+from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
+from vllm_repro_diagnosis.evidence import banner, facts_of
+from vllm_repro_diagnosis.log_text import read_lines
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
+from vllm_repro.features import additions, load
 from vllm_repro.host.ports import check_port
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Elsewhere, Job, refuse_unused_options, with_patches
@@ -133,9 +134,13 @@ def _elsewhere(on: str | None, options: ServerOptions, choice: ServerChoice) -> 
         raise UsageError(
             "--server auto looks at this machine, and --on runs on others", hint=f"--server with one of {started}"
         )
-    from vllm_repro.running.fleet import connect  # here: only runs on a cluster need it
-
-    return connect(on)
+    clusters = additions("clusters")
+    if not clusters:
+        raise UsageError(
+            "--on needs a package that runs jobs on a cluster", hint="install vllm-repro with all of its packages"
+        )
+    elsewhere: Elsewhere = load("clusters", next(iter(clusters)))(on)
+    return elsewhere
 
 
 def resumed(

@@ -6,10 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from vllm_repro.cli.common import add_common, scheduler_tests
+from vllm_repro.cli.common import add_common
 from vllm_repro.errors import UsageError
+from vllm_repro.features import additions, load
 from vllm_repro.report.build import build_foreign
-from vllm_repro.report.files import FORMATS, ON_REQUEST, render, write_reports
+from vllm_repro.report.files import FORMATS, render, write_reports
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,19 +20,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=sorted({**FORMATS, **ON_REQUEST, "pytest": ""}),
+        choices=sorted([*FORMATS, *additions("report_forms")]),
         help="print this format (default: write all but the draft into the folder)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of printing")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.format == "pytest":
-        return _written(scheduler_tests().folder_test(Path(arguments.run)), arguments.output)
+    if arguments.format in additions("report_forms"):
+        return _written(load("report_forms", arguments.format)(Path(arguments.run)), arguments.output)
     report = build_foreign(Path(arguments.run))
     if arguments.format is None:
         if arguments.output:
-            raise UsageError("-o needs one format", hint=f"--format {'|'.join({**FORMATS, **ON_REQUEST})}")
+            raise UsageError("-o needs one format", hint=f"--format {'|'.join(FORMATS)}")
         for path in write_reports(report):
             print(path)
         return 0

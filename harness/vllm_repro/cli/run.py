@@ -13,7 +13,6 @@ from vllm_repro.cli.common import add_common, duration, print_json
 from vllm_repro.cli.options import add_run_options, job_from, resumed
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
-from vllm_repro.evidence import Evidence
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import SiteFacts, choice_of, first_line, usual_expectation
 from vllm_repro.running.run import run_one
@@ -22,6 +21,7 @@ from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.verdict.verdict import Expect, exit_status
+from vllm_repro_diagnosis.evidence import Evidence
 
 if TYPE_CHECKING:  # they import the reports
     from vllm_repro.report.model import RunReport

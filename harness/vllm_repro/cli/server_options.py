@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro.cli.common import number
-from vllm_repro.errors import UsageError
+from vllm_repro.cli.source_option import source
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
 
-__all__ = ["add_server_options", "server_options", "source"]
+__all__ = ["add_server_options", "server_options"]
 
 _ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch", "guard", "record")
 
@@ -70,16 +70,6 @@ def _port(text: str) -> int:
 def _url(text: str) -> str:
     """Return the server's root: clients are often given the URL with `/v1`."""
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def source(text: str) -> str:
-    """Return the full name of a SOURCE: `0.23.0` for `v0.23`, an absolute path, or one with the full hash of a commit."""
-    from vllm_repro.releases.sources import named_source  # here: only a given SOURCE needs it
-
-    try:
-        return named_source(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(f"{error.with_hint}") from None
 
 
 def server_options(arguments: argparse.Namespace) -> ServerOptions:

@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from vllm_repro.cli.common import add_common, print_json, scheduler_tests
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.evidence import Evidence
+from vllm_repro.features import additions, load
 from vllm_repro.scenario.catalogue import find, find_arms, to_stderr
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.launch import ServedModel, container_launch, process_launch
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
+from vllm_repro_diagnosis.evidence import Evidence
 
-STYLES = ("docker", "serve", "compose", "lab", "python", "curl", "pytest")
+STYLES = ("docker", "serve", "compose", "lab", "python", "curl")
 SHOWN_PORT = 8000
 
 
@@ -61,8 +62,8 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         from vllm_repro.report.script import curl, script
 
         return script(scenario, arm).rstrip() if style == "python" else curl(scenario, arm, port)
-    if style == "pytest":
-        return str(scheduler_tests().scenario_test(scenario, arm)).rstrip()
+    if style in additions("show_forms"):
+        return str(load("show_forms", style)(scenario, arm)).rstrip()
     if style == "lab":
         from vllm_repro.servers.lab import LabSite
 

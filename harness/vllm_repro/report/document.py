@@ -20,9 +20,9 @@ from vllm_repro.report.text import printable, shorten
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["asset", "compile_page", "document", "fragment", "local_link"]
+__all__ = ["TEMPLATES", "compile_page", "document", "fragment", "local_link"]
 
-_HERE = Path(__file__).parent
+TEMPLATES = Path(__file__).parent / "templates"
 _LONGEST = 1 << 18
 """Most bytes of one value on a page."""
 
@@ -41,11 +41,11 @@ def local_link(path: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(folder: Path) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: 0.1 s of imports that only a page needs
 
     environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
+        loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=clean,
@@ -60,27 +60,25 @@ def _environment() -> Environment:
 def compile_page() -> None:
     """Compile the templates of a run's page, which takes a tenth of a second."""
     for template in ("report.html", "parts.html", "page.html"):
-        _environment().get_template(template)
+        _environment(TEMPLATES).get_template(template)
 
 
-def asset(name: str) -> str:
-    """Return a style sheet of this package."""
-    return (_HERE / name).read_text(encoding="utf-8")
+def fragment(template: str, folder: Path = TEMPLATES, **values: Any) -> Markup:
+    """Render a template. Raises `jinja2.UndefinedError` for a missing value.
 
-
-def fragment(template: str, **values: Any) -> Markup:
-    """Render `templates/<template>`. Raises `jinja2.UndefinedError` for a missing value."""
-    return Markup(_environment().get_template(template).render(values))  # it comes escaped from the template
+    folder: where a feature has its templates; they may use those of this package.
+    """
+    return Markup(_environment(folder).get_template(template).render(values))  # it comes escaped from the template
 
 
 def document(*, title: str, body: Markup, style: str = "") -> str:
     """Return the page around `body`, the markup of a fragment.
 
-    style: added to `style.css`; its hash is all that the page's policy allows. Raises `ValueError` if it would end its element.
+    style: added to `templates/style.css`; its hash is all that the page's policy allows. Raises `ValueError` if it would end its element.
     """
     if not isinstance(body, Markup):
         raise TypeError("a page's body is markup that a template made")
-    css = asset("style.css") + style
+    css = (TEMPLATES / "style.css").read_text(encoding="utf-8") + style
     if any(sign in css for sign in ("</", "<!--", "\r")):
         raise ValueError("a style sheet must not contain what ends its element")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()

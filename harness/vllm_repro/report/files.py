@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, Unsupported, UsageError
@@ -13,7 +12,6 @@ from vllm_repro.journal.log_excerpts import PAGE_SIZES, LogExcerpts, read_excerp
 from vllm_repro.releases.overlay import digests_of, patched_files
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.report.html import MissingLog, html_page, log_names
-from vllm_repro.report.issue import Draft, draft, duplicates
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
@@ -23,12 +21,9 @@ from vllm_repro.report.source_changes import whole_diff
 from vllm_repro.scenario.catalogue import all_scenarios, find, to_stderr
 from vllm_repro.scenario.scenario import Scenario
 
-__all__ = ["DRAFT", "FORMATS", "ON_REQUEST", "make_draft", "render", "write_diffs", "write_file", "write_reports"]
+__all__ = ["FORMATS", "render", "write_diffs", "write_file", "write_reports"]
 
 FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml", "python": "repro.py"}
-DRAFT = "issue.md"
-ON_REQUEST = {"issue": DRAFT}
-"""Formats that a run does not write."""
 
 LOG_ROOM = 2 << 20
 """Bytes of all logs on a page."""
@@ -36,8 +31,6 @@ LOG_ROOM = 2 << 20
 
 def render(report: RunReport, form: str, scenario: Scenario | None = None) -> str:
     """Return the text of one format. scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats."""
-    if form == "issue":
-        return make_draft(report).body
     if form == "md":
         return markdown(report)
     if form == "html":
@@ -52,34 +45,7 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
         if text is None:
             raise UsageError(no_script(own))
         return report.redactor.text(text)
-    raise UsageError(f"no format {form!r}", hint=f"one of {', '.join({**FORMATS, **ON_REQUEST})}")
-
-
-def make_draft(report: RunReport) -> Draft:
-    """Return the draft for upstream, with the issues that the scenarios know today, and the diffs that lie in the folder."""
-    scenarios = all_scenarios(warn=to_stderr)
-    own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
-    paths = {arm.name: report.folder / f"{arm.name}.diff" for arm in report.arms if arm.patches}
-    diffs = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
-    if own is None:
-        return draft(report, duplicates(report, scenarios), diffs=diffs)
-    # The bug may have been reported, or fixed, since the run.
-    without = f"without: {own.status.good}" if own.status.good else "no release is declared fixed"
-    status = f"with the bug: {own.status.bad}; {without}"
-    today = replace(report, issue=own.issue, filed=own.filed, fixed_in=own.status.good, status=status)
-    # A scenario file starts with a paragraph on what happens and one on why.
-    text = report.redactor.text
-    return draft(
-        today,
-        duplicates(today, scenarios),
-        flags=text(own.reported().render()),
-        why=text("".join(own.about.split("\n\n")[1:2])),
-        small=text(own.lab.why) if own.lab else "",
-        gpus=bool(own.needs.gpus),
-        script=text(script_of_run(today, own, brief=True) or ""),
-        no_script=no_script(own),
-        diffs=diffs,
-    )
+    raise UsageError(f"no format {form!r}", hint=f"one of {', '.join(FORMATS)}")
 
 
 def write_diffs(report: RunReport) -> list[Path]:

@@ -9,9 +9,8 @@ from itertools import groupby, zip_longest
 from operator import itemgetter
 from typing import Any
 
-from vllm_repro.evidence import banner, simulated
 from vllm_repro.journal.log_excerpts import ALARM, LogExcerpts
-from vllm_repro.report.document import asset, document, fragment
+from vllm_repro.report.document import TEMPLATES, document, fragment
 from vllm_repro.report.format import seconds
 from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
@@ -37,6 +36,7 @@ from vllm_repro.report.wording import (
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome
+from vllm_repro_diagnosis.evidence import banner, simulated
 
 __all__ = ["MissingLog", "html_page", "log_names"]
 
@@ -102,7 +102,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
     title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"
-    return document(title=title, body=body, style=asset("report.css"))
+    return document(title=title, body=body, style=(TEMPLATES / "report.css").read_text(encoding="utf-8"))
 
 
 def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""`report.json` and `versions.json`: their records, which are the contract, and how they are made from the reports.
+"""`report.json`: its record, which is the contract, and how it is made from a report.
 
-`python -m vllm_repro.report.json_report` prints the JSON Schema of both. Times are in seconds, sizes in bytes. Later versions may add keys.
+`python -m vllm_repro.report.json_report` prints its JSON Schema. Times are in seconds, sizes in bytes. Later versions may add keys.
 """
 
 from __future__ import annotations
@@ -15,26 +15,19 @@ from msgspec import Struct
 
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.conversion import convert
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import GpuUse
 from vllm_repro.report.measurements import MeasureReport, PhaseCounters
 from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
 from vllm_repro.report.patches import ComparedPatch, compared_patches
-from vllm_repro.report.version_map import ReleaseRow, VersionMap, readings
-from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
-from vllm_repro.verdict.release_result import ReleaseResult
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.throughput import Arrivals, Figures, Spread, ThroughputChange
 from vllm_repro.verdict.verdict import ArmResult, Expected, Result, Standing, Verdict
 
-__all__ = ["RunJson", "VersionMapJson", "report_dict", "schemas", "version_map_dict"]
+__all__ = ["ArmJson", "RunJson", "counts", "plain", "record", "report_dict"]
 
 _Record = TypeVar("_Record", bound=Struct)
-
-
-# ── report.json ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class TriggerJson(Struct, frozen=True, kw_only=True):
@@ -214,8 +207,8 @@ class RunJson(Struct, frozen=True, kw_only=True):
 def report_dict(report: RunReport) -> dict[str, Any]:
     """Return the content of `report.json` as plain dicts and lists."""
     found = report.measured
-    return _plain(
-        _record(
+    return plain(
+        record(
             RunJson,
             report,
             verdict=report.verdict.verdict,
@@ -232,29 +225,31 @@ def report_dict(report: RunReport) -> dict[str, Any]:
     )
 
 
-def _record(kind: type[_Record], source: object, **values: object) -> _Record:
+def record(kind: type[_Record], source: object, **values: object) -> _Record:
     """Return a record with these values, and for its other fields the attributes of `source` that have their names."""
     named = {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
     return convert({**named, **values}, kind, from_attributes=True)
 
 
-def _plain(record: Struct) -> dict[str, Any]:
+def plain(record: Struct) -> dict[str, Any]:
+    """Return a record as plain dicts and lists."""
     # Not through msgspec's encoder: a journal may contain lone surrogates, which it refuses.
-    plain: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record)))
-    return plain
+    content: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record)))
+    return content
 
 
 def _arm(arm: ArmReport, found: MeasureReport | None) -> ArmJson:
     trials = [_trial(trial, arm.name, found) for trial in arm.trials]
-    return _record(ArmJson, arm, **_counts(arm.result), patched=bool(arm.patches or arm.server.patched), trials=trials)
+    return record(ArmJson, arm, **counts(arm.result), patched=bool(arm.patches or arm.server.patched), trials=trials)
 
 
-def _counts(result: ArmResult) -> dict[str, object]:
+def counts(result: ArmResult) -> dict[str, object]:
+    """Return the fields that say how often an arm crashed."""
     return {"result": result.result, "k": result.crashed, "n": result.conclusive, "bound": result.bound}
 
 
 def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJson:
-    return _record(
+    return record(
         TrialJson,
         trial,
         trial=trial.number,
@@ -267,7 +262,7 @@ def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJs
 
 def _counters(one: PhaseCounters) -> CountersJson:
     point = asdict(one.point) if one.point else {}
-    return _record(CountersJson, one.counted, phase=one.phase, again=one.again, gpus=one.gpus, **point)
+    return record(CountersJson, one.counted, phase=one.phase, again=one.again, gpus=one.gpus, **point)
 
 
 def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:
@@ -275,7 +270,7 @@ def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> Tria
     if not figures:
         return None
     points = tuple(map(_point, figures))
-    return _record(TrialThroughputJson, points[0], points=points)
+    return record(TrialThroughputJson, points[0], points=points)
 
 
 def _point(figures: Figures) -> PointJson:
@@ -292,7 +287,7 @@ def _point(figures: Figures) -> PointJson:
         "late_s",
     )
     spreads: dict[str, Spread | None] = {name: getattr(figures, name) for name in names}
-    return _record(
+    return record(
         PointJson,
         figures.point,
         rounds=figures.output_tok_s.n,
@@ -305,125 +300,12 @@ def _throughput(found: MeasureReport | None) -> ThroughputJson | None:
     if found is None or found.withheld or not found.speeds:
         return None
     ratios = tuple(
-        _record(RatioJson, speed.ratio, arm=speed.arm, **asdict(speed.figures.point))
+        record(RatioJson, speed.ratio, arm=speed.arm, **asdict(speed.figures.point))
         for speed in found.speeds
         if speed.ratio is not None
     )
     return ThroughputJson(baseline_arm=found.baseline, ratios=ratios)
 
 
-# ── versions.json ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class CrossedJson(Struct, frozen=True, kw_only=True):
-    """Result of the trigger, without its evidence."""
-
-    crossed: bool
-
-
-class SignatureJson(Struct, frozen=True, kw_only=True):
-    """How a death compares with the scenario's signature; None if no cause is known."""
-
-    signature: str | None
-
-
-class ReleaseTrialJson(Struct, frozen=True, kw_only=True):
-    """One trial of a version map. The run's `report.json` has all of it."""
-
-    outcome: Outcome
-    trigger: CrossedJson
-    death: SignatureJson | None
-    boot_s: float | None
-
-
-class ReleaseArmJson(Struct, frozen=True, kw_only=True):
-    """One arm in one release."""
-
-    name: str
-    expected: Expected
-    declared: Standing
-    fate: ReleaseResult
-    result: Result
-    k: int
-    n: int
-    bound: str
-    trials: tuple[ReleaseTrialJson, ...]
-
-
-class ReleaseJson(Struct, frozen=True, kw_only=True):
-    """One release.
-
-    version: as asked for. vllm_version: as the server reported. run: the name of the run's folder, beside the folder `versions`.
-    compiled: the release of its compiled parts, if they are not its own.
-    """
-
-    version: str
-    vllm_version: str | None
-    declared: Standing
-    arms: tuple[ReleaseArmJson, ...]
-    verdict: Verdict | None
-    expected: bool
-    undecided: bool
-    why: str
-    run: str | None
-    compiled: str | None = None
-
-
-class VersionMapJson(Struct, frozen=True, kw_only=True):
-    """`versions.json`, schema 1.
-
-    evidence: None if no server ever started. trials: boots per arm and release. versions: all that were asked for. pending: those without
-    a row. reading: one sentence per arm. expected: every release has a row, and every row is as declared.
-    """
-
-    schema: Literal[1] = 1
-    scenario: str
-    issue: str
-    title: str
-    status: Status
-    server: str
-    evidence: str | None
-    rehearsal: bool
-    arms: tuple[str, ...]
-    trials: int
-    versions: tuple[str, ...]
-    pending: tuple[str, ...]
-    reading: str
-    expected: bool
-    undecided: bool
-    rows: tuple[ReleaseJson, ...]
-    harness_version: str
-    started_at: str
-    duration_s: float
-    interrupted: str | None
-    reproduce: str
-
-
-def version_map_dict(version_map: VersionMap) -> dict[str, Any]:
-    """Return the content of `versions.json` as plain dicts and lists."""
-    return _plain(
-        _record(
-            VersionMapJson,
-            version_map,
-            rehearsal=version_map.evidence == Evidence.REHEARSAL,
-            reading=". ".join(readings(version_map)),
-            expected=version_map.expected is True,
-            undecided=version_map.expected is None,
-            rows=[_row(row) for row in version_map.rows],
-        )
-    )
-
-
-def _row(row: ReleaseRow) -> ReleaseJson:
-    arms = [_record(ReleaseArmJson, arm, expected=arm.result.expected, **_counts(arm.result)) for arm in row.arms]
-    expected = {"expected": row.expected is True, "undecided": row.expected is None}
-    return _record(ReleaseJson, row, vllm_version=row.reported, arms=arms, **expected)
-
-
-def schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON Schema of each file by its name."""
-    return {"report.json": msgspec.json.schema(RunJson), "versions.json": msgspec.json.schema(VersionMapJson)}
-
-
 if __name__ == "__main__":
-    print(json.dumps(schemas(), indent=2))
+    print(json.dumps(msgspec.json.schema(RunJson), indent=2))

@@ -12,13 +12,13 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 
-from vllm_repro.evidence import banner
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files
 from vllm_repro.report.text import printable, shorten
 from vllm_repro.report.wording import death_line, first_of_each, not_run_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, counted
+from vllm_repro_diagnosis.evidence import banner
 
 __all__ = ["element", "junit", "xml_text"]
 

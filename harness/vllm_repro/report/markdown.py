@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_repro.evidence import banner, simulated
 from vllm_repro.report.format import limited
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.patches import patches_section
@@ -21,6 +20,7 @@ from vllm_repro.report.wording import (
     plain_sentence,
 )
 from vllm_repro.verdict.outcome import Death
+from vllm_repro_diagnosis.evidence import banner, simulated
 
 __all__ = ["environment_lines", "environment_list", "markdown", "request_lines", "root_traceback", "senders"]
 

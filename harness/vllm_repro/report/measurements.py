@@ -12,7 +12,6 @@ from statistics import median
 
 from vllm_repro.client.metrics import Counted, total
 from vllm_repro.conversion import convert
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import GpuUse, worst_use
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, trial_id
@@ -31,6 +30,7 @@ from vllm_repro.verdict.throughput import (
     ratio,
     withheld,
 )
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "merged", "phase_counters"]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from vllm_repro.client.sdk import SdkView
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.measurements import MeasureReport, PhaseCounters
@@ -18,6 +17,7 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = [
     "ArmReport",

@@ -17,9 +17,7 @@ from typing import Any, assert_never
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.flags import group_by_flag
-from vllm_repro.diagnosis.diagnosis import Phase
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import Evidence, banner
 from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.releases.versions import DISTRIBUTION
 from vllm_repro.report.format import runs, template_for
@@ -28,6 +26,8 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, requests_of, resolve
 from vllm_repro.servers.launch import Launch, ServedModel, process_launch
 from vllm_repro.verdict.verdict import Expected
+from vllm_repro_diagnosis.diagnosis import Phase
+from vllm_repro_diagnosis.evidence import Evidence, banner
 
 __all__ = ["curl", "no_script", "script", "script_of_run"]
 

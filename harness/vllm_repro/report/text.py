@@ -10,7 +10,7 @@ import re
 from html import escape
 from typing import NamedTuple
 
-from vllm_repro.diagnosis.log_text import ANSI
+from vllm_repro_diagnosis.log_text import ANSI
 
 __all__ = [
     "LIMIT",

@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from vllm_repro.evidence import facts_of
 from vllm_repro.report.format import plural, seconds
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files, untried_note
 from vllm_repro.report.text import shorten
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Result, Verdict
+from vllm_repro_diagnosis.evidence import facts_of
 
 __all__ = [
     "INTERRUPTED",

@@ -9,17 +9,17 @@ from typing import Any, assert_never
 
 from vllm_repro.client.answer import Answer
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump, shared_steps
-from vllm_repro.diagnosis.diagnosis import Diagnosis, Phase, diagnose
-from vllm_repro.diagnosis.log_text import Line, read_lines
-from vllm_repro.diagnosis.signature import How, compare, failed_nodes
-from vllm_repro.evidence import Evidence
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
 from vllm_repro.verdict.output import ServedWeights, check_output, compare_alone
+from vllm_repro_diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump, shared_steps
+from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase, diagnose
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.log_text import Line, read_lines
+from vllm_repro_diagnosis.signature import How, compare, failed_nodes
 
 __all__ = ["Conclusion", "assess", "weights_of"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_repro.client.answer import Answer
-from vllm_repro.diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.log_text import read_lines
 
 __all__ = ["LOG_SIGNS", "Channel", "DeathSign", "log_sign", "sign_of_answer"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import Evidence, banner
 from vllm_repro.releases.sources import is_release, version_of
 from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.patch import read_diff
@@ -20,6 +19,7 @@ from vllm_repro.servers.multi_node import Nodes
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice, choose
 from vllm_repro.verdict.verdict import Expect, Expected
+from vllm_repro_diagnosis.evidence import Evidence, banner
 
 if TYPE_CHECKING:  # they import the reports
     from vllm_repro.report.model import RunReport

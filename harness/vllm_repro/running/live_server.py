@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError, InfraError, ReproError, Unsupported, UsageError
-from vllm_repro.evidence import Evidence, banner
 from vllm_repro.host.machine import gpus
 from vllm_repro.journal.journal import Journal
 from vllm_repro.journal.redact import Redactor, known_secrets
@@ -40,6 +39,7 @@ from vllm_repro.servers.site import open_site
 from vllm_repro.trigger.trigger import Condition, TriggerResult
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
+from vllm_repro_diagnosis.evidence import Evidence, banner
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -21,7 +21,6 @@ from vllm_repro.client.client import HTTPError
 from vllm_repro.client.load import LoadClient
 from vllm_repro.client.metrics import Reading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
-from vllm_repro.diagnosis.boot_facts import BootFacts
 from vllm_repro.running.alone import MOST_PROMPTS, Greedy, Repeat, alone, burst
 from vllm_repro.running.assess import weights_of
 from vllm_repro.running.death_signs import Channel
@@ -43,6 +42,7 @@ from vllm_repro.verdict.throughput import (
     round_of,
     unsteady,
 )
+from vllm_repro_diagnosis.boot_facts import BootFacts
 
 __all__ = ["Measurements", "SelfCheck"]
 

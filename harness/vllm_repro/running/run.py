@@ -20,7 +20,6 @@ import uvloop
 
 from vllm_repro import __version__
 from vllm_repro.errors import ReproError, UsageError
-from vllm_repro.evidence import simulated
 from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
@@ -37,6 +36,7 @@ from vllm_repro.servers.orphans import sweep
 from vllm_repro.servers.site import Site, open_site
 from vllm_repro.verdict.statistics import lower_bound
 from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_release
+from vllm_repro_diagnosis.evidence import simulated
 
 if TYPE_CHECKING:  # they import the reports
     from vllm_repro.report.model import RunReport

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_repro.client.client import Client, HTTPError, is_rehearsal, release_of
 from vllm_repro.client.sdk import FailedRequest, sdk_view
-from vllm_repro.diagnosis.boot_facts import evidence_in
-from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.gpu_lease import await_free_memory
 from vllm_repro.running.assess import Conclusion, assess
 from vllm_repro.running.measure import Measurements
@@ -26,6 +23,9 @@ from vllm_repro.running.watch import Watch
 from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.servers.base import Server
 from vllm_repro.verdict.outcome import Outlasted
+from vllm_repro_diagnosis.boot_facts import evidence_in
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.log_text import read_lines
 
 if TYPE_CHECKING:
     from vllm_repro.releases.provision import Release

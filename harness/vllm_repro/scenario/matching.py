@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vllm_repro.diagnosis.diagnosis import Diagnosis
-from vllm_repro.diagnosis.signature import How, compare, quotes
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Expected, Standing
+from vllm_repro_diagnosis.diagnosis import Diagnosis
+from vllm_repro_diagnosis.signature import How, compare, quotes
 
 __all__ = ["Match", "matches", "other_bugs", "twins"]
 

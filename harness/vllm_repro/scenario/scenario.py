@@ -12,7 +12,6 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.parse import parse
-from vllm_repro.diagnosis.signature import Signature
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.workload import Step
 from vllm_repro.tiny_model import Family, Kind, TinyModel
@@ -20,6 +19,7 @@ from vllm_repro.trigger.trigger import Condition
 from vllm_repro.verdict.output import Checks
 from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected, Standing, from_source
+from vllm_repro_diagnosis.signature import Signature
 
 __all__ = [
     "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "LabWeights", "Lengths", "Model", "Needs", "Scenario", "SourceLine",

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.diagnosis import Phase
-from vllm_repro.diagnosis.signature import Signature
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import (
     Arm,
@@ -61,6 +59,8 @@ from vllm_repro.trigger.turboquant_workspace import workspace_outgrown
 from vllm_repro.verdict.output import Checks
 from vllm_repro.verdict.throughput import Load
 from vllm_repro.verdict.verdict import Expected
+from vllm_repro_diagnosis.diagnosis import Phase
+from vllm_repro_diagnosis.signature import Signature
 
 __all__ = [
     "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "answered", "arm", "attention_backend", "block_listed_twice",
@@ -123,7 +123,7 @@ def signature(
     source: str | None = None,
     not_in_message: Sequence[str] = (),
 ) -> Signature:
-    """Return the crash signature of a bug: see `vllm_repro.diagnosis.signature.Signature`. `{name}` in the message captures a value."""
+    """Return the crash signature of a bug: see `vllm_repro_diagnosis.signature.Signature`. `{name}` in the message captures a value."""
     return Signature(
         exception=exception,
         message=message,

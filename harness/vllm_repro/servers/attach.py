@@ -19,10 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from vllm_repro.client.client import Client, HTTPError, is_rehearsal, release_of
-from vllm_repro.diagnosis.boot_facts import evidence_in
-from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import listeners
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
@@ -32,6 +29,9 @@ from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro_diagnosis.boot_facts import evidence_in
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.log_text import read_lines
 
 __all__ = ["AttachServer", "AttachSite", "evidence_of", "find_log", "find_process", "identify"]
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_repro.evidence import Evidence
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro_diagnosis.evidence import Evidence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vllm_repro.command.compose import compose_text, service
-from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.servers.launch import ServedModel, container_launch
 from vllm_repro.servers.options import default_image
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["compose_file"]
 

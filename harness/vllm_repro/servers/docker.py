@@ -32,7 +32,6 @@ from tenacity import (
 
 from vllm_repro.command.container import CAPABILITIES, LOOPBACK, SECURITY, ContainerSpec
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.lease import Lease
 from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
@@ -51,6 +50,7 @@ from vllm_repro.servers.docker_engine import (
 )
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.witness import witnessed
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["DockerServer", "create_arguments", "exit_of"]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -20,6 +19,7 @@ from vllm_repro.servers.multi_node import container_nodes, node_log, one_server
 from vllm_repro.servers.options import ServerOptions, default_image, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_container
 from vllm_repro.servers.site import Notify, Offer, Site
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["DockerSite"]
 

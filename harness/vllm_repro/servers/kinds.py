@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Scenario
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["KINDS", "KindFacts", "ServerKind", "kinds"]
 

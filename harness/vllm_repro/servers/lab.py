@@ -14,7 +14,6 @@ from typing import Any
 
 import vllm_repro_lab
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.evidence import Evidence, facts_of
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.disk import cache_root
@@ -31,6 +30,7 @@ from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions, refuse_unmade
 from vllm_repro.servers.process import ProcessServer, misfit, process_server, with_release
 from vllm_repro.servers.site import Notify, Offer, Site
+from vllm_repro_diagnosis.evidence import Evidence, facts_of
 from vllm_repro_lab.parts import MECHANISMS
 from vllm_repro_lab.record import Part
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import facts_of
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Scenario
 from vllm_repro.scenario.workload import Size, requests_of
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, FIRST_RUNNER, OFFLINE_ENV, ON_CPU, Launch, ServedModel
 from vllm_repro.servers.witness import PLUGIN as WITNESS
+from vllm_repro_diagnosis.evidence import facts_of
 from vllm_repro_lab.parts import MECHANISMS
 
 __all__ = ["graph_mode", "lab_launch", "no_lab"]

@@ -16,11 +16,11 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import CAPABILITIES, LOOPBACK, ContainerSpec, Mount
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import HarnessBug
-from vllm_repro.evidence import Evidence
 from vllm_repro.releases.families import model_config
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.tiny_model import TinyModel
+from vllm_repro_diagnosis.evidence import Evidence
 
 if TYPE_CHECKING:  # most servers are no release of the cache
     from vllm_repro.releases.provision import Release

@@ -22,10 +22,10 @@ import psutil
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.command.parse import parse
-from vllm_repro.evidence import Evidence
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.servers.base import Exit, RankFacts, Server, ServerFacts
 from vllm_repro.servers.launch import Launch, visible
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = [
     "Meeting",

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import InfraError
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.machine import cpu_flags, gpus
 from vllm_repro.host.ports import check_port, free_port, listeners
 from vllm_repro.host.processes import Session, start
@@ -29,6 +28,7 @@ from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_pac
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro.servers.witness import witnessed
 from vllm_repro.tiny_model import TinyModel
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["ProcessServer", "ProcessSite", "process_server"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from vllm_repro.errors import UsageError
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -18,6 +17,7 @@ from vllm_repro.servers.launch import NO_SOURCE_TO_CHANGE, Launch, rehearsal_lau
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.process import process_server
 from vllm_repro.servers.site import Notify, Offer, Site
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["RehearsalSite"]
 

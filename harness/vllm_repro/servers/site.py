@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
-from vllm_repro.evidence import Evidence
 from vllm_repro.host.gpu_lease import leased_gpus
 from vllm_repro.host.machine import gpus
 from vllm_repro.host.ports import free_port
@@ -25,6 +24,7 @@ from vllm_repro.servers.multi_node import Nodes
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, unfit
 from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["Notify", "Offer", "ServerChoice", "Site", "choose", "open_site", "site_class"]
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from vllm_repro.diagnosis.boot_facts import ScheduledChunk
 from vllm_repro.trigger.trigger import (
     Condition,
     SentRequest,
@@ -16,6 +15,7 @@ from vllm_repro.trigger.trigger import (
     chunks_of,
     continuations,
 )
+from vllm_repro_diagnosis.boot_facts import ScheduledChunk
 
 __all__ = [
     "answered",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk, SharedStep
 from vllm_repro.tiny_model import Kind
+from vllm_repro_diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk, SharedStep
 
 __all__ = [
     "Amounts",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from vllm_repro.diagnosis.signature import How
 from vllm_repro.trigger.trigger import TriggerResult
+from vllm_repro_diagnosis.signature import How
 
 __all__ = ["NEVER_IDLE", "Death", "Outcome", "Outlasted", "Tone", "TrialFacts", "classify", "is_unexplained"]
 

@@ -25,7 +25,7 @@ from itertools import accumulate, chain
 from math import ceil
 from statistics import fmean, median, quantiles, stdev
 
-from vllm_repro.evidence import facts_of
+from vllm_repro_diagnosis.evidence import facts_of
 
 __all__ = [
     "Arrivals",

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from vllm_repro.diagnosis.boot_facts import observed
-from vllm_repro.diagnosis.log_text import read_lines
 from vllm_repro.errors import InfraError
 from vllm_repro.servers.base import Patched
+from vllm_repro_diagnosis.boot_facts import observed
+from vllm_repro_diagnosis.log_text import read_lines
 
 __all__ = ["PLUGIN", "witness_env", "witnessed"]
 

@@ -1,1 +1,0 @@
-"""The history of runs: rows made from reports, the store that keeps them, and what all nights together show."""

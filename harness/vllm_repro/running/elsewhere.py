@@ -1,0 +1,44 @@
+"""Many jobs at once on other machines, such as a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from vllm_repro.running.job import Elsewhere
+
+__all__ = ["results"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_ASKED_EVERY_S = 1.0
+
+
+def results(work: Callable[[T], R], items: Sequence[T], elsewhere: Elsewhere | None) -> Iterator[tuple[T, R]]:
+    """Yield each item with the result of `work`: here one after the other, elsewhere all at once and the first to finish first."""
+    if elsewhere is None or len(items) < 2:
+        yield from ((item, work(item)) for item in items)
+        return
+    with ThreadPoolExecutor(len(items)) as threads:
+        begun = {threads.submit(work, item): item for item in items}
+        pending, never_begun = set(begun), None
+        try:
+            while pending:
+                try:
+                    # A signal that another thread gets wakes no endless wait.
+                    done, pending = wait(pending, _ASKED_EVERY_S, return_when=FIRST_COMPLETED)
+                except KeyboardInterrupt as name:
+                    elsewhere.interrupt(f"{name}" or "SIGINT")
+                    continue
+                for one in done:
+                    if isinstance(one.exception(), KeyboardInterrupt):
+                        never_begun = one.exception()
+                    else:
+                        yield begun[one], one.result()
+            if never_begun is not None:
+                raise never_begun
+        finally:
+            if pending:  # one of them raised
+                elsewhere.interrupt("SIGTERM")

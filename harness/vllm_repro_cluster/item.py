@@ -1,0 +1,184 @@
+"""One run on a node of a cluster, or one node of its server: `run_item`, the task, which starts `item_process` in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vllm_repro import __version__
+from vllm_repro.running.job import Job
+from vllm_repro.scenario.scenario import Arm
+from vllm_repro.servers.multi_node import Meeting
+
+__all__ = [
+    "ERROR",
+    "EXIT",
+    "NODE",
+    "OUTPUT",
+    "POLL_S",
+    "RANK_LOG",
+    "SITE",
+    "STARTED",
+    "Item",
+    "Rank",
+    "remove_left",
+    "run_item",
+    "start_item",
+]
+
+RUNS, SITE, OUTPUT, ERROR = "runs", "site.json", "output", "error.json"
+"""In the folder of an item: the folder of all runs, the facts of the site, the output of its process, and why there is no run."""
+
+STARTED, RANK_LOG, EXIT = "started.json", "latest/logs/rank.log", "latest/exit.json"
+"""Of a `Rank`: the facts of its server; its log; how it ended. The last two are below the folder of the runs."""
+
+NODE = "node"
+"""Name of the chunk with the address of the node."""
+
+Chunk = tuple[str, int, bytes]
+"""A piece of a file: its name, its place, and the bytes, after which the file ends for now."""
+
+POLL_S = 0.2
+
+_PREFIX, _LOCK = "vllm-repro-item-", "lock"
+_CHUNK = 1 << 20
+_AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""With them the process of a run connects to the cluster. It removes them before it starts a server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """A further node of a server. arm: None if what its servers need has only to be fetched."""
+
+    rank: int
+    arm: Arm | None = None
+    meeting: Meeting | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A run to do. resume: name of the folder of an interrupted run, or empty. diffs: content of the files of `--patch`.
+
+    folder: the working folder of the command. demand: what a node must have free, as the arguments of `ray.remote`. nodes: how many each
+    server needs, one of the placement group `group` for each. cluster: address of its head. address: of the node; set by `run_item`.
+    rank: the part of the run to do; None for the whole.
+    """
+
+    job: Job
+    resume: str
+    diffs: tuple[bytes, ...]
+    folder: str
+    demand: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int = 1
+    group: Any = None
+    cluster: str = ""
+    address: str = ""
+    rank: Rank | None = None
+    version: str = __version__
+
+
+def start_item(ray: Any, item: Item, node: int, files: Mapping[str, bytes]) -> Any:
+    """Start `run_item` on the cluster and return the stream of its chunks. node: index in the item's placement group."""
+    placed = {}
+    if item.group is not None:
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        placed["scheduling_strategy"] = strategy(item.group, placement_group_bundle_index=node)
+    return ray.remote(num_returns="streaming", max_retries=0, **item.demand, **placed)(run_item).remote(item, files)
+
+
+def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+    """Run an item in a process, and yield what it writes while it writes it. files: of the folder of the scenario's runs."""
+    import ray  # this is a process of Ray's
+
+    address = ray.util.get_node_ip_address()
+    yield NODE, 0, address.encode()
+    remove_left()
+    root = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = (root / _LOCK).open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    runs = root / RUNS / item.job.scenario.id
+    child = None
+    try:
+        for name, data in files.items():
+            (runs / name).parent.mkdir(parents=True, exist_ok=True)
+            (runs / name).write_bytes(data)
+        with (root / OUTPUT).open("wb") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "vllm_repro_cluster.item_process", str(root)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(_AUTH if item.nodes > 1 and item.rank is None else ()),
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            )
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its output shows why
+            child.stdin.write(ray.cloudpickle.dumps(replace(item, address=address)))
+            child.stdin.flush()
+        sent = {name: len(data) for name, data in files.items()}
+        ended = False
+        while not ended:
+            ended = child.poll() is not None
+            yield from _news(root, runs, runs / (item.resume or "latest"), sent, ended=ended)
+            time.sleep(0 if ended else POLL_S)
+    finally:
+        if child is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.communicate()  # closes the leash
+        shutil.rmtree(root, ignore_errors=True)
+        lock.close()
+
+
+def remove_left() -> None:
+    """Remove the folders of items of which no process is left: Ray kills the processes of a worker that it ends."""
+    for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (root / _LOCK).open("rb") as lock:  # held, or of another user
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
+    """Return the environment that Ray was started with on this node, the GPUs of the task, and the variables of Ray to keep.
+
+    Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower than without Ray.
+    """
+    with contextlib.suppress(psutil.Error):
+        found = psutil.Process(os.getppid()).environ()
+        mine = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", *kept) if name in os.environ}
+        return {name: value for name, value in found.items() if not name.startswith("RAY_")} | mine
+    return dict(os.environ)
+
+
+def _news(root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool) -> Iterator[Chunk]:
+    """Yield what was not sent yet: of files that only grow at any time, and all others at the end."""
+    for name in (SITE, STARTED, OUTPUT, ERROR):
+        yield from _chunks(root / name, name, sent)
+    run = run.resolve()
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        name = path.relative_to(runs.resolve()).as_posix()
+        if path.suffix == ".jsonl" or path.parent.name == "logs":
+            yield from _chunks(path, name, sent)
+        elif ended:
+            yield from _chunks(path, name, {})
+
+
+def _chunks(path: Path, name: str, sent: dict[str, int]) -> Iterator[Chunk]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        at = file.seek(sent.get(name, 0))
+        while (data := file.read(_CHUNK)) or name not in sent:  # also an empty file
+            yield name, at, data
+            at += len(data)
+            sent[name] = at

@@ -1,0 +1,121 @@
+"""Local copy of the folder of a run on another node, written as the chunks of `item` come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vllm_repro import errors
+from vllm_repro.errors import ReproError
+from vllm_repro.journal.journal import Journal, read
+from vllm_repro.report.build import build
+from vllm_repro.report.files import FORMATS, write_reports
+from vllm_repro.running.assess import Conclusion
+from vllm_repro.running.folders import run_folder
+from vllm_repro.running.job import Chosen, Job
+from vllm_repro.running.run import signals_later
+from vllm_repro.running.terminal import Progress
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.trigger.trigger import TriggerResult
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro_cluster.item import ERROR, NODE, OUTPUT, SITE
+from vllm_repro_diagnosis.boot_facts import boot_facts
+from vllm_repro_diagnosis.evidence import Evidence
+
+__all__ = ["RunCopy", "write_reports_of"]
+
+
+def write_reports_of(folder: Path, job: Job) -> None:
+    with signals_later():
+        write_reports(build(folder), job.scenario)
+
+
+class RunCopy:
+    """The copy of a run's folder on this machine. folder: None until it is known. reported: its reports have come from this node."""
+
+    def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:
+        self.folder, self.progress = folder, progress
+        self._job, self._chosen = job, chosen
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepare for the chunks of another node."""
+        self.node, self._line, self.reported = "", b"", False
+        self._error: ReproError | None = None
+
+    def take(self, name: str, at: int, data: bytes) -> None:
+        """Take a chunk."""
+        if name == NODE:
+            self.node = data.decode()
+        elif name == OUTPUT:
+            *lines, self._line = (self._line + data).split(b"\n")
+            what = " ".join(filter(None, (self._job.scenario.id, self._job.options.vllm)))
+            for line in lines:
+                self.progress.line(f"{self.node}: {what}: {line.decode('utf-8', 'replace').strip()}")
+        elif name == SITE:
+            self._chosen(_Site(**json.loads(data)), self._job.choice.why)
+        elif name == ERROR:
+            said = json.loads(data)
+            self._error = getattr(errors, said["type"])(said["message"], hint=said["hint"])
+        else:
+            run, _, path = name.partition("/")
+            if self.folder is None:
+                self.folder = run_folder(self._job.out, self._job.scenario.id, run)
+            self.reported |= path == FORMATS["json"]
+            target = self.folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("r+b" if target.exists() else "wb") as file:
+                file.seek(at)
+                file.write(data)
+                file.truncate()
+
+    @property
+    def finished(self) -> bool:
+        end = read(self.folder / "journal.jsonl").end if self.folder else None
+        return end is not None and not end["interrupted"]
+
+    def ended(self) -> str:
+        """Return how the process of the run was lost; empty if it finished. Raises the error that it left."""
+        if self._error is not None:
+            raise self._error
+        return "" if self.finished else f"the process of the run on the node {self.node} ended early"
+
+    def record_loss(self, why: str) -> None:
+        """Write the end of the boot that was lost with its node."""
+        for journal, boot in self._open_boot():
+            conclusion = Conclusion(
+                outcome=Outcome.INFRA,
+                phase=None,
+                trigger=TriggerResult(crossed=False, evidence=()),
+                death=None,
+                boot_s=None,
+                version=None,
+                sent=0,
+                ok=0,
+                why=why,
+                captured={},
+                boot=asdict(boot_facts([])),
+                launched=True,
+            )
+            log = f"logs/{boot['arm']}-{boot['trial']}.log"
+            journal.write("trial-ended", **boot, duration_s=0.0, log=log, rank_logs=[], **conclusion.as_fields())
+
+    def _open_boot(self) -> Iterator[tuple[Journal, Mapping[str, Any]]]:
+        path = self.folder / "journal.jsonl" if self.folder else None
+        if path is None or not path.exists():
+            return
+        ended = {(entry["arm"], entry["trial"]) for entry in read(path).of("trial-ended")}
+        for entry in read(path).of("trial-started"):
+            if (entry["arm"], entry["trial"]) not in ended:
+                with Journal(path) as journal:
+                    yield journal, {"arm": entry["arm"], "trial": entry["trial"]}
+
+
+class _Site:
+    """The facts of a site on a node."""
+
+    def __init__(self, kind: str, evidence: str, version: str | None, why: str) -> None:
+        self.kind, self.evidence, self.version = ServerKind(kind), Evidence(evidence), version

@@ -1,0 +1,211 @@
+"""Diagnosis of an engine from a server log or a pasted traceback. Pure.
+
+The last lines of a log mislead. `EngineDeadError` only reports a death, and an ordered shutdown can print it too. A killed
+process prints nothing. A refused request can print a whole traceback. An exception in the cleanup stands closer to the end
+than the one that mattered. If a log does not decide it, `died` is None and `why` names what is missing.
+
+The rules are in `vllm_repro_diagnosis.judgement`, the search for the root in `vllm_repro_diagnosis.root_cause`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from io import BufferedReader
+
+from vllm_repro_diagnosis.access_runs import AccessRuns, kind_of
+from vllm_repro_diagnosis.boot_facts import EVIDENCE_WORDS, evidence_in
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
+from vllm_repro_diagnosis.life_signs import ServerLife
+from vllm_repro_diagnosis.log_text import Line, read_lines
+
+__all__ = ["Diagnosis", "Phase", "diagnose"]
+
+
+def diagnose(source: str | bytes | BufferedReader | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
+    """Diagnose a server log, a part of one, or a pasted traceback. A file is read ten times as fast as its text.
+
+    we_terminated: the caller stopped this server itself; None if unknown. A log may hold several lives of a server, as of a container
+    that restarts. The first life that died counts, else the first that ended silently, else the last. Once the next life of a server
+    begins that died, only what a later line shows as evidence counts.
+    """
+    streams: dict[str, _Server] = {}
+    order, seen = _Order(), set[Evidence]()
+    runs, latest = AccessRuns(), dict[str, Line]()
+    for line in read_lines(source, runs) if isinstance(source, str | bytes | BufferedReader) else source:
+        if runs.only is not None:
+            seen.add(evidence_in([line]))
+            continue
+        server = streams.get(line.stream) or streams.setdefault(line.stream, _Server())
+        if runs.dropped:  # before the end of a run, which is a line of the same server
+            server.life.skip(runs.dropped)
+            for kind, time in runs.stamps:
+                order.see(latest[kind], time)
+            runs.dropped, runs.stamps = 0, []
+        if server.life.ended_by(line):
+            server.end_life()
+            latest.clear()
+            if server.died and len(streams) == 1 and not order.broken:
+                runs.only = _weaker(_evidence(server.died, server.seen))
+        server.life.feed(line)
+        order.feed(line)
+        if not line.stream and (own := kind_of(line.raw)):
+            latest[own] = line
+            runs.skip([kind for kind, one in latest.items() if server.life.is_settled(one)])
+        else:
+            runs.skip(())
+    servers = list(streams.values()) or [_Server()]
+    diagnoses = [(server, server.diagnosis(we_terminated)) for server in servers]
+    # Other containers in the same log are no servers.
+    found = [diagnosis for server, diagnosis in diagnoses if server.of_vllm or _in_vllm(diagnosis)]
+    diagnosis = min(found or [diagnosis for _, diagnosis in diagnoses], key=_rank)
+    diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen.union(*(server.seen for server in servers))))
+    return _without_order(diagnosis, any(server.stopped for server in servers)) if order.broken else diagnosis
+
+
+_MOST_SILENT = 64
+"""Most lives kept of which it is not known yet whether they ended silently or go on beside the next one."""
+
+
+@dataclass(slots=True)
+class _Silent:
+    """A life without a known end: its number, and whether it can still turn out to go on."""
+
+    number: int
+    diagnosis: Diagnosis
+    api_pid: int | None
+    open: bool = True
+
+
+class _Server:
+    """One server's lives. Each is judged when the next one begins, so that a log of many needs no more memory.
+
+    life: the present one. died: diagnosis of the first life that died. seen, stopped, of_vllm: of all lives.
+    """
+
+    def __init__(self) -> None:
+        self.life = ServerLife()
+        self.died: Diagnosis | None = None
+        self.seen: set[Evidence] = set()
+        self.stopped = self.of_vllm = False
+        self._lives = 1
+        self._silent: list[_Silent] = []
+
+    def end_life(self) -> None:
+        """Judge the present life, and begin the next."""
+        life = self.life
+        self.life = ServerLife(life)
+        diagnosis = self._judged(life, None)
+        known = len(self._silent) >= _MOST_SILENT or any(not silent.open for silent in self._silent)
+        if diagnosis.open_end and not known:
+            self._silent.append(_Silent(self._lives, diagnosis, life.api_pid))
+        self._lives += 1
+
+    def diagnosis(self, we_terminated: bool | None) -> Diagnosis:
+        """Return the diagnosis of the life that counts."""
+        last = self._judged(self.life, we_terminated)
+        if self.died is not None:
+            return self.died
+        if not self._silent:
+            return last
+        first = self._silent[0]
+        why = (
+            f"This log holds {self._lives} lives of a server, and number {first.number} ended without a reason: it was "
+            "killed, or its last lines are not here."
+        )
+        return replace(first.diagnosis, died=None, why=why)
+
+    def _judged(self, life: ServerLife, we_terminated: bool | None) -> Diagnosis:
+        diagnosis = judge_life(life, we_terminated)
+        if self.died is None and diagnosis.died:
+            self.died = diagnosis
+        self.seen.add(life.boot.evidence)
+        self.stopped |= not life.stopping.isdisjoint(life.first)
+        self.of_vllm |= life.of_vllm
+        # In a container each life has the same pid. Else a pid that still logs shares the log with another server.
+        for silent in self._silent:
+            if silent.number == self._lives - 1:
+                silent.open = silent.api_pid not in (None, life.api_pid)
+        self._silent = [silent for silent in self._silent if not (silent.open and silent.api_pid in life.pids)]
+        return diagnosis
+
+
+def _evidence(diagnosis: Diagnosis, seen: set[Evidence]) -> Evidence:
+    """Return the weakest evidence that a life shows: a simulation announces itself before its boot, in the life before."""
+    if any(frame.file.startswith("vllm_repro_lab/") for frame in diagnosis.frames):
+        seen = seen | {Evidence.LAB}
+    return next(one for one in _WEAKEST_FIRST if one in seen)
+
+
+_WEAKEST_FIRST = (
+    *(Evidence.REHEARSAL, Evidence.SCHEDULER, Evidence.LAB),
+    *(Evidence.CPU, Evidence.GPU, Evidence.UNKNOWN),
+)
+
+
+def _weaker(evidence: Evidence) -> tuple[bytes, ...]:
+    """Return the words in lines that show weaker evidence than this."""
+    weaker = _WEAKEST_FIRST[: _WEAKEST_FIRST.index(evidence)]
+    return tuple(word.encode() for word, shown in EVIDENCE_WORDS.items() if shown in weaker)
+
+
+def _in_vllm(diagnosis: Diagnosis) -> bool:
+    return any("vllm" in frame.file for frame in diagnosis.frames)
+
+
+def _rank(diagnosis: Diagnosis) -> int:
+    """Return the order in which the diagnoses of several servers count: a death with its own cause first."""
+    if diagnosis.died:
+        return 0 if diagnosis.root is not None and not diagnosis.root.of_consequence else 1
+    return 2 if diagnosis.died is None else 3
+
+
+class _Order:
+    """Order of the times in each process's lines, which a search in a log store may reverse or mix.
+
+    In a reversed log, tracebacks end with their headers, also if all times are the same.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int | str], str] = {}
+        self._later = self._earlier = self._headers = self._reversed = 0
+        self._after_frame: set[tuple[str, int | str]] = set()
+
+    def feed(self, line: Line) -> None:
+        key = (line.stream, line.speaker)
+        if line.time:
+            self.see(line, line.time)
+        if "Traceback (most recent call last)" in line.text:
+            self._headers += 1
+            self._reversed += key in self._after_frame
+        self._after_frame.discard(key)
+        if line.text.lstrip().startswith('File "'):
+            self._after_frame.add(key)
+
+    def see(self, line: Line, time: str) -> None:
+        """Take a time that the process of `line` printed."""
+        key = (line.stream, line.speaker)
+        before = self._last.get(key, time)
+        self._later += time > before
+        self._earlier += time < before
+        self._last[key] = time
+
+    @property
+    def broken(self) -> bool:
+        return (self._earlier >= _FALLS and self._earlier * 2 > self._later) or self._reversed * 2 > self._headers
+
+
+_FALLS = 3
+"""Steps back in time that show a wrong order; fewer are pieces that were put together."""
+
+
+def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
+    """Return what a log in a wrong order still shows: no cause, because causes come first.
+
+    stopped: a server logs a shutdown, and what it prints after it looks like a death.
+    """
+    wrong = "the lines are not in the order of time, so no cause is named: sort them from the oldest to the newest"
+    died = True if diagnosis.died and not stopped else None
+    why = f"A process reports the death of the engine; {wrong}." if died else f"{wrong[0].upper()}{wrong[1:]}."
+    return replace(diagnosis, died=died, why=why, phase=None, root=None)

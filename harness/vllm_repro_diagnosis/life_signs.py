@@ -1,0 +1,388 @@
+"""Signs of life and death of an engine in its log, each with its line.
+
+Signs are only collected here; `vllm_repro_diagnosis.judgement` decides what they mean together. A sign stands at the
+beginning of a message: a prompt that quotes `EngineDeadError` is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vllm_repro_diagnosis.boot_facts import BootReader
+from vllm_repro_diagnosis.engine_code import LOOPS
+from vllm_repro_diagnosis.log_text import Line
+from vllm_repro_diagnosis.tracebacks import Finder, Unfinished
+
+__all__ = ["HANDLER_FAILED", "ServerLife", "Sign", "SignKind"]
+
+
+class SignKind(StrEnum):
+    """The meaning of a sign."""
+
+    FATAL = "fatal"  # logged by EngineCore as it dies
+    BOOT_FAILED = "boot-failed"
+    WORKER_DIED = "worker-died"  # a worker process is gone without an exception
+    ENGINE_GONE = "engine-gone"  # the API server missed EngineCore before anybody asked it to stop
+    ENGINE_DEAD = "engine-dead"  # EngineDeadError, or its text in an answer
+    NATIVE_CRASH = "native-crash"
+    HEALTH_503 = "health-503"
+    SERVER_ERROR = "server-error"  # a request was answered with 5xx
+    DUMP = "scheduler-dump"
+    PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
+    STOP_ASKED = "stop-asked"  # the API server logs a request to stop
+    ENGINE_STOP_ASKED = "engine-stop-asked"  # EngineCore logs a request to stop
+    WORKER_STOPPED = "worker-stopped"  # a worker logs that a signal ended it
+    SHUTDOWN = "shutdown"  # logged by uvicorn after a request to stop and after a death
+    DRAINING = "draining"  # it stops, and waits for open requests
+    CLOSED = "closed"
+    OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
+    OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
+    BY_SIGNAL = "by-signal"  # the shell, compose or systemd reports that a signal ended the server
+    EXITED = "exited"  # they report that it ended, and not by such a signal
+    READY = "ready"
+
+
+_DEATHS = frozenset(
+    {
+        *(SignKind.FATAL, SignKind.BOOT_FAILED, SignKind.WORKER_DIED),
+        *(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD, SignKind.NATIVE_CRASH),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """The first line of its kind: its number and text."""
+
+    line: int
+    text: str
+
+
+HANDLER_FAILED = "AsyncLLM output_handler failed."
+_STARTS: tuple[tuple[str, SignKind], ...] = (
+    ("EngineCore failed to start.", SignKind.BOOT_FAILED),
+    ("WorkerProc failed to start.", SignKind.BOOT_FAILED),
+    ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
+    ("RuntimeError: Engine process failed to start", SignKind.BOOT_FAILED),
+    ("[shutdown] MPClient: engine core exited unexpectedly", SignKind.ENGINE_GONE),
+    ("RuntimeError('Engine process (pid", SignKind.ENGINE_GONE),  # this and the next three to 0.10
+    ("RuntimeError('Engine loop has died", SignKind.ENGINE_GONE),
+    ("MQLLMEngine is already dead", SignKind.ENGINE_DEAD),
+    ("AsyncLLMEngine is already dead", SignKind.ENGINE_DEAD),
+    ("AsyncLLMEngine has failed", SignKind.ENGINE_DEAD),
+    (HANDLER_FAILED, SignKind.ENGINE_DEAD),
+    ("!!!!!!! Segfault encountered", SignKind.NATIVE_CRASH),
+    ("*** SIG", SignKind.NATIVE_CRASH),
+    ("Fatal Python error: ", SignKind.NATIVE_CRASH),
+    ("terminate called after throwing an instance of ", SignKind.NATIVE_CRASH),
+    ("Dumping scheduler output for model execution: ", SignKind.DUMP),
+    ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
+    ("[shutdown] API server: ", SignKind.STOP_ASKED),
+    ("[shutdown] EngineCore: ", SignKind.ENGINE_STOP_ASKED),  # a dying EngineCore logs none of these
+    ("Shutdown initiated (timeout=", SignKind.ENGINE_STOP_ASKED),
+    ("WorkerProc was terminated", SignKind.WORKER_STOPPED),
+    ("[shutdown] WorkerProc: terminated by shutdown signal", SignKind.WORKER_STOPPED),
+    ("Shutting down FastAPI HTTP server", SignKind.SHUTDOWN),
+    ("Waiting for connections to close.", SignKind.DRAINING),
+    ("Application shutdown complete.", SignKind.CLOSED),
+    ("Application startup complete.", SignKind.READY),
+)
+_ENGINE = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
+_FATAL = (
+    "EngineCore encountered a fatal error.",
+    "EngineCore hit an exception: ",  # this and the next two to 0.8
+    "MulitprocExecutor got fatal signal from worker processes",
+    "Got fatal signal from worker processes",
+    "Engine background task failed",  # this and the next one to 0.10
+    "Engine iteration timed out.",
+)
+_WORDINGS: tuple[tuple[str, SignKind], ...] = (
+    *((re.escape(start), kind) for start, kind in _STARTS),
+    (r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly", SignKind.WORKER_DIED),
+    (
+        r"Worker \S+ pid \d+ died, exit code: (?!-15\b)",
+        SignKind.WORKER_DIED,
+    ),  # to 0.10, which ends the other workers with -15
+    (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
+    # with its own text; else it is prose
+    (
+        r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
+        SignKind.ENGINE_DEAD,
+    ),
+)
+_SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
+_ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
+"""The same without groups, which is three times as fast."""
+_ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
+_OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
+_FRAME = re.compile(r'File "[^"\n]+", line \d+')
+_BY_SIGNAL = re.compile(
+    r"(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)(?: \(core dumped\)|\b {4,}.*)?"
+    r"|\S*vllm\S*: Main process exited, code=(?:killed|dumped), status=(?!2/|15/)\S+"
+    r"|(?:exited|command terminated) with (?:exit )?code 13[245679]\b.*"
+)
+"""The line of a shell, systemd, compose or kubectl. A script's own also has the number of the line, the pid and the command."""
+_EXITED = re.compile(r"\S+: Main process exited, code=.*|(?:exited|command terminated) with (?:exit )?code \d+\b.*")
+_CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
+_REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
+_STATS = re.compile(
+    r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
+    r"Running: (\d+) reqs, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (\d+) reqs"
+)
+# In a pasted text without a log, the reporter's prose may name a death. Only vLLM's own sentences count, beside a traceback.
+_QUOTED = re.compile(
+    r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start|Engine core initialization failed"
+)
+
+# The output of `collect_env`, which users paste before the log. A traceback in it is not the server's.
+_ENVIRONMENT = ("Collecting environment information...", "System Info")
+_ENVIRONMENT_ENDS = ("```", "</details>")
+
+_PROSE = 20_000
+"""Characters kept of a text that no server logged."""
+_SURVIVED = 3
+"""Answers after an unfinished traceback that prove the engine survived it; fewer may have been in flight."""
+_DOUBTFUL = 10_000
+"""Most lines kept that the engine's answers may refute."""
+_TEXT = 300
+
+
+class ServerLife:
+    """One life of a server, read line by line: its signs, exceptions and boot facts.
+
+    first: the first sign of each kind. prose: the lines without a server's prefix.
+    quoted: they hold a sentence with which vLLM reports a death.
+    booted: the log has a server's first lines. served: the server answered or counted requests, so it had booted.
+    usage: argparse's error, if the command line was refused. connector: class of the KV connector; empty if there is none.
+    of_vllm: a line has vLLM's own prefix. headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
+    first_engine_line: line number. engine_error: EngineCore or a worker logged an error.
+    busy: by engine, its last count has requests. stalls: its last counts in a row that have requests and no new token.
+    waits: a process reports that another one does not answer it, since the last token.
+    """
+
+    stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED})
+
+    def __init__(self, earlier: ServerLife | None = None) -> None:
+        """earlier: the life before this one in the same log, whose processes may still log."""
+        self._known: set[int] = set() if earlier is None else earlier._known
+        self._doubtful: deque[Line] = deque(maxlen=_DOUBTFUL)
+        self.finder = Finder()
+        self.boot = BootReader()
+        self.first: dict[SignKind, Sign] = {}
+        self.quoted = self.booted = self.served = self.headless = self.engine_error = self.of_vllm = False
+        self.usage: str | None = None
+        self.connector: str | None = None
+        self.pids: dict[int, str] = {}
+        self.api_pid: int | None = None
+        self.first_engine_line: int | None = None
+        self.busy: dict[str, bool] = {}
+        self.stalls: dict[str, int] = {}
+        self.waits = 0
+        self.prose: list[str] = []
+        self._in_environment = False
+        self._lines = self._logged = self._prose_length = 0
+        self._begun: dict[str, str] = {}
+        self._answers: deque[int] = deque(maxlen=_SURVIVED)
+
+    def __contains__(self, kind: SignKind) -> bool:
+        return kind in self.first
+
+    def line_of(self, kind: SignKind) -> int | None:
+        sign = self.first.get(kind)
+        return None if sign is None else sign.line
+
+    @property
+    def is_log(self) -> bool:
+        """Return True if most lines have a server's prefix: a log, not prose."""
+        return self._logged * 2 >= self._lines and self._logged > 0
+
+    @property
+    def ready(self) -> bool:
+        return self.served or SignKind.READY in self.first
+
+    def ended_by(self, line: Line) -> bool:
+        """Return True if another server's log begins with this line.
+
+        The one before was ready or had ended, or began with the same words, which a server logs once. A line that a
+        collector wrote twice is no beginning.
+        """
+        if (first_words := begins(line)) is None:
+            return False
+        # Ranks started by a launcher each log their arguments, without a pid.
+        again = self._begun.get(first_words, line.raw) != line.raw and line.pid is not None
+        return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
+
+    @property
+    def survived_until(self) -> int:
+        """Return the line up to which the engine survived whatever it logged, because it answered after it."""
+        return self._answers[0] if len(self._answers) == _SURVIVED else 0
+
+    @property
+    def cut_inside(self) -> Unfinished | None:
+        """Return the engine's traceback in which this log ends, unless requests were answered after it."""
+        for one in self.finder.unfinished():
+            engine = one.process.startswith(_ENGINE) or (not one.process and not LOOPS.isdisjoint(one.functions))
+            if engine and one.last_line > self.survived_until:
+                return one
+        return None
+
+    def feed(self, line: Line) -> None:
+        """Take one line. One of an unknown process counts only if the engine does not answer after it: a prompt may quote a log."""
+        if self._is_doubtful(line):
+            self._doubtful.append(line)
+        else:
+            self._take(line)
+
+    def is_settled(self, line: Line) -> bool:
+        """Return True if a further line of this kind changes nothing that the last one does not change, too."""
+        return not self._is_doubtful(line) and self.finder.is_idle(line)
+
+    def skip(self, count: int) -> None:
+        """Count lines of a server that were not read."""
+        self._lines += count
+        self._logged += count
+
+    def finish(self) -> None:
+        """Take the lines that nothing refuted. A life after this one learns no process from them."""
+        self._known = set()
+        while self._doubtful:
+            self._take(self._doubtful.popleft())
+
+    def _is_doubtful(self, line: Line) -> bool:
+        """Return True if a server whose boot is in this log prints the line of a process that never logged, or none's."""
+        if not self.ready or not self.booted or self.first_engine_line is None:
+            return False
+        if not line.process:
+            return bool(line.source) or not line.level
+        named = line.process.startswith((*_ENGINE, "APIServer"))
+        return named and line.pid is not None and line.pid not in self._known
+
+    def _take(self, line: Line) -> None:
+        text = line.text
+        quoting = line.level in ("DEBUG", "INFO") and bool(line.source)  # vLLM logs tracebacks and deaths as errors
+        if quoting and ("Traceback (most recent call last)" in text or _FRAME.search(text)):
+            return
+        self.finder.feed(line)
+        self.boot.feed(line)  # the environment names the release
+        if self._is_environment(line):
+            return
+        if not self.connector and "kv_connector" in text and (found := _CONNECTOR.search(text)):
+            self.connector = found[1]
+        elif self.connector is None and "non-default args: {" in text and text.rstrip().endswith("}"):
+            self.connector = ""
+        if text.strip():
+            self._lines += 1
+            self._logged += bool(line.level or line.process)
+        self.of_vllm |= bool(line.source) or line.pid is not None
+        if line.pid is not None:
+            self.pids[line.pid] = line.process
+            self._known.add(line.pid)
+        if first_words := begins(line):
+            self.booted = True
+            self._begun[first_words] = line.raw
+            self.api_pid = line.pid
+            self.first.pop(SignKind.HEALTH_503, None)  # another server or a proxy answered before
+        if line.process.startswith(_ENGINE):
+            if self.first_engine_line is None and line.process.startswith("EngineCore"):
+                self.first_engine_line = line.number
+            self.engine_error |= line.level in ("ERROR", "CRITICAL")
+        if line.process == "MainProcess":
+            self.headless = True
+        if not line.level and not line.process:
+            self._keep_prose(text)
+        if (kind := self._kind(line)) is not None and not (quoting and kind in _DEATHS):
+            # The first line of an ordered shutdown names its trigger; without it, the shutdown began before this part of the log.
+            earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
+            self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
+
+    def _is_environment(self, line: Line) -> bool:
+        text = line.text.strip()
+        if self._in_environment:
+            self._in_environment = not line.level and not line.process and not text.startswith(_ENVIRONMENT_ENDS)
+        elif text in _ENVIRONMENT:
+            self._in_environment = True
+        return self._in_environment
+
+    def _keep_prose(self, text: str) -> None:
+        if self._prose_length < _PROSE:
+            self.prose.append(text)
+            self._prose_length += len(text)
+        self.quoted |= _QUOTED.search(text) is not None
+
+    def _kind(self, line: Line) -> SignKind | None:
+        text = line.text if line.level or line.process else line.text.lstrip()
+        if text.startswith(_FATAL) and (line.level or (text.rstrip() in _FATAL and not self.booted)):
+            return SignKind.FATAL
+        if not line.level and "watchdog thread terminated with exception: " in text:
+            return SignKind.NATIVE_CRASH
+        if not line.level and not line.process:
+            if _BY_SIGNAL.fullmatch(text.rstrip()):
+                return SignKind.BY_SIGNAL
+            if _EXITED.fullmatch(text.rstrip()):
+                return SignKind.EXITED
+        if ' - "' in text and (found := _ACCESS.match(text)):
+            self.served = True
+            return self._access(found[1], found[2], found[3], line.number)
+        if _ANY_SIGN.match(text) and (found := _SIGN.match(text)):
+            kind = _WORDINGS[(found.lastindex or 1) - 1][1]
+            if kind is SignKind.READY:  # a long compilation is no hang
+                self.waits = 0
+            return kind
+        if text.startswith("No available shared memory broadcast block found"):
+            self.waits += 1
+        if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
+            self._stats(found)
+        if "Killed process " in text and not line.level and (found := _OOM.search(text)):
+            return self._out_of_memory(int(found[1]), found[2])
+        if "error: " in text and _REFUSED.match(text):
+            self.usage = self.usage or text.strip()[:_TEXT]
+        if text.rstrip() == "Shutting down" and line.level:
+            return SignKind.SHUTDOWN
+        if line.process == "MainProcess" and text.startswith("[shutdown] Executor: "):
+            return SignKind.SHUTDOWN  # a headless rank has no API server to log it
+        return None
+
+    def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
+        health = path.startswith("/health")
+        if status[0] == "2" and (health or method == "POST"):
+            self._answers.append(number)
+            for kind in (SignKind.HEALTH_503, SignKind.BY_SIGNAL, SignKind.EXITED):
+                self.first.pop(kind, None)  # a dead engine answers nothing
+            while self._doubtful and self._doubtful[0].number < self.survived_until:
+                self._doubtful.popleft()
+            if not health:
+                self.stalls.clear()
+                self.waits = 0
+        if health:
+            return SignKind.HEALTH_503 if status == "503" else None
+        return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
+
+    def _out_of_memory(self, pid: int, name: str) -> SignKind | None:
+        if pid in self.pids:
+            return SignKind.OOM_KILLED
+        return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
+
+    def _stats(self, found: re.Match[str]) -> None:
+        self.served = True
+        if not self.stopping.isdisjoint(self.first):
+            return  # the API server keeps logging the last counts after its engine ended
+        waiting = int(found[4]) + int(found[5]) > 0
+        still = float(found[2]) == 0.0 and float(found[3]) == 0.0
+        engine = found[1] or ""
+        if not (waiting and still):
+            self.waits = 0
+        self.busy[engine] = waiting
+        self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
+
+
+_BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
+
+
+def begins(line: Line) -> str | None:
+    """Return the words with which a server begins to boot, if the line begins with them."""
+    if not line.text.startswith(_BEGINNINGS):
+        return None
+    return next(words for words in _BEGINNINGS if line.text.startswith(words))

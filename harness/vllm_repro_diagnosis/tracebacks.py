@@ -1,0 +1,371 @@
+"""Parser for Python tracebacks in a log or a pasted text.
+
+In a real log the tracebacks of several processes are interleaved, repeated and chained, and other records follow without
+a blank line. In an issue they lack the `Traceback` header or the indentation, have several frames on one line, or consist
+of the last line alone. `Finder` reads all of these in one pass. Line numbers of source files move with every release, so
+nothing may compare them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from vllm_repro_diagnosis.log_text import Line
+
+__all__ = ["Finder", "Frame", "Raised", "Unfinished", "bare_name", "shorten"]
+
+_MAX_MESSAGE_LINES = 40
+"""Most lines of an exception's message; further ones belong to the rest of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. file: from the package on (`vllm/v1/worker/workspace.py`). source: the echoed line or "". line: its number."""
+
+    file: str
+    function: str
+    source: str = ""
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """One exception as printed.
+
+    exception: class as printed, perhaps qualified (`torch.OutOfMemoryError`); compare on `bare_name()`.
+    message: lines joined by newlines, or "". frames: outermost first; () for a lone last line.
+    headline: the line before it in the same record (`WorkerProc hit an exception.`), or "".
+    cause: the exception before it in a chain; explicit: it was "the direct cause".
+    native: thrown by C++ code, which ends the process.
+    """
+
+    exception: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    process: str = ""
+    level: str = ""
+    headline: str = ""
+    first_line: int = 0
+    cause: Raised | None = None
+    explicit: bool = False
+    native: bool = False
+
+    @property
+    def links(self) -> tuple[Raised, ...]:
+        """Return the whole chain, oldest first, this one last."""
+        chain: list[Raised] = []
+        link: Raised | None = self
+        while link is not None:
+            chain.append(link)
+            link = link.cause
+        return tuple(reversed(chain))
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(frame.function for frame in self.frames)
+
+    @property
+    def of_dead_engine(self) -> bool:
+        """Return True for the class that reports a dead engine to the API server."""
+        return bare_name(self.exception) in ("EngineDeadError", "AsyncEngineDeadError", "MQEngineDeadError")
+
+    @property
+    def reports_dead_engine(self) -> bool:
+        """Return True if it only reports a dead engine to the API server or to a client."""
+        if self.of_dead_engine and self.frames:
+            return True
+        return "EngineCore encountered an issue. See stack trace" in self.message
+
+    @property
+    def of_other_program(self) -> bool:
+        """Return True if a client or `collect_env` printed it, whose output users paste beside the server's."""
+        files = [frame.file for frame in self.frames]
+        if any(file.endswith("collect_env.py") for file in files):
+            return True
+        return not any("vllm" in file for file in files) and any(file.startswith(_CLIENTS) for file in files)
+
+
+def bare_name(exception: str) -> str:
+    """Return the class without its module: `AssertionError`, `OutOfMemoryError`."""
+    return exception.rpartition(".")[2]
+
+
+_PACKAGES = re.compile(
+    "asyncio|concurrent|fastapi|flashinfer|multiprocessing|ray|starlette|torch|transformers|triton|uvicorn|uvloop"
+    "|vllm_repro_lab|xgrammar"
+)
+
+
+def shorten(path: str) -> str:
+    """Return a source file's path from its package on, which is the same on every machine."""
+    path = path.replace("\\", "/")
+    for root in ("/site-packages/", "/dist-packages/"):
+        if root in path:
+            return path.rpartition(root)[2]
+    parts = [part for part in path.split("/") if part not in ("", ".", "..", "...")]
+    for at in range(len(parts) - 2, -1, -1):
+        if parts[at] == "vllm":
+            return "/".join(parts[at:])
+    for at, part in enumerate(parts[:-1]):
+        if _PACKAGES.fullmatch(part):
+            return "/".join(parts[at:])
+        if re.fullmatch(r"python\d\.\d+", part):
+            return "/".join(parts[at + 1 :])
+    absolute = path.startswith(("/", "~")) or re.match(r"[A-Za-z]:/", path)
+    return parts[-1] if absolute and parts else "/".join(parts)
+
+
+_CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
+_THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
+_WHAT = re.compile(r"\s*what\(\):\s+(.*)")
+_WATCHDOG = re.compile(
+    r"watchdog thread terminated with exception: (.*)|Watchdog caught (collective operation timeout.*)"
+)
+_HEADER = re.compile(r"Traceback \(most recent call last\):?")
+_FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})\d*(?:, in (<\w+>|[\w.<>]+))?')
+_CARETS = re.compile(r"[\^~]+")
+_REPEATED = re.compile(r"\[Previous line repeated \d+ more times?\]")
+_DOTTED = r"(?:[A-Za-z_]\w*\.)*"
+_KNOWN_CLASS = (
+    _DOTTED
+    + r"(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Fault|Timeout|Timedout|Failure|Failed|Died|Cancelled"
+    + r"|Iteration|ExceptionGroup)"
+)
+# Anywhere in a text only names like `…Error` count as exceptions; at the end of a traceback any class name does.
+# Python prints a class with its module, unless it is a built-in one, which is capitalised: a lone lower-case word
+# before a colon (`nanobind: leaked 4 instances!`) is no exception.
+_LIKELY = re.compile(rf"({_KNOWN_CLASS})(?:: ?(.*)|$)", re.DOTALL)
+_ANY = re.compile(r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", re.DOTALL)
+_ON_ONE_LINE = re.compile(rf"(?<!\S)(?<!raise )(?<!except )({_KNOWN_CLASS})(?:: +(?=\S)(.*)|\s*$)", re.DOTALL)
+_EXPLICIT = "The above exception was the direct cause of the following exception:"
+_IMPLICIT = "During handling of the above exception, another exception occurred:"
+_GROUP_MARGIN = re.compile(r"\s*[|+](?:-[-+]*(?: \d+ -+)?|[ |+]*\|)? ?")
+_RECORD = re.compile(
+    r"(?:EngineCore (?:encountered a fatal error|failed to start)\."
+    r"|WorkerProc (?:hit an exception|failed(?: to start)?)\."
+    r"|Error getting async model runner output|AsyncLLM output_handler failed\.|Error in .{0,80}generator\.?"
+    r"|Exception in ASGI application|Process [\w.-]+:|Invocation of .{0,80} method failed)\s*$"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Block:
+    """An open traceback.
+
+    line: its first. header_indent: of the `Traceback` line; None without one. done: the message is complete, and only a chain marker
+    can follow, which is then `chained`.
+    """
+
+    line: Line
+    headline: str
+    header_indent: int | None = None
+    frames: list[Frame] = field(default_factory=list)
+    frame_indent: int = 0
+    exception: str | None = None
+    message: list[str] = field(default_factory=list)
+    done: bool = False
+    chained: str = ""
+    cause: Raised | None = None
+    explicit: bool = False
+
+    def close(self) -> Raised | None:
+        if self.exception is None:
+            return None
+        return Raised(
+            exception=self.exception,
+            message="\n".join(self.message).strip(),
+            frames=tuple(self.frames),
+            process=self.line.process,
+            level=self.line.level,
+            headline=self.headline,
+            first_line=self.line.number,
+            cause=self.cause,
+            explicit=self.explicit,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """A traceback without its end: its process, last line and functions."""
+
+    process: str
+    last_line: int
+    functions: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Output:
+    """The output of one process through one logging call (or raw), in which the lines of a traceback belong together."""
+
+    line: Line
+    block: _Block | None = None
+    previous: str = ""
+
+    @property
+    def unfinished(self) -> Unfinished | None:
+        if self.block is not None and self.block.exception is None:
+            functions = tuple(frame.function for frame in self.block.frames)
+        elif self.block is None and _RECORD.match(self.previous):  # the log ends after its headline
+            functions = ()
+        else:
+            return None
+        return Unfinished(process=self.line.process, last_line=self.line.number, functions=functions)
+
+
+class Finder:
+    """Collector of tracebacks from lines, linear in the log. unread: line of the last one whose frames are not readable."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[tuple[int | str, str], _Output] = {}
+        self._last_output: dict[int | str, tuple[int | str, str]] = {}
+        self._found: list[Raised] = []
+        self._thrown = ""
+        self.unread = 0
+
+    def feed(self, line: Line) -> None:
+        if not line.source:
+            self._read_native(line)
+        key = (line.speaker, line.source or line.level)
+        # uvicorn prints its record's first line with a level and the traceback without one
+        if key[1] == line.level and line.level and _RECORD.match(line.text):
+            key = (line.speaker, "")
+        output = self._outputs.setdefault(key, _Output(line))
+        output.line = line
+        interrupted = self._last_output.get(line.speaker, key) != key
+        self._last_output[line.speaker] = key
+        self._read(output, line, interrupted)
+
+    def is_idle(self, line: Line) -> bool:
+        """Return True if no traceback is open where this line was printed."""
+        output = self._outputs.get((line.speaker, line.source or line.level))
+        return output is not None and output.block is None
+
+    def finish(self) -> tuple[Raised, ...]:
+        """Return all exceptions of the server, in the order of their first lines. Call `unfinished` before it."""
+        for output in self._outputs.values():
+            self._close(output)
+        own = (raised for raised in self._found if not raised.of_other_program)
+        return tuple(sorted(own, key=lambda raised: raised.first_line))
+
+    def _read_native(self, line: Line) -> None:
+        """Read an exception of C++ code, which has no traceback: of the NCCL watchdog, or one that nothing caught."""
+        exception, message = "c10::DistBackendError", None
+        if "atchdog" in line.text and (found := _WATCHDOG.search(line.text)):
+            message = found[1] or found[2]
+        elif "terminate called" in line.text and (found := _THROWN.search(line.text)):
+            self._thrown = found[1]
+        elif self._thrown and (found := _WHAT.match(line.text)):
+            exception, message = self._thrown, found[1]
+        if message is not None:
+            raised = Raised(
+                exception=exception, message=message, process=line.process, first_line=line.number, native=True
+            )
+            self._found.append(raised)
+
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """Return the tracebacks that processes had not finished in their last lines."""
+        last = (self._outputs[key] for key in self._last_output.values())
+        return tuple(open_ for output in last if (open_ := output.unfinished) is not None)
+
+    def _close(self, output: _Output) -> None:
+        block, output.block = output.block, None
+        if block is None:
+            return
+        if block.header_indent is not None and not block.frames:
+            self.unread = max(self.unread, block.line.number)
+        if (raised := block.close()) is not None:
+            self._found.append(raised)
+
+    def _read(self, output: _Output, line: Line, interrupted: bool) -> None:
+        text = line.text.rstrip()
+        if text[:12].strip()[:1] in ("|", "+"):
+            text = _GROUP_MARGIN.sub("", text, count=1)
+        stripped = text.strip()
+        block = output.block
+        if block is not None and block.exception is not None and not block.done:
+            block.done = interrupted or not stripped or len(block.message) >= _MAX_MESSAGE_LINES
+        if "Traceback (" in text and (found := _HEADER.search(text)):
+            block = self._begin(output, line, indent=len(text) - len(text.lstrip()))
+            _take_frames(block, text[found.end() :])
+        elif stripped in (_EXPLICIT, _IMPLICIT):
+            if block is not None and block.exception is not None:
+                block.done, block.chained = True, stripped
+        elif 'File "' in text and _FRAME.search(text):
+            if block is None or block.exception is not None:
+                block = self._begin(output, line, indent=None)
+            _take_frames(block, text)
+        elif block is None or block.done or (not stripped and block.exception is not None):
+            self._loose(output, line, stripped)
+        elif block.exception is not None:
+            self._message_of(output, block, text)
+        elif stripped:
+            self._inside(output, block, text)
+        if stripped and not (stripped[0] in "^~" and _CARETS.fullmatch(stripped)):
+            output.previous = stripped
+
+    def _begin(self, output: _Output, line: Line, *, indent: int | None) -> _Block:
+        before = output.block
+        cause, explicit = None, False
+        if before is not None and before.chained:
+            cause, explicit, headline = before.close(), before.chained == _EXPLICIT, before.headline
+        else:
+            fresh = before is None or before.exception is None or _RECORD.match(output.previous)
+            headline = output.previous if fresh else ""
+            self._close(output)
+        output.block = _Block(line=line, headline=headline, header_indent=indent, cause=cause, explicit=explicit)
+        return output.block
+
+    def _inside(self, output: _Output, block: _Block, text: str) -> None:
+        """Read a line of an open traceback that is no frame: the source, its underline, or the exception."""
+        stripped = text.strip()
+        if _CARETS.fullmatch(stripped) or _REPEATED.fullmatch(stripped):
+            return
+        indent = len(text) - len(text.lstrip())
+        echoed = not block.frames or bool(block.frames[-1].source)
+        deeper = indent > block.frame_indent
+        at_header = (
+            block.header_indent is not None and indent <= block.header_indent and indent < max(block.frame_indent, 1)
+        )
+        raised = (_ANY if at_header else _LIKELY).fullmatch(stripped) if at_header or not deeper or echoed else None
+        if raised is not None and (block.frames or block.header_indent is not None):
+            block.exception, block.message = raised[1], [raised[2] or ""]
+        elif not echoed:
+            block.frames[-1] = replace(block.frames[-1], source=stripped)
+        elif block.header_indent is None and output.previous != stripped and indent == 0:
+            # Prose after frames without an exception: the pasted traceback ends here.
+            output.block = None
+
+    def _message_of(self, output: _Output, block: _Block, text: str) -> None:
+        line, stripped = output.line, text.strip()
+        fenced = stripped.startswith("```")  # the end of a block of code in an issue
+        if fenced or _RECORD.match(stripped) or (line.level and line.level != block.line.level):
+            block.done = True
+        elif not block.frames and _LIKELY.fullmatch(stripped):
+            self._loose(output, line, stripped)
+        else:
+            block.message.append(text if block.line.level else stripped)
+
+    def _loose(self, output: _Output, line: Line, stripped: str) -> None:
+        """Read a line outside of a traceback: the last line of one, pasted alone, still names an exception."""
+        if output.block is not None and (not stripped or output.block.chained):
+            return
+        self._close(output)
+        alone = _LIKELY.fullmatch(stripped) if stripped and not line.source else None
+        if alone is not None and alone[2]:
+            output.block = _Block(line=line, headline=output.previous, exception=alone[1], message=[alone[2]])
+
+
+def _take_frames(block: _Block, text: str) -> None:
+    """Read the frames on one line: several, and the exception, if a web page removed the newlines."""
+    found = list(_FRAME.finditer(text))
+    for at, match in enumerate(found):
+        end = found[at + 1].start() if at + 1 < len(found) else len(text)
+        after = text[match.end() : end].strip(" ,:")
+        raised = _ON_ONE_LINE.search(after) if at + 1 == len(found) and after else None
+        source = (after[: raised.start()] if raised else after).strip()
+        block.frames.append(Frame(shorten(match[1]), match[3] or "<module>", source, int(match[2])))
+        if raised:
+            block.exception, block.message = raised[1], [(raised[2] or "").strip()]
+    if found:
+        block.frame_indent = len(text) - len(text.lstrip())

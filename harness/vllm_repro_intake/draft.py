@@ -1,0 +1,416 @@
+"""A draft scenario file from the facts of a text.
+
+Every text becomes a literal, every guess a comment that quotes the words it is from, and everything that the text does not state a comment
+that begins with GAP.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.environment import variable_mistakes
+from vllm_repro.command.flag_table import KNOWN
+from vllm_repro.command.flags import flag_mistakes, positive
+from vllm_repro.errors import CommandError, UsageError
+from vllm_repro.scenario.scenario import Model
+from vllm_repro.secret_names import is_secret_name, steers_vllm
+from vllm_repro_diagnosis.engine_code import LOOPS
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.signature import How, Signature, compare
+from vllm_repro_intake.commands import likelihood, rendered
+from vllm_repro_intake.facts import Facts, parallel
+from vllm_repro_intake.text import shortened
+
+__all__ = ["Draft", "draft"]
+
+_GENERIC = LOOPS | {
+    "__call__", "_call_impl", "_wrapped_call_impl", "_wrapper", "call", "decorate_context", "forward", "inner", "run", "run_method",
+    "start", "wrapped", "wrapper", "<lambda>", "<module>",
+}  # fmt: skip
+"""Functions that only pass a call on."""
+_HOLES = re.compile(
+    r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}|\[(?:user|host|address|email|redacted:[\w-]+)\]"
+)
+_UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_IDS = re.compile(r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b")
+_NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
+_MEMORY = {
+    "T4": 16, "V100": 32, "L4": 24, "A10": 24, "A10G": 24, "A30": 24, "A40": 48, "L40": 48, "L40S": 48, "L20": 48, "A6000": 48, "H100": 80,
+    "H800": 80, "H20": 96, "H200": 141, "B200": 180, "B300": 270, "RTX 3090": 24, "RTX 4090": 24, "RTX 5080": 16, "RTX 5090": 32,
+    "RTX PRO 6000": 96, "MI300X": 192, "MI325X": 256,
+}  # fmt: skip
+"""Memory in GB of GPUs that have one size. An A100 has 40 or 80."""
+_NEEDED = ("heads", "kv_heads", "head_dim", "layers", "vocab_size")
+_SHAPE = {
+    "architecture": "architecture", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
+    "layers": "num_hidden_layers", "vocab_size": "vocab_size", "full_attention_interval": "full_attention_interval",
+    "max_position": "max_position_embeddings",
+}  # fmt: skip
+"""Arguments of `Model`, with the names of config.json."""
+_PROMPT, _ANSWER = 100, 8
+"""Tokens that stand for a prompt and an answer of unknown length."""
+_MOST_MESSAGE = 160
+_MOST_FRAMES = 4
+_MOST_WORDS = 6
+"""Words of an arm's name."""
+
+
+@dataclass
+class Draft:
+    """A draft. id: of the scenario; the file's name with hyphens. gaps: what the text does not state. guesses: what to confirm."""
+
+    id: str
+    text: str = ""
+    gaps: list[str] = field(default_factory=list)
+    guesses: list[str] = field(default_factory=list)
+    _words: set[str] = field(default_factory=lambda: {"Model", "Needs", "Scenario", "Status", "arm"})
+    _lines: list[str] = field(default_factory=list)
+
+    def word(self, name: str) -> str:
+        """Return a word of the vocabulary, and import it."""
+        self._words.add(name)
+        return name
+
+    def gap(self, what: str) -> None:
+        self.gaps.append(what)
+        self._comment(f"GAP: {what}")
+
+    def guess(self, what: str, words: str) -> None:
+        self.guesses.append(f"{what}: “{words}”" if words else what)
+        self._comment(f"{what}: “{words}”" if words else what)
+
+    def _comment(self, text: str) -> None:
+        self._lines.append(f"    # {shortened(text, 300)}")
+
+    def put(self, name: str, source: str) -> None:
+        self._lines.append(f"    {name}={source},")
+
+    def finish(self, about: str) -> Draft:
+        """Set the text of the file. about: its docstring."""
+        head = [_prose(about), "", "from vllm_repro.vocabulary import ("]
+        head += [f"    {word}," for word in sorted(self._words, key=lambda word: (word.islower(), word))]
+        self.text = "\n".join([*head, ")", "", "scenario = Scenario(", *self._lines, ")", ""])
+        ast.parse(self.text)
+        return self
+
+
+def literal(value: Any) -> str:
+    """Return data as Python source in one line: strings, numbers, lists and dictionaries of them alone."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{literal(str(key))}: {literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(literal, value)) + "]"
+    if isinstance(value, str):
+        quoted = repr(value)
+        return quoted if '"' in value or "\\" in quoted else f'"{quoted[1:-1]}"'
+    return repr(value) if value is None or isinstance(value, bool | int | float) else literal(str(value))
+
+
+def _prose(text: str) -> str:
+    """Return a docstring."""
+    inside = text.replace("\\", "\\\\").replace('"', '\\"')
+    made = f'"""{inside}"""'
+    return made if ast.literal_eval(made) == text else literal(text)
+
+
+def _lines_of(text: str) -> str:
+    """Return a command as a string over several lines."""
+    body = "\n".join(f"        {line}" for line in text.split("\n"))
+    made = '"""\n' + body.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '\n    """'
+    printable = all(char.isprintable() or char == "\n" for char in text)
+    return made if printable and ast.literal_eval(made) == f"\n{body}\n    " else literal(text)
+
+
+def draft(
+    facts: Facts,
+    name: str,
+    *,
+    models: Collection[Model] = (),
+    known_flags: Collection[str] | None = None,
+    version: str = "",
+    newest: str = "",
+) -> Draft:
+    """Return the draft with the id `name`. Raises `UsageError` if the text names neither a command nor a model.
+
+    models: with a known shape. known_flags: those that the release defines, if it is
+    installed. version: the release to try. newest: a release for a text that names none.
+    """
+    command = facts.command
+    if command is None and facts.model is not None:
+        command = ServeCommand(flags=(), model_argument=facts.model.value)
+    if command is None:
+        why = f": {facts.unread[0]}" if facts.unread else ""
+        raise UsageError(
+            f"the text holds no vLLM command that can be read{why}",
+            hint="paste the whole issue, with its `vllm serve …` or `docker run … IMAGE …` line",
+        )
+    made = Draft(name)
+    made.put("id", literal(name))
+    if facts.issue:
+        made.put("issue", literal(facts.issue))
+    else:
+        made.gap("the number of the issue is not stated")
+        made.put("issue", literal("vllm-project/vllm#0"))
+    title = facts.title
+    if not title:
+        made.gap("the title is not stated")
+        root = facts.diagnosis
+        title = shortened(f"{root.exception}: {root.message or ''}".rstrip(": "), 150) if root.exception else "untitled"
+    made.put("title", literal(title))
+    command = _put_command(made, facts, command, known_flags)
+    _put_model(made, facts, command, models)
+    _put_needs(made, facts, command)
+    _put_release(made, facts, version, newest)
+    _put_workload(made, facts, command)
+    _put_signature(made, facts)
+    _put_arms(made, facts, command)
+    if facts.related:
+        made.put("related", literal(list(facts.related)))
+    about = title.rstrip(".…")
+    return made.finish(
+        f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. Every other "
+        "comment is a guess or a note:\nconfirm it or correct it, and remove the comment.\n"
+    )
+
+
+def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None) -> ServeCommand:
+    """Add the command as it was reported, without secrets and without what no server accepts; return it."""
+    if not facts.commands:
+        made.gap("the text holds no command: the model alone is taken from it")
+    elif how := facts.commands[0].how:
+        made.guess(f"the command is from {how}", facts.commands[0].words)
+    for argument in facts.commands[0].unread if facts.commands else ():
+        made.gap(f"the value of {argument!r} in that call is not a literal")
+    if len(facts.commands) > 1 and likelihood(facts.commands[0]) == likelihood(facts.commands[1]):
+        made.gap("the text holds several commands, and nothing shows which one has the bug: this is the first")
+    for other in facts.commands[1:4]:
+        made.guess("another command of the text, not taken", other.words)
+    for wrong in facts.unread[:3]:
+        made.guess("a command that cannot be read", wrong)
+    kept = []
+    for flag in command.flags:
+        mistakes = flag_mistakes([flag])
+        if is_secret_name(flag.name):
+            made.guess(f"left out: {flag.name}, which holds a secret", "")
+        elif mistakes:
+            made.guess(f"left out: {mistakes[0]}", " ".join(flag.words()))
+        else:
+            base = positive(flag.name.partition(".")[0])
+            if base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
+                made.guess("left out, as its line seems to be cut off: compare all flags with the text", flag.name)
+                continue
+            if known_flags is not None and base not in known_flags and f"--no-{base[2:]}" not in known_flags:
+                made.guess(f"{flag.name} is not a flag of this release", " ".join(flag.words()))
+            elif known_flags is None and base not in KNOWN:
+                made.guess(f"{flag.name} is in none of the releases known here", " ".join(flag.words()))
+            for name in _UNSET.findall(flag.text or ""):
+                made.gap(f"the value of the variable {name} is not stated")
+            kept.append(flag)
+    settings = []
+    for setting in command.env:
+        if mistakes := variable_mistakes([setting]):
+            made.guess(f"left out: {mistakes[0]}", "")
+        else:
+            settings.append(setting)
+    for said in facts.settings[:6]:
+        made.guess(f"named outside of the command: {said.value}", said.words)
+    box = command.container
+    if box is not None:
+        if "[" in box.image:
+            made.gap("the image is of a private registry: --image names another one")
+        for setting in box.env:
+            if not (steers_vllm(setting[0]) or is_secret_name(setting[0])):
+                made.guess(f"left out: {setting[0]} is not a variable of vLLM or its libraries", "")
+        box = replace(box, env=tuple(one for one in box.env if steers_vllm(one[0]) or is_secret_name(one[0])))
+    command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
+    made.put("command", _lines_of(rendered(command)))
+    return command
+
+
+def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collection[Model]) -> None:
+    name = command.model or ""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        if facts.model is not None:
+            name = facts.model.value
+            made.guess("the public model", facts.model.words)
+        else:
+            made.gap(f"the public name of the served model {shortened(name, 60)!r} is not stated")
+            name = "unknown/unknown"
+    known = next((model for model in models if model.name == name), None)
+    sizes = {ours: facts.shape.get(theirs) or getattr(known, ours, None) for ours, theirs in _SHAPE.items()}
+    if sizes["heads"] and sizes["kv_heads"] and int(sizes["heads"]) % int(sizes["kv_heads"]):
+        sizes |= {"heads": None, "kv_heads": None}
+    if missing := [ours for ours in _NEEDED if not sizes[ours]]:
+        made.gap(
+            f"{', '.join(missing)}: not stated; 1 stands for each until you copy them from the model's config.json"
+        )
+        sizes |= {"heads": sizes["kv_heads"] or 1} if "heads" in missing else {}
+        sizes |= {ours: 1 for ours in missing if ours != "heads"}
+    body = "".join(f"        {ours}={literal(size)},\n" for ours, size in sizes.items() if size)
+    made.put("model", f"Model(\n        {literal(name)},\n{body}    )")
+
+
+def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
+    on_cpu = facts.diagnosis.evidence is Evidence.CPU or (
+        command.container is not None and "-cpu" in command.container.image
+    )
+    count = 0 if on_cpu else parallel(command)
+    needs = [f"gpus={count}"]
+    if facts.gpus is not None and count:
+        made.guess(f"reported on {facts.gpus.value}", facts.gpus.words)
+        stated = re.search(r" of (\d+) GB$", facts.gpus.value)
+        kinds = [kind for kind in _MEMORY if re.search(rf"(?<!\w){kind}\b", facts.gpus.value, re.IGNORECASE)]
+        if size := int(stated[1]) if stated else max((_MEMORY[kind] for kind in kinds), default=0):
+            needs.append(f"gpu_memory_gb={size}")
+    elif count:
+        made.gap("the GPUs are not stated: their number is that of the parallel sizes")
+    if nodes := command.get("--nnodes"):
+        needs += [f"nodes={nodes}"] if nodes.isdecimal() and 1 < int(nodes) < 100 else []
+    made.put("needs", f"Needs({', '.join(needs)})")
+
+
+def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
+    stated = facts.versions[0] if facts.versions else None
+    if version:
+        made.guess("the release of --vllm, taken for a bad one", f"the text names {stated.value}" if stated else "")
+    elif stated is None:
+        made.gap(f"the release is not stated: {newest} is only the newest one")
+    else:
+        for one in facts.versions[: 1 if stated.words else 0]:
+            made.guess("the release", one.words)
+        if re.search(r"dev|rc|\+", stated.value):
+            made.guess(f"{stated.value} is a build between releases: --vllm names a release to try instead", "")
+        for one in facts.versions[1:4]:
+            made.guess(f"also named: {one.value}", one.words)
+    bad = version or (stated.value if stated else newest)
+    made.put("status", f"Status(bad={literal(f'=={bad}')})")
+    made.put("try_with", literal(bad))
+
+
+def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
+    """Add the requests, and the trigger that follows from their sizes."""
+    limit, batch = (_number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens"))
+    steps: list[list[str]] = []
+    sizes: list[int] = []
+    for at, one in enumerate(facts.requests, 1):
+        answer = one.answer or facts.answer or _ANSWER
+        if one.body is not None:
+            body = f"path={literal(one.path)}, body={literal(one.body)}"
+            step = f'{made.word("request")}({body}, name="request {at}")'
+        elif limit and one.tokens + answer > limit:
+            made.guess(f"left out, as it exceeds --max-model-len {limit}: a prompt of {one.tokens:,} tokens", one.words)
+            continue
+        else:
+            if not one.beside or not steps:
+                made.guess(f"request {at}: {one.tokens:,} tokens", one.words)
+            word = made.word("completion" if one.path == "/v1/completions" else "chat")
+            step = f'{word}(prompt={one.tokens}, max_tokens={answer}, stream=False, name="request {at}")'
+            sizes.append(one.tokens)
+        if one.beside and steps:
+            steps[-1].append(step)
+        else:
+            steps.append([step])
+    if not steps:
+        made.gap(f"no prompt size is stated: {_PROMPT} tokens stand for it")
+        steps = [[f"{made.word('chat')}(prompt={_PROMPT}, max_tokens={facts.answer or _ANSWER}, stream=False)"]]
+    if not facts.answer and not all(one.answer or one.body for one in facts.requests):
+        made.gap(f"the length of the answers is not stated: {_ANSWER} tokens stand for it")
+    written = "".join(f"        {_beside(made, step)},\n" for step in steps)
+    made.put("workload", f"[\n{written}    ]")
+    longest = max(sizes, default=0)
+    if batch and longest > batch:
+        made.guess(f"the longest prompt exceeds --max-num-batched-tokens {batch}", "")
+        made.put("trigger", f"{made.word('chunked_prefill')}(chunks=2)")
+        return
+    made.gap("the boundary of the bug is not stated: until you name a condition, a quiet run is no evidence")
+    in_chunks = f"{made.word('chunked_prefill')}(chunks=2) | " if longest and not batch else ""
+    made.put("trigger", f"{in_chunks}{made.word('prefill_over')}({max(1, longest - 1)})")
+
+
+def _beside(made: Draft, requests: Sequence[str]) -> str:
+    """Return the step that sends these requests at the same time."""
+    if len(requests) == 1:
+        return requests[0]
+    lines = "".join(f"            {one},\n" for one in requests)
+    return f"{made.word('together')}(\n{lines}        )"
+
+
+def _number(command: ServeCommand, name: str) -> int:
+    try:
+        return command.number(name) or 0
+    except CommandError:
+        return 0
+
+
+def _put_signature(made: Draft, facts: Facts) -> None:
+    diagnosis, phase = facts.diagnosis, facts.phase
+    if diagnosis.root is None and facts.symptom != "dies":
+        return
+    if diagnosis.root is None:
+        made.gap("the text holds no exception of the engine: fill in the signature from the report of a run")
+        found = Signature(exception="UnknownError", frames=("unknown",))
+    else:
+        message = diagnosis.message or ""
+        frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
+        if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
+            made.guess("the text shows no frames; this function is from the message", shortened(message))
+        if not frames:
+            made.gap("the text shows no frames: fill them in from the report of a run")
+            frames = ("unknown",)
+        last = diagnosis.frames[-1].source if diagnosis.frames else ""
+        source = last if last.startswith("assert") and not message else None
+        found = Signature(exception=diagnosis.exception or "", message=_template(message), frames=frames, source=source)
+        if frames != ("unknown",) and diagnosis.frames and compare(found, diagnosis).how is not How.MATCH:
+            made.gap("this signature does not match the text's own traceback: correct it")
+    if phase is None:
+        made.gap("the text does not show when the engine dies")
+    elif diagnosis.phase is None:
+        made.guess(f"the phase is a guess from the words of the text: {phase}", "")
+    parts = {"phase": str(phase or "request"), "exception": found.exception, "message": found.message, "source": found.source,
+             "frames": list(found.frames)}  # fmt: skip
+    body = "".join(f"        {key}={literal(value)},\n" for key, value in parts.items() if value is not None)
+    made.put("signature", f"{made.word('signature')}(\n{body}    )")
+
+
+def _frames(frames: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the innermost functions of vLLM, without those that only pass a call on."""
+    names = [function for file, function in frames if "vllm" in file and function not in _GENERIC]
+    names = names or [function for _, function in frames]
+    return tuple(name for at, name in enumerate(names) if at == 0 or names[at - 1] != name)[-_MOST_FRAMES:]
+
+
+def _template(message: str) -> str:
+    """Return the message as a template: numbers, paths and ids become holes."""
+    line = shortened(message, 1_000).rstrip("…")
+    if len(line) > _MOST_MESSAGE:
+        first = line[:_MOST_MESSAGE].rpartition(". ")[0]
+        line = first or line[:_MOST_MESSAGE].rpartition(" ")[0]
+    escaped = line.replace("{", "{{").replace("}", "}}")
+    return re.sub(r"\{\}(?:[\W_]{0,2}\{\})+", "{}", _HOLES.sub("{}", _IDS.sub("{}", escaped)))
+
+
+def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
+    symptom = facts.symptom if facts.diagnosis.root is None else "dies"
+    arms = [f"        arm({literal('reported')}, {made.word(symptom)}),\n"]
+    names = {"reported"}
+    for one in facts.tried:
+        flags = one.flags
+        if one.removed and positive(flags[0]) not in {positive(flag.name) for flag in command.flags}:
+            continue
+        words = re.findall(r"[a-z0-9]+", " ".join(flags).lower())
+        name = "-".join((["without"] if one.removed else []) + words[:_MOST_WORDS])
+        if not name or name in names:
+            continue
+        names.add(name)
+        edit = f"{made.word('without' if one.removed else 'with_flags')}({', '.join(map(literal, flags))})"
+        result = made.word("lives") if one.lives else made.word("dies" if symptom == "dies" else symptom)
+        made.guesses.append(f"arm {name} {result}: “{one.words}”")
+        arms.append(f"        # “{one.words}”\n        arm({literal(name)}, {result}, {edit}),\n")
+    for said in facts.unclear[:6]:
+        made.guess("tried, with an unclear result", said)
+    made.put("arms", "[\n" + "".join(arms) + "    ]")

@@ -1,0 +1,267 @@
+"""The facts of an issue's text that a scenario needs, each with the words that state it if it is uncertain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from packaging.version import InvalidVersion, Version
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro_diagnosis.boot_facts import scheduler_dump
+from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase, diagnose
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.log_text import read_lines
+from vllm_repro_intake.commands import Found, find_commands
+from vllm_repro_intake.requests import Asked, Tried, answer_length, find_requests, find_tried
+from vllm_repro_intake.text import Block, clean, read_blocks, shortened, statements
+
+__all__ = ["Facts", "Said", "read_facts"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A value, and the words of the text that it is taken from."""
+
+    value: str
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts in a text.
+
+    issue: `owner/repository#number`. versions: releases of vLLM, the most certain first. commands: the most likely one first.
+    unread: commands that cannot be read. model: public name. shape: sizes with the names of config.json. gpus: (count, kind) as stated.
+    settings: environment variables that the text names outside of the command. answer: the one `max_tokens` of the text, or 0.
+    """
+
+    title: str
+    issue: str
+    related: tuple[str, ...]
+    versions: tuple[Said, ...]
+    commands: tuple[Found, ...]
+    unread: tuple[str, ...]
+    model: Said | None
+    shape: dict[str, int | str]
+    gpus: Said | None
+    settings: tuple[Said, ...]
+    requests: tuple[Asked, ...]
+    tried: tuple[Tried, ...]
+    unclear: tuple[str, ...]
+    diagnosis: Diagnosis
+    phase: Phase | None
+    symptom: str
+    answer: int
+
+    @property
+    def command(self) -> ServeCommand | None:
+        return self.commands[0].command if self.commands else None
+
+
+_KIND_OF_ISSUE = r"\[(?:Bug|Usage|Installation|Performance|CI[^\]]*|Regression)\](?:\[[^\]]+\])*"
+_TITLES = (
+    re.compile(rf"{_KIND_OF_ISSUE}:?[ \t]*(?P<title>\S[^\n]{{5,}})"),
+    re.compile(r"\A\s*# (?P<title>\S[^\n]{5,})"),
+    re.compile(r"(?mi)^(?:Subject|Title): *(?:Re: *)*(?P<title>\S[^\n]{5,})"),
+)
+_TITLE_ENDS = re.compile(
+    r"\s*(?:\[\d+ (?:pull requests?|comments?)[^\]]*\]|· Issue #\d+.*|#\d{3,6}|\(Issue #\d+\))\s*$"
+)
+_NO_TITLE = re.compile(
+    r"[`>({\[|$#-]|\S+=|(?:\S*/)?(?:vllm|python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b|\d{4}-\d\d|.*\| "
+)
+_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,60}/[A-Za-z0-9][\w.-]{0,60}"
+_ISSUE_URL = re.compile(
+    rf"github\.com/(?P<repository>{_REPOSITORY})/(?P<kind>issues|pull|discussions)/(?P<number>\d{{1,6}})"
+)
+_OWN = re.compile(
+    rf"(?<![\w/])(?P<repository>vllm-project/{_REPOSITORY.partition('/')[2]})(?: · issue )?#(?P<number>\d{{1,6}})(?=Fetched| · |\s*$)"
+)
+_HEAD_NUMBER = re.compile(r"\A[^\n]*\n?[^\n]{0,200}(?:\(Issue |Issue |\s)#(?P<number>\d{3,6})\b")
+_MENTIONED = re.compile(r"(?<![\w/&#])(?:vllm-project/vllm)?#(\d{4,6})\b")
+_VERSIONS = (
+    re.compile(r"vllm-openai(?:-\w+)?:v(?P<version>\d+\.\d+[\w.]*)"),
+    re.compile(r"\bvllm ?==? ?v?(?P<version>\d+\.\d+[\w.+]*)"),
+    re.compile(r"\bv?LLM\b[^\n.;,]{0,60}?(?<![\w.])v?(?P<version>0\.\d{1,2}\.\d{1,2}[\w.+]*)", re.IGNORECASE),
+)
+_TITLE_VERSION = re.compile(r"(?<![\w.])v(?P<version>0\.\d{1,2}\.\d{1,2}[\w.]*)")
+_HUB_MODEL = re.compile(
+    rf"(?i)\bmodel(?: name| id| path|url)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
+)
+_HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
+_SHAPE = re.compile(
+    r"\b(num_attention_heads|num_key_value_heads|head_dim|num_hidden_layers|full_attention_interval|vocab_size"
+    r"|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
+)
+_ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
+_KIND = (
+    r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX (?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell| Ada)?|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
+    r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40s?)|V100|T4|B\d{3}|MI\d{3}X?)\b"
+)
+_GPUS = (
+    re.compile(rf"(?<![\w.])(?P<count>\d{{1,2}}) ?[x×*]? ?(?P<kind>{_KIND})", re.IGNORECASE),
+    re.compile(rf"GPU \d+: (?P<kind>{_KIND})"),
+    re.compile(rf"\bGPUs?\b[^\n]{{0,30}}?(?P<kind>{_KIND})"),
+    re.compile(rf"(?<![\w-])(?P<kind>{_KIND})"),
+)
+_SETTING = re.compile(
+    r"(?<![\w$./-])((?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF)_[A-Z0-9_]+)=([\w.:,-]{1,60})"
+)
+_SYMPTOMS = (
+    ("hangs", re.compile(r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finishes)")),
+    (
+        "errs",
+        re.compile(
+            r"(?i)gibberish|garbage|garbled|wrong (?:output|token|answer)|incorrect|repeat(?:s|ed|ing) token|!!!!"
+        ),
+    ),
+)
+_CRASH = re.compile(r"crash|\bdie[sd]?\b|dead\b|DeadError|assert", re.IGNORECASE)
+_BOOT = re.compile(
+    r"\bstart-?up\b|\b(?:fails?|failed|unable|not) to start\b|\b(?:cannot|can't|won't) start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b",
+    re.IGNORECASE,
+)
+_REQUEST = re.compile(r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE)
+_ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
+
+
+def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
+    """Return the facts of an issue's text, which holds no secrets and private names.
+
+    more: its comments, for what the text itself does not state. issue: its name, if known.
+    """
+    text, more = clean(text), clean(more)
+    blocks = read_blocks(text)
+    said = list(statements(blocks))
+    model = _model(text)
+    commands, unread = find_commands(blocks, model.value if model else "")
+    if not commands and more:
+        commands, unread = find_commands(read_blocks(more), model.value if model else "")
+    diagnosis = diagnose(text)
+    if diagnosis.root is None and more:
+        diagnosis = diagnose(more)
+    command = commands[0].command if commands else ServeCommand(flags=())
+    tried, unclear = find_tried([*said, *statements(read_blocks(more))], command)
+    issue = issue or _issue(text)
+    title = _title(text)
+    requests = find_requests(blocks, said, scheduler_dump(read_lines(text)))
+    return Facts(
+        title=title,
+        issue=issue,
+        related=_related(f"{text}\n{more}", issue),
+        versions=tuple(_versions(f"{command.container.image if command.container else ''}\n{text}", diagnosis, title))
+        or tuple(_versions(more, diagnosis)),
+        commands=tuple(commands),
+        unread=tuple(unread),
+        model=model,
+        shape=_shape(text),
+        gpus=_gpus(text, diagnosis),
+        settings=tuple(_settings(blocks, command)),
+        requests=tuple(requests),
+        tried=tuple(tried),
+        unclear=tuple(unclear),
+        diagnosis=diagnosis,
+        phase=diagnosis.phase or _phase(title, requests, said),
+        symptom=next((word for word, rx in _SYMPTOMS if rx.search(title) and not _CRASH.search(title)), "dies"),
+        answer=answer_length(text),
+    )
+
+
+def _phase(title: str, requests: Sequence[Asked], said: Sequence[str]) -> Phase | None:
+    """Return the phase that the words suggest."""
+    if not requests and _BOOT.search(title):
+        return Phase.BOOT
+    return Phase.REQUEST if requests or any(map(_REQUEST.search, said)) else None
+
+
+def _title(text: str) -> str:
+    found = next((match for rx in _TITLES if (match := rx.search(text))), None)
+    first = next((line.strip() for line in text.split("\n") if line.strip()), "")
+    title, before = found["title"] if found else "" if _NO_TITLE.match(first) or len(first) > 150 else first, ""
+    while title != before:
+        before, title = title, _TITLE_ENDS.sub("", title)
+    return shortened(title, 150)
+
+
+def _issue(text: str) -> str:
+    """Return the issue's own name: of the page's head, or an address that the text begins with; "" if it only mentions others."""
+    if found := _OWN.search(text[:4_000]):
+        return f"{found['repository']}#{found['number']}"
+    if (found := _ISSUE_URL.search(text[:1_000])) and found["kind"] == "issues":
+        return f"{found['repository']}#{found['number']}"
+    if ("[Bug]" in text[:400] or "Subject:" in text[:400]) and (found := _HEAD_NUMBER.match(text.lstrip())):
+        return f"vllm-project/vllm#{found['number']}"
+    return ""
+
+
+def _related(text: str, issue: str) -> tuple[str, ...]:
+    found = [(at.start(), f"{at['repository']}#{at['number']}") for at in _ISSUE_URL.finditer(text)]
+    found += [(at.start(), f"vllm-project/vllm#{at[1]}") for at in _MENTIONED.finditer(text)]
+    names = dict.fromkeys(name.removesuffix(".") for _, name in sorted(found))
+    return tuple(name for name in names if name != issue)[:20]
+
+
+def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said]:
+    """Yield the releases that the text names, that of the log or of `collect_env` first."""
+    seen: set[str] = set()
+    stated = [Said(diagnosis.vllm_version, "")] if diagnosis.vllm_version else []
+    matches = (*(found for rx in _VERSIONS for found in rx.finditer(text)), *_TITLE_VERSION.finditer(title))
+    for one in (*stated, *(Said(found["version"].rstrip("."), shortened(found[0])) for found in matches)):
+        try:
+            version = str(Version(one.value))
+        except InvalidVersion:
+            continue
+        if version not in seen:
+            seen.add(version)
+            yield Said(version, one.words)
+
+
+def _model(text: str) -> Said | None:
+    found = _HUB_MODEL.search(text) or _HUB_URL.search(text)
+    return Said(found["model"].rstrip(".,"), shortened(found[0])) if found else None
+
+
+def _shape(text: str) -> dict[str, int | str]:
+    """Return the sizes of the model that the text states once: a vision part may have others of the same name."""
+    found = [(name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))]
+    found += [("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))]
+    names = [name for name, _ in found]
+    return {name: size for name, size in found if names.count(name) == 1}
+
+
+def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
+    if diagnosis.evidence is Evidence.CPU:
+        return None
+    for rx in _GPUS:
+        if found := rx.search(text):
+            count = found.groupdict().get("count") or str(len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1)
+            memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
+            size = f" of {memory[1]} GB" if memory else ""
+            return Said(
+                f"{count} x {shortened(found['kind'])}{size}",
+                shortened(text[found.start() : found.start() + 80].partition("\n")[0], 80),
+            )
+    return None
+
+
+def _settings(blocks: Sequence[Block], command: ServeCommand) -> Iterator[Said]:
+    known = dict([*command.env, *(command.container.env if command.container else ())])
+    seen: set[tuple[str, str]] = set()
+    for block in blocks:
+        if _ENVIRONMENT.search("\n".join((block.heading, *block.lines))):
+            continue  # the image's own variables
+        for line in block.lines:
+            for at in _SETTING.finditer(line):
+                name, value = at[1], at[2].rstrip(".,:;")
+                if name not in known and (name, value) not in seen:
+                    seen.add((name, value))
+                    yield Said(f"{name}={value}", shortened(line[max(0, at.start() - 40) : at.end() + 60]))
+
+
+def parallel(command: ServeCommand) -> int:
+    """Return the number of GPUs of a command: the product of its parallel sizes."""
+    sizes = (command.get(f"--{kind}-parallel-size") or "" for kind in ("tensor", "pipeline", "data", "prefill-context"))
+    return prod(int(size) for size in sizes if re.fullmatch(r"[1-9]\d{0,3}", size))

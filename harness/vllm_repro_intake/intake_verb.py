@@ -1,0 +1,150 @@
+"""`vllm-repro intake`: a draft scenario from an upstream issue, a pasted command or a log. It runs nothing of what it reads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.source_option import source
+from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.journal.redact import Redactor, known_secrets
+from vllm_repro.releases.known import NEWEST
+from vllm_repro.releases.request_fields import server_flags
+from vllm_repro.report.files import write_file
+from vllm_repro.report.format import plural
+from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
+from vllm_repro.scenario.matching import matches
+from vllm_repro.scenario.reader import read
+from vllm_repro_intake.draft import Draft, draft
+from vllm_repro_intake.facts import read_facts
+
+_ISSUE = re.compile(r"https://github\.com/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/issues/(\d{1,7})(?:[/?#]\S*)?")
+_LARGEST = 16 << 20
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
+        example="vllm-repro intake issue.md -o scenarios/my_bug.py",
+        prints="the draft, what it guessed, and what the text does not state",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="write the draft to FILE, a new .py (default: print it)"
+    )
+    parser.add_argument(
+        "--vllm",
+        type=source,
+        metavar="V",
+        help="the release to try and to check the flags against, if not the text's own",
+    )
+    parser.add_argument(
+        "text",
+        metavar="FILE|URL",
+        help="an issue, a mail, a command or a log; - for standard input; a GitHub issue is read with gh",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    output: Path | None = arguments.output
+    if output is not None and not re.fullmatch(r"[a-z0-9]+(?:_[a-z0-9]+)*\.py", output.name):
+        raise UsageError(f"{output.name} is no name of a scenario file", hint="name it like my_bug.py")
+    if output is not None and output.exists():
+        raise UsageError(f"{output} is already there", hint="name another file, or remove that one")
+    text, more, issue = _read(arguments.text)
+    redacted = Redactor(secrets=known_secrets(os.environ)).text
+    facts = read_facts(redacted(text), redacted(more), issue=issue)
+    known = all_scenarios(warn=to_stderr)
+    number = facts.issue.partition("#")[2]
+    name = output.stem.replace("_", "-") if output else f"issue-{number}" if number else "my-bug"
+    version = arguments.vllm or (facts.versions[0].value if facts.versions else "")
+    made = draft(
+        facts,
+        name,
+        models=[one.model for one in known],
+        known_flags=server_flags(version) if version else None,
+        version=arguments.vllm or "",
+        newest=NEWEST,
+    )
+    path = output or Path(name.replace("-", "_") + ".py")
+    _, problems = read(path, made.text)
+    if output is not None:
+        write_file(output, made.text, hint="-o FILE writes it elsewhere")
+    found = [match.scenario.id for match in matches(facts.diagnosis, known)]
+    if arguments.json:
+        keys = {
+            "gaps": made.gaps,
+            "guesses": made.guesses,
+            "problems": [one.text for one in problems],
+            "matches": found,
+        }
+        print_json({"file": str(output) if output else None, "scenario": made.id, "draft": made.text, **keys})
+    elif output is None:
+        print(made.text, end="")
+    _report(made, path, [one.text for one in problems], found, folder_words())
+    return 0
+
+
+def _report(made: Draft, path: Path, problems: list[str], found: list[str], folders: list[str]) -> None:
+    """Print to standard error what the draft lacks, and the next command."""
+    for gap in made.gaps:
+        print(f"gap: {gap}", file=sys.stderr)
+    for problem in problems:
+        print(f"check: {problem}", file=sys.stderr)
+    for name in found:
+        print(f"known: the death is that of {name}: vllm-repro run {' '.join([name, *folders])}", file=sys.stderr)
+    print(
+        f"{path}: {plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}. Once you have read it: "
+        f"vllm-repro check {path} && vllm-repro run {path}",
+        file=sys.stderr,
+    )
+
+
+def _read(name: str) -> tuple[str, str, str]:
+    """Return the text, its comments, and the name of its issue if the address tells it."""
+    if name.startswith(("http://", "https://")):
+        return _from_github(name)
+    if not name or (name == "-" and sys.stdin is None):
+        raise UsageError("no text is named", hint="name a file, or - to paste the text")
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(_LARGEST + 1)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}", hint="name a file, or - to paste the text") from error
+    if len(data) > _LARGEST:
+        raise UsageError("the text is longer than 16 MiB", hint="keep a log's boot and its death")
+    utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return data.decode("utf-16" if utf16 else "utf-8-sig", "replace"), "", ""
+
+
+def _from_github(url: str) -> tuple[str, str, str]:
+    by_hand = "paste the issue's text into a file: vllm-repro intake FILE"
+    found = _ISSUE.fullmatch(url)
+    if found is None:
+        raise UsageError(f"{url} is no issue on GitHub", hint=by_hand)
+    program = shutil.which("gh")
+    if program is None:
+        raise UsageError("gh, GitHub's command line, is not installed, so the issue cannot be read", hint=by_hand)
+    command = [program, "issue", "view", found[2], "--repo", found[1], "--json", "title,body,comments"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL
+        )
+        loaded = json.loads(done.stdout) if done.returncode == 0 else None
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        done, loaded = None, None
+    if not isinstance(loaded, dict):
+        why = (done.stderr.strip().splitlines() or ["it prints no issue"])[-1] if done else "it does not answer"
+        raise InfraError(f"gh cannot read {url}: {why}", hint=by_hand)
+    comments = loaded.get("comments") or []
+    more = "\n\n".join(str(one.get("body") or "") for one in comments if isinstance(one, dict))
+    return f"# {loaded.get('title') or ''}\n\n{loaded.get('body') or ''}", more, f"{found[1]}#{found[2]}"

@@ -1,0 +1,413 @@
+"""Draft of a comment on the upstream issue, or of a new issue for an unreported bug.
+
+What to act on comes first, then the script that shows it, then all else, folded. A draft has at most 12,000 bytes, its code blocks are
+intact, and it mentions nobody. What its sender must know is not in it: `vllm-repro draft` prints that.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from vllm_repro.report.format import limited
+from vllm_repro.report.markdown import root_traceback
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
+from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
+from vllm_repro.report.tables import soak_section, throughput_section
+from vllm_repro.report.text import cell, code, fence, html, plain, shorten, size
+from vllm_repro.report.wording import avoids, boundary, lab_rule, not_run_word, refusals
+from vllm_repro.scenario.matching import matches, twins
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Result, Standing, Verdict
+from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase
+from vllm_repro_diagnosis.evidence import Evidence, banner, simulated
+from vllm_repro_diagnosis.root_cause import Root
+from vllm_repro_diagnosis.tracebacks import Frame, Raised
+
+__all__ = ["MOST", "Draft", "draft", "duplicates"]
+
+MOST = 12_000
+"""Bytes of a draft."""
+
+_NAME, _SENTENCE, _CAUSE, _BLOCK, _LIST = 60, 500, 800, 3_000, 1_600
+"""Most bytes of each part before its escapes, so that none takes the room of the others."""
+
+_FRAMES = 8
+
+_Part = tuple[str, str]
+"""A part of a draft: its name, empty if it is always there, and its text, empty if the run has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A draft in Markdown.
+
+    title: of a new issue, empty for a comment. issue: the one to comment on, or the nearest. duplicates: issues about perhaps the same.
+    left_out: names of the parts for which there was no room. fixed_in: releases that are declared to be without the bug.
+    """
+
+    body: str
+    title: str
+    issue: str
+    duplicates: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    fixed_in: str = ""
+
+    @property
+    def duplicate_urls(self) -> list[str]:
+        return [issue_url(issue) for issue in self.duplicates]
+
+    def command(self, path: Path) -> str:
+        """Return the command with which a person sends the draft in the file `path`."""
+        repository, _, number = self.issue.partition("#")
+        if self.title:
+            words = ["gh", "issue", "create", "--repo", repository, "--title", self.title, "--body-file", str(path)]
+        else:
+            words = ["gh", "issue", "comment", number, "--repo", repository, "--body-file", str(path)]
+        return shlex.join(words)
+
+
+def draft(
+    report: RunReport,
+    duplicates: Sequence[str] = (),
+    *,
+    flags: str = "",
+    why: str = "",
+    small: str = "",
+    gpus: bool = True,
+    script: str = "",
+    no_script: str = "",
+    diffs: Mapping[str, str] | None = None,
+) -> Draft:
+    """Return the draft about a run.
+
+    flags: the reported command. why: the scenario's explanation. small: why the lab's small model shows the bug. gpus: the bug is one of
+    vLLM on GPUs. script: `repro.py`. no_script: why there is none.
+    diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
+    """
+    title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
+    attached = any(arm.server.kind == "attach" for arm in report.arms)  # its flags and its machine are not known
+    lines = "\n".join(_first_lines(report, "" if attached else flags, why, small, gpus))
+    form = bool(title) and not report.rehearsal  # the first line of a rehearsal must name it
+    asked = "### \N{BUG} Describe the bug\n\n" if form else ""
+    only_changed = report.bug_seen and not any(arm.result.crashed for arm in report.arms if not arm.patches)
+    where = "Environment of the client; that of the server is not known" if attached else "Environment of the run"
+    environment = _folded(where, fence(_environment(report, gpus=not attached), "text"))
+    parts = [
+        ("", asked + lines),
+        ("the script", "" if only_changed else _script(report, script, no_script)),
+        ("", _arms(report)),
+        *((f"the change in {_names(arms)}", _change(arms, diffs or {})) for arms in _changed(report)[:4]),
+        ("the traceback", _traceback(report)),
+        ("", _replaced(report)),
+        *_measured(report),
+        ("", f"### Your current environment\n\n{environment}" if form else environment),
+        ("how the command differs from the reported one", _differences(report)),
+    ]
+    body, left_out = _joined(parts, _footer(report))
+    return Draft(
+        body=body,
+        title=title,
+        issue=report.issue,
+        duplicates=tuple(duplicates),
+        left_out=tuple(left_out),
+        fixed_in=report.fixed_in,
+    )
+
+
+def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
+    """Return the parts for which there is room, then the footer; and the names of the parts left out."""
+    room = MOST - size(footer) - len("\n")
+    reserved = sum(size(text) + len("\n\n") for name, text in parts if not name)
+    kept, missing = [], []
+    for name, text in parts:
+        needed = size(text) + len("\n\n")
+        reserved -= 0 if name else needed
+        if text and needed <= room - (reserved if name else 0):
+            kept.append(text)
+            room -= needed
+        elif text:
+            missing.append(name or "what was replaced or where it ran")
+    return "\n\n".join((*kept, footer)) + "\n", missing
+
+
+def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
+    """Return issues that may be about the same: those whose signature a death has, then those that the scenario names.
+
+    Issues of scenarios that are declared good for this release are left out. Whether an issue is still open is not checked.
+    """
+    if not report.failures:
+        return []
+    found: list[str] = []
+    for death in dict.fromkeys(_diagnosis(trial, report.version) for arm in report.arms for trial in arm.trials):
+        found += [match.scenario.issue for match in matches(death, scenarios) if match.scenario.id != report.scenario]
+    own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
+    if own is not None:
+        found += [twin.issue for twin in twins(own, scenarios)]
+    found += [*report.related, *(own.related if own is not None else ())]
+    settled = {one.issue for one in scenarios if not one.filed or one.status.standing(report.version) is Standing.GOOD}
+    return [issue for issue in dict.fromkeys(found) if issue != report.issue and issue not in settled]
+
+
+def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
+    death, raised = trial.death, None
+    if death is not None and death.exception is not None:
+        frames = tuple(Frame(*frame.rpartition(":")[::2]) for frame in death.frames)
+        raised = Raised(exception=death.exception, message=death.message or "", frames=frames)
+    return Diagnosis(
+        died=death is not None,
+        phase=Phase(trial.phase) if death and trial.phase in set(Phase) else None,
+        root=Root(raised=raised) if raised else None,
+        vllm_version=version,
+        why="",
+    )
+
+
+def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
+    """Return the most important failed trial of unchanged source, else any failed trial, else the first one."""
+    unchanged = [pair for pair in report.failures if not pair[0].patches]
+    return next(
+        iter((*unchanged, *report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials))), None
+    )
+
+
+def _changed(report: RunReport) -> list[list[ArmReport]]:
+    """Return the arms with each change of the source, changes that help first."""
+    found: dict[object, list[ArmReport]] = {}
+    for arm in report.arms:
+        if arm.patches:
+            found.setdefault(arm.patches, []).append(arm)
+    return sorted(found.values(), key=lambda arms: not any(map(avoids, arms)))
+
+
+# ── what is read in half a minute ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
+    if report.fixed_in and not report.rehearsal:
+        yield f"**Fixed**: vLLM {cell(report.fixed_in)} is declared to be without this bug.\n"
+    yield f"{_verdict(report)}\n"
+    if (shown := _shown_trial(report)) and shown[1].severity is not None:
+        cause = shorten(shown[1].why, _CAUSE)
+        yield f"- **What:** {plain(cause) if shown[1].outcome is Outcome.WRONG_OUTPUT else code(cause)}"
+    yield f"- **Releases:** {cell(shorten(report.status, _SENTENCE))}"
+    if flags:
+        one_line = " ".join(flags.replace("\\\n", " ").split())
+        yield f"- **Flags:** {code(shorten(one_line, _CAUSE))}"
+    if report.bug_seen:
+        if lives := limited([_count(arm, report) for arm in report.arms if avoids(arm)], 4):
+            yield f"- **Avoided by:** {'; '.join(lives)}"
+        if why:
+            yield f"- **Cause:** {plain(_sentences(why, _SENTENCE))}"
+    if notice := banner(report.evidence, report.version and shorten(report.version, _NAME)):
+        word, _, text = notice.partition(": ")
+        yield f"- **{word}:** {cell(text)}{_holds(report, small, gpus)}"
+    yield from (f"- {plain(shorten(text, _SENTENCE))}." for text in refusals(report.arms)[:4])
+    if report.shortfall:
+        yield f"- **{report.shortfall}. This is what the journal holds.**"
+    if not report.filed:
+        yield f"- Nearest report: [#{report.issue.partition('#')[2]}]({issue_url(report.issue)})"
+
+
+def _sentences(text: str, most: int) -> str:
+    """Return the first sentences of a text, as many as `most` bytes hold."""
+    sentences = re.split(r"(?<=\.)\s+", " ".join(text.split()))
+    fitting = sum(total <= most for total in accumulate(size(sentence) + 1 for sentence in sentences))
+    return shorten(" ".join(sentences[: max(fitting, 1)]), most)
+
+
+def _verdict(report: RunReport) -> str:
+    """Return the sentence on what the unchanged source did, and only then what a changed one did."""
+    on = f"vLLM {cell(shorten(report.version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
+    seen = [arm for arm in report.arms if arm.result.crashed and arm.expected.has_bug]
+    if report.verdict.verdict is Verdict.REPRODUCES and seen:
+        unchanged = next((arm for arm in seen if not arm.patches), None)
+        if unchanged is not None:
+            return f"**Reproduces on {on}**: {_count(unchanged, report).removeprefix('`reported` ')}."
+        lived = next(
+            (
+                arm
+                for arm in report.arms
+                if arm.expected.has_bug and not arm.patches and arm.result.result is Result.QUIET
+            ),
+            None,
+        )
+        untried = f"**Not tried on unchanged {on}.**"
+        said = f"**Did not reproduce on unchanged {on}**: {_count(lived, report)}." if lived else untried
+        return f"{said} With vLLM's source changed: {'; '.join(_count(arm, report) for arm in seen[:3])}."
+    lived = next((arm for arm in report.arms if arm.expected.has_bug and arm.result.result is Result.QUIET), None)
+    if report.verdict.verdict is Verdict.QUIET and lived is not None:
+        return f"**Did not reproduce on {on}**: {_count(lived, report).removeprefix('`reported` ')}, with the boundary crossed."
+    verdict = report.verdict.verdict
+    text = f"**{verdict[:1].upper()}{verdict[1:]} on {on}**: {cell(shorten(report.verdict.because, _SENTENCE))}."
+    if report.verdict.expected is False and not report.compared:  # a patch that fails contradicts no declaration
+        text += f" Declared was something else: {cell(shorten(report.status, 200))}."
+    return text
+
+
+def _count(arm: ArmReport, report: RunReport) -> str:
+    """Return `eager` (with --enforce-eager) died in 0 of 1 boots`."""
+    edits = " and ".join(dict.fromkeys(edit for edit in arm.edits if not edit.startswith("patched ")))
+    change = [f"{code(shorten(edits, 300))}"] if edits else []
+    files = dict.fromkeys(patch.file.rpartition("/")[2] for patch in arm.patches)
+    change += [f"{code(shorten(', '.join(files), 200))} changed"] if files else []
+    did = next((one.expected.did for one in (arm, *report.arms) if one.expected.has_bug), "died")
+    words = [code(shorten(arm.name, _NAME)), *([f"({', '.join(change)})"] if change else [])]
+    words += [f"{did} in {arm.result.crashed} of {arm.result.conclusive} boots"] if arm.result.conclusive else []
+    return " ".join(words)
+
+
+def _holds(report: RunReport, small: str, gpus: bool) -> str:
+    """Return the sentences on why a death in the lab holds on a GPU, as far as its frames show.
+
+    small: why a small model shows it. gpus: the bug is one of vLLM on GPUs.
+    """
+    if report.evidence != Evidence.LAB:
+        return ""
+    text = f" They are {len(report.replaced)}, listed below."
+    death = next((trial.death for _, trial in report.failures if trial.death and trial.death.frames), None)
+    if not gpus:
+        text += " The bug is one of vLLM on CPUs."
+    elif rule := lab_rule(report):
+        text += f" {rule}."
+    elif report.bug_seen and death is not None:
+        file, _, function = death.frames[-1].rpartition(":")
+        where = f"{code(shorten(function, _NAME))} in {code(shorten(file, 200))}"
+        if re.search(r"(^|[/_])cpu([/_.]|$)", file):
+            text += f" {where}, which raised it, is for CPUs: a GPU does not run it."
+        elif not any(part.name.endswith(f".{function}") for part in report.replaced):
+            text += f" {where}, which raised it, is not replaced: a GPU runs the same lines."
+    elif any(trial.outcome is Outcome.HANG for _, trial in report.failures[:1]) and not any(
+        part.name.startswith("vllm.v1.core.") and part.effect[:4] != "none" for part in report.replaced
+    ):
+        text += " None of them decides what is scheduled: a GPU's engine schedules the same."
+    return text + (f" It served a small model: {cell(shorten(small, _SENTENCE))}." if small else "")
+
+
+def _script(report: RunReport, script: str, no_script: str) -> str:
+    if report.bug_seen and any(
+        trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP) for _, trial in report.failures[:1]
+    ):
+        return "The engine dies while it boots: the command alone shows it."
+    if no_script:
+        return f"There is no script for a plain vLLM: {no_script}."
+    return f"`repro.py` for a plain vLLM:\n\n{fence(script, 'python')}" if script else ""
+
+
+# ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _arms(report: RunReport) -> str:
+    lines = [f"- {_arm(arm, report)}" for arm in report.arms]
+    again = f"With vllm-repro {cell(shorten(report.harness_version, 40))}: {code(shorten(report.reproduce, _SENTENCE))}"
+    return _folded("What was run", f"{_rows(lines, _LIST)}\n\n{again}")
+
+
+def _arm(arm: ArmReport, report: RunReport) -> str:
+    if not arm.trials:
+        return f"{code(shorten(arm.name, _NAME))}: {not_run_word(arm)}"
+    outcomes = ", ".join(dict.fromkeys(trial.outcome for trial in arm.trials))
+    tested = f". Outcome: {outcomes}" if arm.result.conclusive else f": {outcomes}, which decides nothing"
+    return f"{_count(arm, report)}{tested}. Boundary {cell(shorten(boundary(arm.trials[0]), 200))}."
+
+
+def _traceback(report: RunReport) -> str:
+    shown = _shown_trial(report)
+    if shown is None or (death := shown[1].death) is None:
+        return ""
+    arm, trial = shown
+    lead = f"In {code(shorten(arm.name, _NAME))}, phase: {cell(shorten(trial.phase or 'unknown', _NAME))}."
+    found = (
+        fence(root_traceback(death, _FRAMES, _BLOCK // 2), "text") if death.exception else cell(trial.why[:_SENTENCE])
+    )
+    return _folded("Traceback", f"{lead}\n\n{found}")
+
+
+def _names(arms: Sequence[ArmReport]) -> str:
+    return ", ".join(shorten(arm.name, _NAME) for arm in arms[:4])
+
+
+def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
+    """Return the change that these arms have in common."""
+    arm, diff = arms[0], diffs.get(arms[0].name, "")
+    untried = "".join(cell(untried_note(file)) for file in arm.server.patched).removeprefix("; ")
+    how = "" if diff else f"{how_to_apply(arm)}.\n\n"
+    text = how + (f"{untried}.\n\n" if untried else "") + fence(diff or diff_of(arm), "diff")
+    return _folded(f"The change in {_names(arms)}{', for git apply' if diff else ''}", text)
+
+
+def _measured(report: RunReport) -> Iterator[_Part]:
+    for section in (throughput_section(report.measured), soak_section(report.measured)):
+        heading, _, text = section.partition("\n\n")
+        if text:
+            summary = heading.removeprefix("## ")
+            yield summary, _folded(summary, text)
+
+
+def _differences(report: RunReport) -> str:
+    first = next((arm for arm in report.arms if arm.differences), None)
+    if first is None:
+        return ""
+    lines = [f"- {cell(shorten(text, 300))}" for text in first.differences]
+    return _folded(f"How the command of {first.name} differs from the reported one", _rows(lines, _LIST))
+
+
+def _replaced(report: RunReport) -> str:
+    """Return the name of each part that the lab replaced, by module. `report.md` has the reasons and effects."""
+    if not report.replaced:
+        return ""
+    modules: dict[str, list[str]] = {}
+    for part in report.replaced:
+        module, _, name = part.name.rpartition(".")
+        modules.setdefault(module, []).append(code(name))
+    lines = [f"- {code(module)}: {', '.join(names)}" for module, names in modules.items()]
+    return _folded(f"LAB: the {len(report.replaced)} replaced parts", "\n".join(lines))
+
+
+def _environment(report: RunReport, *, gpus: bool) -> str:
+    """Return what the run was made on, with the headings of vLLM's collect_env.py as far as it is known. gpus: show those."""
+    machine = report.environment
+    cards = [f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)" for number, gpu in enumerate(machine.gpus)]
+    weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
+    groups = {
+        "System Info": {"OS": machine.os, "Memory": f"{machine.memory_gb:g} GB"},
+        "Python Environment": {"Python version": machine.python},
+        "CUDA / GPU Info": {
+            "GPU models and configuration": ", ".join(cards) or "none",
+            "Nvidia driver version": machine.driver or "none",
+        },
+        "CPU Info": {"CPU(s)": str(machine.cpus)},
+        "vLLM Info": {"vLLM Version": report.version or "unknown", "Weights": "; ".join(weights) or "unknown"},
+    }
+    if not gpus:
+        del groups["CUDA / GPU Info"]
+    lines = []
+    for heading, facts in groups.items():
+        lines.append(f"===== {heading} =====")
+        lines += [f"{name}: {shorten(' '.join(text.split()), _SENTENCE)}" for name, text in facts.items()]
+    return "\n".join(lines)
+
+
+def _folded(summary: str, text: str) -> str:
+    # GitHub reads Markdown inside HTML only between empty lines.
+    return f"<details><summary>{html(shorten(summary, 200))}</summary>\n\n{text}\n\n</details>"
+
+
+def _rows(lines: Sequence[str], most: int) -> str:
+    """Return the lines that fit into `most` bytes, at least the first, and the number of the others."""
+    fitting = sum(total <= most for total in accumulate(size(line) + 1 for line in lines))
+    shown = lines[: max(fitting, 1)]
+    more = len(lines) - len(shown)
+    return "\n".join(shown) + (f"\n\nand {more} more" if more else "")
+
+
+def _footer(report: RunReport) -> str:
+    return (
+        f"<sub>Made by vllm-repro {cell(shorten(report.harness_version, 40))} from the journal of one run. "
+        "Keys, user names, hosts and addresses are replaced by words in brackets.</sub>"
+    )

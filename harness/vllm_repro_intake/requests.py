@@ -1,0 +1,323 @@
+"""The requests and prompt sizes that an issue's text states, in order, and the workarounds that it tried."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.flags import canonical, is_switch, positive
+from vllm_repro.command.words import split_commands
+from vllm_repro.errors import CommandError
+from vllm_repro_diagnosis.boot_facts import ScheduledChunk
+from vllm_repro_intake.commands import calls
+from vllm_repro_intake.text import GLUED, LONGEST, Block, shortened
+
+__all__ = ["Asked", "Tried", "answer_length", "find_requests", "find_tried"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. tokens: length of its prompt; 0 if `body` holds the prompt itself. words: of the text, if it is not exact.
+
+    answer: its `max_tokens`; 0 if not stated. beside: it is sent at the same time as the one before.
+    """
+
+    tokens: int = 0
+    answer: int = 0
+    words: str = ""
+    path: str = "/v1/chat/completions"
+    body: Mapping[str, Any] | None = None
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Flags that the text reports as tried. lives: the engine then lived. removed: the flags were left out."""
+
+    flags: tuple[str, ...]
+    lives: bool
+    words: str
+    removed: bool = False
+
+
+_NUMBER = (
+    r"(?P<about>~|≈|>|about |around |roughly |over |approximately )?(?P<number>\d[\d,]*(?:\.\d+)?)(?P<kilo> ?[kK])?"
+)
+_SIZES = (
+    re.compile(rf"{_NUMBER}[ -]?(?:prompt|input)[ -]tokens?\b"),
+    re.compile(
+        rf"{_NUMBER}[ -]?tokens?[ -](?:long |in the |of |per )?(?:\w+[ -]){{0,1}}?(?:prompts?|inputs?|requests?|messages?|conversations?)\b"
+    ),
+    re.compile(
+        rf"(?i:\b(?:prompts?|inputs?|requests?(?: [A-Z]?\d{{1,2}})?)\b)[^.;\d<>]{{0,30}}?(?<![\w.]){_NUMBER}[ -]?tokens?\b"
+    ),
+)
+_EXACT = re.compile(r"prompt_token_ids_len=(\d+)")
+_BENCHED = re.compile(r"--(?:random-)?input-len[= ](\d+)")
+_BENCH_OPTIONS = {name: re.compile(rf"--(?:random-)?{name}[= ](\d+)") for name in ("output-len", "max-concurrency")}
+_NO_PROMPT = re.compile(
+    r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat|window|budget|capacity|shared|max[ _-]",
+    re.IGNORECASE,
+)
+_ORDINALS = re.compile(
+    r"\b(?:first|second|third|fourth|1st|2nd|3rd)\b(?! (?:few|chunk|token|step))|\b(?:request|prompt) (?:[A-Z]\d?|#?\d)\b|\bS\d\b",
+    re.IGNORECASE,
+)
+_COUNTED = re.compile(
+    r"\b(?P<count>two|three|four|five|2|3|4|5|6|8|10|16|32|64)\b(?: \w+){0,3}? \S*(?:requests|prompts)\b", re.IGNORECASE
+)
+_COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5}
+_AT_ONCE = re.compile(r"concurren|simultan|parallel|at the same time", re.IGNORECASE)
+_LIVED = re.compile(
+    r"\b(?:works?|succeeds?|fine|ok|lower\w*|reduc\w+|below|under|shorter|less|fewer|up to)\b|\bno (?:more )?(?:crash|error|issue)",
+    re.IGNORECASE,
+)
+_PLACEHOLDER = re.compile(rf"<[^<>]*?{_NUMBER}[ -]?tokens?[^<>]*>")
+_ANSWER = re.compile(r"max_(?:completion_|new_)?tokens['\"]?\s{0,3}[=:]\s{0,3}(\d{1,6})\b")
+_CREATE = re.compile(r"\.(?P<what>chat\.completions|completions|embeddings)\.create\(")
+_MORE_THAN = re.compile(
+    r"(?:\b(?:more|longer|larger|greater|bigger) than|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$", re.IGNORECASE
+)
+_CLOSE = 0.06
+"""Two sizes within this part of each other are one size, rounded: "1.3K" and 1,304."""
+_MOST = 64
+
+
+def answer_length(text: str) -> int:
+    """Return the one `max_tokens` of the text; 0 without one, or with several."""
+    found = {int(number) for number in _ANSWER.findall(text)} - {0}
+    return found.pop() if len(found) == 1 else 0
+
+
+def find_requests(blocks: Sequence[Block], said: Sequence[str], dump: Sequence[ScheduledChunk]) -> list[Asked]:
+    """Return the requests that the text states: as sent, else of the scheduler's dump, else by their sizes in prose.
+
+    said: the statements of the prose.
+    """
+    per_block = [sent for block in blocks if (sent := [one for body in _bodies(block) if (one := _asked(*body))])]
+    if sent := [one for at, some in enumerate(per_block) if some not in per_block[:at] for one in some]:
+        return sent[:_MOST]
+    if found := _dumped(blocks, dump):
+        return found
+    return _benched(blocks) or _in_prose(said)
+
+
+def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield path and body of each request that a `curl` command or a call of the openai client sends."""
+    text = "\n".join(block.lines)
+    try:
+        commands = split_commands(text) if "curl" in text and len(text) <= LONGEST else []
+    except CommandError:
+        commands = []
+    for words in commands:
+        texts = [word.text for word in words]
+        path = next((found[0] for one in texts if (found := re.search(r"/v1/[\w/]+", one)) and "://" in one), "")
+        data = [texts[at + 1] for at, one in enumerate(texts[:-1]) if re.fullmatch(r"-d|--data(?:-\w+)?|--json", one)]
+        if "curl" in texts[:3] and path and data:
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(body := json.loads(data[-1], strict=False), dict):
+                    yield path, body
+    for found in _CREATE.finditer(text):
+        for body, unread in islice(calls(text[found.start() :], _CREATE), 1):
+            if not set(unread) & {"messages", "prompt", "input", "**"}:
+                yield f"/v1/{found['what'].replace('.', '/')}", body | body.pop("extra_body", {})
+
+
+def _asked(path: str, body: dict[str, Any]) -> Asked | None:
+    """Return the request: by its size if its text only names one, else with its body. None for one that no scenario file can hold."""
+    try:
+        text = json.dumps(body, default=str, allow_nan=False)
+    except (ValueError, RecursionError):  # an infinite number
+        return None
+    if len(text) > LONGEST or re.search(r"\d{18}", text):
+        return None
+    answer = next((body[key] for key in ("max_tokens", "max_completion_tokens") if isinstance(body.get(key), int)), 0)
+    if size := _PLACEHOLDER.search(text):
+        return Asked(_tokens(size), answer, shortened(size[0]), path)
+    kept = {key: value for key, value in body.items() if key != "model"}
+    wanted = any(kept.get(key) for key in ("messages", "prompt", "input"))
+    return Asked(path=path, answer=answer, body=kept) if wanted else None
+
+
+def _tokens(found: re.Match[str]) -> int:
+    return round(float(found["number"].replace(",", "") or 0) * (1000 if found["kilo"] else 1))
+
+
+def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Asked]:
+    """Return the prompts that were prefilled in the step in which the engine crashed."""
+    first = next((line for block in blocks for line in block.lines if "SchedulerOutput(" in line), "")
+    sizes = [int(number) for number in _EXACT.findall(first)]
+    words = "prompt_token_ids_len of the scheduler's dump"
+    if not sizes:  # a step of few tokens is one of an answer
+        chunks = [chunk for chunk in dump if chunk.scheduled > 16]
+        sizes = [chunk.computed + chunk.scheduled for chunk in chunks]
+        words = "the scheduler's dump: " + ", ".join(f"{one.computed:,} + {one.scheduled:,} tokens" for one in chunks)
+    return [Asked(size, words=shortened(words), beside=at > 0) for at, size in enumerate(sizes[:_MOST])]
+
+
+def _benched(blocks: Sequence[Block]) -> list[Asked]:
+    """Return the load of `vllm bench serve` as requests at once."""
+    for block in blocks:
+        text = "\n".join(block.lines)
+        if size := _BENCHED.search(text):
+            output, at_once = (found and int(found[1]) for found in (rx.search(text) for rx in _BENCH_OPTIONS.values()))
+            words = f"{size[0]}, {at_once or 1} at once"
+            one = Asked(int(size[1]), output or 0, words, "/v1/completions")
+            return [replace(one, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
+    return []
+
+
+def _in_prose(said: Sequence[str]) -> list[Asked]:
+    found: list[Asked] = []
+    labels: set[str] = set()
+    for one in said:
+        sizes = [size for rx in _SIZES for size in rx.finditer(one) if _of_prompt(one, size)]
+        if not sizes or ((_LIVED.search(one) or _WORKS.search(one)) and not _ORDINALS.search(one)):
+            continue
+        size = next((one for one in sizes if _exact(one) and _alike(_tokens(one), _tokens(sizes[0]))), sizes[0])
+        more_than = _MORE_THAN.search(one[max(0, size.start("number") - 20) : size.start("number")])
+        tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(one)
+        asked = Asked(tokens, answer_length(one), shortened(one))
+        alike = [at for at, known in enumerate(found) if _alike(tokens, known.tokens)]
+        count = _COUNTED.search(one)
+        wanted = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
+        if count is not None and len(alike) < wanted:
+            more = replace(asked, beside=bool(_AT_ONCE.search(one)))
+            found += [replace(more, beside=more.beside and at > 0) for at in range(len(alike), wanted)]
+        elif not alike or (label and label[0].lower() not in labels and not _relabelled(label[0], labels)):
+            found.append(asked)
+        elif _exact(size):  # the exact size of one that was rounded before
+            first = found[alike[0]]
+            found[alike[0]] = replace(asked, answer=asked.answer or first.answer)
+        if label is not None:
+            labels.add(label[0].lower())
+    return found[:_MOST]
+
+
+def _exact(size: re.Match[str]) -> bool:
+    return not size["about"] and not size["kilo"]
+
+
+def _alike(tokens: int, other: int) -> bool:
+    return abs(tokens - other) <= _CLOSE * other
+
+
+def _relabelled(label: str, labels: set[str]) -> bool:
+    """Return True if the first label names a request whose size was stated before without one."""
+    return not labels and re.fullmatch(r"(?i)first|1st", label) is not None
+
+
+def _of_prompt(said: str, size: re.Match[str]) -> bool:
+    after = re.split(r"[,;.]|\band\b", said[size.end() : size.end() + 30])[0]
+    near = said[max(0, size.start() - 30) : size.end()] + after
+    return _tokens(size) > 0 and _tokens(size) <= 10_000_000 and not _NO_PROMPT.search(near)
+
+
+# ── workarounds ───────────────────────────────────────────────────────────────────────────────────────────
+
+_FAILS = re.compile(
+    r"\bsame (?:crash|error|issue|problem|failure)|\bstill (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
+    r"|\b(?:does|did|do)(?:n[o']?t| not) (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
+    r"|\bno (?:effect|difference|improvement)|[:,] same\b|\balso (?:crash|fail)\w*",
+    re.IGNORECASE,
+)
+_WORKS = re.compile(
+    r"\bworks?\b(?! around)|\bworked\b|\b(?:avoid|succeed)(?:s|ed)\b|\bresolve[sd]\b|\bfixe[sd]\b|\bboots and serves|\bprevents\b"
+    r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bno (?:more |longer )?(?:crash|hang|error)\w*|\bgoes away|\bdisappears?\b|\bstable\b"
+    r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are) (?:fine|ok(?:ay)?)\b"
+    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good)\b",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(
+    r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if you|expected?|unless|until|once|after|PR"
+    r"|patch(?:ed)?)\b|\bv?0\.\d{1,2}\.\d",
+    re.IGNORECASE,
+)
+_FLAG = re.compile(
+    r"(?<![\w-])(?P<name>--[a-z][a-z0-9_-]+(?:\.[\w.]+)?)"
+    r"(?:(?P<gap>=|[ ]+)(?!--)(?P<value>'[^']*'|\"[^\"]*\"|[^\s`|,;()]+))?"
+)
+_A_VALUE = re.compile(
+    r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?", re.DOTALL
+)
+_TAKEN_OUT = re.compile(
+    r"\b(?:without|remov\w+|dropp\w+|omit\w+|disabl\w+|leaving out|unset\w*)\W{0,3}(?:the |flag )?\W{0,2}$",
+    re.IGNORECASE,
+)
+_FEATURES = {
+    "prefix caching": "--no-enable-prefix-caching", "chunked prefill": "--no-enable-chunked-prefill",
+    "async scheduling": "--no-async-scheduling", "cuda ?graphs?": "--enforce-eager",
+    r"mtp|spec(?:ulative)?[- ]dec\w+": "",
+}  # fmt: skip
+_CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
+_OFF = re.compile(
+    rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b", re.IGNORECASE
+)
+
+
+def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
+    """Return the flags that the text reports as tried with a clear result, and the statements about flags that are unclear."""
+    found: list[Tried] = []
+    unclear: list[str] = []
+    for raw in said:
+        whole = GLUED.sub(" | ", raw)
+        clauses = _CLAUSES.split(whole) if all(_verdicts(whole)) else [whole]
+        if any(any(_verdicts(one)) and not any(True for _ in _flags_of(one)) for one in clauses):
+            clauses = [whole]  # a result of something else
+        for one in clauses:
+            works, fails = _verdicts(one)
+            for flags, removed in _flags_of(one):
+                known = next((tried for tried in found if (tried.flags, tried.removed) == (flags, removed)), None)
+                if not _changes(flags, removed, command):
+                    continue
+                if works != fails and not _DOUBT.search(one) and (known is None or known.lives == works):
+                    found += [] if known else [Tried(flags, works, shortened(raw), removed)]
+                elif works or fails:
+                    unclear.append(shortened(raw))
+    return found, list(dict.fromkeys(unclear))
+
+
+def _verdicts(said: str) -> tuple[bool, bool]:
+    """Return (works, fails): a statement may report a success, a failure, or both."""
+    return bool(_WORKS.search(_FAILS.sub(" ", said))), bool(_FAILS.search(said))
+
+
+def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield (flags, left out) for each group of flags in a statement. A flag without its value is no group."""
+    apart = re.search(r"\bor\b|\beither\b", said) is not None
+    group: list[str] = []
+    for match in _FLAG.finditer(said):
+        name, value = canonical(match["name"]), match["value"] or ""
+        followed = said[match.end() :].lstrip().startswith("--")
+        if _TAKEN_OUT.search(said[: match.start()]):
+            yield (name,), True
+        elif value and not is_switch(name) and (match["gap"] == "=" or followed or _A_VALUE.fullmatch(value)):
+            word = value[1:-1] if value[0] in "'\"" else value.rstrip(".:")
+            group.append(f"{name} {shlex.quote(word)}")
+        elif is_switch(name):
+            group.append(name)
+        else:
+            return
+        if apart and group:
+            yield (group.pop(),), False
+    if group:
+        yield tuple(group), False
+    for match in _OFF.finditer(said):
+        flag = next(flag for what, flag in _FEATURES.items() if re.fullmatch(what, match["what"], re.IGNORECASE))
+        yield ((flag,), False) if flag else (("--speculative-config",), True)
+
+
+def _changes(flags: tuple[str, ...], removed: bool, command: ServeCommand) -> bool:
+    if removed:
+        return any(positive(flag.name) == positive(flags[0]) for flag in command.flags)
+    try:
+        return command.with_flags(*flags) != command
+    except CommandError:
+        return False

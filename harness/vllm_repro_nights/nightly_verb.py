@@ -1,0 +1,144 @@
+"""`vllm-repro nightly`: every scenario that this machine can run, at one release, and one result: green, red or amber."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_repro.cli.common import add_common, duration
+from vllm_repro.cli.options import add_run_options, job_from
+from vllm_repro.cli.server_options import add_server_options, server_options
+from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.releases.known import NEWEST
+from vllm_repro.releases.local_vllm import local_vllm
+from vllm_repro.releases.sources import named_source
+from vllm_repro.running.folders import default_out
+from vllm_repro.running.job import Job
+from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.kinds import ServerKind, kinds
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice
+from vllm_repro_nights.night import Night, annotation, markdown
+from vllm_repro_nights.run_night import no_gpus_in_containers, run_night
+
+__all__ = ["jobs_from"]
+
+NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
+
+_SERVER, _IMAGE, _VLLM, _SCENARIOS = (f"VLLM_REPRO_NIGHTLY_{name}" for name in ("SERVER", "IMAGE", "VLLM", "SCENARIOS"))
+CPU = "cpu"
+"""Value of `--server`: for each scenario the kind that runs it without a GPU."""
+_EPILOG = f"""
+
+--server cpu is for a machine without a GPU: the newest release, and SOURCE if --vllm names one, each on a CPU as it is if the scenario
+needs no GPU, else in the lab. It runs only the arms that show the bug.
+Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber, undecided or trouble of the host.
+A CI file may set {_SERVER}, {_IMAGE}, {_VLLM} and {_SCENARIOS} instead of the options; docs/nightly.md."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(parser, example="vllm-repro nightly --server docker --image vllm/vllm-openai:nightly", more=_EPILOG)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="only these (default: all of the package)")
+    parser.add_argument(
+        "--server",
+        choices=("auto", CPU, *kinds(lambda facts: facts.started)),
+        default=os.environ.get(_SERVER) or "auto",
+        help="where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm on PATH; never a rehearsal). "
+        "cpu: a release on this CPU, in the lab if the scenario needs GPUs",
+    )
+    add_server_options(parser, which=("image", "vllm", "weights"))
+    add_run_options(parser, arm="only this arm; may be given again", auto=True, on="its scenarios side by side")
+    parser.add_argument(
+        "--max-time",
+        type=duration,
+        metavar="TIME",
+        help="start no run that would end after this time, if it takes as long as the last run of its scenario: 90s, 30m or 2h; those that "
+        "ran longest ago come first",
+    )
+    parser.add_argument(
+        "--least-disk",
+        type=float,
+        default=20.0,
+        metavar="GB",
+        help="disk space that must be free for the runs (default: 20)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = _options(arguments)
+    if arguments.on and arguments.max_time is not None:
+        raise UsageError(
+            "--max-time is for runs one after the other, and --on begins all at once", hint="leave one out"
+        )
+    if arguments.on not in (None, "local") and arguments.server == "auto":
+        raise UsageError(
+            "--server auto looks at this machine, and --on runs on others", hint=f"--server {CPU} or docker"
+        )
+    out = arguments.out or default_out()
+    jobs = jobs_from(arguments, options)
+    if options.server == CPU:
+        options = replace(options, server=ServerKind.LAB)
+    night, folder = run_night(
+        jobs, options, out, arguments.least_disk, lambda line: print(line, flush=True), arguments.max_time
+    )
+    _publish(night, folder)
+    return INTERRUPTED if night.interrupted else night.light.status
+
+
+def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job]:
+    """Return the jobs of each scenario, once, named as it was named first. Raises `UsageError`, before anything runs."""
+    named = arguments.scenarios or os.environ.get(_SCENARIOS, "").split()
+    scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
+    jobs: dict[tuple[str, str | None], Job] = {}
+    for name, scenario in scenarios:
+        arms = find_arms(scenario, arguments.arm)
+        for own in _on_cpu(scenario, options) if options.server == CPU else (options,):
+            choice = ServerChoice(ServerKind(own.server), "")
+            job = job_from(arguments, name=name, scenario=scenario, options=own, choice=choice, arms=arms)
+            if options.server == CPU and not arguments.arm:
+                job = replace(job, arms=scenario.leading, named_arms=[arm.name for arm in scenario.leading])
+            jobs.setdefault((scenario.id, own.vllm), job)
+    return list(jobs.values())
+
+
+def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
+    """Return the options of a scenario's runs without a GPU: in the newest release, and in the SOURCE that was named."""
+    kind = ServerKind.LAB if scenario.lab else ServerKind.PROCESS
+    return [replace(options, server=kind, vllm=source) for source in dict.fromkeys((NEWEST, options.vllm)) if source]
+
+
+def _options(arguments: argparse.Namespace) -> ServerOptions:
+    """Return the options, completed by the environment, with `auto` resolved. Raises `UsageError`."""
+    options = server_options(arguments)
+    options = replace(
+        options,
+        image=options.image or os.environ.get(_IMAGE) or None,
+        vllm=options.vllm or (named_source(os.environ[_VLLM]) if os.environ.get(_VLLM) else None),
+    )
+    known = ("auto", CPU, *kinds(lambda facts: facts.started))
+    if options.server not in known:
+        raise UsageError(f"{_SERVER} is {options.server!r}", hint=f"{', '.join(known[:-1])} or {known[-1]}")
+    if options.server == CPU and options.image:
+        raise UsageError(f"--server {CPU} runs no image", hint=f"leave out --image, or the variable {_IMAGE}")
+    if options.server == "auto":
+        local = not options.image and bool(options.vllm or local_vllm()) and bool(no_gpus_in_containers())
+        on_gpus = kinds(lambda facts: facts.on_gpus)
+        options = replace(options, server=next(kind for kind in on_gpus if kind.facts.container is not local))
+    if options.server != CPU and ServerKind(options.server).facts.container and not options.vllm:
+        options = replace(options, image=options.image or NIGHTLY_IMAGE)
+    return options
+
+
+def _publish(night: Night, folder: Path) -> None:
+    """Print the result, and hand it to a GitHub job."""
+    output = f"light={night.light}\nfolder={folder}\n"
+    for name, added in (("GITHUB_STEP_SUMMARY", markdown(night)), ("GITHUB_OUTPUT", output)):
+        if os.environ.get(name):
+            with Path(os.environ[name]).open("a", encoding="utf-8") as file:
+                file.write(added)
+    if os.environ.get("GITHUB_ACTIONS") and (mark := annotation(night)):
+        print(mark)
+    print(f"\nnight:   {night.headline}\nsummary: {folder / 'summary.md'}", flush=True)

@@ -1,0 +1,1 @@
+"""Bisection over releases, then commits: `bisect`."""

@@ -1,0 +1,232 @@
+"""`vllm-repro bisect`: the first bad or the first fixed vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from vllm_repro.cli.common import add_common
+from vllm_repro.cli.options import add_run_options, job_from
+from vllm_repro.cli.server_options import add_server_options, server_options
+from vllm_repro.errors import UsageError
+from vllm_repro.releases.known import CPU_BUILDS, published_release
+from vllm_repro.releases.sources import commits_between
+from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
+from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice
+from vllm_repro_search.bisect.boots import BisectionSearch, ScriptSearch
+from vllm_repro_search.bisect.record import Bisection, Candidate
+from vllm_repro_search.options import add_limits, begun, common_fields, run_search
+from vllm_repro_search.resume import UnfinishedSearch
+from vllm_repro_search.versions.sweep import for_release
+from vllm_repro_search.versions.verb import choose_once, refuse_one_release, releases
+
+_EPILOG = """
+
+exit status:
+  0  the answer is known
+  1  a surprise: --bad lives, --good dies, or there is more than one change
+  2  undecided: a limit was reached, or what is left cannot be tried
+  64 wrong usage, 70 a fault of the harness itself, 130 interrupted
+
+Both ends are booted first. Each boot is a run with a folder of its own. A boot that fails, dies of something else or does
+not cross the boundary is skipped, and its result is shown. bisection.json and bisection.md in OUT/SCENARIO/bisect/ are
+rewritten after each boot; --resume continues them. docs/bisect.md"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
+        example="vllm-repro bisect min-tokens-stop-ids --server process --bad 0.27.0 --good 0.32.0 --find-fix",
+        prints="the content of bisection.json",
+        more=_EPILOG,
+    )
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    parser.add_argument("--bad", metavar="S", help="a release, or with --repo a commit, that has the bug")
+    parser.add_argument("--good", metavar="S", help="one that does not have it")
+    parser.add_argument(
+        "--find-fix", action="store_true", help="--bad is the older one: find the first release without the bug"
+    )
+    parser.add_argument(
+        "--repo",
+        type=Path,
+        metavar="CHECKOUT",
+        help="search the commits of this git checkout of vLLM instead of releases",
+    )
+    parser.add_argument(
+        "--script",
+        metavar="CMD",
+        help="ask this shell command instead of booting servers: exit status 0 is good, 1 bad, 125 a skip, any other stops; "
+        "VLLM_REPRO_TREE is the folder that holds vllm/, VLLM_REPRO_PYTHON runs it, VLLM_REPRO_SOURCE names it",
+    )
+    parser.add_argument(
+        "--versions", metavar="A,B,...", help="the releases to choose from (default: those with a CPU build)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=_share,
+        default=1.0,
+        metavar="R",
+        help="in what share of boots a bad release dies (default: 1); below 1 releases are booted again",
+    )
+    parser.add_argument(
+        "--confidence",
+        type=_confidence,
+        default=0.95,
+        metavar="P",
+        help="probability of the answer at which to stop (default: 0.95)",
+    )
+    add_limits(parser)
+    add_server_options(parser, which=("server", "model", "weights", "port"))
+    parser.add_argument(
+        "--image",
+        metavar="I",
+        help="the image to run, with {version} in place of the release (default: the official one)",
+    )
+    add_run_options(
+        parser, arm="this arm instead of the first", trials=False, on="boots that may be needed next run side by side"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    arguments, unfinished = begun(arguments, "bisect")
+    if unfinished and unfinished.head.get("script") and not arguments.script:
+        raise UsageError(
+            f"the bisection in {unfinished.folder} asks a script, and a command is never taken from a record",
+            hint=f"give it again: vllm-repro bisect --resume {shlex.quote(str(arguments.resume))} --script CMD",
+        )
+    if not arguments.scenario or not arguments.bad or not arguments.good:
+        raise UsageError(
+            "bisect needs a SCENARIO, --bad and --good",
+            hint="vllm-repro bisect --help; vllm-repro list names scenarios",
+        )
+    scenario = find(arguments.scenario)
+    if arguments.script:
+        return _by_script(arguments, scenario, unfinished)
+    options = server_options(arguments)
+    refuse_one_release(options)
+    candidates, left_out = _candidates(arguments)
+    options, choice = choose_once(scenario, options, candidates[0].source, here=not arguments.on)
+    names = arguments.arm or [arm.name for arm in scenario.leading]
+    arms = find_arms(scenario, names)
+    targets = [arm for arm in arms if arm.expected.has_bug]
+    if len(targets) != 1:
+        raise UsageError(
+            f"{len(targets) or 'no'} arms that show the bug are named ({', '.join(names)}), and bisect follows one",
+            hint=f"--arm with one of {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}",
+        )
+    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    refuse_unused_options(for_release(options, candidates[0].source), choice.kind)
+    job = replace(job, named_arms=names)  # so that each run is repeated with these arms
+    found = _begun(arguments, job, targets[0], candidates, left_out)
+    return run_search(arguments, BisectionSearch(job, found), unfinished)
+
+
+def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None) -> int:
+    unused = {"--server": arguments.server != "auto"} | {
+        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "port", "image", "arm", "on")
+    }
+    if given := next((name for name, value in unused.items() if value), None):
+        raise UsageError(f"{given} has no meaning with --script", hint="leave it out: no server is booted")
+    candidates, left_out = _candidates(arguments)
+    arm = scenario.leading[0]
+    options = ServerOptions(server=ServerKind.PROCESS.value)
+    choice = ServerChoice(ServerKind.PROCESS, "")
+    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=[arm])
+    found = _begun(arguments, job, arm, candidates, left_out)
+    # What a server opens says nothing about a script.
+    found = replace(found, arm="", server="none, a script", evidence=None, untouched=())
+    return run_search(arguments, ScriptSearch(job, found, arguments.script), unfinished)
+
+
+def _begun(
+    arguments: argparse.Namespace, job: Job, arm: Arm, candidates: tuple[Candidate, ...], left_out: int
+) -> Bisection:
+    return Bisection(
+        **common_fields(job, arm, _repeat(arguments, job)),
+        expected=arm.expected,
+        find_fix=arguments.find_fix,
+        candidates=candidates,
+        left_out=left_out,
+        rate=arguments.rate,
+        confidence=arguments.confidence,
+    )
+
+
+def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
+    """Return the releases or commits from the older end to the newer one, and how many commits are left out."""
+    if arguments.repo is not None:
+        return _commits(arguments)
+    bad, good = published_release(arguments.bad), published_release(arguments.good)
+    if Version(bad) == Version(good):
+        raise UsageError(f"--bad and --good are both {bad}", hint="name two releases")
+    if (Version(bad) < Version(good)) is not arguments.find_fix:
+        hint = "leave --find-fix out" if arguments.find_fix else "add --find-fix to look for the first fixed release"
+        raise UsageError(f"--bad {bad} is {'newer' if arguments.find_fix else 'older'} than --good {good}", hint=hint)
+    low, high = sorted((bad, good), key=Version)
+    known: Sequence[str] = releases(arguments.versions) if arguments.versions else CPU_BUILDS
+    between = [one for one in known if Version(low) <= Version(one) <= Version(high)]
+    if arguments.versions and (outside := [one for one in known if one not in between]):
+        text = f"--versions names {', '.join(outside)}, not between {low} and {high}"
+        raise UsageError(text, hint="leave it out, or name other ends with --bad and --good")
+    chosen = sorted({bad, good, *between}, key=Version)
+    return tuple(Candidate(one, one) for one in chosen), 0
+
+
+def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
+    if arguments.versions:
+        raise UsageError("--versions has no meaning with --repo", hint="leave it out")
+    checkout = arguments.repo.expanduser().absolute()
+    old, new = (arguments.bad, arguments.good) if arguments.find_fix else (arguments.good, arguments.bad)
+    found, left_out = commits_between(checkout, old, new)
+    if len(found) < 2 and left_out:
+        raise UsageError(f"no commit from {old} to {new} changes vllm/", hint="name commits that lie further apart")
+    if len(found) < 2:
+        hint = "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
+        raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
+    commits = (Candidate(one.hash[:12], f"{checkout}@{one.hash}", one.title, one.date) for one in found)
+    return tuple(commits), left_out
+
+
+def _repeat(arguments: argparse.Namespace, job: Job) -> str:
+    """Return the command that repeats the bisection. Limits are left out: they are of one call."""
+    words = ["--good", arguments.good, *(["--find-fix"] if arguments.find_fix else [])]
+    if arguments.repo:
+        words += ["--repo", str(arguments.repo.expanduser().absolute())]
+    if arguments.versions:
+        words += ["--versions", arguments.versions]
+    if arguments.rate != 1:
+        words += ["--rate", f"{arguments.rate:g}"]
+    if arguments.confidence != 0.95:
+        words += ["--confidence", f"{arguments.confidence:g}"]
+    if arguments.script:
+        words += ["--script", arguments.script]
+        folders = [word for folder in job.folders for word in ("--scenarios", folder)]
+        return shlex.join(["vllm-repro", "bisect", arguments.scenario, *folders, "--bad", arguments.bad, *words])
+    return f"{repeat_command('bisect', job, job.choice.kind, ('--bad', arguments.bad))} {shlex.join(words)}"
+
+
+def _share(text: str) -> float:
+    return _between(text, "share of boots above 0, at most 1", lambda value: 0 < value <= 1)
+
+
+def _confidence(text: str) -> float:
+    return _between(text, "probability from 0.5 to 0.9999", lambda value: 0.5 <= value <= 0.9999)
+
+
+def _between(text: str, what: str, allowed: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return value

@@ -1,0 +1,1 @@
+"""Search of the smallest set of flags that crashes: `minimize`."""

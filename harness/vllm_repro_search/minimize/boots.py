@@ -1,0 +1,194 @@
+"""Reduction of a reported command and its workload: a run for each boot, and the record on disk after each."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.flags import positive
+from vllm_repro.errors import UsageError
+from vllm_repro.running.job import Job
+from vllm_repro.scenario.scenario import Arm, Edit, Scenario
+from vllm_repro.scenario.workload import Conversation, Request, Size, Step, Together, resolve
+from vllm_repro.secret_names import is_secret_name
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions, edited_command
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
+from vllm_repro_search.boot_search import BootSearch
+from vllm_repro_search.minimize.record import Boot, Minimization, Unit, answer, markdown, minimization_dict, without
+
+__all__ = ["MinimizationSearch", "Reducible", "reducible"]
+
+_OURS = frozenset({"--model", "--host", "--port", "--load-format"})
+"""Flags that the harness sets for every server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reducible:
+    """Parts of `arm` that may be removed; `steps` is its workload.
+
+    pieces: their requests, pauses and rests, each with the number of its step; the first units. units, untried, rest: see `Minimization`.
+    """
+
+    arm: Arm
+    steps: tuple[Step, ...]
+    pieces: tuple[tuple[int, Step], ...]
+    units: tuple[Unit, ...]
+    untried: tuple[str, ...]
+    rest: str
+
+    def with_units(self, kept: Sequence[int]) -> Arm:
+        """Return the arm with the units `kept`, and all that is no unit."""
+        removed = {one.name: one.text for unit, one in enumerate(self.units) if one.name and unit not in kept}
+        edit = Edit(f"without {', '.join(removed.values())}", lambda command: _less(command, removed))
+        workload = tuple(self._steps([self.pieces[unit] for unit in kept if unit < len(self.pieces)]))
+        return replace(self.arm, edits=(*self.arm.edits, *([edit] if removed else [])), workload=workload)
+
+    def _steps(self, pieces: Sequence[tuple[int, Step]]) -> Iterator[Step]:
+        for number, group in groupby(pieces, lambda pair: pair[0]):
+            left = [piece for _, piece in group]
+            requests = tuple(piece for piece in left if isinstance(piece, Request))
+            if isinstance(self.steps[number], Conversation):
+                yield Conversation(requests)
+            else:
+                yield Together(requests) if len(left) > 1 else left[0]
+
+    def unsent(self, kept: Sequence[int], sent: int) -> tuple[int, ...]:
+        """Return the pieces from the first request on that was not sent, if `sent` requests were."""
+        left = [unit for unit in kept if unit < len(self.pieces)]
+        requests = [place for place, unit in enumerate(left) if isinstance(self.pieces[unit][1], Request)]
+        return tuple(left[requests[sent] :]) if sent < len(requests) else ()
+
+
+def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions) -> Reducible:
+    """Return what may be removed from `arm` on servers of `kind`. Raises `UsageError` for an arm that does not crash."""
+    if arm.expected is not Expected.DIES or scenario.signature is None:
+        raise UsageError(
+            f"the arm {arm.name} of {scenario.id} is not declared to crash with a signature",
+            hint=f"vllm-repro run {scenario.id} --arm {arm.name} shows what this arm does",
+        )
+    if arm.patches:
+        raise UsageError(
+            f"the arm {arm.name} changes vLLM's source, so a smaller command would not crash without that change",
+            hint=f"--arm with one of {', '.join(one.name for one in scenario.arms if not one.patches)}",
+        )
+    command, _, changes = edited_command(scenario, arm, kind, options)
+    reported = changed = scenario.reported()
+    for edit in changes:
+        changed = edit.apply(changed)
+    fixed = _OURS | {positive(flag.name) for flag in changed.flags if flag not in reported.flags}
+    booted, declared = _by_name(command), _by_name(scenario.command_of(arm))
+    # An edit may have a value for the lab. The reader pastes the declared one.
+    flags = {name: declared.get(name, text) for name, text in booted.items() if name not in fixed}
+    lab_values = {name: booted[name] for name, text in flags.items() if booted[name] != text}
+    given = dict(command.env)
+    if command.container is not None and kind.facts.container:
+        given = dict(command.container.env) | given
+    variables = {name: f"{name}={shlex.quote(value)}" for name, value in given.items() if not is_secret_name(name)}
+    steps = scenario.workload_of(arm)
+    pieces = tuple((number, _sized(piece, command)) for number, step in enumerate(steps) for piece in _pieces(step))
+    removable = {**flags, **variables}
+    rest = _less(scenario.command_of(arm), removable)
+    left = [positive(flag.name) for flag in rest.flags] + [
+        name for name, _ in (*(rest.container.env if rest.container else ()), *rest.env)
+    ]
+    return Reducible(
+        arm=arm,
+        steps=steps,
+        pieces=pieces,
+        units=(
+            *(Unit("request" if isinstance(piece, Request) else "pause", "", f"{piece}") for _, piece in pieces),
+            *(Unit("flag", name, text, lab_values.get(name, "")) for name, text in flags.items()),
+            *(Unit("variable", *pair) for pair in variables.items()),
+        ),
+        untried=tuple(name for name in dict.fromkeys(left) if name not in _OURS),
+        rest=rest.render(),
+    )
+
+
+def _by_name(command: ServeCommand) -> dict[str, str]:
+    """Return the flags of a command by name, as on a command line. One that is given several times has one text."""
+    texts: dict[str, str] = {}
+    for flag in command.flags:
+        name = positive(flag.name)
+        texts[name] = f"{texts.get(name, '')} {shlex.join((flag.name, *flag.values))}".lstrip()
+    return texts
+
+
+def _pieces(step: Step) -> tuple[Step, ...]:
+    if isinstance(step, Together):
+        return step.requests
+    return step.turns if isinstance(step, Conversation) else (step,)
+
+
+def _sized(piece: Step, command: ServeCommand) -> Step:
+    """Return a request with the sizes that `command` gives it, so that it stays the same without a flag."""
+    if not isinstance(piece, Request):
+        return piece
+
+    def number(size: Any) -> Any:
+        return resolve(size, command) if isinstance(size, Size) and size.lab is None else size
+
+    sizes = {name: number(getattr(piece, name)) for name in ("prompt", "shared", "max_tokens")}
+    return replace(piece, **sizes)
+
+
+def _less(command: ServeCommand, removed: Collection[str]) -> ServeCommand:
+    """Return `command` without these flags and variables."""
+    container = command.container
+    return replace(
+        command,
+        flags=tuple(flag for flag in command.flags if positive(flag.name) not in removed),
+        env=tuple(pair for pair in command.env if pair[0] not in removed),
+        container=container and replace(container, env=tuple(p for p in container.env if p[0] not in removed)),
+    )
+
+
+class MinimizationSearch(BootSearch[Minimization, Sequence[int]]):
+    """Search of the smallest part of a command and workload that crashes."""
+
+    verb, file = "minimize", "minimize"
+    as_dict, as_markdown = staticmethod(minimization_dict), staticmethod(markdown)
+
+    def __init__(self, job: Job, found: Minimization, parts: Reducible) -> None:
+        super().__init__(job, found)
+        self._parts = parts
+        # These are printed, too.
+        hidden = self._redactor.command
+        units = tuple(replace(unit, text=hidden(unit.text), booted=hidden(unit.booted)) for unit in found.units)
+        self.found = replace(self.found, units=units, rest=self._redactor.command(found.rest))
+
+    def _next(self) -> Sequence[int] | None:
+        return self.found.search.choose()
+
+    def _answered(self) -> list[bool]:
+        return [boot.tested for boot in self.found.boots]
+
+    def _boot(self, chosen: Sequence[int]) -> str | None:
+        began = time.monotonic()
+        removed = without(self.found, chosen, self.found.boots)
+        what = f"without {removed}" if removed else "the whole command"
+        self._progress.line(f"boot {len(self.found.boots) + 1}: {what}")
+        report = self._boot_arm(self._parts.with_units(chosen))
+        if report.interrupted:
+            return report.interrupted
+        trial = report.arms[0].trials[-1]
+        crashed = trial.outcome is Outcome.CRASH
+        boot = Boot(
+            units=tuple(chosen),
+            unused=self._parts.unsent(chosen, trial.requests["sent"]) if crashed else (),
+            outcome=trial.outcome,
+            phase=trial.phase,
+            why=trial.why,
+            run=report.folder.name,
+            duration_s=round(time.monotonic() - began, 1),
+        )
+        self.found = replace(self.found, boots=(*self.found.boots, boot), version=report.version or self.found.version)
+        self._progress.line(f"  {answer(self.found)}")
+        return None

@@ -1,0 +1,1 @@
+"""Search of the shortest prompt that crashes: `threshold`."""

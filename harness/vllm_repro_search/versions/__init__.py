@@ -1,0 +1,1 @@
+"""Map of a scenario over releases: `versions`."""

@@ -1,0 +1,165 @@
+"""`vllm-repro versions`: the version map, a run of the scenario on each of several releases."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.options import add_run_options, job_from, resumed
+from vllm_repro.cli.server_options import add_server_options, server_options
+from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.releases.known import published_release
+from vllm_repro.running.folders import with_out
+from vllm_repro.running.job import choice_of
+from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.docker_engine import connect
+from vllm_repro.servers.kinds import ServerKind, kinds
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.site import ServerChoice
+from vllm_repro.verdict.verdict import exit_status
+from vllm_repro_search.resume import read_map
+from vllm_repro_search.versions.json_map import version_map_dict
+from vllm_repro_search.versions.sweep import VERSION, for_release, map_releases
+from vllm_repro_search.versions.version_map import terminal
+
+__all__ = ["choose_once", "refuse_one_release", "releases", "status_bounds"]
+
+_EPILOG = """
+
+exit status:
+  0  every release did what the scenario declares; one that the status does not mention may have the bug or not
+  1  a surprise: a release that is declared bad lives, or one that is declared good dies
+  2  undecided: a release that could not be tried, did not boot, or did not cross the boundary
+  64 wrong usage, 70 a fault of the harness itself, 130 interrupted
+
+Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as versions.json,
+versions.md and versions.html, so an interrupted map keeps its rows. --resume continues it in a new folder."""
+_PATCH = "; each one given is an arm beside the release as it is"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(
+        parser,
+        example="vllm-repro versions tq-chunked-prefill --server lab --versions 0.21.0,0.23.0,0.24.0",
+        prints="the content of versions.json",
+        more=_EPILOG,
+    )
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    parser.add_argument(
+        "--versions",
+        metavar="A,B,...",
+        help="the releases, separated by commas (default: those at which the scenario's status changes)",
+    )
+    add_server_options(parser, which=("server", "model", "weights", "port", "patch"), patch=_PATCH)
+    parser.add_argument(
+        "--image",
+        metavar="I",
+        help="the image to run, with {version} in place of the release (default: the official one)",
+    )
+    add_run_options(parser, arm="this arm instead of the first; may be given again", on="its releases side by side")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="MAP",
+        help="continue the map in this folder with its options: finished releases are not run again, --versions adds releases",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    unfinished = read_map(arguments.resume) if arguments.resume else None
+    if unfinished is not None:
+        added = releases(arguments.versions) if arguments.versions else ()
+        arguments = resumed(arguments, unfinished, beside=("versions",))
+        arguments.versions = ",".join((*unfinished.versions, *added))
+    if not arguments.scenario:
+        raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help")
+    scenario = find(arguments.scenario)
+    names = arguments.arm or [arm.name for arm in scenario.leading]
+    options = server_options(arguments)
+    refuse_one_release(options)
+    if arguments.versions is not None:
+        versions = releases(arguments.versions)
+    elif choice_of(scenario, options).kind.facts.in_lab and scenario.lab and scenario.lab.vllm:
+        versions = (scenario.lab.vllm,)  # those of the status cannot be installed
+    else:
+        versions = status_bounds(scenario)
+    options, choice = choose_once(scenario, options, versions[0], here=not arguments.on)
+    arms = find_arms(scenario, names)
+    job = job_from(
+        arguments,
+        name=arguments.scenario,
+        scenario=scenario,
+        options=options,
+        choice=choice,
+        arms=arms,
+        compared=bool(options.patch),
+    )
+    job = replace(job, named_arms=names)  # so that each run is repeated with these arms
+    stream = sys.stderr if arguments.json else sys.stdout
+    if arguments.versions is None:
+        text = f"No --versions: the releases where the status of {scenario.id} changes ({scenario.status}), and the one"
+        print(f"{text} that it is tried with: {', '.join(versions)}.", file=stream, flush=True)
+    finished, folder = map_releases(job, versions, lambda line: print(line, file=stream, flush=True), unfinished)
+    shown = replace(finished, reproduce=with_out(finished.reproduce, job.out))
+    print("\n" + terminal(shown, str(folder / "versions.md")), file=stream)
+    if arguments.json:
+        print_json(version_map_dict(finished))
+    return INTERRUPTED if finished.interrupted else exit_status(finished.expected)
+
+
+def refuse_one_release(options: ServerOptions) -> None:
+    """Raise `UsageError` for a server or an image that would be the same for every release."""
+    if options.server != "auto" and not ServerKind(options.server).facts.started:
+        raise UsageError(
+            "a running server is one release, and this takes several",
+            hint=f"vllm-repro run SCENARIO --url U; or --server with one of {', '.join(kinds(lambda facts: facts.started))}",
+        )
+    if options.image and VERSION not in options.image:
+        raise UsageError(
+            f"every release would run {options.image}", hint=f"write {VERSION} where its tag has the release"
+        )
+
+
+def choose_once(
+    scenario: Scenario, options: ServerOptions, version: str, *, here: bool = True
+) -> tuple[ServerOptions, ServerChoice]:
+    """Return the options with `auto` resolved, and the choice: results of different kinds of server are not comparable.
+
+    here: this machine runs the servers.
+    """
+    choice = choice_of(scenario, for_release(options, version))
+    if here and choice.kind.facts.container:
+        connect().close()  # fail now if no engine answers, instead of once per release
+    return replace(options, server=choice.kind.value), choice
+
+
+def releases(text: str) -> tuple[str, ...]:
+    """Return the releases of `0.23.0,v0.21,0.23.0`, sorted, each once.
+
+    Raises `UsageError`, also for a range: without a list of all releases, one that is missing would look as if it had been tried.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UsageError("--versions names no release", hint="--versions 0.23.0,0.24.0")
+    for word in words:
+        first, dash, last = word.partition("-")
+        if dash and all(end.strip().removeprefix("v")[:1].isdigit() for end in (first, last)):
+            raise UsageError(f"--versions takes no range such as {word}", hint="name each release: 0.23.0,0.24.0")
+    return _sorted(map(published_release, words))
+
+
+def status_bounds(scenario: Scenario) -> tuple[str, ...]:
+    """Return the first release declared bad, the release that the scenario is tried with, and the first declared good."""
+    status = scenario.status
+    return _sorted(filter(None, (status.first_bad, scenario.try_with, status.first_good)))
+
+
+def _sorted(versions: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(versions), key=Version))

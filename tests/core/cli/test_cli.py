@@ -1,0 +1,458 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import Harness
+from tests.golden_files import assert_golden
+from tests.report_examples import REHEARSAL
+from vllm_repro import __main__ as command
+from vllm_repro.cli import main, verbs
+from vllm_repro.command.parse import parse
+from vllm_repro.errors import Unsupported
+from vllm_repro.releases.known import NEWEST, RELEASES
+from vllm_repro.running.job import Job
+from vllm_repro.scenario.catalogue import all_scenarios, find
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.compose_services import compose_file
+from vllm_repro.verdict.verdict import Expect, Standing
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.parametrize("verb", ["", *verbs()])
+def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"] if verb else ["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert "example:\n  vllm-repro " in text
+    assert_golden(f"help-{verb or 'top'}.txt", text)
+
+
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [
+        ("from vllm_repro.cli import main; main(['--help'])", 6),
+        ("from vllm_repro.cli import main; main(['list'])", 90),
+        ("from vllm_repro.cli import main; main(['show', 'tq-chunked-prefill'])", 70),
+        ("import vllm_repro.pytest_plugin", 2),
+        ("import vllm_repro", 1),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
+    """Check start-up by imported modules instead of time."""
+    script = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stderr.split()
+    heavy = {
+        "beartype",
+        "docker",
+        "httpx",
+        "jinja2",
+        "openai",
+        "pandas",
+        "rich",
+        "vllm_repro_explore.explore",
+        "yaml",
+        "vllm_repro.running",
+    }
+    assert heavy.isdisjoint(loaded)
+    assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
+
+
+_UNTIL_THE_FIRST_REQUEST = """
+import os, sys
+def seen(event, details):
+    if event == "socket.connect" and isinstance(details[1], tuple):
+        os.write(1, " ".join(sys.modules).encode())
+        os._exit(0)
+sys.addaudithook(seen)
+sys.argv = ["vllm-repro", *"run min-tokens-stop-ids --server attach --url http://127.0.0.1:9".split()]
+from vllm_repro.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _UNTIL_THE_FIRST_REQUEST]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    imported = {name.partition(".")[0] for name in done.stdout.split()}
+    assert {"httpx", "vllm_repro"} <= imported
+    heavy = {
+        "click",
+        "docker",
+        "jinja2",
+        "openai",
+        "pandas",
+        "prometheus_client",
+        "pygments",
+        "rich",
+        "tenacity",
+        "unidiff",
+        "yaml",
+    }
+    assert not imported & heavy
+    assert not {"vllm_repro.report.html", "vllm_repro.releases.provision", "packaging.requirements"} & {
+        *done.stdout.split()
+    }
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for verb in verbs():
+        assert f"| `{verb}" in readme, verb
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
+def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scenario) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (row,) = [line for line in readme.splitlines() if line.startswith(f"| [`{scenario.id}`]")]
+    _, _, _, crashes, good, _, _ = (cell.strip() for cell in row.split("|"))
+    if scenario.status.good and scenario.id != "dsv4-tp2":  # a branch, no release
+        assert good == scenario.status.first_good
+    # "0.21.0 to 0.23.0", "to 0.28.0", "from 0.24.0", "0.26.0 alone", or words alone
+    crash = re.match(r"(?:from )?([\d.]+)?(?: ?to ([\d.]+))?", crashes)
+    assert crash
+    first, last = crash.groups()
+    standings = {version: scenario.status.standing(version) for version in RELEASES}
+    bad = [version for version, standing in standings.items() if standing is Standing.BAD]
+    if crashes.endswith("alone"):
+        last = first
+    if last:
+        assert bad[-1] == last
+    if first:
+        assert bad[0] == first
+        assert last or bad[-1] == NEWEST
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["run", "tq-chunked-prefil"], 64, "did you mean tq-chunked-prefill"),
+        (["show", "tq"], 64, "did you mean tq-chunked-prefill or tq-"),
+        (["run", "tq-chunked-prefill", "--arm", "eagr"], 64, "did you mean eager"),
+        (["run"], 64, "SCENARIO"),
+        (["rum", "tq-chunked-prefill"], 64, "did you mean run?"),
+        (["run", "tq-chunked-prefill", "--sever", "lab"], 64, "did you mean --server?"),
+        (["run", "tq-chunked-prefill", "--server", "dokcer"], 64, "did you mean docker?"),
+        (["run", "tq-chunked-prefill", "--trials", "0"], 64, "is no number of boots from 1 to 200"),
+        (["run", "tq-chunked-prefill", "--trials", "201"], 64, "is no number of boots from 1 to 200"),
+        (["run", "tq-chunked-prefill", "--port", "99999"], 64, "is no port"),
+        (["run", "tq-chunked-prefill", "--url", "ftp://x"], 64, "is not an http URL"),
+        (
+            ["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9/v1/"],
+            2,
+            "no server responds at http://127.0.0.1:9",
+        ),
+        (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
+        (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
+        (
+            ["run", "min-tokens-stop-ids", "--server", "process", "--vllm", "0.28.0", "--model", "/"],
+            64,
+            "has no config.json",
+        ),
+        (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
+        (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is not the number of a vLLM release"),
+        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.99.0"], 64, "not 0.99.0"),
+        (["run", "tq-chunked-prefill", "--port", "abc"], 64, "is no port"),
+        (["run", "tq-chunked-prefill", "--answer-stall", "-1"], 64, "is no number of seconds"),
+        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--image", "x"], 64, "--image has no meaning"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--url", "http://127.0.0.1:1"],
+            64,
+            "--url has no meaning",
+        ),
+        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
+        (["draft", f"{REHEARSAL}", "-o", "/proc/nowrite/x"], 64, "cannot write /proc/nowrite/x"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
+            64,
+            "use --server docker or process or lab",
+        ),
+        (["show", "min-tokens-stop-ids", "--arm", "patched", "--vllm", "0.0.1"], 2, "vLLM 0.0.1 is not in the cache"),
+        (["show", "min-tokens-stop-ids", "--arm", "patched", "--as", "docker"], 2, "no Docker Engine answers"),
+        (["report", "/nowhere"], 64, "no journal at"),
+        (["check", "/nowhere.py"], 64, "there is no"),
+        (["diagnose", "/nowhere.log"], 64, "cannot read"),
+        (["show", "tq-chunked-prefill", "--arm", "x"], 64, "It has: reported"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong_and_what_to_do(
+    harness: Harness, words: list[str], status: int, message: str, tmp_path: Path
+) -> None:
+    done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
+    assert done.status == status, done.err
+    assert message in done.err
+    assert "next:" in done.err
+    assert len(done.err.splitlines()) <= 3
+    assert "Traceback" not in done.err
+    assert done.folder is None, "a run that cannot begin leaves no folder"
+
+
+def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"rmdir {gone}; exec {sys.executable} -P -m vllm_repro run tq-chunked-prefill --server rehearsal --out {tmp_path}"
+    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 64
+    assert done.stderr == "vllm-repro: the working folder is gone\n  next: change into one that is there: cd ~\n"
+
+
+@pytest.mark.parametrize(
+    ("moment", "words", "number"),
+    [
+        ("import", ["list"], signal.SIGINT),
+        ("parse", ["--version"], signal.SIGINT),
+        ("import", ["list"], signal.SIGTERM),
+    ],
+)
+def test_a_signal_before_anything_has_begun_is_quiet(
+    tmp_path: Path, moment: str, words: list[str], number: signal.Signals
+) -> None:
+    wait = f"import time; open({str(tmp_path / 'there')!r}, 'w').close(); time.sleep(60)\n"
+    if moment == "import":
+        (tmp_path / "packaging.py").write_text(
+            wait, encoding="utf-8"
+        )  # in place of a library that is imported on the way
+    else:
+        text = f"import argparse\ndef print_it(*_):\n    {wait}\nargparse._VersionAction.__call__ = print_it\n"
+        (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_repro", *words],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "there").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == 130
+
+
+def test_the_installed_command_is_the_one_that_an_interrupt_leaves_quietly() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        scripts = tomllib.load(file)["project"]["scripts"]
+    assert scripts == {"vllm-repro": f"{command.__name__}:{command.main.__name__}"}
+
+
+def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: Harness, tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
+    done = harness(
+        "run", str(path), "--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported", env={"PATH": os.defpath}
+    )
+    assert (done.report["verdict"], done.status) == ("inconclusive", 2)
+    assert "does not imitate" in done.report["because"]
+    # By its name, however it was called: a path of this machine is of no use to who reads the report.
+    assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
+
+
+def test_a_port_in_use_is_found_before_anything_begins(harness: Harness) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported", "--port", str(port))
+    assert (done.status, done.out, done.folder) == (2, "", None)
+    assert f"port {port} on 127.0.0.1 is in use" in done.err
+
+
+def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_path: Path) -> None:
+    path = tmp_path / "a folder" / "bad_one.py"
+    path.parent.mkdir()
+    path.write_text('"""A bug."""\n\nscenario = Scenaro(id="bad-one")\n', encoding="utf-8")
+    done = harness("run", str(path))
+    assert done.status == 64
+    assert f"{path}:3: unknown name 'Scenaro'; did you mean 'Scenario'?" in done.err
+    assert f"next: vllm-repro check '{path}'" in done.err
+    assert harness("check", str(path)).status == 1
+
+
+def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: Path) -> None:
+    """A wrong word hides mistakes between the parts, here two arms of one name."""
+    path, again = tmp_path / "tq_chunked_prefill.py", "correct these and check again"
+    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8").replace('arm("eager", ', 'arm("reported", ')
+    path.write_text(text.replace("title=", "titel="), encoding="utf-8")
+    first = harness("check", str(path))
+    assert (first.status, "reported" in first.out, again in first.err) == (1, False, True)
+    path.write_text(text, encoding="utf-8")
+    second = harness("check", str(path))
+    assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
+
+
+def test_check_names_flags_that_load_code_without_calling_them_mistakes(harness: Harness, tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
+    path.write_text(text.replace("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module", 1), encoding="utf-8")
+    done = harness("check", str(path))
+    assert done.status == 0
+    assert "note: vLLM loads code or uses files of this host with --middleware evil.module\n" in done.out
+    assert harness("check", str(ROOT / "scenarios" / path.name)).out == ""
+
+
+def test_list_and_show_print_data(harness: Harness) -> None:
+    rows = json.loads(harness("list", "--json").out)
+    row = next(row for row in rows if row["scenario"] == "tq-chunked-prefill")
+    assert (row["issue"], row["first_bad"], row["first_good"]) == ("vllm-project/vllm#41726", "0.21.0", "0.24.0")
+    assert row["needs"]["gpus"] == 1
+    shown = json.loads(harness("show", "tq-chunked-prefill", "--arm", "eager", "--json").out)
+    assert shown["command"].startswith("vllm serve Qwen/Qwen3.5-9B")
+    assert "--enforce-eager" in shown["command"]
+    docker = harness("show", "tq-chunked-prefill", "--as", "docker").out
+    assert docker.startswith("docker run")
+    assert "--gpus 1" in docker
+    assert "vllm/vllm-openai:v0.23.0" in docker
+    assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
+    assert "\nSTEPS = [" in harness("show", "tq-chunked-prefill", "--as", "python").out
+
+
+@pytest.mark.parametrize("style", ["serve", "docker"])
+def test_what_is_shown_is_what_was_reported_but_for_model_and_address(style: str, harness: Harness) -> None:
+    shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
+    local = [name for name in ("--host", "--port") if shown.has(name)]
+    assert shown.without(*local).flags == find("tq-chunked-prefill").reported().flags
+
+
+def test_the_compose_file_is_what_the_scenarios_say() -> None:
+    assert (ROOT / "docker-compose.yml").read_text(encoding="utf-8") == compose_file(), "make compose"
+    services = yaml.safe_load(compose_file())["services"]
+    assert set(services) == {scenario.id for scenario in all_scenarios()}
+    assert all(port.startswith("127.0.0.1:") for body in services.values() for port in body["ports"])
+
+
+def test_a_log_on_standard_input(harness: Harness) -> None:
+    pasted = (Path(__file__).parents[2] / "data" / "pasted").glob("tq-chunked-prefill*")
+    done = harness("diagnose", "-", "--json", stdin=next(pasted).read_text(encoding="utf-8"))
+    found = json.loads(done.out)
+    assert found["died"] is True
+    assert found["phase"] == "request"
+    assert [(one["scenario"], one["how"]) for one in found["matches"]] == [("tq-chunked-prefill", "match")]
+    assert set(found) >= {"died", "phase", "exception", "message", "frames", "wrapped", "matches", "vllm_version"}
+
+
+def test_doctor_says_what_can_run(harness: Harness, tmp_path: Path) -> None:
+    found = json.loads(harness("doctor", "--json", env={"VLLM_REPRO_CACHE": str(tmp_path)}).out)
+    assert {"machine", "docker", "cached releases", "tq-chunked-prefill"} <= {finding["what"] for finding in found}
+
+
+def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--json")
+    assert json.loads(done.out)["verdict"] == "inconclusive"
+    assert done.status == 0, "the arm did what it is declared to do"
+
+
+def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harness) -> None:
+    asked = ("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", "0.29.0")
+    assert harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
+    done = harness(*asked)
+    assert "--expect" not in done.report["reproduce"]
+    assert f"again:   {done.report['reproduce']}\n" in done.out, "without --out"
+
+
+def test_the_repeating_line_names_another_folder_and_the_report_does_not(harness: Harness, tmp_path: Path) -> None:
+    out = tmp_path / "else where"
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--out", str(out))
+    again = done.out.partition("again:   ")[2]
+    assert again.endswith(f" --seed 1 --out '{out}'\n")
+    report = json.loads((out / "min-tokens-stop-ids/latest/report.json").read_text(encoding="utf-8"))
+    assert f"{report['reproduce']} --out '{out}'\n" == again
+
+
+@pytest.mark.parametrize(
+    ("words", "expect"),
+    [
+        ((), Expect.DECLARED),
+        (("--patch", "x.diff"), Expect.ALIVE),
+        (("--patch", "x.diff", "--expect", "declared"), Expect.DECLARED),
+    ],
+)
+def test_a_patch_is_expected_to_live_unless_something_else_is_said(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expect: Expect
+) -> None:
+    jobs: list[Job] = []
+
+    def take(job: Job, *_: object) -> None:
+        jobs.append(job)
+        raise Unsupported("enough")
+
+    monkeypatch.setattr("vllm_repro.cli.run.run_one", take)
+    main(["run", "tq-prefix-hit-unreserved", "--server", "lab", *words])
+    assert [job.expect for job in jobs] == [expect]
+
+
+def test_make_takes_folders_of_scenarios() -> None:
+    words = ["make", "--dry-run", "repro-own-bug", "SCENARIOS=one two"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert "vllm-repro run --expect any --scenarios one --scenarios two own-bug --server auto\n" in done.stdout
+
+
+_COMPLETED = """
+eval "$(vllm-repro completion bash)"
+COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9 COMP_KEY=9 COMP_CWORD=$(($(wc -w <<<"$1x") - 1))
+read -ra COMP_WORDS <<<"$1"
+function=$(complete -p vllm-repro | sed -E 's/.* -F ([^ ]+) .*/\\1/')
+"$function" vllm-repro "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("vllm-repro diag", ["diagnose"]),
+        ("vllm-repro run --server d", ["docker"]),
+        ("vllm-repro run min-", ["min-tokens-stop-ids"]),
+        ("vllm-repro run --scenarios {own} own-", ["own-bug"]),
+        ("vllm-repro run min-tokens-stop-ids --arm ", ["reported", "near-miss", "patched"]),
+        ("vllm-repro check {own}/own", ["{own}/own_bug.py"]),
+        ("vllm-repro run --scenarios /nowhere own-", []),
+    ],
+)
+def test_bash_completes_it(line: str, found: list[str], tmp_path: Path) -> None:
+    tools, own = tmp_path / "bin", tmp_path / "own"
+    for folder in (tools, own):
+        folder.mkdir()
+    (tools / "vllm-repro").write_text(f'#!/bin/sh\nexec {sys.executable} -m vllm_repro "$@"\n', encoding="utf-8")
+    (tools / "vllm-repro").chmod(0o755)
+    text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    (own / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    words = ["bash", "-c", _COMPLETED, "bash", line.format(own=own)]
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert [one.strip() for one in done.stdout.split("\n") if one] == [one.format(own=own) for one in found], (
+        done.stderr
+    )
+
+
+def test_a_command_to_repeat_names_the_folders_of_scenarios(harness: Harness, tmp_path: Path) -> None:
+    """Also those of the variable, for another shell. A report names the variable: a folder is of one machine."""
+    text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    (tmp_path / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    words = ["run", "own-bug", "--server", "rehearsal", "--arm", "near-miss"]
+    for option, variable in ((["--scenarios", str(tmp_path)], ""), ([], str(tmp_path))):
+        done = harness(*words, *option, env={"VLLM_REPRO_SCENARIOS": variable})
+        assert " --scenarios $VLLM_REPRO_SCENARIOS " in done.report["reproduce"]
+        again = next(line for line in done.out.splitlines() if line.startswith("again:"))
+        assert f" --scenarios {tmp_path} " in again
+        assert harness(*again.split()[2:], env={"VLLM_REPRO_SCENARIOS": ""}).status == 0

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_repro.client.metrics import (
+    Counted,
+    Reading,
+    counted_between,
+    latencies_between,
+    read_metrics,
+    steps_between,
+    total,
+)
+
+PAGES = Path(__file__).parents[2] / "data" / "metrics"
+
+
+@pytest.mark.parametrize("name", ["v0.20.2-metrics.txt", "v0.32.0-metrics.txt"])
+def test_pages_of_real_servers(name: str) -> None:
+    reading = read_metrics((PAGES / name).read_text(encoding="utf-8"))
+    assert reading.started is not None
+    assert reading.prompt_tokens > 0
+    assert reading.generation_tokens > 0
+    assert reading.step_count > 0
+    assert reading.steps[float("inf")] == reading.step_count
+    assert reading.preemptions == 0.0
+    assert (reading.cache_hits, reading.cache_queries, reading.kv_most) == (0.0, reading.prompt_tokens, 0.0)
+    assert (reading.draft_tokens, reading.accepted_tokens) == (None, None)  # served without drafts
+    found = latencies_between(Reading(), reading)
+    assert {kind: sum(number for *_, number in buckets) for kind, buckets in found.items()} == {
+        "ttft_s": 3,
+        "itl_s": 17,
+        "e2e_s": 3,
+    }
+    if "0.32.0" in name:
+        assert found["ttft_s"] == [(0.01, 0.02, 2), (0.04, 0.06, 1)]
+    assert latencies_between(reading, reading) == {}
+
+
+def test_steps_between_two_scrapes_are_counted_by_size() -> None:
+    before = Reading(steps={1.0: 5, 8.0: 5, 4096.0: 5, float("inf"): 5})
+    after = Reading(steps={1.0: 12, 8.0: 12, 4096.0: 14, float("inf"): 15})
+    assert steps_between(before, after) == (
+        "1 step of over 4,096 tokens",
+        "2 steps of 9 to 4,096 tokens",
+        "7 steps of 1 token",
+    )
+    assert steps_between(after, after) == ()
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e300"])
+def test_a_value_that_is_no_count_is_left_out(value: str) -> None:
+    names = (
+        "num_requests_running",
+        "prompt_tokens_total",
+        'iteration_tokens_total_bucket{le="8.0"}',
+        "prefix_cache_hits_total",
+    )
+    page = "".join(f"vllm:{name} {value}\n" for name in names) + f"process_start_time_seconds {value}\n"
+    assert read_metrics(page) == Reading()
+    assert steps_between(Reading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')) == (
+        "3 steps of over -1 tokens",
+    )
+
+
+def test_a_page_that_is_no_metrics_is_an_empty_reading() -> None:
+    assert read_metrics("<html>proxy</html>") == Reading()
+    assert read_metrics("") == Reading()
+
+
+PAGE = """process_start_time_seconds 1000.0
+vllm:kv_cache_usage_perc{{engine="0"}} 0.2
+vllm:kv_cache_usage_perc{{engine="1"}} 0.6
+vllm:prompt_tokens_total {prompt}
+vllm:generation_tokens_total {output}
+vllm:prefix_cache_hits_total 5.0
+vllm:prefix_cache_queries_total {prompt}
+vllm:num_preemptions_total 2.0
+"""
+DRAFTS = """vllm:spec_decode_num_draft_tokens_total 30.0
+vllm:spec_decode_num_accepted_tokens_total 12.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 12.0
+"""
+
+
+def test_what_a_server_counts_in_a_phase() -> None:
+    before = read_metrics(PAGE.format(prompt=10, output=20))
+    after = read_metrics(PAGE.format(prompt=17, output=50) + DRAFTS)
+    found = counted_between(before, after, after.kv_most)
+    assert found == Counted(
+        prompt_tokens=7,
+        generation_tokens=30,
+        kv_most=0.6,
+        cache_hits=0,
+        cache_queries=7,
+        preemptions=0,
+        draft_tokens=30,
+        accepted_tokens=12,
+    )
+    assert after.kv_usage == pytest.approx(0.8)
+    other = Counted(prompt_tokens=1, generation_tokens=2, kv_most=0.7, preemptions=3)
+    assert total([found, other]) == Counted(
+        prompt_tokens=8,
+        generation_tokens=32,
+        kv_most=0.7,
+        cache_hits=0,
+        cache_queries=7,
+        preemptions=3,
+        draft_tokens=30,
+        accepted_tokens=12,
+    )
+
+
+def test_a_server_that_counts_no_tokens_or_began_anew_shows_nothing() -> None:
+    page = read_metrics(PAGE.format(prompt=10, output=20))
+    assert counted_between(page, Reading(started=1000.0), None) is None
+    assert counted_between(Reading(started=999.0), page, None) is None

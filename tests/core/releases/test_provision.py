@@ -1,0 +1,194 @@
+"""Releases in the cache: installed once, runnable from anywhere, repaired when damaged, and removed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.core.releases.conftest import silent, write_release
+from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.releases import provision as module
+from vllm_repro.releases.disk import cache_root
+from vllm_repro.releases.installer import Installer
+from vllm_repro.releases.provision import Release, ReleaseCache
+
+
+def output_of(release: Release, folder: Path) -> str:
+    done = subprocess.run(
+        [release.executable, "serve", "a model"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_a_release_is_installed_once_and_runs_from_anywhere(cache: ReleaseCache, tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert cache.get("0.28.0") is None
+    release = cache.provision("v0.28.0", lines.append)
+    assert "vLLM 0.28.0 is not in the cache" in lines[0]
+    assert any("installing torch 2.13.0" in line and "2.7 GB (900 MB to download)" in line for line in lines)
+    lines.clear()
+    assert cache.provision("0.28.0", lines.append) == release == cache.get("0.28.0")
+    assert lines == []
+    assert (release.version, release.torch) == ("0.28.0", "2.13.0")
+    assert (release.packages / "vllm" / "__init__.py").exists()
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit('the checkout came first')")
+    assert output_of(release, tmp_path) == "0.28.0+cpu 2.13.0 1 ['serve', 'a model']\n"
+
+
+def test_releases_share_their_files(cache: ReleaseCache) -> None:
+    first, second = cache.provision("0.28.0", silent), cache.provision("0.29.0", silent)
+    assert (first.packages / "pooch.py").samefile(second.packages / "pooch.py")
+    assert [release.version for release in cache.cached()] == ["0.28.0", "0.29.0"]
+    assert cache.size() < first.size + second.size
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("make_environment", OSError(28, "No space left")),
+        ("install", InfraError("no network")),
+        ("install", KeyboardInterrupt()),
+    ],
+)
+def test_a_failed_install_leaves_no_release(
+    cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Installer, step, fail)
+        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InfraError):
+            cache.provision("0.28.0", silent)
+    assert list((cache.root / "releases").glob("*")) == []
+    assert cache.cached() == []
+
+
+def test_an_incomplete_install_is_not_used(cache: ReleaseCache) -> None:
+    folder = cache.root / "releases" / "0.28.0"
+    folder.mkdir(parents=True)
+    (folder / "half").write_text("made")
+    for marker in (None, "{", "[]", '{"size": 1}'):
+        if marker is not None:
+            (folder / "complete.json").write_text(marker)
+        assert cache.cached() == []
+    cache.provision("0.28.0", silent)
+    assert not (folder / "half").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "removed"),
+    [("vllm/__init__.py", False), ("pooch.py", True), ("../../../bin/vllm", False), ("../../../bin/python", True)],
+)
+def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Path, name: str, removed: bool) -> None:
+    release = cache.provision("0.28.0", silent)
+    path = release.packages / name
+    if removed or path.is_symlink():
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(b"41", b"42").replace(b"xx", b"x"))  # the file in uv's cache too
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1))  # as an edit a second later would
+    if name.endswith("vllm") and not removed:
+        path.write_text("")
+    if cache.get("0.28.0") is not None:  # without its python there is none
+        assert cache.provision("0.28.0", silent, unchecked=True) == release
+        with pytest.raises(InfraError, match=r"0\.28\.0 were changed or removed"):
+            cache.check(release)
+    assert cache.provision("0.28.0", silent, unchecked=True) == release
+    cache.check(release)
+    assert output_of(release, tmp_path).startswith("0.28.0+cpu")
+    assert (release.packages / "vllm" / "__init__.py").read_text() == "ANSWER = 41\n"
+    assert (release.packages / "pooch.py").stat().st_size == 500_000
+
+
+def test_a_damaged_release_that_runs_is_not_replaced(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = cache.provision("0.28.0", silent)
+    (release.packages / "pooch.py").unlink()
+    monkeypatch.setattr(module, "processes_using", lambda _: [4711])
+    with pytest.raises(InfraError, match=r"running \(pid 4711\)"):
+        cache.provision("0.28.0", silent)
+    assert release.packages.exists()
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_full_disk_is_reported_before_the_download(tmp_path: Path) -> None:
+    cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**9)
+    with pytest.raises(InfraError, match=r"has 1\.0 GB free, but 2\.7 GB are needed"):
+        cache.provision("0.28.0", silent)
+    assert cache.cached() == []
+
+
+def test_wrong_releases(cache: ReleaseCache) -> None:
+    with pytest.raises(UsageError):
+        cache.provision("nightly", silent)
+    with pytest.raises(InfraError, match=r"0\.11\.0 is not supported") as caught:
+        cache.provision("0.11.0", silent)
+    assert "0.19.0" in caught.value.hint
+    assert not cache.root.exists()
+    with pytest.raises(InfraError, match=r"vllm==0\.99\.0") as caught:
+        cache.provision("0.99.0", silent)
+    assert "Check the number" in caught.value.hint
+
+
+def test_a_missing_torch_is_reported_with_uvs_message(cache: ReleaseCache, wheels: Path) -> None:
+    write_release(wheels, "0.30.0", "2.14.0")
+    with pytest.raises(InfraError, match=r"there is no version of torch==2\.14\.0"):
+        cache.provision("0.30.0", silent)
+
+
+def test_two_runs_at_once_install_once(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, made = Installer.make_environment, []
+    installing, waiting = threading.Event(), threading.Event()
+    lines: list[str] = []
+
+    def make_slowly(*arguments: object) -> None:
+        made.append(arguments)
+        installing.set()
+        assert waiting.wait(60)
+        make(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        waiting.set()
+
+    monkeypatch.setattr(Installer, "make_environment", make_slowly)
+    with ThreadPoolExecutor() as runs:
+        first = runs.submit(cache.provision, "0.28.0", silent)
+        assert installing.wait(60)
+        second = runs.submit(ReleaseCache(cache.root).provision, "0.28.0", hear)
+    assert first.result() == second.result()
+    assert len(made) == 1
+    assert lines == [f"waiting for another run: installing vLLM 0.28.0 (pid {os.getpid()})"]
+
+
+def test_remove_all_keeps_other_files(cache: ReleaseCache) -> None:
+    assert cache.remove_all(silent) == 0
+    assert not cache.root.exists()
+    cache.provision("0.28.0", silent)
+    (cache.root / "models" / "tiny").mkdir(parents=True)
+    (cache.root / "notes.txt").write_text("of the user")
+    size = cache.size()
+    assert cache.remove_all(silent) == size > 0
+    assert sorted(path.name for path in cache.root.iterdir()) == ["lock", "notes.txt"]
+
+
+def test_nothing_is_removed_while_a_server_runs(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = cache.provision("0.28.0", silent)
+    monkeypatch.setattr(module, "processes_using", lambda folder: [4711] if folder == cache.root else [])
+    with pytest.raises(InfraError, match=r"running \(pid 4711\)"):
+        cache.remove_all(silent)
+    assert cache.get("0.28.0") == release
+
+
+def test_where_the_cache_is(tmp_path: Path) -> None:
+    home = Path.home()
+    assert cache_root({}) == home / ".cache" / "vllm-repro"
+    assert cache_root({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "vllm-repro"
+    assert cache_root({"XDG_CACHE_HOME": "relative"}) == home / ".cache" / "vllm-repro"
+    assert cache_root({"VLLM_REPRO_CACHE": "~/x", "XDG_CACHE_HOME": str(tmp_path)}) == home / "x"

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.golden_files import assert_golden
+from tests.report_examples import DIED, EXAMPLES, REHEARSAL, report
+from vllm_repro.errors import InfraError, UsageError
+from vllm_repro.journal.journal import Entry, read
+from vllm_repro.report.build import report_of
+from vllm_repro.report.files import FORMATS, render, write_diffs, write_file, write_reports
+from vllm_repro.report.json_report import report_dict
+from vllm_repro.report.junit import junit
+from vllm_repro.report.markdown import markdown
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.summary import summary
+from vllm_repro.report.text import cell
+from vllm_repro.verdict.outcome import Outcome, Outlasted
+from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
+from vllm_repro_intake.run_draft import make_draft
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("form", FORMATS)
+def test_examples_are_what_their_journals_render_to(folder: Path, form: str) -> None:
+    path = folder / FORMATS[form]
+    text = render(report(folder), form)
+    if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_no_link_of_an_example_is_dead() -> None:
+    root = EXAMPLES[0].parent
+    pages = sorted((*root.rglob("*.md"), *root.rglob("*.html")))
+    links = [
+        (page, link) for page in pages for link in re.findall(r'(?:\]\(|href=")([^)"#]+)', page.read_text("utf-8"))
+    ]
+    near = [(page, link) for page, link in links if not link.startswith("https://")]
+    assert ("report.json" in {link for _, link in near}, len(pages) > 30) == (True, True)
+    assert [str(page / link) for page, link in near if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
+    text = summary(report(folder))
+    assert_golden(f"terminal-{folder.name}.txt", text + "\n")
+    assert ("vllm-repro draft" in text) is (folder != REHEARSAL)
+    assert text.index("verdict:") < text.index("report:") < text.index("again:")
+
+
+def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
+    folder = Path("o ut; echo") / "it's"
+    ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
+    shown = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "resume:")))
+    assert shlex.split(shown["draft"]) == ["vllm-repro", "draft", str(folder)]
+    # Without the scenario, whose name is not enough where it is a file of one's own.
+    assert shlex.split(shown["resume"]) == ["vllm-repro", "run", "--resume", str(folder)]
+
+
+def test_no_private_path_in_any_example() -> None:
+    for folder in EXAMPLES:
+        for name in FORMATS.values():
+            assert not re.search(r"/(root|home/(?!\[user\])|Users)/", (folder / name).read_text(encoding="utf-8")), name
+
+
+def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunReport:
+    """Return the example with a changed trial in its first arm."""
+    first = source.arms[0]
+    trial = replace(first.trials[0], outcome=outcome, death=None if outcome is Outcome.CLEAN else first.trials[0].death)
+    arm = replace(first, trials=(trial,), result=arm_result(first.name, first.expected, [outcome]))
+    return replace(source, arms=(arm,), verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "surprises", "element"),
+    [
+        (Outcome.CRASH, True, (), None),
+        (Outcome.CRASH, False, ("reported",), "failure"),
+        (Outcome.CLEAN, True, (), None),
+        (Outcome.CLEAN, False, ("reported",), "failure"),
+        (Outcome.OTHER_CRASH, False, ("reported",), "failure"),
+        (Outcome.OTHER_CRASH, None, (), "error"),
+        (Outcome.UNTRIGGERED, None, (), "skipped"),
+        (Outcome.UNSUPPORTED, None, (), "skipped"),
+        (Outcome.INFRA, None, (), "error"),
+        (Outcome.BOOT_FAILED, None, (), "error"),
+        (Outcome.CANCELLED, None, (), "error"),
+    ],
+)
+def test_junit_tells_failure_error_and_skipped_apart(
+    outcome: Outcome, expected: bool | None, surprises: tuple[str, ...], element: str | None
+) -> None:
+    verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=expected, because="because", surprises=surprises)
+    root = ET.fromstring(junit(changed(report(REHEARSAL), outcome, verdict)))
+    (case,) = root.iter("testcase")
+    assert [child.tag for child in case if child.tag != "system-out"] == ([element] if element else [])
+    counts = {kind: int(root.get(kind, "0")) for kind in ("failures", "errors", "skipped")}
+    assert sum(counts.values()) == (element is not None)
+
+
+def test_requests_that_were_refused_are_told_of_everywhere() -> None:
+    """Refused requests did not run, although the outcome counts only accepted ones."""
+
+    def of_eager(entry: Entry) -> Entry:
+        first = entry.event == "answer" and entry["arm"] == "eager" and entry["status"] == 200
+        return replace(entry, fields={**entry.fields, "status": 400, "error": "too long"}) if first else entry
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(of_eager, recording.entries))), REHEARSAL)
+    (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
+    assert trial.outcome is Outcome.CLEAN
+    shown = f"2 of {trial.requests['sent']} requests were refused (400 x 2)"
+    assert trial.why == f"the boundary was crossed and the engine lived; {shown}"
+    assert f"eager: {shown}" in summary(made).splitlines()
+    assert f"eager: {shown}." in markdown(made).splitlines()
+    assert f" eager: {shown}." in render(made, "html")
+    assert f"trial 1: clean: {trial.why}" in junit(made)
+    assert f" eager: {shown}." in make_draft(made).body
+    whole = report(REHEARSAL)
+    assert "refused" not in summary(whole) + markdown(whole)
+
+
+def test_reports_are_written_whole(tmp_path: Path) -> None:
+    written = write_reports(replace(report(REHEARSAL), folder=tmp_path))
+    assert {path.name for path in written} == set(FORMATS.values())
+    assert {path.name for path in tmp_path.iterdir()} == set(FORMATS.values())
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rehearsal"] is True
+    with pytest.raises(UsageError, match="no format"):
+        render(report(REHEARSAL), "pdf")
+
+
+@pytest.mark.parametrize(("imported", "verdict"), [(["vllm/a.py"], "quiet"), ([], "inconclusive"), (None, "quiet")])
+def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | None, verdict: str) -> None:
+    """None: a journal from before this was recorded."""
+    changed = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}]
+
+    def patched(entry: Entry) -> Entry:
+        fields = dict(entry.fields)
+        if entry.event == "run-started":
+            patches = [{"file": "vllm/a.py", "was": "a", "now": "b"}]
+            fields["arms"] = [{**fields["arms"][0], "patches": patches}]
+            fields["expect"] = "alive"
+        if entry.event == "server-started":
+            fields["facts"] = {**fields["facts"], "patched": changed}
+        if entry.event == "trial-ended":
+            fields |= {"outcome": "clean", "death": None, "imported": imported}
+            if imported is None:
+                del fields["imported"]
+        return replace(entry, fields=fields)
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(patched, recording.entries))), REHEARSAL)
+    assert made.verdict.verdict == verdict
+    for text in (markdown(made), summary(made)):
+        assert "the lab runs something else for kernel, so that change was not tried" in text
+        assert ("no process of the server imported it" in text) is (imported == [])
+    assert "> **With vLLM's source changed, as shown below, in reported: vllm/a.py.**" in markdown(made).splitlines()
+    suite = ET.fromstring(junit(made))
+    assert [one.get("value") for one in suite.iter("property") if one.get("name") == "patched"] == [
+        "reported: vllm/a.py"
+    ]
+    assert len(list(suite.iter("skipped"))) == (imported == [])
+
+
+def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
+    death = next(read(REHEARSAL / "journal.jsonl").of("trial-ended"))["death"]
+
+    def given(entry: Entry) -> Entry:
+        fields = dict(entry.fields)
+        if entry.event == "run-started":
+            idle = {**fields["arms"][0], "patches": [{"file": "vllm/a.py", "was": "a", "now": "b"}]}
+            fields["arms"] = [
+                idle,
+                next({**arm, "expected": "lives"} for arm in fields["arms"] if arm["name"] == "eager"),
+            ]
+        if entry.event == "server-started" and fields["arm"] == "reported":
+            fields["facts"] = {**fields["facts"], "patched": [{"file": "vllm/a.py", "sha256": "0" * 64}]}
+        if entry.event == "trial-ended" and fields["arm"] == "reported":
+            fields |= {"outcome": "clean", "death": None, "imported": []}
+        if entry.event == "trial-ended" and fields["arm"] == "eager":
+            fields |= {"outcome": "crash", "death": death}
+        return replace(entry, fields=fields)
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(given, recording.entries))), REHEARSAL).verdict
+    assert (made.verdict, made.expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
+    assert "so the patch was not tested" in made.because
+    assert "unexpected in arm eager: crash" in made.because
+
+
+def test_a_trial_that_says_nothing_about_the_engine_did_not_test_the_boundary() -> None:
+    source = changed(report(REHEARSAL), Outcome.INFRA, report(REHEARSAL).verdict)
+    trial = source.arms[0].trials[0]
+    lost = replace(trial, death=None, trigger=replace(trial.trigger, crossed=False, evidence=()))
+    made = replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
+    assert "- `reported`, trial 1: not tested. Boot: " in markdown(made)
+    assert "Boundary not tested" in make_draft(made).body
+    assert "not tested" in render(made, "html")
+
+
+def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
+    example = report(REHEARSAL)
+    arm = next(arm for arm in example.arms if arm.trials[0].death)
+    trial = replace(
+        arm.trials[0],
+        rank_logs=("logs/reported-1.rank1.log",),
+        outlasted=(Outlasted(rank=1, watched_s=10.0, silent=True, ended_s=9.04),),
+    )
+    ranked = replace(example, arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms))
+    shown = "The server of rank 1 kept running for 10 s after that of rank 0 was gone and logged nothing; stopping it took 9.0 s."
+    assert shown in markdown(ranked)
+    assert shown in summary(ranked)
+    assert f"Logs by rank: {trial.log}, logs/reported-1.rank1.log." in markdown(ranked)
+    assert "kept running" not in markdown(example)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "shown"),
+    [
+        (
+            [500, None, 503],
+            (
+                'A program that sends this request with the openai SDK sees InternalServerError "Error <b> 500" after 1.3 s. Its attempts '
+                "got 500, no answer, 503: 1 of 2 retries reached a server."
+            ),
+        ),
+        ([], 'A program with the openai SDK then saw InternalServerError "Error <b> 500" after 1.3 s (retries: 2).'),
+        (None, 'A program with the openai SDK then saw InternalServerError "Error <b> 500" after 1.3 s (retries: 2).'),
+    ],
+)
+def test_a_report_says_what_a_client_sees_of_the_crash(attempts: list[int | None] | None, shown: str) -> None:
+    recording = read(REHEARSAL / "journal.jsonl")
+    entries = [entry for entry in recording.entries if entry.event != "client-saw"]
+    at = next(at for at, entry in enumerate(entries) if entry.event == "trial-ended" and entry["death"])
+    ended = entries[at]
+    saw = {"error": "InternalServerError", "message": "Error <b>\n500", "retries": 2, "seconds": 1.26, "text": None}
+    saw |= {} if attempts is None else {"attempts": attempts}
+    entry = Entry(ended.t, "client-saw", {"arm": ended["arm"], "trial": ended["trial"], **saw})
+    made = report_of(replace(recording, entries=(*entries[:at], entry, *entries[at:])), REHEARSAL)
+    assert shown in summary(made)
+    assert cell(shown) in markdown(made)
+    trials = [trial for arm in report_dict(made)["arms"] for trial in arm["trials"]]
+    assert next(trial["client_saw"] for trial in trials if trial["death"]) == saw
+    old = report_of(replace(recording, entries=tuple(entries)), REHEARSAL)
+    assert made.verdict == old.verdict
+    assert "openai SDK" not in markdown(old)
+    assert {trial["client_saw"] for arm in report_dict(old)["arms"] for trial in arm["trials"]} == {None}
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "report.html"
+    write_file(path, "the last one", hint="")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(InfraError, match="No space left on device") as refused:
+        write_file(path, "new", hint="elsewhere")
+    assert refused.value.hint == "elsewhere"
+    assert path.read_text(encoding="utf-8") == "the last one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("version", ["0.24.0+commit.ecf4854429", "0.20.1rc1.dev12+g363ffa145", "dev"])
+def test_a_run_of_what_is_no_release_has_reports_and_no_diff(tmp_path: Path, version: str) -> None:
+    made = replace(report(DIED), folder=tmp_path, version=version)
+    assert write_diffs(made) == []
+    assert tmp_path / "report.json" in write_reports(made)

@@ -1,0 +1,425 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.running.test_trial import FATAL, LAUNCH, SCENARIO, tried
+from tests.fake_vllm import COMPLETION, Exchange
+from vllm_repro.host import machine
+from vllm_repro.host.machine import GpuUse
+from vllm_repro.journal.journal import Recording, read
+from vllm_repro.report.answers import answer_word
+from vllm_repro.running.assess import Conclusion
+from vllm_repro.running.measure import SelfCheck
+from vllm_repro.running.state import MeasureOptions, Trial
+from vllm_repro.running.workload import WorkloadRunner
+from vllm_repro.scenario.workload import completion
+from vllm_repro.trigger.conditions import answered
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.output import Checks, Probe, ServedWeights
+from vllm_repro.verdict.throughput import ClientCost, Load, Round
+
+LOADS = (Load(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
+ROUNDS = 2 + 5
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001  # a fixture, used for its effect
+    """Let all rounds count, and two warm up: those of this server take milliseconds, and it runs in the client's process."""
+    monkeypatch.setattr("vllm_repro.running.measure.STEADY", 1.0)
+    monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_CPU", float("inf"))
+    monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_OFF", float("inf"))
+
+
+@dataclass
+class Engine:
+    """Server that streams answers and counts tokens as vLLM does. `wrong`: its answer to a measured request."""
+
+    wrong: Callable[[Exchange, int], bool] = lambda *_: False
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    prompt: int = 0
+    output: int = 0
+    counts_double: bool = False
+    token: Callable[[int], int] = lambda number: number
+
+    def completions(self, exchange: Exchange) -> None:
+        body = exchange.body
+        if not body.get("stream"):
+            exchange.answer(200, COMPLETION)
+            return
+        self.asked.append(body)
+        if self.wrong(exchange, len(self.asked)):
+            return
+        prompt, output = len(body["prompt"]), body["max_tokens"]
+        self.prompt += prompt
+        self.output += output * (2 if self.counts_double else 1)
+        events: list[dict[str, Any]] = [
+            {"choices": [{"index": 0, "text": f"t{i}", "token_ids": [self.token(i)], "finish_reason": None}]}
+            for i in range(output)
+        ]
+        events[-1]["choices"][0]["finish_reason"] = "length"
+        events.append({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}})
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        exchange.answer(200, text, "text/event-stream")
+
+    def metrics(self, exchange: Exchange) -> None:
+        exchange.answer(
+            200,
+            f"process_start_time_seconds 1000.0\nvllm:prompt_tokens_total {100 + self.prompt}\n"
+            f"vllm:generation_tokens_total {100 + self.output}\n"
+            f"vllm:num_preemptions_total {len(self.asked)}\nvllm:kv_cache_usage_perc 0.25\n",
+            "text/plain",
+        )
+
+
+def tokenize(exchange: Exchange) -> None:
+    exchange.answer(200, {"tokens": [sum(map(ord, word)) for word in exchange.body["prompt"].split()], "count": 1})
+
+
+def concluded(folder: Path, engine: Engine, **changes: Any) -> tuple[Conclusion, Recording, Trial]:
+    paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
+    loads, output = changes.pop("throughput", ()), changes.pop("output", None)
+    changes = {"measure": MeasureOptions(throughput=bool(loads)), **changes}
+    scenario = replace(changes.pop("scenario", SCENARIO), throughput=loads, output=output)
+    conclusion, trial = tried(folder, paths, scenario=scenario, **changes)
+    return conclusion, read(folder / "journal.jsonl"), trial
+
+
+def test_each_load_is_measured_in_rounds_and_the_first_one_again(tmp_path: Path) -> None:
+    engine = Engine()
+    conclusion, journal, _ = concluded(tmp_path, engine, throughput=LOADS)
+    assert conclusion.outcome is Outcome.CLEAN
+    points = [(entry["point"]["concurrency"], entry["again"]) for entry in journal.of("throughput-point")]
+    assert points == [(1, False), (3, False), (1, True)]
+    for entry in journal.of("throughput-point"):
+        requests = ROUNDS * entry["point"]["concurrency"]
+        assert entry["usage"] == entry["counted"] == {"prompt": 12 * requests, "output": 4 * requests}
+    assert len(list(journal.of("throughput-round"))) == 3 * 5
+    # The workload is what the trigger is about, and what the trial's requests are.
+    assert conclusion.sent == 2
+    assert len(conclusion.trigger.evidence) <= 2
+    # Requests are greedy, salted and of a fixed length.
+    assert len(engine.asked) == ROUNDS * 5
+    assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
+    assert len({body["prompt"][0] for body in engine.asked}) > len(engine.asked) / 2
+    for body in engine.asked:
+        assert len(body["prompt"]) == 12
+        assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["temperature"]) == (4, 4, True, 0)
+
+
+def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(tmp_path: Path) -> None:
+    _, journal, _ = concluded(tmp_path, Engine(), throughput=LOADS, measure=MeasureOptions(throughput=True, soak=0.5))
+    phases = list(journal.of("counters"))
+    names = [one["phase"] for one in phases]
+    assert names == ["workload", *(["warm-up"] * 2 + ["rounds"] * 5) * 3, "soak"]
+    assert phases[0]["counted"]["generation_tokens"] == 0  # this server counts streams alone
+    for one in phases[1:-1]:
+        streams = one["point"]["concurrency"]
+        assert (one["counted"]["prompt_tokens"], one["counted"]["generation_tokens"]) == (12 * streams, 4 * streams)
+        assert (one["counted"]["preemptions"], one["counted"]["kv_most"]) == (streams, 0.25)
+        assert (one["counted"]["cache_hits"], one["counted"]["draft_tokens"]) == (None, None)
+    assert [one["again"] for one in phases[1:-1]] == [False] * 14 + [True] * 7
+    requests = [one for one in read(tmp_path / "requests.jsonl").of("request") if one["name"] == "throughput"]
+    for phase in phases[1:-1]:
+        within = [one for one in requests if phase["began"] <= one["sent"] <= one["ended"] <= phase["ended"]]
+        assert len(within) == phase["point"]["concurrency"]
+
+
+@pytest.mark.usefixtures("stub_gpus")
+def test_the_leased_cards_are_read_beside_a_load_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.watch._GPU_POLL", 0.01)
+    read_once = threading.Event()
+
+    def gpu_use(gpus: Sequence[str]) -> GpuUse | None:
+        use = machine.gpu_use(gpus)
+        read_once.set()
+        return use
+
+    monkeypatch.setattr("vllm_repro.running.watch.gpu_use", gpu_use)
+    engine = Engine(wrong=lambda *_: not read_once.wait(60))
+    _, journal, _ = concluded(tmp_path, engine, gpus=("1",), measure=MeasureOptions(soak=0.5))
+    workload, soak = journal.of("counters")
+    assert (workload["phase"], workload["gpus"]) == ("workload", None)
+    assert (soak["phase"], soak["gpus"]["temperature_c"], soak["gpus"]["slowed"]) == ("soak", 41.0, False)
+
+
+@pytest.mark.parametrize(("late", "rounds"), [(3, 8), (100, 10)])
+def test_a_round_in_which_the_client_was_late_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, rounds: int
+) -> None:
+    calls = iter(range(1000))
+    monkeypatch.setattr(Round, "late", lambda *_: "late" if next(calls) < late else "")
+    engine = Engine()
+    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
+    point = next(journal.of("throughput-point"))
+    assert point["rounds"] == rounds
+    assert point["counted"] == point["usage"] == {"prompt": 36 * (2 + rounds), "output": 12 * (2 + rounds)}
+    assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
+
+
+@pytest.mark.parametrize(("apart", "warm_ups"), [([0.3, 0.2, 0.04], 4), ([0.3] * 9, 5), ([0.04], 2)])
+def test_a_load_warms_up_until_it_is_steady(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: list[float], warm_ups: int
+) -> None:
+    def unsteady(speeds: list[float]) -> float:
+        return apart[len(speeds) - 2]
+
+    monkeypatch.setattr("vllm_repro.running.measure.STEADY", 0.05)
+    monkeypatch.setattr("vllm_repro.running.measure.unsteady", unsteady)
+    engine = Engine()
+    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
+    for point in journal.of("throughput-point"):
+        assert (point["warm_ups"], point["rounds"], point["unsteady"]) == (warm_ups, 5, apart[warm_ups - 2])
+        assert point["counted"] == point["usage"] == {"prompt": 36 * (warm_ups + 5), "output": 12 * (warm_ups + 5)}
+    assert [one["round"] for one in list(journal.of("counters"))[1 : warm_ups + 6]] == [
+        *range(1, warm_ups + 1),
+        *range(1, 6),
+    ]
+
+
+def test_answers_are_written_when_none_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write one takes a fraction of a millisecond, in which the others are not read."""
+    in_flight: list[int] = []
+    write = WorkloadRunner.record_request
+
+    def record(runner: WorkloadRunner, name: str, *rest: Any) -> None:
+        if name == "throughput":
+            in_flight.append(runner.watch.in_flight)
+        write(runner, name, *rest)
+
+    monkeypatch.setattr(WorkloadRunner, "record_request", record)
+    concluded(tmp_path, Engine(), throughput=(replace(LOADS[0], concurrency=[8]),))
+    assert in_flight == [0] * (2 * ROUNDS * 8)
+
+
+def test_a_rate_counts_from_when_a_request_was_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.verdict.throughput.ROUND_S", 0.2)
+    engine = Engine()
+    load = Load(prompt=12, output=4, rate=[100], arrivals="fixed", ttft=10.0, baseline="reported")
+    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(load, rounds=5),))
+    (point, again) = journal.of("throughput-point")
+    assert (point["point"]["rate"], point["point"]["concurrency"], again["again"]) == (100, 20, True)
+    for entry in journal.of("throughput-round"):
+        assert entry["figures"]["wall_s"] > 0.19  # as long as the arrivals take, however fast the server is
+        assert entry["figures"]["goodput_req_s"] == entry["figures"]["req_s"]
+        assert -0.01 < entry["figures"]["unsent_s"] != 0.0
+
+
+def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
+    prompts = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        engine = Engine()
+        arm = replace(SCENARIO.arms[0], name=name)
+        load = replace(LOADS[0], concurrency=[1])
+        concluded(tmp_path / name, engine, scenario=replace(SCENARIO, arms=(arm,)), throughput=(load,), arm=arm)
+        prompts.append(sorted(body["prompt"] for body in engine.asked))
+    assert prompts[0] == prompts[1]
+
+
+def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(tmp_path: Path) -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "unasked": {"measure": MeasureOptions()},
+        "same-server": {"arm": SCENARIO.arms[1]},  # other requests, same command
+    }
+    for name, changes in cases.items():
+        (tmp_path / name).mkdir()
+        engine = Engine()
+        concluded(tmp_path / name, engine, throughput=LOADS, **changes)
+        assert engine.asked == []
+
+
+def test_an_engine_that_dies_while_it_is_measured_has_died(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, number: int) -> bool:
+        if number == ROUNDS + 5:  # in the second round of the second load
+            exchange.fake.write(FATAL)
+            message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+            exchange.answer(500, {"error": {"message": message, "code": 500}})
+        return number >= ROUNDS + 5
+
+    conclusion, journal, trial = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.during == "throughput (12 -> 4 tokens, 3 at once)"
+    (stopped,) = journal.of("measure-stopped")
+    assert "died" in stopped["why"]
+    assert [entry["point"]["concurrency"] for entry in journal.of("throughput-point")] == [1]
+    assert trial.seen.asked[-1].died
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)],  # too long for this server, or an answer that failed
+)
+def test_a_load_that_is_refused_gives_no_figure(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    def wrong(exchange: Exchange, _: int) -> bool:
+        exchange.answer(status, {"error": {"message": "no", "code": status}})
+        return True
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is outcome
+    (stopped,) = journal.of("measure-stopped")
+    assert f"failed: {status}: no" in stopped["why"]
+    assert not list(journal.of("throughput-point"))
+
+
+def test_a_stream_that_is_cut_in_a_measurement_is_told(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, _: int) -> bool:
+        exchange.answer(200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream")
+        return True
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is Outcome.WRONG_OUTPUT
+    assert "without finish_reason" in conclusion.why
+    assert [answer_word(entry) for entry in journal.of("answer")][-1] == "200 (cut off)"
+
+
+def test_answers_of_another_length_give_no_figure(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, _: int) -> bool:
+        exchange.body["max_tokens"] = 3
+        return False
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
+    assert conclusion.outcome is Outcome.CLEAN
+    (stopped,) = journal.of("measure-stopped")
+    assert "12 -> 4 tokens: 12 -> 3" in stopped["why"]
+
+
+def test_a_server_that_counts_otherwise_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.measure._COUNTED_WITHIN", 0.1)
+    _, journal, _ = concluded(tmp_path, Engine(counts_double=True), throughput=LOADS)
+    first = next(journal.of("throughput-point"))
+    assert first["counted"]["output"] == 2 * first["usage"]["output"]
+
+
+def test_a_soak_counts_what_goes_wrong(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, number: int) -> bool:
+        if number in (3, 4):
+            exchange.answer(429, {"error": {"message": "later", "code": 429}})
+        return number in (3, 4)
+
+    engine = Engine(wrong=wrong)
+    conclusion, journal, _ = concluded(tmp_path, engine, measure=MeasureOptions(soak=1.0))
+    (entry,) = journal.of("soak")
+    assert (entry["soak"]["errors"], entry["soak"]["restarts"], entry["soak"]["seconds"]) == (2, 0, 1.0)
+    assert entry["soak"]["requests"] == len(engine.asked) > 8
+    assert sum(entry["soak"]["tenths"]) <= engine.output
+    assert conclusion.outcome is Outcome.CLEAN
+    assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
+
+
+def test_a_death_in_a_soak_is_a_death(tmp_path: Path) -> None:
+    def wrong(exchange: Exchange, number: int) -> bool:
+        if number == 9:
+            exchange.fake.die(FATAL)
+        return False
+
+    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), measure=MeasureOptions(soak=30.0))
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.during.startswith("the soak")
+    (entry,) = journal.of("soak")
+    assert entry["soak"]["seconds"] < 10
+
+
+@pytest.mark.parametrize(
+    ("token", "weights", "outcome"),
+    [
+        (lambda number: number, "", Outcome.CLEAN),
+        (lambda _: 7, "", Outcome.WRONG_OUTPUT),
+        (lambda _: 7, "--load-format dummy", Outcome.CLEAN),
+    ],
+)
+def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
+    tmp_path: Path, token: Callable[[int], int], weights: str, outcome: Outcome
+) -> None:
+    engine = Engine(token=token)
+    launch = replace(LAUNCH, command=LAUNCH.command.with_flags(weights)) if weights else LAUNCH
+    conclusion, journal, _ = concluded(tmp_path, engine, output=Checks(longest_run=32, needle=200), launch=launch)
+    assert conclusion.weights is (ServedWeights.DUMMY if weights else ServedWeights.REAL)
+    shown = [entry["said"] for entry in journal.of("output")]
+    assert shown[0]["first"] == [token(number) for number in range(64)]
+    assert [len(asked["prompt"]) for asked in engine.asked[1:]] == ([] if weights else [200])
+    assert [one["probe"] for one in shown[1:]] == ([] if weights else [Probe.NEEDLE])
+    if outcome is Outcome.WRONG_OUTPUT:
+        assert "one token 64 times in a row" in conclusion.why
+    elif not weights:
+        outcome = Outcome.WRONG_OUTPUT  # this engine knows no needle
+        assert "was not found" in conclusion.why
+    assert conclusion.outcome is outcome
+
+
+@pytest.mark.parametrize(("texts", "outcome"), [("aa", Outcome.CLEAN), ("ab", Outcome.WRONG_OUTPUT)])
+def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
+    tmp_path: Path, texts: str, outcome: Outcome
+) -> None:
+    answers = iter(texts)
+
+    def completions(exchange: Exchange) -> None:
+        text = "canary" if exchange.body["max_tokens"] == 1 else next(answers)
+        choice = {"index": 0, "text": text, "finish_reason": "length"}
+        exchange.answer(200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 2}})
+
+    steps = [completion(prompt=[7, 8], max_tokens=2, name=name) for name in ("first", "again")]
+    scenario = replace(SCENARIO, output=Checks(alike=[("first", "again")]), trigger=answered("again", 200))
+    arm = replace(SCENARIO.arms[0], workload=tuple(steps))
+    conclusion, _ = tried(tmp_path, {"/v1/completions": completions}, scenario=scenario, arm=arm)
+    assert conclusion.outcome is outcome
+    said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
+    assert [(one["name"], one["first"]) for one in said] == [("first", [texts[0]]), ("again", [texts[1]])]
+    if outcome is Outcome.WRONG_OUTPUT:
+        assert conclusion.why == "the equal requests 'first' and 'again' were answered differently"
+
+
+def test_a_process_that_does_not_get_to_its_work_notices() -> None:
+    async def checked(work: Callable[[], object]) -> ClientCost:
+        async with SelfCheck() as check:
+            await asyncio.sleep(0.02)
+            work()  # in the event loop, which then is late
+            await asyncio.sleep(0.02)
+        return check.cost
+
+    def spin() -> None:
+        ends = time.process_time() + 0.2
+        while time.process_time() < ends:
+            pass
+
+    async def cut() -> ClientCost:
+        async with SelfCheck() as check:
+            await asyncio.sleep(0.02)
+            time.sleep(0.2)  # the round ends before the loop takes its next turn
+        return check.cost
+
+    last = asyncio.run(cut())
+    ((due, woke), *_) = sorted(last.stalls, key=lambda stall: stall[0] - stall[1])
+    assert last.late_s == pytest.approx(woke - due)
+    assert last.edge_s(due, woke) > 0.15
+
+    slept, spun = asyncio.run(checked(lambda: time.sleep(0.2))), asyncio.run(checked(spin))
+    for cost in (slept, spun):
+        assert 0.15 < cost.late_s <= cost.slept_s
+    assert slept.cpu < spun.cpu
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        core = min(os.sched_getaffinity(0))
+        before = os.sched_getaffinity(0)
+        for one in (0, *(rival.pid for rival in rivals)):
+            os.sched_setaffinity(one, {core})
+        shared = asyncio.run(checked(spin))
+    finally:
+        os.sched_setaffinity(0, before)
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert shared.queued_s > 0.2  # two thirds of the time, in which it spins for 0.2 s
+    # The machine itself may be late, but not each time.
+    assert min(asyncio.run(checked(lambda: None)).late_s for _ in range(20)) < 0.15

@@ -1,0 +1,246 @@
+"""Several `--patch` compared with the release as it is, on a rehearsal engine that takes patches: `fix` makes it one of 0.24.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from tests.golden_files import assert_golden
+from tests.report_examples import DIED, LIVED, report
+from vllm_repro.cli import main
+from vllm_repro.errors import Unsupported
+from vllm_repro.journal.journal import Entry, read
+from vllm_repro.report.build import build, report_of
+from vllm_repro.report.files import render
+from vllm_repro.report.model import ArmReport, PatchedFile
+from vllm_repro.report.patches import compared_patches
+from vllm_repro.report.summary import summary
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.overlay import PatchedSource
+from vllm_repro.servers.rehearsal import RehearsalSite
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected, arm_result
+from vllm_repro_intake.run_draft import make_draft
+
+TQ = ("tq-chunked-prefill", "--server", "rehearsal")
+DIFF = "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-a\n+{}\n"
+DIED_HERE = "AssertionError in _ensure_workspace_size"
+
+Diffs = Callable[..., list[str]]
+
+
+@pytest.fixture
+def diffs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diffs:
+    """Return a function that writes a diff for each name, and returns the options that name them."""
+    launch = RehearsalSite.launch
+
+    def launched(site: RehearsalSite, scenario: Scenario, arm: Arm, port: int, **_: object) -> Launch:
+        if any(patch.now == "fix\n" for patch in arm.patches):
+            site = RehearsalSite(ServerOptions(vllm="0.24.0"), scenario)
+        return launch(site, scenario, arm, port)
+
+    def source(_: RehearsalSite, arm: Arm) -> PatchedSource:
+        if any(patch.now == "misfit\n" for patch in arm.patches):
+            raise Unsupported("the patch does not fit this release")
+        return PatchedSource()
+
+    monkeypatch.setattr(RehearsalSite, "unchangeable", "")
+    monkeypatch.setattr(RehearsalSite, "launch", launched)
+    monkeypatch.setattr(RehearsalSite, "patched_source", source)
+    monkeypatch.setattr("vllm_repro.cli.options.refuse_unused_options", lambda *_: None)
+
+    def write(*names: str) -> list[str]:
+        for name in names:
+            (tmp_path / f"{name}.diff").write_text(DIFF.format(name.partition("-")[0]), encoding="utf-8")
+        return [word for name in names for word in ("--patch", str(tmp_path / f"{name}.diff"))]
+
+    return write
+
+
+def test_patches_are_compared_with_the_release_as_it_is(harness: Harness, diffs: Diffs) -> None:
+    done = harness("run", *TQ, "--vllm", "0.23.0", *diffs("fix", "hide", "misfit"))
+    assert (done.status, done.report["verdict"]) == (1, "reproduces"), "a patch with which it dies is a surprise"
+    assert done.folder is not None
+    assert_golden(
+        "patches.md",
+        render(build(done.folder), "md").partition("## Patches compared\n\n")[2].partition("\n\n")[0] + "\n",
+    )
+    shown = done.out.partition("\npatch ")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in shown[1:4]] == ["reported", "fix", "hide"]
+    assert "still failing" in shown[3]
+    assert '<caption class="unseen">Patches compared</caption>' in render(build(done.folder), "html")
+    fix, hide, misfit = (arm for arm in done.report["arms"] if arm["patched"])
+    assert [arm["trials"][0]["outcome"] for arm in (fix, hide, misfit)] == ["clean", "crash", "unsupported"]
+    assert [(one["arm"], one["failed"], one["boots"], one["requests"]) for one in done.report["compared_patches"]] == [
+        ("reported", 1, 1, ["long chat"]), ("fix", 0, 1, []), ("hide", 1, 1, ["long chat"]), ("misfit", 0, 0, []),
+    ]  # fmt: skip
+    assert done.report["reproduce"].count("--patch") == 3
+    assert "Declared was something else" not in make_draft(build(done.folder)).body
+    assert [
+        *harness("run", *TQ, "--vllm", "0.23.0", "--arm", "reported", *diffs("fix")).report["compared_patches"]
+    ] == []
+
+
+def test_every_patch_is_to_live_and_the_release_to_die(harness: Harness, diffs: Diffs) -> None:
+    pair = diffs("fix", "fix-2")
+    done = harness("run", *TQ, "--vllm", "0.23.0", *pair)
+    assert (done.status, done.folder is not None) == (0, True)
+    journal = Path(done.folder or "") / "journal.jsonl"
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    last = max(at for at, line in enumerate(lines) if '"event": "trial-started"' in line)
+    journal.write_text("".join(lines[: last + 1]), encoding="utf-8")
+    resumed = harness("run", "--resume", str(done.folder))
+    assert resumed.status == 0
+    assert [(one["arm"], one["boots"]) for one in resumed.report["compared_patches"]] == [
+        ("reported", 1), ("fix", 1), ("fix-2", 1),
+    ]  # fmt: skip
+    sound = harness("run", *TQ, "--vllm", "0.24.0", *pair)
+    assert sound.status == 1
+    assert "does not fail, so there is nothing to compare" in sound.out
+
+
+def test_a_map_has_an_arm_for_each_patch(harness: Harness, diffs: Diffs, tmp_path: Path) -> None:
+    words = ("versions", *TQ, "--versions", "0.23.0,0.24.0", *diffs("fix", "hide"))
+    done = harness(*words)
+    assert done.status == 1
+    for line in (
+        "reported: dies in 0.23.0, lives in 0.24.0",
+        "fix: lives in 0.23.0 and 0.24.0",
+        "hide: dies in 0.23.0, lives in 0.24.0; against what is declared: 0.23.0",
+    ):
+        assert line in done.out
+    assert done.folder is not None
+    again = build(done.folder).reproduce
+    assert again.startswith("vllm-repro versions")
+    assert "--expect" not in again
+    (folder,) = (tmp_path / "reports/tq-chunked-prefill/versions").glob("2*")
+    kept = harness("versions", "--resume", str(folder))
+    assert kept.err.count("  as in ") == 2
+    (tmp_path / "hide.diff").write_text(DIFF.format("fix"), encoding="utf-8")
+    assert "as in" not in harness("versions", "--resume", str(folder)).err, "what another diff did is run again"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(("fix", "fix"), "two arms would have the name fix"), (("eager", "fix"), "two arms would have the name eager")],
+)
+def test_two_arms_of_one_name_are_refused(
+    diffs: Diffs, capsys: pytest.CaptureFixture[str], names: tuple[str, ...], message: str
+) -> None:
+    assert main(["run", *TQ, *diffs(*names)]) == 64
+    assert message in capsys.readouterr().err
+
+
+def test_show_takes_one_patch(diffs: Diffs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "tq-chunked-prefill", *diffs("fix", "hide")]) == 64
+    assert "vllm-repro run compares several" in capsys.readouterr().err
+
+
+def test_a_patched_arm_has_a_server_of_its_own_to_measure() -> None:
+    scenario = find("tq-chunked-prefill")
+    assert scenario.has_own_server(Arm("fix", Expected.LIVES, patches=(Patch("vllm/a.py", "a", "b"),)))
+    assert not scenario.has_own_server(Arm("none", Expected.LIVES))
+
+
+def arm(name: str, outcome: Outcome, *, like: ArmReport, boots: int = 1, imported: bool = True) -> ArmReport:
+    trial = replace(like.trials[0], outcome=outcome, why="it is so")
+    file = PatchedFile(file="vllm/a.py", sha256="0", imported=imported)
+    return replace(
+        like,
+        result=arm_result(name, Expected.LIVES, [outcome] * boots),
+        trials=(trial,) * boots,
+        patches=(Patch("vllm/a.py", "a", name),),
+        server=replace(like.server, patched=(file,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "boots", "imported", "reading"),
+    [
+        (Outcome.CLEAN, 1, True, "does not fail; too few boots to call it fixed"),
+        (Outcome.CLEAN, 58, True, "does not fail; too few boots to call it fixed"),
+        (Outcome.CLEAN, 59, True, "fixed"),
+        (Outcome.CLEAN, 59, False, "not tested: no process ran the patch"),
+        (Outcome.CRASH, 1, False, "not tested: no process ran the patch"),
+        (Outcome.CRASH, 1, True, "still failing"),
+        (Outcome.OTHER_CRASH, 1, True, "newly failing: RuntimeError in get_simultaneous"),
+        (Outcome.BOOT_FAILED, 1, True, "newly failing: boot: no cause in the log"),
+        (Outcome.WRONG_OUTPUT, 1, True, "newly failing: wrong output"),
+        (Outcome.HANG, 1, True, "newly failing: hang"),
+        (Outcome.UNTRIGGERED, 1, True, "undecided: untriggered: it is so"),
+    ],
+)
+def test_what_a_patch_did_in_a_word(outcome: Outcome, boots: int, imported: bool, reading: str) -> None:
+    released, lived = report(DIED).arms[0], report(LIVED).arms[0]
+    death = released.trials[0].death
+    assert death is not None
+    other = replace(death, exception="RuntimeError", frames=("vllm/v1/worker/workspace.py:get_simultaneous",))
+    like = {
+        Outcome.CRASH: released,
+        Outcome.OTHER_CRASH: replace(lived, trials=(replace(lived.trials[0], death=other),)),
+    }
+    made = arm("x", outcome, like=like.get(outcome, lived), boots=boots, imported=imported)
+    first, row = compared_patches(replace(report(DIED), arms=(released, made), compared=True))
+    assert first.reading == f"fails: {DIED_HERE}"
+    assert (row.reading, row.boots) == (reading, boots)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "first_reading", "reading"),
+    [
+        (Outcome.INFRA, "undecided: infra: it is so", "not compared: the release as it is was not tested"),
+        (
+            Outcome.WRONG_OUTPUT,
+            "fails: wrong output",
+            "does not fail; the release did not show this bug, so no number of boots is enough",
+        ),
+        (Outcome.CLEAN, "does not fail, so there is nothing to compare", "does not fail either"),
+    ],
+)
+def test_a_release_that_did_not_show_the_bug(outcome: Outcome, first_reading: str, reading: str) -> None:
+    lived = report(LIVED).arms[0]
+    released = replace(arm("reported", outcome, like=lived), patches=())
+    made = replace(report(DIED), arms=(released, arm("x", Outcome.CLEAN, like=lived, boots=200)), compared=True)
+    assert [one.reading for one in compared_patches(made)] == [first_reading, reading]
+
+
+def test_a_patch_that_ran_in_part_says_so() -> None:
+    released, lived = report(DIED).arms[0], report(LIVED).arms[0]
+    made = arm("x", Outcome.CLEAN, like=lived, boots=59)
+    other = PatchedFile(file="vllm/b.py", sha256="0", imported=False)
+    made = replace(made, server=replace(made.server, patched=(*made.server.patched, other)))
+    (_, row) = compared_patches(replace(report(DIED), arms=(released, made), compared=True))
+    assert row.reading == "fixed; part of the patch did not run"
+
+
+@pytest.mark.parametrize("imported", [["vllm/a.py"], []])
+def test_a_patch_that_no_process_imported_does_not_help(imported: list[str]) -> None:
+    """Beside an arm that dies, as in every comparison."""
+    file = {"file": "vllm/a.py", "sha256": "0" * 64}
+
+    def patched(entry: Entry) -> Entry:
+        fields = json.loads(json.dumps(dict(entry.fields)))
+        if entry.event == "run-started":
+            fields["arms"][1]["patches"] = [{"file": "vllm/a.py", "was": "a", "now": "b"}]
+            fields["expect"] = "declared"
+        if fields.get("arm") == "eager" and "facts" in fields:
+            fields["facts"]["patched"] = [file]
+        if entry.event == "trial-ended" and fields["arm"] == "eager":
+            fields["imported"] = imported
+        return replace(entry, fields=fields)
+
+    recording = read(DIED / "journal.jsonl")
+    made = report_of(replace(recording, entries=tuple(map(patched, recording.entries))), DIED)
+    assert made.arms[0].result.crashed
+    assert made.verdict.expected is (True if imported else None)
+    assert len(made.comparisons) == len(imported)
+    assert ("0 of 1 boots, against 1 of 1 of reported" in summary(made)) is bool(imported)

@@ -1,0 +1,417 @@
+"""Whole runs on the rehearsal engine: every outcome, and every way to interrupt a run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.commands import journals, signalled, started, until
+from tests.conftest import Harness
+from vllm_repro.cli import main
+from vllm_repro.errors import InfraError
+from vllm_repro.host.processes import session_members
+from vllm_repro.journal.journal import read
+from vllm_repro.report.build import build
+from vllm_repro.report.files import render
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.summary import summary
+from vllm_repro.running.folders import run_folder
+from vllm_repro.running.run import signals_later, strongest_record
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.scenario import Arm
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
+from vllm_repro_intake.run_draft import make_draft
+
+TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
+
+
+def test_the_bug_reproduces(harness: Harness) -> None:
+    done = harness(*TQ, "--vllm", "0.23.0")
+    report = done.report
+    assert done.status == 0, done.out + done.err
+    assert (report["verdict"], report["expected"], report["evidence"], report["rehearsal"]) == (
+        "reproduces",
+        True,
+        "rehearsal",
+        True,
+    )
+    outcomes = {arm["name"]: arm["trials"][0]["outcome"] for arm in report["arms"]}
+    assert outcomes == {
+        "reported": "crash",
+        "eager": "clean",
+        "prefix-hit": "crash",
+        "growing-chat": "crash",
+        "graphs-off": "clean",
+        "bigger-chunk": "untriggered",
+        "near-miss-128": "untriggered",
+        "near-miss-129": "crash",
+    }
+    trial = report["arms"][0]["trials"][0]
+    assert trial["trigger"]["crossed"] is True
+    assert trial["death"]["signature"] == "match"
+    assert trial["death"]["exception"] == "AssertionError"
+    assert trial["death"]["detected_by"] in trial["death"]["channels"]
+    assert trial["death"]["latency_s"] >= 0
+    assert trial["phase"] == "request"
+    assert trial["captured"]["asked"] == "16.00"
+    assert report["arms"][0]["server"]["vllm_version"] == "0.23.0"
+    assert report["arms"][0]["server"]["weights"] == "none: a rehearsal"
+    assert "REHEARSAL" in done.out
+    for name in ("report.md", "junit.xml"):
+        assert done.folder is not None
+        assert "REHEARSAL" in (done.folder / name).read_text(encoding="utf-8")
+
+
+def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harness: Harness) -> None:
+    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported")
+    assert (done.status, done.report["verdict"]) == (0, "quiet")
+    assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
+    assert harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", "--expect", "crash").status == 1
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--expect", "alive").status == 1
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit").status == 1
+    assert harness(*TQ, "--vllm", "0.23.0", "--arm", "reported", "--bisect-exit", "fix").status == 0
+    refused = harness(*TQ, "--vllm", "0.23.0", "--arm", "eager", "--bisect-exit")
+    assert (refused.status, "eager lives in every release" in refused.err) == (64, True)
+
+
+def recorded(
+    out: Path, run: str, arm: str, version: str, k: int, *, evidence: str = "lab", patched: bool = False
+) -> None:
+    (out / "tq-chunked-prefill" / run).mkdir(parents=True)
+    server = {"vllm_version": version, "patched": [{"file": "vllm/a.py", "sha256": "0"}] if patched else []}
+    report = {"evidence": evidence, "arms": [{"name": arm, "k": k, "n": k, "server": server}]}
+    (out / "tq-chunked-prefill" / run / "report.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_fix_is_reported_after_enough_boots(tmp_path: Path) -> None:
+    """Compare with deaths of the same arm only."""
+    reports = tmp_path / "reports"
+    recorded(reports, "a", "reported", "0.23.0", 5, evidence="rehearsal")
+    words = ("--vllm", "0.24.0", "--trials", "4", "--arm", "reported", "--arm", "near-miss-129", "--out", str(reports))
+    assert main([*TQ, *words]) == 0
+    (path,) = reports.glob("*/2*/report.json")
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert (report["verdict"], report["arms"][0]["n"]) == ("fixed", 4)
+    assert "died in 5 of 5 boots" in report["because"]
+    record = strongest_record(reports, find("tq-chunked-prefill"), "rehearsal", [Arm("near-miss-129", Expected.DIES)])
+    assert record is None
+
+
+def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path) -> None:
+    scenario = find("tq-chunked-prefill")
+    recorded(tmp_path, "a", "reported", "0.21.0", 9)
+    recorded(tmp_path, "b", "reported", "0.23.0", 2)
+    recorded(tmp_path, "c", "prefix-hit", "0.23.0", 3)
+    recorded(tmp_path, "d", "reported", "0.23.0", 5, patched=True)
+    reported, hit = (arm for arm in scenario.arms if arm.name in ("reported", "prefix-hit"))
+    patched = replace(reported, patches=(Patch("vllm/a.py", "a", "b"),))
+
+    def found(*arms: Arm, evidence: str = "lab") -> str | None:
+        record = strongest_record(tmp_path, scenario, evidence, arms, "0.23.0")
+        return None if record is None else record.run
+
+    assert found(reported, hit) == "a", "the strongest"
+    assert found(hit) == "c"
+    assert found(patched) == "b"
+    assert found(reported, evidence="cpu") is None
+    assert found(Arm("eager", Expected.LIVES)) is None
+
+
+def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harness) -> None:
+    done = harness(
+        *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"), *("--arm", "patched", "--arm", "reported")
+    )
+    outcomes = {arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in done.report["arms"]}
+    assert outcomes == {"reported": ["crash"], "patched": ["unsupported"]}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "arms", "version", "outcomes", "verdict"),
+    [
+        ("sco-hybrid", ["reported", "sco-off", "near-miss-length"], "0.21.0", ["crash", "clean", "untriggered"], "reproduces"),
+        ("sco-hybrid", ["reported", "small-cpu-pool"], "0.23.0", ["clean", "crash"], "reproduces"),
+        ("tq-mtp-cudagraphs", ["reported", "eager", "no-spec-decode"], "0.20.2", ["crash", "untriggered", "untriggered"], "reproduces"),
+        ("tq-mtp-cudagraphs", ["reported", "cudagraph-none"], "0.24.0", ["wrong-output", "untriggered"], "changed"),
+        ("tq-mtp-first-request", ["reported", "eager"], "0.23.0", ["crash", "untriggered"], "reproduces"),
+        ("min-tokens-stop-ids", ["reported", "near-miss"], "0.28.0", ["crash", "untriggered"], "reproduces"),
+        ("min-tokens-stop-ids", ["reported", "near-miss"], "0.29.0", ["clean", "untriggered"], "quiet"),
+    ],
+)  # fmt: skip
+def test_the_reported_bugs_live_and_die_with_the_releases(
+    harness: Harness, scenario: str, arms: list[str], version: str, outcomes: list[str], verdict: str
+) -> None:
+    named = [word for arm in arms for word in ("--arm", arm)]
+    done = harness("run", scenario, "--server", "rehearsal", "--vllm", version, *named)
+    assert [arm["trials"][0]["outcome"] for arm in done.report["arms"]] == outcomes, done.out
+    assert done.report["verdict"] == verdict
+    assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
+    if outcomes[0] == "crash":
+        assert done.report["arms"][0]["trials"][0]["death"]["signature"] == "match"
+    assert done.status == (verdict == "changed")
+
+
+def test_both_ranks_of_two_are_named(harness: Harness) -> None:
+    done = harness("run", "dsv4-tp2", "--server", "rehearsal", "--arm", "reported")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["captured"] == {
+        "file": "deepseek_v4_attention.py",
+        "line": "1457",
+        "asked": "21.80",
+        "locked": "21.62",
+    }
+    assert trial["death"]["ranks"] == [0, 1]
+    assert done.folder is not None
+    assert {path.name for path in (done.folder / "logs").iterdir()} == {"reported-1.log", "reported-1.rank1.log"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "channel"),
+    [
+        ("kill:2", "other-crash", None),
+        ("other:2", "other-crash", None),
+        ("hang:2", "hang", None),
+        ("busy:2", "clean", None),  # nothing here looks whether it comes to rest
+        ("empty:2", "wrong-output", None),
+        ("truncate:2", "wrong-output", None),
+        ("boot", "boot-failed", None),
+        ("exit", "boot-failed", "process"),
+        ("stuck-boot", "boot-failed", None),
+        ("restart:2", "other-crash", "restart"),
+        ("slow-boot:0.5", "clean", None),
+    ],
+)
+def test_every_fault_has_its_outcome(harness: Harness, fault: str, outcome: str, channel: str | None) -> None:
+    # A release without the bug, so that what is seen is the fault's.
+    # TimeLimits is short only where a stall is ordered: elsewhere a crowded machine would make one.
+    short = {"hang:2": ("--answer-stall", "2"), "stuck-boot": ("--boot-stall", "2")}.get(fault, ())
+    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault})
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == outcome, trial
+    assert trial["why"]
+    if outcome != "clean":
+        assert done.report["verdict"] not in ("reproduces", "quiet", "fixed")
+        assert done.status != 0
+    if channel is not None:
+        assert channel in trial["death"]["channels"]
+
+
+def test_an_unknown_flag_is_unsupported_and_no_crash(harness: Harness) -> None:
+    done = harness(*TQ, "--arm", "reported", "--vllm", "0.19.1")
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "unsupported"
+    assert "turboquant_4bit_nc" in trial["why"]
+    assert done.status == 2
+
+
+def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--arm", "reported")
+    assert done.folder is not None
+    first = (done.folder / "report.json").read_text(encoding="utf-8")
+    (done.folder / "report.json").unlink()
+    assert harness("report", str(done.folder)).status == 0
+    assert json.loads((done.folder / "report.json").read_text(encoding="utf-8")) == json.loads(first)
+    journal = (done.folder / "journal.jsonl").read_bytes()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for share in (0.2, 0.5, 0.9):
+        (cut / "journal.jsonl").write_bytes(journal[: int(len(journal) * share)])
+        again = harness("report", str(cut), "--format", "md")
+        assert again.status == 0, again.err
+        assert "journal is incomplete" in again.out
+
+
+def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], harness: Harness
+) -> None:
+    def refuse(path: Path, _: object, *, hint: str) -> None:
+        raise InfraError(f"cannot write {path}: No space left on device", hint=hint)
+
+    with monkeypatch.context() as full:
+        full.setattr("vllm_repro.report.files.write_file", refuse)
+        assert main([*TQ, "--arm", "reported", "--out", str(tmp_path / "reports")]) == 2
+    shown = capsys.readouterr().err
+    assert "the verdict is reproduces (REHEARSAL), and cannot write" in shown
+    assert "vllm-repro report RUN -o FILE" in shown
+    (journal,) = (tmp_path / "reports" / "tq-chunked-prefill").glob("2*/journal.jsonl")
+    again = harness("report", str(journal.parent), "--format", "md")
+    assert "**reproduces" in again.out
+
+
+_DEATH = '"event": "sign"'
+
+
+def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:
+    """Start a long run, signal it when its journal contains `wait_for`, and return status and folder."""
+    out = tmp_path / "reports"
+    fault = {"request-sent": "hang", _DEATH: ""}.get(wait_for, "slow-boot:60")
+    process = started(out, *TQ, VLLM_REHEARSAL_FAULT=fault, XDG_STATE_HOME=str(state))
+    until(lambda: wait_for in "".join(journals(out)))
+    return signalled(process, number, out)
+
+
+def _server_session(folder: Path) -> int:
+    started = read(folder / "journal.jsonl").first("server-started")
+    assert started is not None
+    return int(started["facts"]["pid"])
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "trial-started"),
+        (signal.SIGTERM, "server-started"),
+        (signal.SIGINT, "request-sent"),
+        (signal.SIGQUIT, "request-sent"),
+    ],
+)
+def test_an_interrupted_run_leaves_nothing_and_a_report(
+    tmp_path: Path, own_state: Path, number: signal.Signals, moment: str
+) -> None:
+    status, folder = _interrupt(tmp_path, own_state, number, moment)
+    assert status == 130
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report["interrupted"] == number.name
+    assert report["arms"][0]["trials"][0]["outcome"] == "cancelled"
+    if moment != "trial-started":
+        assert session_members(_server_session(folder)) == []
+    assert list((own_state / "vllm-repro" / "leases").glob("*")) == []
+
+
+def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(tmp_path: Path, own_state: Path) -> None:
+    """The trial counts as interrupted, and every rendering shows the death."""
+    status, folder = _interrupt(tmp_path, own_state, signal.SIGTERM, _DEATH)
+    assert status == 130
+    report = build(folder)
+    (trial,) = report.arms[0].trials
+    assert (trial.outcome, trial.death is not None) == (Outcome.CANCELLED, True)
+    cause = "AssertionError in _ensure_workspace_size: Workspace is locked"
+    cut = "; the run was interrupted before the trial came to its end"
+    assert trial.why.startswith(cause)
+    assert trial.why.endswith(cut)
+    texts = {form: render(report, form) for form in ("md", "html", "junit")}
+    texts |= {"issue": make_draft(report).body, "terminal": summary(report)}
+    for form, text in texts.items():
+        assert cause in unescape(text), form
+        assert cut in unescape(text), form
+
+
+def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path) -> None:
+    out = tmp_path / "reports"
+    words = (*TQ, "--arm", "eager")
+    process = started(out, *words, before=["nohup"], VLLM_REHEARSAL_FAULT="slow-boot:0.5")
+    until(lambda: list(out.glob("*/*/logs/*.log")))
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 0
+    report = json.loads(next(out.glob("*/latest/report.json")).read_text(encoding="utf-8"))
+    assert (report["interrupted"], report["arms"][0]["trials"][0]["outcome"]) == (None, "clean")
+    assert list((own_state / "vllm-repro" / "leases").glob("*")) == []
+
+
+def test_guard_and_next_run_leave_the_servers_of_a_living_run_alone(
+    tmp_path: Path, own_state: Path, harness: Harness
+) -> None:
+    living = started(tmp_path / "living", *TQ, VLLM_REHEARSAL_FAULT="slow-boot:60")
+    try:
+        until(lambda: list((tmp_path / "living").glob("*/*/logs/*.log")))
+        status, folder = _interrupt(tmp_path, own_state, signal.SIGKILL, "request-sent")
+        assert status == -signal.SIGKILL
+        session = _server_session(folder)
+        until(lambda: not session_members(session), seconds=20)
+        assert session_members(session) == [], "the guard did not end the server"
+        assert "nothing is left" in harness("clean").out
+        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss")
+        assert done.status == 0
+        assert psutil.Process(living.pid).status() != psutil.STATUS_ZOMBIE
+        assert living.poll() is None
+        servers = [one for one in psutil.Process(living.pid).children() if "serve" in one.cmdline()]
+        assert servers, "the living run's server was ended by somebody else"
+    finally:
+        living.send_signal(signal.SIGTERM)
+        living.wait(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "status"),
+    [(signal.SIGTERM, (), 130), (signal.SIGINT, (), 130), (None, ("--expect", "alive"), 1)],
+    ids=["SIGTERM", "SIGINT", "a surprise"],
+)
+def test_a_run_whose_output_nobody_reads_has_the_same_status(
+    tmp_path: Path, number: signal.Signals | None, words: tuple[str, ...], status: int
+) -> None:
+    stuck = {"VLLM_REHEARSAL_FAULT": "stuck-boot"} if number else {}
+    with started(tmp_path, *TQ, "--arm", "reported", *words, piped=True, **stuck) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"REHEARSAL")
+        process.stdout.close()  # as `| head -1` does
+        if number is not None:
+            until(lambda: "server-started" in "".join(journals(tmp_path)))
+            process.send_signal(number)
+        assert process.wait(timeout=120) == status
+        assert b"Error" not in process.stderr.read()
+
+
+def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "data" / "declared" / "two_ranks.py").read_text(encoding="utf-8")
+    scenario = tmp_path / "two_ranks.py"
+    scenario.write_text(text.replace("max_tokens=3500", "max_tokens=35"), encoding="utf-8")
+    trial = harness("run", str(scenario), "--server", "rehearsal").report["arms"][0]["trials"][0]
+    assert (trial["outcome"], trial["trigger"]["crossed"]) == ("clean", True)
+
+
+def test_other_endpoints_are_asked_and_shown(harness: Harness) -> None:
+    scenario = Path(__file__).parents[2] / "data" / "declared" / "other_endpoints.py"
+    reported, other = harness("run", str(scenario), "--server", "rehearsal").report["arms"]
+    (crossed,), (missed,) = reported["trials"], other["trials"]
+    assert (crossed["outcome"], crossed["requests"]) == ("clean", {"sent": 3, "ok": 2, "failed": 1})
+    assert 'ids carried input=[7, 8, 9], encoding_format="base64": answered 200' in crossed["trigger"]["evidence"]
+    assert (missed["outcome"], missed["trigger"]["crossed"]) == ("untriggered", False)
+    assert reported["requests"][:2] == [
+        'ids: POST /v1/embeddings {"input": [7, 8, 9], "encoding_format": "base64"}',
+        'pooled: POST /pooling {"input": "hello"}',
+    ]
+
+
+def test_a_signal_after_the_last_boot_does_not_lose_the_report(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(folder: Path) -> RunReport:
+        signal.raise_signal(signal.SIGTERM)
+        return build(folder)
+
+    monkeypatch.setattr("vllm_repro.report.build.build", late)
+    assert harness(*TQ, "--arm", "reported").status == 130
+    (report,) = tmp_path.glob("reports/*/2*/report.json")
+    assert json.loads(report.read_text(encoding="utf-8"))["verdict"] == "reproduces"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_report_is_written_waits_for_its_end(number: signal.Signals, tmp_path: Path) -> None:
+    """Two Ctrl-C in a row are common, and the second one must not cost the report."""
+
+    def written() -> None:
+        with signals_later():
+            signal.raise_signal(number)
+            (tmp_path / "report.md").write_text("whole", encoding="utf-8")
+
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            written()
+    finally:
+        after = signal.signal(number, before)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "whole"
+    assert after is signal.default_int_handler
+
+
+def test_only_this_user_can_open_the_folder_of_a_run(tmp_path: Path) -> None:
+    assert run_folder(tmp_path, "tq-chunked-prefill").stat().st_mode & 0o777 == 0o700

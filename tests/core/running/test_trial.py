@@ -1,0 +1,527 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_vllm import COMPLETION, OPENAPI, Exchange, FakeVllm, never_ending
+from tests.report_examples import REHEARSAL
+from vllm_repro.client.answer import DEAD_MESSAGE
+from vllm_repro.errors import InfraError
+from vllm_repro.journal.journal import Journal, read
+from vllm_repro.releases.provision import Release, ReleaseCache
+from vllm_repro.running import trial as trial_module
+from vllm_repro.running.assess import Conclusion
+from vllm_repro.running.state import TimeLimits, Trial
+from vllm_repro.running.trial import run_trial
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.vocabulary import patched
+from vllm_repro.scenario.workload import completion
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.process import ProcessServer
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro_diagnosis.evidence import Evidence
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+SCENARIO = find("min-tokens-stop-ids")
+FATAL = (
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call last):\n"
+    '(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n'
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] ValueError: something else"
+)
+
+
+ARM = SCENARIO.arms[0]
+OUTLAST = trial_module._OUTLAST  # without `short_waits`
+LAUNCH = Launch(kind=ServerKind.PROCESS, evidence=Evidence.CPU, command=SCENARIO.command_of(ARM))
+
+
+def trial_on(fake: FakeVllm, folder: Path) -> Trial:
+    return Trial(
+        scenario=SCENARIO,
+        arm=ARM,
+        number=1,
+        launch=LAUNCH,
+        server=fake,
+        log=fake.log_path,
+        limits=TimeLimits(boot_stall=5.0, answer_stall=5.0, grace=1.0),
+        seed=1,
+        journal=Journal(folder / "journal.jsonl"),
+        requests=Journal(folder / "requests.jsonl"),
+        notify=lambda _: None,
+    )
+
+
+def tried(folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any) -> tuple[Conclusion, Trial]:
+    """Run a trial, with `changes` of its fields, on a fake server with these `paths`."""
+    with FakeVllm(folder / "log", paths) as fake:
+        trial = replace(trial_on(fake, folder), **changes)
+        with trial.journal, trial.requests:
+            return asyncio.run(run_trial(trial)), trial
+
+
+def concluded(folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any) -> Conclusion:
+    return tried(folder, paths, **changes)[0]
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001  # whose limit it replaces
+    """Ask a dead engine as a program with the SDK does, with short pauses between the attempts."""
+    monkeypatch.setattr(trial_module, "_SDK_TOTAL", 60.0)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+
+
+def is_the_odd_one(exchange: Exchange) -> bool:
+    return "stop_token_ids" in exchange.body
+
+
+def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
+    conclusion = concluded(tmp_path, {})
+    assert (conclusion.outcome, conclusion.outlasted) == (Outcome.CLEAN, ())
+
+
+def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 60.0)  # the sign ends it
+    gone: list[bool] = []
+
+    def models(exchange: Exchange) -> None:
+        gone.append(True)
+        exchange.reset()
+
+    def health(exchange: Exchange) -> None:
+        exchange.reset() if gone else exchange.answer(200)
+
+    conclusion = concluded(tmp_path, {"/v1/models": models, "/health": health})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.death is not None
+
+
+def test_a_death_on_a_full_disk_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.fake.write(FATAL)
+        exchange.reset()
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.INFRA
+    assert "No space left on device" in conclusion.why
+
+
+@pytest.mark.parametrize("sign", ["write", "die"], ids=["a fatal line alone", "a death"])
+@pytest.mark.parametrize("delay", [0.15, 0.6])
+def test_a_death_that_the_last_answer_hides_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: float, sign: str
+) -> None:
+    # A death ends the look. After a line alone it goes on to its end.
+    look = 60.0 if sign == "die" else 2.0
+    monkeypatch.setattr("vllm_repro.running.watch._LAST_LOOK_AT_VLLM", look)
+
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, COMPLETION)
+        if exchange.body["max_tokens"] == 1:  # the canary
+            threading.Timer(delay, getattr(exchange.fake, sign), (FATAL,)).start()
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.death is not None
+    assert conclusion.death.exception == "ValueError"
+
+
+def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
+    sent: list[bool] = []
+
+    def completions(exchange: Exchange) -> None:
+        # The first request that crosses is answered; an ordinary one before it is cut off, and the server goes on.
+        if not sent:
+            sent.append(True)
+            exchange.reset()
+        else:
+            exchange.answer(200, COMPLETION)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.trigger.crossed
+    assert conclusion.outcome is Outcome.WRONG_OUTPUT
+    assert "no answer" in conclusion.why
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "crossed"),
+    [
+        (400, "stop_token_ids contain out-of-vocab token ids", True),
+        (422, "stop_token_ids contain out-of-vocab token ids", True),
+        (400, "maximum context length is 8 tokens", False),
+        (401, "stop_token_ids contain out-of-vocab token ids", False),
+        (404, "no such model", False),
+        (429, "too many requests", False),
+    ],
+)
+def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(
+    tmp_path: Path, status: int, message: str, crossed: bool
+) -> None:
+    def completions(exchange: Exchange) -> None:
+        if is_the_odd_one(exchange):
+            exchange.answer(status, {"error": {"message": message, "code": status}})
+        else:
+            exchange.answer(200, COMPLETION)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.trigger.crossed is crossed
+    assert conclusion.outcome is (Outcome.CLEAN if crossed else Outcome.UNTRIGGERED)
+
+
+def without_the_field(exchange: Exchange) -> None:
+    exchange.answer(200, json.dumps(OPENAPI).replace("stop_token_ids", "stop_tokens"))
+
+
+@pytest.mark.parametrize("openapi", [without_the_field, lambda exchange: exchange.answer(404), Exchange.reset])
+def test_a_field_that_the_release_is_not_known_to_read_proves_nothing(
+    tmp_path: Path, openapi: Callable[[Exchange], None]
+) -> None:
+    conclusion = concluded(tmp_path, {"/openapi.json": openapi})
+    assert conclusion.outcome is Outcome.UNTRIGGERED
+    assert "stop_token_ids=[999999]" in conclusion.trigger.evidence[0]
+
+
+def test_a_cached_release_is_asked_once_for_its_fields_and_again_when_it_is_patched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Exchange] = []
+
+    def openapi(exchange: Exchange) -> None:
+        asked.append(exchange)
+        exchange.answer(200, OPENAPI)
+
+    monkeypatch.setattr(ReleaseCache, "check", lambda *_: None)
+    release = Release(
+        version="0.28.0", torch="", python=tmp_path, packages=tmp_path, executable=tmp_path / "bin" / "vllm"
+    )
+    launch = replace(LAUNCH, release=release)
+    patch = patched("vllm/x.py", was="a", now="b", why="any")
+    for arm, times in ((ARM, 1), (ARM, 1), (replace(ARM, patches=(patch,)), 2)):
+        assert concluded(tmp_path, {"/openapi.json": openapi}, arm=arm, launch=launch).outcome is Outcome.CLEAN
+        assert len(asked) == times
+
+
+def test_a_release_whose_files_changed_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(*_: object) -> None:
+        raise InfraError("files of vLLM 0.28.0 were changed", hint="Repeat the command.")
+
+    monkeypatch.setattr(ReleaseCache, "check", changed)
+    release = Release(
+        version="0.28.0", torch="", python=tmp_path, packages=tmp_path, executable=tmp_path / "bin" / "vllm"
+    )
+    conclusion = concluded(tmp_path, {}, launch=replace(LAUNCH, release=release))
+    assert (conclusion.outcome, conclusion.why) == (
+        Outcome.INFRA,
+        "files of vLLM 0.28.0 were changed (Repeat the command.)",
+    )
+
+
+@pytest.mark.parametrize("may_fail", [(), (500,)])
+def test_a_request_may_be_declared_to_fail(tmp_path: Path, may_fail: tuple[int, ...]) -> None:
+    def completions(exchange: Exchange) -> None:
+        odd = is_the_odd_one(exchange)
+        exchange.answer(500, {"error": {"message": "no"}}) if odd else exchange.answer(200, COMPLETION)
+
+    request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=may_fail)
+    conclusion = concluded(tmp_path, {"/v1/completions": completions}, arm=replace(ARM, workload=(request,)))
+    assert conclusion.outcome is (Outcome.CLEAN if may_fail else Outcome.WRONG_OUTPUT)
+
+
+@pytest.mark.parametrize(("path", "outcome"), [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA)])
+def test_an_answer_that_never_stops_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, outcome: Outcome
+) -> None:
+    monkeypatch.setattr("vllm_repro.client.client.MOST_BYTES", 4 << 20)
+    conclusion = concluded(tmp_path, {path: never_ending})
+    assert conclusion.outcome is outcome
+    assert outcome is Outcome.CLEAN or "larger than 4 MiB" in conclusion.why
+
+
+@pytest.mark.parametrize("body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"])
+def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, body if is_the_odd_one(exchange) else COMPLETION)
+
+    assert concluded(tmp_path, {"/v1/completions": completions}).outcome is Outcome.WRONG_OUTPUT
+
+
+def test_a_stranger_that_took_the_port_is_not_taken_for_the_engine(tmp_path: Path) -> None:
+    with FakeVllm(tmp_path / "strangers.log", {}) as fake:
+        ours = ProcessServer(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            port=0,
+            log=tmp_path / "log",
+            env={},
+            kind=ServerKind.PROCESS,
+            evidence=Evidence.CPU,
+            grace=1,
+        )
+        ours.base_url, ours.port = fake.base_url, int(fake.base_url.rsplit(":", 1)[1])
+        trial = replace(trial_on(fake, tmp_path), server=ours, log=tmp_path / "log")
+        with trial.journal, trial.requests, pytest.MonkeyPatch.context() as patch:
+            # The port was free when it was looked at.
+            patch.setattr("vllm_repro.servers.process.check_port", lambda _: None)
+            conclusion = asyncio.run(run_trial(trial))
+    assert conclusion.outcome is Outcome.INFRA
+    assert "another server listens" in conclusion.why
+
+
+@pytest.mark.parametrize("moment", ["stop", "assess"])
+def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+    real = run_trial.__globals__["assess"]
+
+    def slow(*words: object) -> object:
+        if moment == "assess":
+            begun.set()
+            assert cancelled.wait(60)
+        return real(*words)
+
+    monkeypatch.setitem(run_trial.__globals__, "assess", slow)
+
+    class Slow(FakeVllm):
+        async def stop(self) -> None:
+            if moment == "stop":
+                begun.set()
+                assert await asyncio.to_thread(cancelled.wait, 60)
+            self.stops += 1
+
+    async def interrupted(trial: Trial) -> None:
+        running = asyncio.create_task(run_trial(trial))
+        while not begun.is_set():
+            await asyncio.sleep(0.02)
+        assert '"canary"' in trial.journal.path.read_text(encoding="utf-8"), "the last answer was there"
+        running.cancel()
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with Slow(tmp_path / "log", {}) as fake:
+        trial = trial_on(fake, tmp_path)
+        with trial.journal, trial.requests:
+            asyncio.run(interrupted(trial))
+        assert fake.stops == 1
+    ended = read(tmp_path / "journal.jsonl").first("trial-ended")
+    assert ended is not None
+    assert ended["outcome"] == "clean"
+    assert json.dumps(ended["requests"]) == '{"sent": 2, "ok": 2, "failed": 0}'
+
+
+@pytest.mark.parametrize("given", ["nothing", "a reset"])
+def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path: Path, given: str) -> None:
+    def completions(exchange: Exchange) -> None:
+        if not is_the_odd_one(exchange):
+            exchange.answer(200, COMPLETION)
+            return
+        exchange.fake.die(FATAL)
+        exchange.reset() if given == "a reset" else exchange.stall()
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.trigger.crossed
+    assert "the engine died with it in flight" in conclusion.trigger.evidence[0]
+
+
+def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [tmp_path / f"log.rank{rank}.log" for rank in (1, 2)]
+    for log in ranks:
+        log.write_text("up\n", encoding="utf-8")
+
+    def completions(exchange: Exchange) -> None:
+        exchange.fake.write(FATAL)
+        exchange.fake.ended.set()
+        exchange.reset()
+
+    async def surviving_ranks(_: FakeVllm, seconds: float) -> tuple[int, ...]:
+        assert seconds > 3.0  # of a worker that died the server ends within so many
+        with ranks[1].open("a", encoding="utf-8") as log:
+            log.write("a last word\n")
+        return (1, 2)
+
+    monkeypatch.setattr(trial_module, "_OUTLAST", OUTLAST)
+    monkeypatch.setattr(FakeVllm, "surviving_ranks", surviving_ranks)
+    monkeypatch.setattr(FakeVllm, "rank_logs", property(lambda _: tuple(ranks)))
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert [(one.rank, one.silent) for one in conclusion.outlasted] == [(1, True), (2, False)]
+    ended = read(tmp_path / "journal.jsonl").first("trial-ended")
+    assert ended is not None
+    assert ended["rank_logs"] == ["logs/log.rank1.log", "logs/log.rank2.log"]
+    assert [one["rank"] for one in ended["outlasted"]] == [1, 2]
+
+
+def client_saw(folder: Path) -> dict[str, object] | None:
+    entry = read(folder / "journal.jsonl").first("client-saw")
+    return None if entry is None else dict(entry.fields)
+
+
+def dead_engine(exchange: Exchange) -> None:
+    exchange.fake.write(FATAL)
+    exchange.fake.paths["/health"] = lambda later: later.answer(503)
+    exchange.fake.ended.set()
+    exchange.reset()
+
+
+@pytest.mark.usefixtures("sdk")
+def test_a_program_with_the_sdk_retries_the_request_that_killed(tmp_path: Path) -> None:
+    bodies: list[Mapping[str, Any]] = []
+
+    def completions(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        if not is_the_odd_one(exchange):
+            exchange.answer(200, COMPLETION)
+        elif len(bodies) == 2:
+            exchange.fake.write(FATAL)
+            exchange.answer(500, {"error": {"message": DEAD_MESSAGE}})
+        else:
+            dead_engine(exchange)
+
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    saw = client_saw(tmp_path)
+    assert saw is not None
+    assert (saw["arm"], saw["trial"], saw["error"]) == (SCENARIO.arms[0].name, 1, "APIConnectionError")
+    assert (saw["retries"], saw["attempts"]) == (2, [500, None, None])
+    assert bodies[1:] == [bodies[1]] * 3
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert conclusion.sent == 2, "the retries do not count as requests of the workload"
+
+
+@pytest.mark.usefixtures("sdk")
+def test_a_program_asks_a_dead_engine_that_no_request_failed_on(tmp_path: Path) -> None:
+    bodies: list[Mapping[str, Any]] = []
+
+    def completions(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        if len(bodies) == 1:  # cut off, and the canary then gets a token: this request is not the one that killed
+            exchange.reset()
+            return
+        exchange.answer(200, COMPLETION)
+        if is_the_odd_one(exchange):
+            exchange.fake.write(FATAL)
+            exchange.fake.paths["/health"] = lambda later: later.answer(503)
+            exchange.fake.ended.set()
+
+    concluded(tmp_path, {"/v1/completions": completions})
+    saw = client_saw(tmp_path)
+    assert saw is not None
+    assert (saw["error"], saw["attempts"]) == (None, [])
+    assert bodies[-1]["prompt"] == "Hello"
+
+
+def test_a_client_waits_a_bounded_time_for_a_dead_engine_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_module, "_SDK_TOTAL", 0.2)
+
+    def completions(exchange: Exchange) -> None:
+        exchange.fake.paths["/v1/completions"] = Exchange.stall
+        dead_engine(exchange)
+
+    began = time.monotonic()
+    conclusion = concluded(tmp_path, {"/v1/completions": completions})
+    assert time.monotonic() - began < 50.0, "the server stalls for 60 s"
+    assert conclusion.outcome is Outcome.OTHER_CRASH
+    assert client_saw(tmp_path) is None
+
+
+@pytest.mark.usefixtures("sdk")
+@pytest.mark.parametrize("died", [False, True])
+def test_no_client_asks_a_server_that_lives_or_is_not_ours(tmp_path: Path, died: bool) -> None:
+    def completions(exchange: Exchange) -> None:
+        exchange.answer(200, COMPLETION)
+        if died:
+            exchange.fake.write(FATAL)
+
+    launch = replace(LAUNCH, kind=ServerKind.ATTACH) if died else LAUNCH
+    conclusion = concluded(tmp_path, {"/v1/completions": completions}, launch=launch)
+    assert conclusion.outcome is (Outcome.OTHER_CRASH if died else Outcome.CLEAN)
+    assert client_saw(tmp_path) is None
+
+
+def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> None:
+    """An image may hold it without its label."""
+
+    def version(exchange: Exchange) -> None:
+        body = b'{"version": "0.28.0"}'
+        exchange.send_response(200)
+        exchange.send_header("x-vllm-rehearsal", "1")
+        exchange.send_header("Content-Length", str(len(body)))
+        exchange.end_headers()
+        exchange.wfile.write(body)
+
+    conclusion = concluded(tmp_path, {"/version": version})
+    assert conclusion.outcome is Outcome.INFRA
+    assert "rehearsal engine, not vLLM" in conclusion.why
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "unknown"])
+def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(tmp_path: Path, device: str) -> None:
+    core = f"(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.28.0) with config: device_config={device}"
+
+    def health(exchange: Exchange) -> None:
+        if not exchange.fake.log_path.read_text(encoding="utf-8"):
+            exchange.fake.write(core)
+        exchange.answer(200)
+
+    conclusion = concluded(tmp_path, {"/health": health})
+    assert conclusion.outcome is (Outcome.INFRA if device == "cuda" else Outcome.CLEAN)
+    assert ("log shows gpu" in conclusion.why) is (device == "cuda")
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)])
+def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    refuse = {
+        path: lambda exchange: exchange.answer(status, {"detail": "x"}) for path in ("/v1/completions", "/pooling")
+    }
+    assert concluded(tmp_path, refuse).outcome is outcome
+
+
+def test_our_own_imports_are_no_part_of_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.running.trial._while_booting", lambda _: time.sleep(1))
+    conclusion = concluded(tmp_path, {})
+    assert conclusion.boot_s is not None
+    assert conclusion.boot_s < 1
+
+
+def test_the_report_needs_no_import_that_the_boot_has_not_made(tmp_path: Path) -> None:
+    """The imports and the templates of a report take a third of a second, which would be added to each run."""
+    shutil.copytree(REHEARSAL, tmp_path / "run")
+    code = """
+import sys
+from pathlib import Path
+from vllm_repro.running import run
+from vllm_repro.report.summary import summary
+from vllm_repro.running.trial import _while_booting
+_while_booting(None)
+before = set(sys.modules)
+from vllm_repro.report import build, document, files
+compiled = set(document._environment(document.TEMPLATES).cache.keys())
+report = build.build(Path(sys.argv[1]))
+files.write_reports(report)
+summary(report)
+new = set(sys.modules) - before - {"rich._emoji_codes"}
+print(sorted(new), len(document._environment(document.TEMPLATES).cache.keys()) - len(compiled))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[] 0\n"

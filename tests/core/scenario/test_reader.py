@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Harness
+from tests.scenario_texts import broken, line_of, problems, text_of
+from vllm_repro.errors import ScenarioError, UsageError
+from vllm_repro.scenario import vocabulary
+from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, scenario_files
+from vllm_repro.scenario.reader import check_file, load_file
+from vllm_repro.verdict.verdict import Expected, Standing
+
+
+@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
+def test_the_scenarios_of_the_package_have_no_problem(path: Path) -> None:
+    assert check_file(path) == []
+
+
+@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
+def test_a_scenario_read_is_the_scenario_imported(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("scenario_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loaded = load_file(path)
+    assert str(loaded.trigger) == str(module.scenario.trigger)
+    assert loaded.signature == module.scenario.signature
+    assert [arm.name for arm in loaded.arms] == [arm.name for arm in module.scenario.arms]
+    for arm, other in zip(loaded.arms, module.scenario.arms, strict=True):
+        assert loaded.command_of(arm) == module.scenario.command_of(other)
+        assert loaded.workload_of(arm) == module.scenario.workload_of(other)
+
+
+def test_all_words_may_be_imported_at_once() -> None:
+    imports = re.search(r"import \(.*?\)\n", text_of(), re.DOTALL)
+    assert imports is not None
+    assert problems(text_of().replace(imports[0], "import *\n")) == []
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
+def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]  # parametrized
+    assert scenario.issue_url.startswith("https://github.com/vllm-project/vllm/issues/")
+    assert any(arm.expected is not Expected.DIES for arm in scenario.arms)
+    assert scenario.status.standing(scenario.try_with) is Standing.BAD
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "text"),
+    [
+        (
+            "chunked_prefill(chunks=2)",
+            "chuncked_prefill(chunks=2)",
+            "& (chunked_prefill",
+            "did you mean 'chunked_prefill'?",
+        ),
+        ("try_with=", "try_wiht=", "try_with=", "Scenario has no argument 'try_wiht'; did you mean 'try_with'?"),
+        ('try_with="0.23.0"', 'try_with="0.24.0"', "try_with=", "is not among the bad releases"),
+        ('issue="vllm-project/vllm#41726"', 'issue="#41726"', "issue=", "is not an upstream issue"),
+        ('id="tq-chunked-prefill"', 'id="tq-chunked"', "id=", "does not match the file's name"),
+        ('bad=">=0.21.0,<0.24.0"', 'bad="0.21"', "status=", "is no version specifier"),
+        ("--kv-cache-dtype turboquant_4bit_nc", "--kv-cache-dtyp turboquant_4bit_nc", "command=", "--kv-cache-dtyp"),
+        ("'{\"enable_thinking\": true}'", '\'{"enable_thinking": true}', "--default-chat", "command:"),
+        ("dies)", "dyes)", 'arm("reported"', "did you mean 'dies'?"),
+        ("max_tokens=", "max_tokns=", "max_tokens=", "chat has no argument 'max_tokns'; did you mean 'max_tokens'?"),
+        ('arm("eager"', 'arm("reported"', 'arm("eager"', "two arms are named 'reported'"),
+        ('arm("eager"', 'arm("Eager!"', 'arm("eager"', "lower-case words"),
+        ("heads=16", 'heads="16"', "heads=16", "heads='16' must be a whole number"),
+        ("continuation_over(128)", "continuation_over()", "& continuation_over", "continuation_over: missing 'tokens'"),
+        ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
+        ('phase="request"', 'phase="serving"', "phase=", "phase='serving' must be 'boot' or 'warmup' or 'request'"),
+        ("prompt=100", "prompt=0", "prompt=100", "a prompt of 0 tokens cannot be sent"),
+        ("prompt=100", "prompt=[7]", "prompt=100", "must be a whole number or a size or a string"),
+        ("prompt=100", "prompt=[7] * 2_000_000", "prompt=100", "too large: a number"),
+        ("prompt=100", "promt=100", "prompt=100", "chat has no argument 'promt'; did you mean 'prompt'?"),
+    ],
+)
+def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text: str) -> None:
+    found = broken(old, new)
+    assert found
+    assert any(text in problem for _, problem in found), found
+    assert line_of(line) in {number for number, problem in found if text in problem}, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "shown"),
+    [
+        ("workspace_outgrown(),", "workspace_outgrown,", "& workspace", "needs parentheses: write workspace_outgrown()"),
+        ("continuation_over(128)", "continuation_over", "& continuation_over", "write continuation_over(…)"),
+        ("& workspace_outgrown(),", '& "workspace_outgrown",', "trigger=", "a condition and a string cannot be combined here"),
+        ("| prefix_hit()", "| 3", "& (chunked_prefill", "a condition and a whole number cannot be combined here"),
+        ('id="tq-chunked-prefill"', 'id="a" * 3000000000', "id=", "a string and a whole number cannot be combined"),
+        ("CONTEXT = 2048 ", "CONTEXT = 10**9 ", "CONTEXT = 2048", "only + - * for sizes"),
+        ("CONTEXT = 2048 ", f"CONTEXT = {'9' * 10} * {'9' * 10} ", "CONTEXT = 2048", "too large: a number is at most"),
+        ("CONTEXT = 2048 ", f"CONTEXT = {'-' * 1500}2048 ", "CONTEXT = 2048", "CONTEXT is nested too deep"),
+        ('"type": "function"', '{"a": 1}: "function"', "READ_FILE =", "a key must be a string or a number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str, line: str, shown: str) -> None:
+    assert [number for number, problem in broken(old, new) if shown in problem] == [line_of(line)], broken(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "shown"),
+    [
+        ('frames=["', 'not_in_message="negative", frames=["', "frames=[", "not_in_message='negative' must be a list"),
+        ('arms=["reported", "eager"]', 'arms="reported"', 'arms=["reported", "eager"]', "Lab: arms='reported' must be a list"),
+    ],
+)  # fmt: skip
+def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, shown: str) -> None:
+    found = [(number, problem) for number, problem in broken(old, new) if shown in problem]
+    assert len(found) == 1, broken(old, new)
+    number, problem = found[0]
+    assert number - line_of(line) in (0, 1)
+    assert problem.endswith(": write a list, with brackets")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "shown"),
+    [
+        ("    needs=Needs(gpus=1", "    needs=Needs(),\n    needs=Needs(gpus=1", "needs=", "Scenario: needs= is given twice"),
+        ("gpus=1,", "**READ_FILE,", "needs=", "** is not supported"),
+    ],
+)  # fmt: skip
+def test_each_argument_is_written_once(old: str, new: str, line: str, shown: str) -> None:
+    found = broken(old, new)
+    assert [number - new.count("\n") for number, _ in found] == [line_of(line)]
+    assert shown in found[0][1]
+
+
+def test_what_is_wrong_in_a_list_makes_nothing_missing_elsewhere() -> None:
+    text = (
+        text_of()
+        .replace('chat(name="short chat"', 'chat(nam="short chat"')
+        .replace('"long chat"', '"long chat", nam="x"')
+    )
+    assert [problem for _, problem in problems(text)] == ["chat has no argument 'nam'; did you mean 'name'?"] * 2
+    named = re.sub(r"workload=\[.*?\n    \],", "workload=WORK,", text, count=1, flags=re.DOTALL)
+    named = named.replace("scenario = ", "WORK = [together(chat(prompt=0), chat(prompt=8))]\nscenario = ")
+    named = named.replace("    throughput,\n", "    throughput,\n    together,\n", 1)
+    assert [problem for _, problem in problems(named)] == ["chat: a prompt of 0 tokens cannot be sent"]
+    frames = '["_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"]'
+    for whole in ("[128, 128, 256]", frames):
+        assert [problem for _, problem in broken(whole, "[none]")] == ["unknown name 'none'"]
+    arms = (
+        text_of()
+        .replace('arm("eager", lives', 'arm("eager", live')
+        .replace('arm("reported", dies)', 'arm("reported", dyes)')
+    )
+    assert {line for line, _ in problems(arms)} == {line_of('arm("reported"'), line_of('arm("eager"')}
+
+
+def test_a_word_without_its_parentheses_is_no_condition() -> None:
+    text = re.sub(r"trigger=.*?workspace_outgrown\(\),", "trigger=workspace_outgrown,", text_of(), flags=re.DOTALL)
+    assert problems(text) == [
+        (
+            line_of("trigger="),
+            "Scenario: trigger=workspace_outgrown must be a condition: write workspace_outgrown()",
+        )
+    ]
+
+
+def test_what_fills_the_memory_is_not_made() -> None:
+    doubled = "\n".join(["LONG = 'ab'", *["LONG = LONG + LONG"] * 60, "scenario ="])
+    assert any("too large" in problem for _, problem in problems(text_of().replace("scenario =", doubled)))
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text_of(), encoding="utf-8-sig")
+    assert check_file(path) == []
+
+
+@pytest.mark.parametrize("strange", [b"\nx = '\xff'\n", b"\nx = '\0'\n"])
+def test_bytes_that_are_no_text_are_told(tmp_path: Path, strange: bytes) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_bytes(text_of().encode("utf-8") + strange)
+    (found,) = check_file(path)
+    assert found.text.startswith(("not Python: ", "cannot be read: "))
+
+
+@pytest.mark.parametrize("text", ["x = " + "(" * 3000, "x = " + "-" * 100_000 + "1", "x = '\0'"])
+def test_what_python_itself_cannot_read_is_told(text: str) -> None:
+    assert len(problems(text)) >= 1
+
+
+def test_all_mistakes_of_words_come_first_and_then_all_of_meaning() -> None:
+    meaning = text_of().replace('id="tq-chunked-prefill"', 'id="tq"').replace('arm("eager"', 'arm("reported"')
+    meaning = re.sub(r'title=".*"', 'title=""', meaning)
+    words = meaning.replace("        heads=16,\n", "").replace('arm("reported", dies)', 'arm("reported", dyes)')
+    assert ["missing 'heads'" in problem or "'dyes'" in problem for _, problem in problems(words)] == [True, True]
+    found = " ".join(problem for _, problem in problems(meaning))
+    for shown in ("does not match the file's name", "two arms are named", "title is empty"):
+        assert shown in found, shown
+
+
+def test_a_folder_without_scenarios_is_no_success(tmp_path: Path, harness: Harness) -> None:
+    assert harness("check", str(tmp_path)).status == 64
+    root = harness("check", str(Path(__file__).parents[3]))
+    assert root.status == 0
+    assert "0 problems" in root.err
+
+
+def test_one_broken_file_does_not_blind_the_others(tmp_path: Path) -> None:
+    for path in scenario_files():
+        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "broken.py").write_text("scenario = (", encoding="utf-8")
+    shown: list[str] = []
+    assert len(all_scenarios(tmp_path, warn=shown.append)) == len(scenario_files())
+    assert len(shown) == 1
+    assert "broken.py:1: not Python" in shown[0]
+    with pytest.raises(ScenarioError):
+        all_scenarios(tmp_path)
+
+
+def test_a_scenario_is_found_by_its_issue() -> None:
+    url = "https://github.com/vllm-project/vllm/issues/41726"
+    for name in (
+        "41726",
+        "#41726",
+        "vllm-project/vllm#41726",
+        url,
+        f"{url}#issuecomment-1",
+        url.replace("issues", "pull"),
+    ):
+        assert find(name).id == "tq-chunked-prefill"
+    with pytest.raises(UsageError):
+        find(url.replace("vllm-project", "somebody"))
+
+
+def test_two_scenarios_of_one_issue_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of("min_tokens_stop_ids.py").replace('id="min-tokens-stop-ids"', 'id="own-bug"')
+    (tmp_path / "own_bug.py").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("VLLM_REPRO_SCENARIOS", str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        find("#54195")
+    assert "did you mean min-tokens-stop-ids or own-bug?" in caught.value.hint
+
+
+def test_an_installed_package_adds_its_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, metadata = tmp_path / "our_bugs", tmp_path / "our_bugs-1.dist-info"
+    package.mkdir()
+    metadata.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('it need not be imported')\n", encoding="utf-8")
+    text = text_of("min_tokens_stop_ids.py").replace('id="min-tokens-stop-ids"', 'id="our-bug"')
+    (package / "our_bug.py").write_text(text, encoding="utf-8")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: our-bugs\nVersion: 1\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text("[vllm_repro.scenarios]\nours = our_bugs\n", encoding="utf-8")
+    assert "our-bug" not in {one.id for one in all_scenarios()}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "our-bug" in {one.id for one in all_scenarios()}
+    assert find("our-bug").id == "our-bug"
+
+
+def test_a_scenario_file_cannot_run_code(tmp_path: Path) -> None:
+    target = tmp_path / "proof"
+    for attack in (
+        f"open({str(target)!r}, 'w')",
+        f"__import__('os').system('touch {target}')",
+        "().__class__",
+        "[x for x in ()]",
+    ):
+        found = problems(text_of().replace('title="', f'title={attack}, _="', 1))
+        assert found
+    assert not target.exists()
+    assert problems("import os\n" + text_of())
+
+
+def test_what_is_no_scenario_file_says_so() -> None:
+    assert problems("x = (") == [(1, "not Python: '(' was never closed")]
+    assert "no `scenario = Scenario(...)`" in problems('"""A bug."""\n')[0][1]
+    assert "`scenario` is not a Scenario" in problems('"""A bug."""\nscenario = 3\n')[0][1]
+    assert "begin with a docstring" in problems("scenario = 3\n")[-1][1]
+
+
+def test_a_mistyped_argument_is_one_problem() -> None:
+    found = broken("prompt=100", "promt=100") + broken("vocab_size=248320", "vocab=248320")
+    assert [text for _, text in found] == [
+        "chat has no argument 'promt'; did you mean 'prompt'?",
+        "Model has no argument 'vocab'; did you mean 'vocab_size'?",
+    ]
+
+
+def test_an_empty_prompt_cannot_be_counted() -> None:
+    (found,) = broken('prompt="hello"', "prompt=[]", "min_tokens_stop_ids.py")
+    assert "send it with request(…)" in found[1]
+
+
+def test_loading_a_wrong_file_names_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "tq_chunked_prefill.py"
+    path.write_text(text_of().replace("heads=16", "haeds=16").replace("dies)", "dyes)", 1), encoding="utf-8")
+    with pytest.raises(ScenarioError, match="haeds") as caught:
+        load_file(path)
+    assert "dyes" in str(caught.value)
+
+
+def test_unknown_names_are_answered_with_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        find("tq-chunked-prefil")
+    assert "did you mean tq-chunked-prefill" in caught.value.hint
+    with pytest.raises(UsageError) as arm:
+        find_arms(find("tq-chunked-prefill"), ["eagre"])
+    assert "did you mean eager" in arm.value.hint
+    with pytest.raises(UsageError, match="no scenario file at"):
+        find("nothing.py")
+
+
+def test_every_word_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    for word in vocabulary.__all__:
+        assert f"{word}(" in guide or f"`{word}`" in guide or f", {word}," in guide, word
+
+
+def test_a_file_that_is_read_keeps_what_it_says_of_the_bug() -> None:
+    scenario = find("tq-prefix-hit-unreserved")
+    assert scenario.about.startswith("TurboQuant without chunked prefill: ")
+    assert "only with chunked prefill on" in scenario.about.split("\n\n")[1]

@@ -1,0 +1,318 @@
+"""Docker server against a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.servers.docker_helpers import IDLE, containers_of, engine_or_reason, running, until_logged
+from tests.web import httpx
+from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
+from vllm_repro.errors import InfraError, ReproError, Unsupported
+from vllm_repro.host.ports import free_port
+from vllm_repro.servers.base import Exit, ServerFacts
+from vllm_repro.servers.docker import DockerServer
+from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
+from vllm_repro_diagnosis.evidence import Evidence
+
+pytestmark = pytest.mark.docker
+
+Program = Callable[..., ContainerSpec]
+Serve = Callable[..., DockerServer]
+
+
+def to_the_end(server: DockerServer) -> tuple[ServerFacts, Exit]:
+    async def run() -> tuple[ServerFacts, Exit]:
+        async with running(server) as facts:
+            return facts, await asyncio.wait_for(server.exited(), 60)
+
+    return asyncio.run(run())
+
+
+# ── how a server ends ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_flood_of_output_is_kept_whole(program: Program, serve: Serve) -> None:
+    flood = """
+import os, sys, threading
+def print_all(stream, name):
+    for i in range(8000): print(name, i, file=stream)
+    print(name, 'without an end of line', end='', file=stream, flush=True)
+threads = [threading.Thread(target=print_all, args=pair) for pair in ((sys.stdout, 'out'), (sys.stderr, 'err'))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.exit(9)
+"""
+    server = serve(program(flood))
+    _, ended = to_the_end(server)
+    assert (ended.code, ended.oom_killed, ended.lost) == (9, False, False)
+    assert ended.detail == "container exited 9"
+    lines = server.log_path.read_text().replace("of line", "of line\n").splitlines()
+    for name in ("out", "err"):
+        expected = [f"{name} {i}" for i in range(8000)] + [f"{name} without an end of line"]
+        assert [line for line in lines if line.startswith(name)] == expected
+    assert len(lines) == 16002
+
+
+OOM_CHILD = """
+import pathlib, subprocess, sys, time
+print('up')
+while not pathlib.Path('/go/now').exists(): time.sleep(0.02)
+child = subprocess.run([sys.executable, '-c', "keep = bytearray(b'x') * (300 << 20)"])
+print('child ended with', child.returncode)
+sys.exit(3)
+"""
+
+
+def test_the_out_of_memory_killer_is_named(
+    program: Program, serve: Serve, tmp_path: Path, docker_engine: Engine
+) -> None:
+    folder = tmp_path / "go"
+    folder.mkdir()
+    server = serve(program(OOM_CHILD, mounts=(Mount(str(folder), "/go", readonly=True),)))
+
+    async def run() -> Exit:
+        async with running(server) as facts:
+            await until_logged(server, "up")
+            assert facts.container_id is not None
+            container = docker_engine.client.containers.get(facts.container_id)
+            container.update(mem_limit="64m", memswap_limit="64m")
+            (folder / "now").touch()
+            return await asyncio.wait_for(server.exited(), 60)
+
+    ended = asyncio.run(run())
+    assert (ended.code, ended.oom_killed) == (3, True)
+    assert "OOM killed" in ended.detail
+
+
+def test_a_container_that_somebody_else_removes_is_no_exit_code(
+    program: Program, serve: Serve, docker_engine: Engine
+) -> None:
+    server = serve(program(IDLE))
+
+    async def run() -> Exit:
+        facts = await server.start()
+        assert facts.container_id is not None
+        docker_engine.client.api.remove_container(facts.container_id, force=True)
+        ended = await asyncio.wait_for(server.exited(), 30)
+        await server.stop()
+        return ended
+
+    ended = asyncio.run(run())
+    # Between its death and its removal the engine may still be asked.
+    assert (ended.code, ended.detail) in [
+        (None, "the container was removed by somebody else"),
+        (137, "container exited 137"),
+    ]
+
+
+PRIVILEGES = """
+import json, pathlib
+from multiprocessing.shared_memory import SharedMemory
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+shared = SharedMemory(create=True, size=1 << 20)
+shared.unlink()
+found = {name: int(status[name], 16) for name in ('CapEff', 'CapBnd', 'NoNewPrivs')}
+print(json.dumps(found | {'weights': pathlib.Path('/model/weights').read_text()}))
+"""
+
+
+@pytest.mark.parametrize("ipc", [None, "host"])
+def test_a_container_has_one_capability_for_a_model_folder_of_another_user(
+    program: Program, serve: Serve, tmp_path: Path, ipc: str | None
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir(mode=0o700)
+    (folder / "weights").write_text("read")
+    if os.geteuid() == 0:
+        os.chown(folder, 1000, 1000)
+    server = serve(program(PRIVILEGES, mounts=(Mount(str(folder), "/model", readonly=True),), ipc=ipc))
+    _, ended = to_the_end(server)
+    log = server.log_path.read_text()
+    assert ended.code == 0, log
+    dac_override = 1 << 1
+    expected = {"CapEff": dac_override, "CapBnd": dac_override, "NoNewPrivs": 1, "weights": "read"}
+    assert json.loads(log) == expected
+
+
+# ── the rehearsal image ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_rehearsal_image_serves_and_stops(
+    rehearsal_image: str, serve: Serve, docker_engine: Engine, run_id: str
+) -> None:
+    spec = ContainerSpec(
+        image=rehearsal_image,
+        argv=("tiny", "--max-model-len", "8192", "--host", "0.0.0.0", "--port", "8000"),
+        publish=(Publish(free_port()),),
+    )
+    server = serve(spec, evidence=Evidence.REHEARSAL)
+
+    async def run() -> tuple[ServerFacts, int, tuple[int, ...], Exit]:
+        async with running(server) as facts:
+            await until_logged(server, "Application startup complete")
+            async with httpx.AsyncClient(base_url=server.base_url) as client:
+                status = (await client.get("/health")).status_code
+            pids = server.processes()
+        return facts, status, pids, await server.exited()
+
+    facts, status, pids, ended = asyncio.run(run())
+    assert status == 200
+    assert facts.evidence is Evidence.REHEARSAL
+    assert facts.digest is not None
+    assert facts.digest.startswith("sha256:"), "an image that was never pushed is known by its id"
+    assert facts.argv[:2] == ("docker", "run")
+    assert len(pids) >= 2, "API server and EngineCore"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert ended.code == 0
+    assert containers_of(docker_engine, run_id) == []
+
+
+def test_a_rehearsal_cannot_pass_for_a_vllm(rehearsal_image: str, base_image: str, serve: Serve) -> None:
+    publish = (Publish(free_port()),)
+    with pytest.raises(InfraError, match="holds the rehearsal engine"):
+        asyncio.run(serve(ContainerSpec(image=rehearsal_image, publish=publish), evidence=Evidence.GPU).start())
+    with pytest.raises(InfraError, match="holds no rehearsal engine"):
+        asyncio.run(serve(ContainerSpec(image=base_image, publish=publish), evidence=Evidence.REHEARSAL).start())
+
+
+# ── what the engine refuses ─────────────────────────────────────────────────────────────────────────────────
+
+
+def refused(server: DockerServer, engine: Engine) -> ReproError:
+    """Return the error of a failed start, which leaves nothing; `stop` afterwards does nothing."""
+    with pytest.raises((Unsupported, InfraError)) as caught:
+        asyncio.run(server.start())
+    labels = dict(server.spec.labels)
+    assert containers_of(engine, labels[RUN_LABEL]) == []
+    asyncio.run(server.stop())
+    return caught.value
+
+
+MISSING = Path("/nowhere/vllm-repro/model")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        ({"image": "example/nowhere:v0.0.1"}, InfraError, "image example/nowhere:v0.0.1 is not on this machine"),
+        ({"mounts": (Mount(str(MISSING), "/model"),)}, InfraError, f"bind source path does not exist: {MISSING}"),
+        ({"entrypoint": ("vllm", "serve"), "init": False}, InfraError, "executable file not found"),
+        # More open files than the kernel has: refused whatever the engine's privileges.
+        ({"ulimits": (Ulimit("nofile", 1 << 40, 1 << 40),)}, Unsupported, "error setting rlimit"),
+    ],
+)
+def test_what_the_engine_refuses_leaves_nothing(
+    fields: dict[str, Any], kind: type[ReproError], message: str, program: Program, serve: Serve, docker_engine: Engine
+) -> None:
+    error = refused(serve(program(IDLE, **fields)), docker_engine)
+    assert type(error) is kind
+    assert message in str(error)
+    assert not MISSING.exists(), "the engine made an empty folder"
+
+
+def test_what_another_container_has(program: Program, serve: Serve, run_id: str, docker_engine: Engine) -> None:
+    first = serve(program(IDLE))
+    second = serve(program(IDLE, publish=first.spec.publish))
+
+    async def run() -> None:
+        async with running(first):
+            with pytest.raises(InfraError, match="port is already allocated") as caught:
+                await second.start()
+            assert "--port" in caught.value.hint
+            await second.stop()
+            assert first.processes(), "the second one ended the first"
+            assert len(containers_of(docker_engine, run_id)) == 1
+
+    asyncio.run(run())
+
+
+def test_a_log_that_cannot_be_written(program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path) -> None:
+    error = refused(serve(program(IDLE), log=tmp_path / "missing" / "server.log"), docker_engine)
+    assert "cannot write the server's log" in str(error)
+
+
+def test_an_engine_on_another_machine(program: Program, serve: Serve, docker_engine: Engine) -> None:
+    def elsewhere() -> Engine:
+        return replace(engine_or_reason(os.environ), host="tcp://192.0.2.1:2375", local=False)
+
+    error = refused(serve(program(IDLE), engine=elsewhere), docker_engine)
+    assert isinstance(error, Unsupported)
+    assert "on another machine" in str(error)
+
+
+# ── stop ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stop_at_any_time_and_any_number_of_times(
+    program: Program, serve: Serve, docker_engine: Engine, run_id: str
+) -> None:
+    server = serve(program(IDLE))
+
+    async def run() -> Exit:
+        await server.start()
+        with pytest.raises(InfraError):
+            await server.start()
+        await until_logged(server, "up")
+        await asyncio.gather(server.stop(), server.stop())
+        await server.stop()
+        return await server.exited()
+
+    assert asyncio.run(run()).code == 143, "SIGTERM ends a program that does not handle it"
+    assert containers_of(docker_engine, run_id) == []
+
+    never = serve(program(IDLE))
+    asyncio.run(never.stop())
+    with pytest.raises(InfraError, match="started or stopped before"):
+        asyncio.run(never.start())
+    with pytest.raises(InfraError, match="never started"):
+        asyncio.run(never.exited())
+
+
+def test_a_server_that_ignores_sigterm_is_killed(program: Program, serve: Serve) -> None:
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {IDLE}"
+    server = serve(program(stubborn), grace=1.0)
+
+    async def run() -> Exit:
+        await server.start()
+        await until_logged(server, "up")
+        await server.stop()
+        return await server.exited()
+
+    assert asyncio.run(run()).code == 137
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(
+    program: Program, serve: Serve, docker_engine: Engine, run_id: str
+) -> None:
+    server = serve(program(IDLE))
+
+    async def run() -> None:
+        start = asyncio.create_task(server.start())
+        await asyncio.sleep(0.05)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await server.stop()
+
+    asyncio.run(run())
+    assert containers_of(docker_engine, run_id) == []
+
+
+def test_waiting_can_be_cancelled_and_begun_again(program: Program, serve: Serve) -> None:
+    server = serve(program("input_ = __import__('time').sleep(1); raise SystemExit(4)"))
+
+    async def run() -> Exit:
+        async with running(server):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(server.exited(), 0.05)
+            return await asyncio.wait_for(server.exited(), 30)
+
+    assert asyncio.run(run()).code == 4

@@ -1,0 +1,154 @@
+"""Whole runs in containers on a real engine, also interrupted ones."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker.types import DeviceRequest
+
+from tests.commands import journals, signalled, started, until
+from tests.conftest import Harness
+from tests.core.servers.docker_helpers import containers_of
+from vllm_repro.command.parse import parse
+from vllm_repro.host.ports import free_port
+from vllm_repro.servers.docker_engine import Engine
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def engine(docker_engine: Engine, tmp_path: Path) -> Iterator[Engine]:
+    """Return the engine; afterwards no container of this test may be left."""
+    yield docker_engine
+    left = [c for path in (tmp_path / "reports").glob("*/2*") for c in containers_of(docker_engine, path.name)]
+    for container in left:
+        docker_engine.client.api.remove_container(container["Id"], force=True)
+    assert left == [], "the run left a container behind"
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "0.24.0"])
+def test_the_chunked_prefill_in_containers(
+    harness: Harness, engine: Engine, rehearsal_image: str, version: str
+) -> None:
+    arms = ("--arm", "reported", "--arm", "near-miss-128")
+    done = harness(
+        "run", "tq-chunked-prefill", "--server", "docker", "--image", rehearsal_image, "--vllm", version, *arms
+    )
+    assert done.status == 0, done.out + done.err
+    report = done.report
+    reported = report["arms"][0]
+    assert report["evidence"] == "rehearsal"
+    assert report["environment"]["docker"]
+    assert reported["server"]["image"] == rehearsal_image
+    assert reported["server"]["digest"].startswith("sha256:") or "@sha256:" in reported["server"]["digest"]
+    assert reported["server"]["vllm_version"] == version
+    assert reported["trials"][0]["outcome"] == ("crash" if version == "0.23.0" else "clean")
+    if version == "0.23.0":
+        assert "container" in reported["trials"][0]["death"]["channels"]
+    assert report["arms"][1]["trials"][0]["outcome"] == "untriggered"
+    assert parse(reported["command"]).get("--kv-cache-dtype") == "turboquant_4bit_nc"
+    assert containers_of(engine, done.folder.name if done.folder else "") == []
+
+
+def test_two_nodes_in_two_containers(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
+    branch = "0.20.1rc1.dev12+g363ffa145"
+    arms = ("--arm", "reported", "--arm", "eager")
+    done = harness("run", "dsv4-tp2", "--server", "docker", "--image", rehearsal_image, "--vllm", branch, *arms)
+    assert done.status == 0, done.out + done.err
+    reported, eager = (arm["trials"][0] for arm in done.report["arms"])
+    assert (reported["outcome"], reported["death"]["ranks"]) == ("crash", [0, 1])
+    assert "21.80 MB, current size is 21.62 MB" in reported["death"]["message"]
+    assert eager["outcome"] == "clean"
+    assert done.folder is not None
+    assert sorted(path.name for path in (done.folder / "logs").glob("reported*")) == [
+        "reported-1.log",
+        "reported-1.rank1.log",
+    ]
+    assert containers_of(engine, done.folder.name) == []
+
+
+def test_a_container_that_somebody_else_runs_is_attached_with_its_log(
+    harness: Harness, engine: Engine, rehearsal_image: str
+) -> None:
+    port = free_port()
+    container = engine.client.containers.run(
+        rehearsal_image,
+        ["some-model", "--host", "0.0.0.0", "--port", "8000"],
+        environment={"VLLM_REHEARSAL_VERSION": "0.28.0"},
+        ports={"8000/tcp": ("127.0.0.1", port)},
+        detach=True,
+    )
+    try:
+        while b"Application startup complete" not in container.logs():
+            time.sleep(0.05)
+        done = harness("run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{port}", "--arm", "near-miss")
+        assert done.folder is not None
+        assert "Application startup complete" in (done.folder / "logs" / "near-miss-1.log").read_text(encoding="utf-8")
+    finally:
+        container.remove(force=True)
+
+
+def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
+    assert engine.local
+    port = ("--port", "18417")
+    choice = ("tq-chunked-prefill", "--arm", "eager", "--image", rehearsal_image, "--vllm", "0.24.0", *port)
+    shown = harness("show", *choice, "--as", "docker").out.strip()
+    done = harness("run", *choice, "--server", "docker")
+    assert done.status == 0, done.out + done.err
+    assert done.report["arms"][0]["command"] == shown
+
+
+def test_an_engine_without_a_driver_for_gpus_is_unsupported(
+    harness: Harness, engine: Engine, base_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.local
+    # One that no engine has: this one may have the stub of NVIDIA's hook.
+    monkeypatch.setattr(
+        "vllm_repro.servers.docker.device_request",
+        lambda _: DeviceRequest(driver="none", count=1, capabilities=[["gpu"]]),
+    )
+    done = harness("run", "tq-chunked-prefill", "--server", "docker", "--image", base_image)
+    assert done.status == 2
+    trial = done.report["arms"][0]["trials"][0]
+    assert trial["outcome"] == "unsupported"
+    assert "could not select device driver" in trial["why"]
+    assert "NVIDIA Container Toolkit" in trial["why"]
+    assert not any(arm["trials"] for arm in done.report["arms"][1:]), "one refusal is enough"
+
+
+def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str) -> tuple[int, Path]:
+    """Start a long run in a container and signal it when its journal contains `moment`."""
+    out = tmp_path / "reports"
+    command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss --trials 50".split()
+    process = started(out, *command)
+    until(lambda: moment in "".join(journals(out)))
+    return signalled(process, number, out)
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(signal.SIGINT, "trial-started"), (signal.SIGTERM, "server-started"), (signal.SIGTERM, '"ready"')],
+)
+def test_an_interrupted_run_leaves_no_container(
+    tmp_path: Path, engine: Engine, rehearsal_image: str, number: signal.Signals, moment: str
+) -> None:
+    status, folder = interrupted(tmp_path, rehearsal_image, number, moment)
+    assert status == 130
+    assert containers_of(engine, folder.name) == []
+    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"] == number.name
+
+
+@pytest.mark.parametrize("moment", ["trial-started", '"ready"'])
+def test_after_a_sigkill_the_container_goes_too(
+    tmp_path: Path, engine: Engine, rehearsal_image: str, moment: str
+) -> None:
+    status, folder = interrupted(tmp_path, rehearsal_image, signal.SIGKILL, moment)
+    assert status == -signal.SIGKILL
+    time.sleep(3)  # the engine may still be creating what it was asked for
+    until(lambda: not containers_of(engine, folder.name), seconds=15)
+    assert containers_of(engine, folder.name) == []

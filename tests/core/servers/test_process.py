@@ -1,0 +1,170 @@
+"""Process server: which environment it gets, and what of it is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vllm_repro.errors import UsageError
+from vllm_repro.host.ports import free_port
+from vllm_repro.releases.operators import Fit, Misfit
+from vllm_repro.releases.provision import Release
+from vllm_repro.running.job import refuse_unused_options
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.servers import process as module
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.launch import Launch, ServedModel, process_launch
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.process import ProcessServer, misfit, with_release
+from vllm_repro.servers.site import choose
+from vllm_repro_diagnosis.evidence import Evidence
+
+
+def test_the_callers_environment_does_not_take_the_assertions_out_and_is_told_where_vllm_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLEX_ATTENTION")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    code = "import json, os, sys; print(json.dumps([sys.flags.optimize, os.environ['VLLM_USE_V1']]))"
+    server = ProcessServer(
+        (sys.executable, "-c", code),
+        port=free_port(),
+        log=tmp_path / "log",
+        env={"VLLM_USE_V1": "1"},
+        kind=ServerKind.PROCESS,
+        evidence=Evidence.CPU,
+    )
+
+    async def run() -> dict[str, str]:
+        facts = await server.start()
+        await server.exited()
+        await server.stop()
+        return dict(facts.env)
+
+    given = asyncio.run(run())
+    assert json.loads((tmp_path / "log").read_text(encoding="utf-8")) == [0, "1"]
+    assert {"VLLM_ATTENTION_BACKEND": "FLEX_ATTENTION", "VLLM_USE_V1": "1"}.items() <= given.items()
+    assert not {"VLLM_API_KEY", "VLLM_REPRO_REPORTS", "PYTHONOPTIMIZE"} & given.keys()
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)], ids=["exits", "killed"]
+)
+def test_the_pid_of_a_server_that_ended_is_not_used_again_before_its_session_is_gone(
+    ends: str, code: int, tmp_path: Path
+) -> None:
+    server = ProcessServer(
+        (sys.executable, "-c", f"import os, sys; {ends}"),
+        port=free_port(),
+        log=tmp_path / "log",
+        env={},
+        kind=ServerKind.PROCESS,
+        evidence=Evidence.CPU,
+    )
+
+    async def run() -> tuple[int | None, bool, bool]:
+        pid = (await server.start()).pid
+        assert pid is not None
+        ended = await server.exited()
+        taken = psutil.pid_exists(pid)
+        await server.stop()
+        return ended.code, taken, psutil.pid_exists(pid)
+
+    assert asyncio.run(run()) == (code, True, False)
+
+
+def release(folder: Path, *operators: str, source: str = "") -> Release:
+    """Return a release over the compiled parts of 0.32.0, which lack these operators."""
+    misfits = tuple(Misfit(operator=name, where="_custom_ops.py:1", given=3, takes=2) for name in operators)
+    return Release(
+        version="0.33.0",
+        torch="2.13.0",
+        python=folder,
+        packages=folder,
+        executable=folder / "vllm",
+        source=source,
+        compiled="0.32.0",
+        fit=Fit(fits=54, misfits=misfits),
+    )
+
+
+@pytest.mark.parametrize(
+    ("operator", "attention", "flags", "unsupported"),
+    [
+        ("cpu_attention_with_kv_cache", True, "", True),
+        ("cpu_attention_with_kv_cache", False, "", False),  # the lab replaces it
+        ("get_scheduler_metadata", True, "", True),
+        ("weight_packed_linear", True, "amx_tile", True),
+        ("weight_packed_linear", True, "avx512f", False),
+        ("fused_experts_cpu", True, "", False),  # the model has no experts
+        ("cpu_gemm_wna16", True, "", False),
+    ],
+)
+def test_only_an_operator_that_the_model_calls_makes_a_vllm_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, attention: bool, flags: str, unsupported: bool
+) -> None:
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset(flags.split()))
+    why = misfit(release(tmp_path, operator), find("min-tokens-stop-ids").tiny_model, attention=attention)
+    assert bool(why) is unsupported
+    if unsupported:
+        assert "the compiled parts of 0.32.0 do not fit the Python of 0.33.0" in why
+        assert operator in why
+
+
+def test_the_model_that_the_lab_serves_decides_and_not_the_reported_one(tmp_path: Path) -> None:
+    """Report sco-hybrid with a model of experts; its tiny model in the lab has none."""
+    scenario = find("sco-hybrid")
+    assert scenario.lab is not None
+    over = release(tmp_path, "fused_experts_cpu")
+    assert misfit(over, scenario.tiny_model)
+    assert misfit(over, scenario.lab.shape(scenario.model)) == ""
+
+
+def test_a_report_says_over_which_compiled_parts_a_tree_ran(tmp_path: Path) -> None:
+    scenario = find("min-tokens-stop-ids")
+    launch = process_launch(
+        scenario,
+        scenario.arms[0],
+        vllm=("vllm",),
+        env={},
+        weights=ServedModel(name="m"),
+        port=8000,
+        evidence=Evidence.CPU,
+    )
+
+    def shown(of: Release | None) -> tuple[Launch, str]:
+        made = with_release(launch, of)
+        return made, "\n".join(made.differences)
+
+    assert with_release(launch, None) is launch
+    made, text = shown(release(tmp_path, "fused_experts_cpu"))
+    assert (made.source, made.compiled) == (None, "0.32.0")
+    assert "vLLM 0.33.0, which has no CPU build, over the compiled parts of 0.32.0: 54 of 55 calls" in text
+    made, text = shown(release(tmp_path, source="/src/vllm@abc"))
+    assert (made.source, made.compiled) == ("/src/vllm@abc", "0.32.0")
+    assert "the Python of /src/vllm@abc, over the compiled parts of 0.32.0: 54 of 54 calls" in text
+
+
+@pytest.mark.parametrize("kind", list(ServerKind))
+def test_a_vllm_that_is_no_release_runs_as_a_process_alone(kind: ServerKind) -> None:
+    options = ServerOptions(vllm="/src/vllm@abc")
+    if kind in (ServerKind.PROCESS, ServerKind.LAB, ServerKind.SCHEDULER):
+        refuse_unused_options(options, kind)
+    else:
+        with pytest.raises(UsageError, match="runs releases only") as caught:
+            refuse_unused_options(options, kind)
+        assert "--server process or lab or scheduler" in (caught.value.hint or "")
+
+
+def test_auto_takes_no_kind_that_cannot_run_a_source() -> None:
+    options = ServerOptions(vllm="/src/vllm@abc")
+    assert choose(find("tq-chunked-prefill"), options).kind is ServerKind.LAB
+    assert choose(find("min-tokens-stop-ids"), options).kind is ServerKind.PROCESS

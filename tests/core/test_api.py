@@ -1,0 +1,130 @@
+"""The Python API: its names, its cost, and the examples of docs/api.md."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from traitlets.config import Config
+
+import vllm_repro
+from tests.report_examples import EXAMPLES
+from vllm_repro.errors import ScenarioError, UsageError
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+NAMES = ["EngineDied", "RunResult", "VllmServer", "diagnose", "frames", "load_scenario", "run"]
+BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL)
+TESTS = [block for block in BLOCKS if "def test_" in block]
+
+
+def test_the_names_are_the_contract_for_programs_and_type_checkers() -> None:
+    assert vllm_repro.__all__ == NAMES
+    assert [name for name in NAMES if not hasattr(vllm_repro, name)] == []
+    assert set(NAMES) <= set(dir(vllm_repro))
+    stub = ast.parse(Path(vllm_repro.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    assigned = [node.value for node in stub.body if isinstance(node, ast.Assign)]
+    assert [ast.literal_eval(value) for value in assigned] == [NAMES]
+    imported = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == set(NAMES)
+    assert Path(vllm_repro.__file__).with_name("py.typed").is_file()
+    with pytest.raises(AttributeError, match="has no attribute 'VllmSever'"):
+        vllm_repro.VllmSever  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_scenario_is_loaded_by_id_or_path(tmp_path: Path) -> None:
+    named = vllm_repro.load_scenario("min-tokens-stop-ids")
+    assert vllm_repro.load_scenario(ROOT / "scenarios" / "min_tokens_stop_ids.py") == named
+    with pytest.raises(UsageError, match="no scenario is named"):
+        vllm_repro.load_scenario("min-tokens")
+    (tmp_path / "wrong.py").write_text("scenario = 1\n", encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"wrong.py:1: "):
+        vllm_repro.load_scenario(tmp_path / "wrong.py")
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_run_in_a_notebook_has_an_event_loop_of_its_own(tmp_path: Path) -> None:
+    async def cell() -> vllm_repro.RunResult:
+        return vllm_repro.run("min-tokens-stop-ids", server="rehearsal", arms=["near-miss"], out=tmp_path)
+
+    result = asyncio.run(cell())
+    assert (result.expected, result.verdict) == (True, "inconclusive")
+    assert result.folder == tmp_path / result.report.id
+    assert (result.folder / "report.json").is_file()
+
+
+def test_a_run_refuses_what_the_command_refuses(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--image has no meaning with --server rehearsal"):
+        vllm_repro.run("min-tokens-stop-ids", server="rehearsal", image="x", out=tmp_path)
+    with pytest.raises(UsageError, match="has no arm 'eagr'"):
+        vllm_repro.run("min-tokens-stop-ids", server="rehearsal", arms=["eagr"], out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_the_examples_of_the_docs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    namespace: dict[str, object] = {}
+    for block in BLOCKS:
+        if block not in TESTS:
+            exec(compile(block, "docs/api.md", "exec"), namespace)
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^IndexError index 999999 is out of bounds .* vllm/v1/sample/.*:apply /\S+log$", out, re.MULTILINE
+    )
+    assert "True IndexError apply 0.28.0" in out
+    assert re.search(r"min-tokens-stop-ids +\S+ +reported +reproduces", out)
+    assert "completion with an unknown stop token" in out
+    assert len(list(tmp_path.glob("vllm-repro-server-*"))) == 1, "the log of a death stays"
+
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_the_tests_of_the_docs_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda _: None)
+    assert len(TESTS) == 2
+    for number, block in enumerate(TESTS):
+        pytester.makepyfile(**{f"test_{number}": block})
+    pytester.runpytest_inprocess().assert_outcomes(passed=2)
+
+
+def test_the_columns_of_the_docs_are_those_of_the_frames(tmp_path: Path) -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| `frames\.(\w+)\(.*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert tables == ["runs", "trials", "requests", "versions"]
+    for name, rows in re.findall(
+        r"^\| `frames\.(\w+)\([^\n]*\n\|---\|---\|\n(.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE
+    ):
+        documented = [word for row in rows.splitlines() for word in re.findall(r"`(\w+)`", row.split("|")[1])]
+        made = {"runs": EXAMPLES[0].parent, "versions": EXAMPLES[0].parent / "versions" / "sco-hybrid"}
+        source = made.get(name, EXAMPLES[0])
+        if name == "requests":
+            source = tmp_path
+            (tmp_path / "requests.jsonl").touch()
+        assert sorted(documented) == sorted(getattr(vllm_repro.frames, name)(source)), name
+
+
+def test_the_notebook_gives_what_it_shows() -> None:
+    # A kernel on TCP picks its ports before it binds them: another test can take one.
+    kept = json.loads((DOCS / "versions.ipynb").read_text(encoding="utf-8"))
+    made = nbformat.reads(json.dumps(kept), as_version=4)  # type: ignore[no-untyped-call]  # nbformat has no types
+    with tempfile.TemporaryDirectory() as sockets:  # tmp_path can be too long for a socket
+        kernel = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
+        NotebookClient(made, config=kernel, resources={"metadata": {"path": str(DOCS)}}).execute()
+    shown, again = (
+        [out["data"]["text/plain"] for cell in one["cells"] for out in cell.get("outputs", ())] for one in (kept, made)
+    )
+    assert ["".join(lines) for lines in shown] == again
+    assert len(again) == 2

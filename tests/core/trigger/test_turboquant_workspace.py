@@ -1,0 +1,225 @@
+"""TurboQuant's workspace: sizes against those that real releases printed, and when a prompt proves something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_repro.command.parse import parse
+from vllm_repro.running.assess import assess
+from vllm_repro.running.state import Observed
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.servers.base import ServerFacts
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.turboquant_workspace import (
+    capture_batch,
+    continuation_bytes,
+    crash_amounts,
+    crash_message,
+    decode_bytes,
+    workspace_outgrown,
+)
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.output import ServedWeights
+from vllm_repro_diagnosis.boot_facts import BootFacts, ScheduledChunk
+from vllm_repro_diagnosis.evidence import Evidence
+
+SEED = AttentionShape(16, 4, 256, 2048)
+TINY = AttentionShape(4, 2, 32)
+OUTGROWN = workspace_outgrown()
+TQ = find("tq-chunked-prefill")
+
+
+def facts(
+    tokens: int, *, flags: str = "--max-num-seqs 2 --block-size 128", batch: int = 4096, **more: object
+) -> TriggerFacts:
+    command = parse(f"vllm serve m {flags}")
+    asked = (SentRequest("long chat", tokens, cached_tokens=more.pop("cached", None)),)  # type: ignore[arg-type]  # an int or None
+    return TriggerFacts(requests=asked, batch=batch, chunked=True, command=command, shape=SEED, **more)  # type: ignore[arg-type]  # fields by name
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "locked"),
+    [
+        (SEED, 2, 1_069_312),  # 0.21.0 to 0.23.0 in the lab: 1.02 MB, the issue's number
+        (TINY, 8, 137_472),
+        (AttentionShape(24, 4, 256), 4, 3_207_680),  # #43357's 3.06 MB
+    ],
+)
+def test_what_decoding_locks_is_what_releases_locked(shape: AttentionShape, batch: int, locked: int) -> None:
+    assert decode_bytes(shape, batch) == locked
+
+
+def test_what_a_continuation_asks_is_what_the_issue_says() -> None:
+    assert continuation_bytes(SEED, 4096, 128) == 16 * 1024 * 1024
+    assert continuation_bytes(TINY, 256, 32) == 65_536
+    assert continuation_bytes(TINY, 257, 32) == continuation_bytes(TINY, 288, 32)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "batch"),
+    [(1, 1), (3, 2), (7, 4), (8, 8), (255, 248), (271, 256), (300, 288), (1024, 512)],
+)
+def test_graphs_are_captured_for_the_largest_usual_batch(sequences: int, batch: int) -> None:
+    assert capture_batch(sequences) == batch
+
+
+def test_the_reported_prompt_outgrows_it() -> None:
+    found = OUTGROWN.find(facts(7593, locked=1_069_312))
+    assert found.crossed
+    assert found.evidence == (
+        "16.00 MB needed for 4096 cached tokens; decoding locks 1.02 MB",
+        "the log reports 1.02 MB locked",
+    )
+    assert found.brief == "needs 16.00 MB, 1.02 MB locked"
+
+
+def test_many_sequences_hide_a_prompt_of_twelve_thousand_tokens() -> None:
+    found = OUTGROWN.find(facts(12_000, flags="--max-num-seqs 256 --block-size 128"))
+    assert not found.crossed
+    assert found.brief == "needs 32.00 MB, decoding locks 130.52 MB"
+
+
+def test_a_reservation_does_not_undo_the_proof_and_is_named() -> None:
+    found = OUTGROWN.find(facts(7593, locked=400 * 1024 * 1024, reserved=True))
+    assert found.crossed
+    assert "this release reserves room at boot, and locks 400.00 MB" in found.evidence
+    assert found.brief == "needs 16.00 MB, 400.00 MB locked"
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
+    """Without CUDA graphs vLLM locks nothing; what it would lock still shows that the prompt is long enough."""
+    found = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True), reserved=reserved))
+    assert (found.crossed, found.brief) == (True, "needs 16.00 MB, nothing locked")
+    assert not any("decoding locks" in text for text in found.evidence)
+    assert ("nothing is locked without CUDA graphs" in found.evidence) is not reserved
+    with_graphs = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True, graphs_captured=True)))
+    assert with_graphs.brief == "needs 16.00 MB, decoding locks 1.02 MB", "a log without the debug line shows no size"
+    assert with_graphs.evidence[1:] == ("the log reports no lock",)
+    empty = OUTGROWN.find(facts(7593, locked=0))
+    assert empty.brief == "needs 16.00 MB, 0.00 MB locked"
+    assert empty.evidence[1:] == ("the workspace was empty when it was locked",)
+
+
+@pytest.mark.parametrize(
+    ("more", "bars"),
+    [
+        ({"locked": 1_069_312}, {"locked": 1.02}),
+        ({"locked": 0}, {"locked": 0.0}),
+        ({}, {"decoding alone locks": 1.02}),
+        ({"boot": BootFacts(ready=True)}, {"decoding would lock with CUDA graphs": 1.02}),
+        ({"reserved": True, "locked": 400 << 20}, {"decoding alone locks": 1.02, "locked": 400.0}),
+    ],
+)
+def test_the_amounts_are_those_of_the_evidence(more: dict[str, Any], bars: dict[str, float]) -> None:
+    (amounts,) = OUTGROWN.find(facts(7593, **more)).amounts
+    assert (amounts.unit, dict(amounts.bars)) == ("MB", {"needed for 4096 cached tokens": 16.0, **bars})
+
+
+def test_a_message_without_sizes_has_no_amounts() -> None:
+    assert crash_amounts({}) == crash_amounts({"asked": "many", "locked": "1"}) == ()
+
+
+def test_a_reservation_covers_all_sequences_and_a_lock_the_captured_batch() -> None:
+    flags = "--max-num-seqs 15 --block-size 128"
+    for sequences, more in ((15, {"locked": 1, "reserved": True}), (8, {})):
+        (text, *_) = OUTGROWN.find(facts(7593, flags=flags, **more)).evidence
+        assert text.endswith(f"decoding locks {decode_bytes(SEED, sequences) / 2**20:.2f} MB")
+
+
+def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> None:
+    assert not OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024)).crossed, "what just fits is not outgrown"
+    assert OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024 - 1)).crossed
+
+
+def test_the_crash_message_is_proof_enough() -> None:
+    found = OUTGROWN.find(TriggerFacts(captured={"asked": "16.00", "locked": "1.02"}))
+    assert (found.crossed, found.brief) == (True, "needs 16.00 MB, 1.02 MB locked")
+    assert crash_message(TriggerFacts(captured={"asked": "16.00"})) is None
+
+
+def test_without_the_shape_or_the_number_of_sequences_no_lock_is_computed() -> None:
+    assert OUTGROWN.find(replace(facts(7593), shape=None)) == TriggerResult(
+        False, ("the server has a model of another shape, so its lock cannot be computed",)
+    )
+    assert OUTGROWN.find(facts(7593, flags="")) == TriggerResult(
+        False, ("--max-num-seqs is not known, so the lock cannot be computed",)
+    )
+    assert str(workspace_outgrown()) == "workspace_outgrown()"
+
+
+def test_the_step_that_died_counts() -> None:
+    dump = (ScheduledChunk(4096, 3497),)
+    assert OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED, args={"max_num_seqs": 2, "block_size": 128})).crossed
+    assert not OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED)).crossed  # nobody knows how many sequences
+
+
+def log_of(folder: Path, args: dict[str, object]) -> Path:
+    log = folder / "log"
+    log.write_text(
+        "INFO 11-21 20:22:35 [cuda.py:1] Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
+        "INFO 11-21 20:22:35 [scheduler.py:1] Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+        f"INFO 11-21 20:22:35 [api_utils.py:1] non-default args: {args}\n",
+        encoding="utf-8",
+    )
+    return log
+
+
+@pytest.mark.parametrize(
+    ("served", "known"),
+    [
+        ("/models/qwen3.5-9b/", True),
+        ("/home/yk/AI/Models/models/qwen3.5-9b-nvfp4-ptq", True),  # the reported one
+        ("Qwen/Qwen3-0.6B", False),
+    ],
+)
+def test_the_sizes_of_another_model_are_not_taken_for_its_own(tmp_path: Path, served: str, known: bool) -> None:
+    """Eight sequences of 16 heads lock 4 MB, and 4096 cached tokens need 16: of a model with one KV head they need 2."""
+    log = log_of(tmp_path, {"model": served, "max_num_seqs": 8, "max_num_batched_tokens": 4096})
+    asked = [SentRequest("long", 7593, cached_tokens=0)]
+    seen = Observed(
+        ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()), ready=True, asked=asked, canary_ok=True
+    )
+    conclusion = assess(TQ, TQ.reported(), seen, log)
+    assert conclusion.outcome is (Outcome.CLEAN if known else Outcome.UNTRIGGERED)
+    assert ("a model of another shape" in conclusion.why) is not known
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_the_sizes_of_a_tiny_model_are_its_own(tmp_path: Path, made: bool) -> None:
+    """They are computed from the model that was made, whatever its folder is called."""
+    log = log_of(tmp_path, {"model": "/models/tiny", "max_num_seqs": 1, "max_num_batched_tokens": 4096})
+    seen = Observed(
+        ServerFacts(kind=ServerKind.DOCKER, evidence=Evidence.GPU, argv=()),
+        ready=True,
+        asked=[SentRequest("long", 7593)],
+        canary_ok=True,
+    )
+    seen.tiny_model = TQ.tiny_model if made else None
+    conclusion = assess(TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log)
+    assert conclusion.outcome is (Outcome.CLEAN if made else Outcome.UNTRIGGERED)
+    assert conclusion.weights is ServedWeights.DUMMY
+    needed = "16.00 MB needed for 4096 cached tokens; decoding locks 0.51 MB"
+    assert any(needed in text for text in conclusion.trigger.evidence) is made
+
+
+def test_a_prompt_is_not_cut_where_the_platform_turned_that_off(tmp_path: Path) -> None:
+    """The CPU platform does so for MLA models, whatever the command line says."""
+    log = tmp_path / "log"
+    asked = [SentRequest("long", 7593, cached_tokens=0)]
+    seen = Observed(
+        ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=()), ready=True, asked=asked, canary_ok=True
+    )
+    lines = (
+        "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
+        "Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+        "Initializing a V1 LLM engine (v0.24.0) with config: enable_prefix_caching=True, enable_chunked_prefill={}, x=1\n"
+    )
+    for on, outcome in ((True, Outcome.CLEAN), (False, Outcome.UNTRIGGERED)):
+        log.write_text(lines.format(on), encoding="utf-8")
+        assert assess(TQ, TQ.reported(), seen, log).outcome is outcome

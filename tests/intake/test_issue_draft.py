@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests import report_examples as examples
+from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
+from tests.github_markdown import Rendered, render
+from tests.report_examples import EXAMPLES, report
+from vllm_repro.report.model import PatchedFile
+from vllm_repro.report.source_changes import diff_of, how_to_apply, whole_diff
+from vllm_repro.report.summary import summary
+from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.scenario.patch import Patch
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected, Verdict, VerdictReport, arm_result
+from vllm_repro_intake.issue_draft import MOST, draft, duplicates
+from vllm_repro_intake.run_draft import make_draft
+
+DIED = report(examples.DIED)
+
+HOSTILE = [
+    "```",
+    "````````````````````````````````````",
+    "`" * 40_000,
+    "~~~\n~~~",
+    "</details></details>\n\n# out",
+    "<!-- swallowed",
+    "<script>alert(1)</script> <img src=x onerror=y> <b>bold</b>",
+    "@vllm-project/maintainers and @user, see #123, vllm-project/vllm#1, GH-12",
+    "https://github.com/vllm-project/vllm/issues/1 http://x.y/z www.github.com",
+    "[a](https://evil.example) ![b](https://evil.example/c.png) [d]: https://evil.example",
+    "a | b | c\n|---|---|",
+    "\x1b[31mred\x1b[0m \x00 \ud800 \u202eevil\u2066 \r\n\r x \x85 \u2028 y",
+    "$$x$$ **bold** _it_ ~~gone~~ &amp; &#64;user \\@user",
+    "- list\n1. one\n> quote\n# head\n===\n---\n    code",
+    "x" * 1_000_000,
+    "语言模型" * 30_000,
+    "`@user` ``#1`` `<b>`",
+]
+
+
+def assert_sound(body: str, meant: list[str]) -> Rendered:
+    """Check that `body` fits, mentions nobody, and links only to the intended issues."""
+    assert len(body) <= MOST
+    assert len(body.encode("utf-8")) <= MOST
+    page = render(body)
+    assert page.calls() == []
+    known = {f"https://github.com/{issue.replace('#', '/issues/')}" for issue in meant}
+    assert set(page.links) <= known
+    assert not {"script", "img", "b", "h1", "h2"} & set(page.tags)
+    assert page.deepest <= 1
+    return page
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_examples_are_what_their_journals_draft(folder: Path) -> None:
+    path = folder / "issue.md"
+    made = report(folder)
+    text = make_draft(made).body
+    if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+    assert_sound(text, [made.issue, *duplicates(made, all_scenarios())])
+
+
+def test_a_bug_that_is_no_death_is_told_like_one() -> None:
+    """The control comes first in the file and is not what the draft describes."""
+    made = report(next(folder for folder in EXAMPLES if folder.name.startswith("sco-window-loads-wait")))
+    turned = replace(made, arms=made.arms[::-1])
+    body = make_draft(turned).body
+    assert "**Reproduces on vLLM 0.32.0 (LAB)**: hung in 1 of 1 boots." in body
+    assert "- **What:** `0 requests running, 4 of ours in flight" in body
+    assert "- `reported` hung in 1 of 1 boots. Outcome: hang. Boundary crossed: " in body
+    assert "`patched` (`single_type_kv_cache_manager.py` changed) hung in 0 of 1 boots" in body
+    assert "a GPU's engine schedules the same" in body
+    assert "0 requests running, 4 of ours in flight" in summary(turned)
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
+    """Before the script: 12 lines, and 165 words of prose besides the cause."""
+    body = make_draft(report(folder)).body
+    first = [
+        line
+        for line in re.split(r"^(?:`repro\.py`|<details>|The engine dies)", body, flags=re.M)[0].splitlines()
+        if line
+    ]
+    assert len(first) <= 12
+    prose = re.sub(r"`[^`]*`|\(http\S*\)", "", "\n".join(line for line in first if not line.startswith("- **Cause")))
+    assert len(re.findall(r"[A-Za-z][\w'-]*", prose)) <= 165
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_what_is_said_of_the_unchanged_release_is_what_it_did(folder: Path) -> None:
+    made = report(folder)
+    body = make_draft(made).body
+    died = [arm for arm in made.arms if arm.expected.has_bug and arm.result.crashed]
+    unchanged = [arm for arm in died if not arm.patches]
+    assert ("**Reproduces on " in body) == bool(unchanged)
+    assert ("**Did not reproduce on unchanged " in body) == (bool(died) and not unchanged)
+    assert ("```python\n# pip install openai" in body) == (
+        bool(unchanged or not died) and "dies while it boots" not in body
+    )
+    for script in re.findall(r"```python\n(.*?)\n```", body, re.S):
+        ast.parse(script)
+    assert body.startswith("**Fixed**") == (bool(made.fixed_in) and not made.rehearsal)
+    assert "(/" not in body
+    assert "reports/" not in body
+
+
+def test_a_comment_and_a_new_issue() -> None:
+    comment = draft(DIED)
+    path = Path("a folder/issue.md")
+    assert comment.title == ""
+    assert comment.command(path) == "gh issue comment 41726 --repo vllm-project/vllm --body-file 'a folder/issue.md'"
+    new = draft(replace(DIED, filed=False, issue="vllm-project/vllm#44053", title="It's -- @you <b>"))
+    assert new.title == "[Bug]: It's -- @you <b>"
+    assert new.command(path) == (
+        "gh issue create --repo vllm-project/vllm --title '[Bug]: It'\"'\"'s -- @you <b>' --body-file 'a folder/issue.md'"
+    )
+    assert_sound(new.body, ["vllm-project/vllm#44053"])
+    assert new.body.startswith("### \N{BUG} Describe the bug\n")
+    assert "### Your current environment\n" in new.body
+    assert "###" not in comment.body
+
+
+def test_a_rehearsals_draft_says_so_in_its_first_line() -> None:
+    for filed in (True, False):
+        body = draft(replace(report(examples.REHEARSAL), filed=filed)).body
+        assert body.splitlines()[0].startswith("**Reproduces on vLLM 0.23.0 (REHEARSAL)**")
+
+
+def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_that_helps() -> None:
+    """A maintainer needs flags, script and the change, not the command of the lab."""
+    patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")
+    arm = DIED.arms[0]
+    cured = replace(arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), trials=(), patches=(patch,))
+    made = replace(DIED, filed=False, arms=(arm, cured), issue="vllm-project/vllm#44053")
+    given = {"flags": "vllm serve some/model \\\n  --flag 1", "why": "Two are\nasked for, @all.", "script": "import os"}
+    body = draft(made, **given).body  # type: ignore[arg-type]  # fields by name
+    assert "- **Flags:** `vllm serve some/model --flag 1`" in body
+    assert "Two are asked for, " in body
+    assert "- **Avoided by:** `patched` (`a.py` changed) died in 0 of 1 boots" in body
+    assert "Apply it by hand: " in body
+    assert "```python\nimport os\n```" in body
+    assert arm.command not in body
+    assert_sound(body, [made.issue])
+    whole = draft(made, diffs={"patched": "--- a/vllm/v1/attention/backends/a.py\n"}).body
+    assert "The change in patched, for git apply" in whole
+    assert "Apply it by hand" not in whole
+
+
+def test_only_a_changed_source_that_died_is_not_said_to_reproduce() -> None:
+    patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n")
+    arm = DIED.arms[0]
+    lived = replace(arm, result=arm_result("reported", Expected.DIES, [Outcome.CLEAN]), trials=())
+    broken = replace(arm, result=replace(arm.result, name="broken"), patches=(patch,))
+    body = draft(replace(DIED, arms=(lived, broken)), script="import os").body
+    assert body.startswith(
+        "**Fixed**: vLLM >=0.24.0 is declared to be without this bug.\n\n"
+        "**Did not reproduce on unchanged vLLM 0.23.0 (LAB)**: `reported` died in 0 of 1 boots. "
+        "With vLLM's source changed: `broken` (`a.py` changed) died in 1 of 1 boots."
+    )
+    assert "import os" not in body, "it lives"
+    assert "**Not tried on unchanged vLLM 0.23.0 (LAB).**" in draft(replace(DIED, arms=(broken,))).body
+
+
+def test_a_patch_that_did_not_run_is_no_help() -> None:
+    patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n")
+    arm = DIED.arms[0]
+    for unseen in ({"imported": False}, {"untried": ("kernel",)}):
+        server = replace(arm.server, patched=(PatchedFile(file=patch.file, sha256="0", **unseen),))
+        cured = replace(
+            arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), patches=(patch,), server=server
+        )
+        body = draft(replace(DIED, filed=False, arms=(arm, cured))).body
+        assert "**Avoided by:**" not in body
+        assert "so its change was not tried" in body or "so that change was not tried" in body
+
+
+def test_whole_files_become_a_diff_that_git_applies(tmp_path: Path) -> None:
+    before = {"vllm/a.py": "".join(f"line {n}\n" for n in range(40)), "vllm/b.py": "one\n"}
+    after = {
+        "vllm/a.py": before["vllm/a.py"].replace("line 7\n", "seven\n").replace("line 30\n", ""),
+        "vllm/b.py": "1\n",
+    }
+    (tmp_path / "vllm").mkdir()
+    for file, text in before.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=whole_diff(before, after), text=True, check=True)
+    assert {file: (tmp_path / file).read_text(encoding="utf-8") for file in after} == after
+
+
+def test_git_applies_a_diff_of_whole_lines(tmp_path: Path) -> None:
+    """The line numbers of the diff are wrong, and it has two hunks of one file."""
+    source = tmp_path / "vllm" / "a.py"
+    source.parent.mkdir()
+    source.write_text("zero\none\ntwo\nthree\nfour\nfive\n", encoding="utf-8")
+    patches = (
+        Patch("vllm/a.py", "two\n", "TWO\n2\n", lines=True),
+        Patch("vllm/a.py", "four\nfive\n", "four\n5\n", lines=True),
+    )
+    arm = replace(DIED.arms[0], patches=patches)
+    assert how_to_apply(arm).startswith("Apply it with `git apply --unidiff-zero`")
+    subprocess.run(
+        ["git", "apply", "--unidiff-zero", "-"], cwd=tmp_path, input=diff_of(arm) + "\n", text=True, check=True
+    )
+    assert source.read_text(encoding="utf-8") == "zero\none\nTWO\n2\nthree\nfour\n5\n"
+    assert how_to_apply(replace(arm, patches=(replace(patches[0], lines=False),))).startswith("Apply it by hand")
+
+
+@pytest.mark.parametrize("expected", [True, False, None])
+@pytest.mark.parametrize("verdict", Verdict)
+def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) -> None:
+    known = VerdictReport(verdict=verdict, expected=expected, because="because")
+    first = draft(replace(DIED, verdict=known, fixed_in="")).body.splitlines()[0]
+    because = "died in 1 of 1 boots" if verdict is Verdict.REPRODUCES else "because"
+    assert first.startswith(f"**{verdict.capitalize()} on vLLM 0.23.0 (LAB)**: {because}.")
+    assert ("Declared was something else" in first) is (expected is False and verdict is not Verdict.REPRODUCES)
+
+
+def test_a_run_that_was_cut_and_one_without_a_trial_say_so() -> None:
+    assert "Interrupted by SIGINT." in draft(replace(DIED, interrupted="SIGINT")).body
+    body = draft(replace(DIED, arms=())).body
+    assert "What was run" in body
+    assert_sound(body, [DIED.issue])
+
+
+@settings(max_examples=40)
+@given(TEXT_FIELDS, st.sampled_from(HOSTILE), st.booleans())
+def test_no_field_of_a_journal_breaks_a_draft(field: Field, text: str, instead: bool) -> None:
+    made = planted(*field, lambda was: text if instead else f"{was} {text}")
+    assert_sound(draft(made).body, [made.issue])
+
+
+def test_the_fields_are_all_that_a_journal_has() -> None:
+    """Keep the tests above as wide as the journal."""
+    kinds = {
+        (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2])
+        for recording, place, way in text_fields()
+    }
+    expected = {
+        "run-started": "title trigger reproduce os python edits why was now",
+        "trial-started": "command differences",
+        "server-started": "argv HF_HUB_OFFLINE",
+        "trial-ended": "message exception frames why evidence brief attention_backend",
+        "answer": "error",
+        "sign": "detail",
+        "exited": "detail",
+    }
+    assert {(event, key) for event, keys in expected.items() for key in keys.split()} <= kinds
+
+
+def test_a_huge_run_fits_and_says_what_is_missing() -> None:
+    trial = DIED.arms[0].trials[0]
+    arm = replace(
+        DIED.arms[0],
+        trials=tuple(replace(trial, number=n, outcome=outcome) for n in range(40) for outcome in Outcome),
+        differences=("d" * 3_000,) * 200,
+        requests=("r" * 3_000,) * 300,
+        edits=("e" * 3_000,) * 300,
+        command="vllm serve \\\n" + "  --flag 语 \\\n" * 20_000,
+    )
+    made = draft(replace(DIED, arms=(arm,) * 60), script="x" * 20_000)
+    assert_sound(made.body, [DIED.issue])
+    assert "the script" in made.left_out
+    assert "bytes left out" in made.body
+    assert made.body.startswith("**Fixed**")
+    assert "more" in made.body
+    assert "Made by vllm-repro" in made.body
+
+
+@example("#1")
+@example("@a")
+@settings(max_examples=20)
+@given(st.text(max_size=60))
+def test_a_new_issues_title_calls_nobody(title: str) -> None:
+    assert_sound(draft(replace(DIED, filed=False, title=title)).body, [DIED.issue])
+
+
+TQ, FIX, CHUNKED = "tq-prefix-hit-unreserved", "vllm-project/vllm#44053", "vllm-project/vllm#41726"
+
+
+def test_duplicates_are_what_the_scenario_names() -> None:
+    found = duplicates(DIED, all_scenarios())
+    assert found == ["vllm-project/vllm#43357", "vllm-project/vllm#46767", "vllm-project/vllm#41565"]
+    assert duplicates(report(examples.LIVED), all_scenarios()) == [], "nothing died"
+
+
+def test_a_death_of_another_scenario_is_a_duplicate_unless_that_is_fixed() -> None:
+    other = replace(DIED, scenario=TQ, issue=FIX, related=(), filed=False)
+    assert CHUNKED in duplicates(other, all_scenarios())
+    assert duplicates(replace(other, version="0.32.0"), all_scenarios()) == []
+
+
+def test_duplicates_of_a_scenario_that_is_not_in_the_catalogue() -> None:
+    stranger = replace(DIED, scenario="stranger", issue="o/r#1", related=("o/r#2",))
+    assert duplicates(stranger, all_scenarios()) == [CHUNKED, "o/r#2"]
+    assert duplicates(replace(stranger, arms=()), all_scenarios()) == []

@@ -1,0 +1,185 @@
+"""`vllm-repro nightly`: what it runs, and what it keeps however it ends."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.commands import journals, started, until
+from vllm_repro.cli import _as_interrupt, main, parser
+from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.releases.known import NEWEST
+from vllm_repro.report.files import FORMATS
+from vllm_repro.report.runs import Run
+from vllm_repro.running.job import Job
+from vllm_repro.servers.options import ServerOptions
+from vllm_repro_nights.nightly_verb import jobs_from
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+NIGHT = ("nightly", "min-tokens-stop-ids", "sco-hybrid", "--server", "rehearsal", "--least-disk", "0.001")
+
+
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Job], str]]:
+    """Return exit status, jobs and summary of a night whose runs raise `ends` in turn."""
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+
+    def called(*words: str, ends: tuple[BaseException, ...]) -> tuple[int, list[Job], str]:
+        jobs: list[Job] = []
+
+        def raising(job: Job, *_: object) -> None:
+            jobs.append(job)
+            raise ends[len(jobs) - 1]
+
+        monkeypatch.setattr("vllm_repro_nights.run_night.run_one", raising)
+        status = main([*NIGHT, *words])
+        texts = [path.read_text(encoding="utf-8") for path in tmp_path.glob("nightly/*/summary.md")]
+        return status, jobs, "".join(texts)
+
+    return called
+
+
+def test_only_the_arms_that_are_named_run(night: Callable[..., tuple[int, list[Job], str]]) -> None:
+    status, jobs, _ = night("--arm", "reported", ends=(Unsupported("enough"),) * 2)
+    assert [[arm.name for arm in job.arms] for job in jobs] == [["reported"]] * 2
+    assert status == 2
+
+
+def test_an_arm_that_a_scenario_has_not_is_said_before_anything_runs(
+    night: Callable[..., tuple[int, list[Job], str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert night("--arm", "near-miss", ends=()) == (64, [], "")
+    assert "sco-hybrid has no arm 'near-miss'" in capsys.readouterr().err
+
+
+def test_a_scenario_that_is_named_twice_runs_once() -> None:
+    file = str(Path(__file__).parents[2] / "scenarios" / "sco_hybrid.py")
+    asked = jobs_from(
+        parser("nightly").parse_args(["nightly", "sco-hybrid", "min-tokens-stop-ids", file]),
+        ServerOptions(server="rehearsal"),
+    )
+    assert [job.name for job in asked] == ["sco-hybrid", "min-tokens-stop-ids"]
+
+
+def cpu_jobs(*words: str, **options: str) -> list[Job]:
+    arguments = parser("nightly").parse_args(["nightly", *words, "--server", "cpu"])
+    return jobs_from(arguments, ServerOptions(server="cpu", **options))  # type: ignore[arg-type]  # texts
+
+
+def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
+    """In the lab, or as it is if it needs no GPU; in the newest release and in the source; only the arms that show the bug."""
+    jobs = cpu_jobs("min-tokens-stop-ids", "sco-hybrid", "tq-mtp-wrong-tokens", vllm="0.28.0")
+    assert [(job.name, job.choice.kind, job.options.vllm) for job in jobs] == [
+        (name, kind, version)
+        for name, kind in (("min-tokens-stop-ids", "process"), ("sco-hybrid", "lab"), ("tq-mtp-wrong-tokens", "lab"))
+        for version in (NEWEST, "0.28.0")
+    ]
+    assert [[arm.name for arm in job.arms] for job in jobs[::2]] == [
+        ["reported"],
+        ["reported"],
+        ["reported", "cudagraph-none"],
+    ]
+    assert all(job.named_arms == [arm.name for arm in job.arms] for job in jobs)
+    assert [job.options.vllm for job in cpu_jobs("sco-hybrid", vllm=NEWEST)] == [NEWEST]
+
+
+def test_a_night_ends_in_time_and_begins_with_what_ran_longest_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that would end too late is not started: by the time that it took before, or if no time is left."""
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    night = ("nightly", "--server", "rehearsal", "--least-disk", "0.001", "--arm", "reported", "min-tokens-stop-ids")
+    assert main([*night, "tq-chunked-prefill"]) == 0
+    order = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("green: ")]
+    assert order == ["min-tokens-stop-ids", "tq-chunked-prefill"]
+    time.sleep(1 - time.time() % 1)  # a run is known by the second in which it began
+    assert main([*night, "--max-time", "10m"]) == 0  # this one ran last
+    capsys.readouterr()
+    assert main([*night, "tq-chunked-prefill", "--max-time", "10m"]) == 0
+    order = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("green: ")]
+    assert order == ["tq-chunked-prefill", "min-tokens-stop-ids"]
+    assert main([*night, "--max-time", "0.01s"]) == 2
+    text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
+    assert "amber: 1 not reached in time." in text
+    assert "## Not reached in time\n\n- min-tokens-stop-ids: 0 s of 0 were left; it took" in text
+
+
+def test_a_night_with_a_scenario_that_has_no_script_is_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    scenarios = ("min-tokens-stop-ids", "async-streaming-stop")
+    assert main([NIGHT[0], *scenarios, *NIGHT[3:], "--arm", "reported"]) == 0
+    night = tmp_path / "nightly" / "latest"
+    assert "# ✅ Nightly: green\n\ngreen: 1 as declared, 1 not for this machine.\n" in (night / "summary.md").read_text(
+        encoding="utf-8"
+    )
+    names = [{path.name for path in (night / scenario).iterdir()} for scenario in scenarios]
+    assert names == [set(FORMATS.values()), set(FORMATS.values()) - {"repro.py"}]
+
+
+def test_reports_that_cannot_be_copied_leave_the_night_its_light(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+    monkeypatch.setattr("shutil.copyfile", full)
+    assert main([*NIGHT[:2], *NIGHT[3:], "--arm", "near-miss"]) == 2
+    text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
+    assert "could not be copied beside the night: No space left on device" in text
+    assert "1 as declared" in text
+
+
+def test_a_run_that_a_signal_ends_is_interrupted(tmp_path: Path) -> None:
+    words = ("nightly", "async-streaming-stop", *NIGHT[3:])
+    night = started(tmp_path, *words, VLLM_REHEARSAL_FAULT="stuck-boot")
+    until(lambda: "server-started" in "".join(journals(tmp_path)))
+    night.send_signal(signal.SIGINT)
+    assert night.wait(timeout=120) == 130
+    text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
+    assert "amber: interrupted by SIGINT, 1 interrupted." in text
+    assert "| ⏹️ | async-streaming-stop |" in text
+
+
+def test_a_signal_says_its_name_where_no_run_takes_it() -> None:
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        _as_interrupt(signal.SIGTERM, None)
+
+
+def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
+    night: Callable[..., tuple[int, list[Job], str]],
+) -> None:
+    status, jobs, summary = night(ends=(UsageError("no such thing here"), InfraError("the disk is full")))
+    assert (status, len(jobs)) == (2, 2)
+    assert "no such thing here" in summary
+    assert "the disk is full" in summary
+
+
+@pytest.mark.usefixtures("sigint")
+def test_a_signal_while_the_summary_is_written_waits_for_its_end(
+    night: Callable[..., tuple[int, list[Job], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_: Path) -> tuple[list[Run], list[str]]:
+        signal.raise_signal(signal.SIGINT)
+        return [], []
+
+    monkeypatch.setattr("vllm_repro_nights.run_night.read_runs", late)
+    status, _, summary = night(ends=(InfraError("the disk is full"),) * 2)
+    assert status == 130
+    assert "amber: 2 undecided" in summary
+
+
+@pytest.mark.parametrize(("end", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")])
+def test_an_interrupt_between_two_runs_keeps_what_the_night_came_to(
+    night: Callable[..., tuple[int, list[Job], str]], end: KeyboardInterrupt, by: str
+) -> None:
+    status, _, summary = night(ends=(InfraError("the disk is full"), end))
+    assert status == 130
+    assert f"interrupted by {by}" in summary
+    assert "the disk is full" in summary

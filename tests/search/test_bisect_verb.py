@@ -1,0 +1,574 @@
+"""`vllm-repro bisect` on the rehearsal engine and with made-up runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import Harness
+from tests.core.releases.test_sources import commit, git
+from tests.search.conftest import Answer, MadeUp, releases_of
+from tests.search.test_version_map import run_of
+from vllm_repro.cli import main
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Release
+from vllm_repro.releases.sources import version_of
+from vllm_repro.report.model import RunReport
+from vllm_repro.running.job import Job
+from vllm_repro.servers.rehearsal import RehearsalSite
+from vllm_repro.verdict.outcome import Outcome
+
+ROOT = Path(__file__).parents[2]
+TQ = ("bisect", "tq-chunked-prefill", "--server", "rehearsal")
+FIX = ("--bad", "0.20.0", "--good", "0.32.0", "--find-fix")
+
+
+def record_in(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*/bisect/2*/bisection.json")
+    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+def booted(record: Mapping[str, Any]) -> list[str]:
+    return [step["candidate"] for step in record["steps"]]
+
+
+def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--bad", "0.23.0", "--good", "0.27.1", "--find-fix", "--json")
+    assert done.status == 0, done.err
+    assert done.err.startswith("boot 1: 0.23.0 (about 3 left)\nREHEARSAL: ")
+    record = record_in(tmp_path / "reports")
+    assert json.loads(done.out) == record
+    assert (record["state"], record["answer"], record["left"], record["probability"]) == (
+        "found",
+        "0.24.0",
+        ["0.24.0"],
+        1,
+    )
+    assert [(step["candidate"], step["fate"]) for step in record["steps"]] == [
+        ("0.23.0", "dies"),
+        ("0.27.1", "lives"),
+        ("0.25.1", "boot-failed"),
+        ("0.26.0", "boot-failed"),
+        ("0.24.0", "lives"),
+    ]
+    assert "Unknown TurboQuant cache dtype" in record["steps"][2]["why"]
+    folder = tmp_path / "reports" / "tq-chunked-prefill" / "bisect" / "latest"
+    text = (folder / "bisection.md").read_text(encoding="utf-8")
+    assert "**The first fixed one is 0.24.0: it lived in 1 of 1 boots; 0.23.0 died in 1 of 1 boots.**" in text
+    assert "This holds if a bad one dies in every boot" in text
+    assert "> **REHEARSAL" in text
+    assert str(tmp_path) not in text + json.dumps(record)
+    for step in record["steps"]:
+        assert f"](../../{step['run']}/report.md)" in text
+        report = json.loads((folder / "../.." / step["run"] / "report.json").read_text(encoding="utf-8"))
+        assert f"--vllm {step['candidate']} --arm reported" in report["reproduce"]
+    assert (
+        "bisect tq-chunked-prefill --server rehearsal --bad 0.23.0 --arm reported --seed 1 --good 0.27.1 --find-fix"
+        in text
+    )
+
+
+def outcome_of(job: Job, outcome: Outcome) -> RunReport:
+    return run_of("0.24.0", [outcome], reported=job.options.vllm)
+
+
+def by_release(bad: Sequence[str], skipped: Sequence[str] = ()) -> Answer:
+    """Return runs that die in `bad`, do not boot in `skipped`, and else live."""
+
+    def answer(job: Job) -> RunReport:
+        version = job.options.vllm
+        outcome = Outcome.BOOT_FAILED if version in skipped else Outcome.CRASH if version in bad else Outcome.CLEAN
+        return outcome_of(job, outcome)
+
+    return answer
+
+
+OLD = ("0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0", "0.22.1")
+
+
+def test_the_first_bad_release_is_found(made_up: MadeUp, tmp_path: Path) -> None:
+    asked = made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
+    assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--out", str(tmp_path)]) == 0
+    record = record_in(tmp_path)
+    assert (record["answer"], record["candidates"][0]["label"], len(record["candidates"])) == ("0.30.0", "0.22.0", 14)
+    assert releases_of(asked) == booted(record)
+    assert booted(record)[:2] == ["0.32.0", "0.22.0"], "both ends, the bad one first"
+    assert len(asked) <= 6
+    assert record["reading"].startswith("The first bad one is 0.30.0: it died in 1 of 1 boots; 0.29.0 lived")
+
+
+class Room:
+    """A cluster that bears three runs; made-up runs take the place of its own."""
+
+    def run(self, *_: object) -> RunReport:
+        raise AssertionError("made-up runs do not get here")
+
+    def interrupt(self, name: str) -> None:
+        raise AssertionError(name)
+
+    def room(self, _: Job) -> int:
+        return 3
+
+
+def test_a_cluster_with_room_boots_ahead_and_says_what_it_cost(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vllm_repro_cluster.fleet.connect", lambda _: Room())
+    made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
+    assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379", "--out", str(tmp_path)]) == 0
+    record = record_in(tmp_path)
+    assert record["answer"] == "0.30.0"
+    rounds = [step["candidate"] for step in record["steps"] if "ahead" not in step]
+    assert "0.32.0" in rounds
+    assert len(rounds) <= 3, "one after the other it takes six boots"
+    assert len(set(booted(record))) == len(booted(record)) <= 9
+    said = capsys.readouterr().err
+    assert ", beside boot 1" in said
+    assert "  0.32.0: bad: " in said
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert f"{len(booted(record)) - len(rounds)} boots ran beside another one" in text
+
+
+def test_boots_ahead_count_for_the_limit(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro_cluster.fleet.connect", lambda _: Room())
+    made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
+    words = ["--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379", "--max-boots", "4"]
+    assert main([*TQ, *words, "--out", str(tmp_path)]) == 2
+    assert len(booted(record_in(tmp_path))) == 4
+
+
+def test_what_cannot_be_tried_leaves_a_set(made_up: MadeUp, tmp_path: Path) -> None:
+    made_up(by_release(OLD, ["0.23.0", "0.24.0"]))
+    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 2
+    record = record_in(tmp_path)
+    assert (record["state"], record["answer"], record["left"]) == ("stuck", None, ["0.23.0", "0.24.0", "0.25.0"])
+    assert "Those between could not be tried: " in record["reading"]
+    assert "0.23.0 boot-failed" in record["reading"]
+
+
+def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
+    made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = made_up(by_release(OLD))
+    assert main([*TQ, *FIX, "--max-boots", "3", "--out", str(tmp_path)]) == 2
+    first = record_in(tmp_path)
+    assert (releases_of(asked), first["stopped"], first["state"]) == (booted(first), "--max-boots 3", "open")
+    assert len(asked) == 3
+    printed = capsys.readouterr().out
+    assert "Undecided: the first fixed one is one of " in printed
+    assert "--max-boots" not in first["reproduce"]
+    folder = str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")
+    assert f"resume:    vllm-repro bisect --resume {Path(folder).resolve()}" in printed
+    assert main(["bisect", "--resume", folder, "--max-time", "1h"]) == 0
+    whole = record_in(tmp_path)
+    assert (whole["answer"], whole["stopped"], booted(whole)) == ("0.23.0", None, releases_of(asked))
+    assert whole["steps"][:3] == first["steps"]
+    assert (len(set(booted(whole))), whole["started_at"]) == (len(asked), first["started_at"])
+    assert main(["bisect", "--resume", folder]) == 0
+    assert len(asked) == len(whole["steps"]), "nothing is left to boot"
+    assert main(["bisect", "--resume", folder, "--rate", "0.5"]) == 64
+    assert "--rate would change them" in capsys.readouterr().err
+
+
+def test_a_time_limit_ends_it(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr("vllm_repro_search.bisect.boots.time.monotonic", lambda: float(next(clock)))
+    asked = made_up(by_release(OLD))
+    assert main([*TQ, *FIX, "--max-time", "10m", "--out", str(tmp_path)]) == 2
+    assert record_in(tmp_path)["stopped"] == "--max-time 600s"
+    assert 1 <= len(asked) <= 3
+
+
+def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(made_up: MadeUp, tmp_path: Path) -> None:
+    def troubled(job: Job) -> RunReport:
+        if len(asked) == 3:
+            raise InfraError(f"no wheel in {Path.cwd()}/wheels")
+        if len(asked) == 4:
+            raise KeyboardInterrupt("SIGTERM")
+        return by_release(OLD)(job)
+
+    asked = made_up(troubled)
+    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 130
+    cut = record_in(tmp_path)
+    assert (cut["stopped"], [step["fate"] for step in cut["steps"]]) == ("SIGTERM", ["dies", "lives", "infra"])
+    assert cut["steps"][2]["why"] == "no wheel in ./wheels"
+    again = made_up(by_release(OLD))
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert releases_of(again)[0] == cut["steps"][2]["candidate"]
+    assert record_in(tmp_path)["answer"] == "0.23.0"
+
+
+def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
+        opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
+        raise SystemExit
+
+    monkeypatch.setattr("vllm_repro_search.versions.sweep.run_one", killed)
+    with pytest.raises(SystemExit):
+        main([*TQ, *FIX, "--out", str(tmp_path)])
+    assert record_in(tmp_path)["steps"] == []
+    made_up(by_release(OLD))
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert record_in(tmp_path)["answer"] == "0.23.0"
+
+
+@pytest.mark.parametrize("change", [{"source": "0.19.9"}, {"date": "2026-05-01"}])
+def test_only_another_source_is_another_bisection(
+    made_up: MadeUp, tmp_path: Path, change: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up(by_release(OLD))
+    assert main([*TQ, *FIX, "--max-boots", "1", "--out", str(tmp_path)]) == 2
+    (path,) = tmp_path.glob("*/bisect/2*/bisection.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["candidates"][3] |= change
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert main(["bisect", "--resume", str(path.parent)]) == (64 if "source" in change else 0)
+    assert ("its candidates has changed" in capsys.readouterr().err) is ("source" in change)
+
+
+def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: MadeUp, tmp_path: Path) -> None:
+    def answer(job: Job) -> RunReport:
+        dies = job.options.vllm in OLD and len(asked) % 2
+        return outcome_of(job, Outcome.CRASH if dies else Outcome.CLEAN)
+
+    asked = made_up(answer)
+    assert main([*TQ, *FIX, "--rate", "0.5", "--out", str(tmp_path)]) == 0
+    record = record_in(tmp_path)
+    assert (record["answer"], 0.95 <= record["probability"] < 1) == ("0.23.0", True)
+    assert releases_of(asked).count("0.23.0") >= 4
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert f"Probability {record['probability']:.1%}, if a bad one dies in 50% of boots (--rate 0.5)." in text
+    assert "--rate 0.5" in record["reproduce"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "skipped", "status", "reading"),
+    [
+        (
+            [],
+            [],
+            1,
+            (
+                "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots. "
+                "Next: name another --bad; if the bug shows in some boots only, add --rate with their share."
+            ),
+        ),
+        (
+            ["0.20.0", "0.32.0"],
+            [],
+            1,
+            "No answer: 0.32.0 is named as good, and died in 1 of 1 boots. Next: name a newer --good.",
+        ),
+        (
+            [],
+            ["0.20.0"],
+            2,
+            (
+                "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed). "
+                "Next: name a --bad near it that boots."
+            ),
+        ),
+    ],
+)
+def test_an_end_that_is_not_as_named_ends_it(
+    made_up: MadeUp,
+    tmp_path: Path,
+    bad: list[str],
+    skipped: list[str],
+    status: int,
+    reading: str,
+) -> None:
+    asked = made_up(by_release(bad, skipped))
+    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == status
+    assert record_in(tmp_path)["reading"] == reading
+    assert len(asked) <= 2
+
+
+def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(job: Job) -> RunReport:
+        if job.options.vllm not in ("0.20.0", "0.32.0"):
+            raise Unsupported("the lab cannot run this release", hint="--vllm names another")
+        return by_release(OLD)(job)
+
+    made_up(answer)
+    assert main([*TQ, *FIX, "--versions", "0.22.0,0.24.0", "--out", str(tmp_path)]) == 2
+    assert "--vllm" not in capsys.readouterr().err
+    record = record_in(tmp_path)
+    assert record["left"] == ["0.22.0", "0.24.0", "0.32.0"]
+    assert {step["fate"] for step in record["steps"][2:]} == {"unsupported"}
+
+
+def test_a_cached_release_is_booted_before_one_to_install(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "vllm_repro_search.bisect.boots.ReleaseCache.get",
+        lambda _, version: "a release" if version == "0.23.0" else None,
+    )
+    asked = made_up(by_release(OLD))
+    words = ["bisect", "tq-chunked-prefill", "--server", "lab", *FIX, "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert (releases_of(asked)[2], record_in(tmp_path)["answer"]) == ("0.23.0", "0.23.0")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> tuple[Path, list[str]]:
+    """Return a checkout and its commits: v0.23.0 lies on a branch that was cut from the first one."""
+    folder = tmp_path / "my vllm"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    hashes = [commit(folder, __init__="", a="0\n")]
+    git(folder, "checkout", "-q", "-b", "release")
+    commit(folder, b="picked\n")
+    git(folder, "tag", "v0.23.0")
+    git(folder, "checkout", "-q", "main")
+    hashes += [commit(folder, a=f"{number}\n") for number in range(1, 12)]
+    git(folder, "commit", "-q", "--allow-empty", "-m", "docs")
+    return folder, hashes
+
+
+def test_the_commit_that_fixed_it_is_found_and_resumed(
+    made_up: MadeUp,
+    tmp_path: Path,
+    history: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, hashes = history
+    monkeypatch.chdir(tmp_path)
+    sources = [f"{folder}@{one}" for one in hashes]
+
+    def answer(job: Job) -> RunReport:
+        assert job.options.vllm
+        outcome = Outcome.CRASH if job.options.vllm in sources[:7] else Outcome.CLEAN
+        return run_of("0.24.0", [outcome], reported=version_of(job.options.vllm))
+
+    asked = made_up(answer)
+    words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
+    words += ["--bad", "0.23.0", "--good", "main", "--out", str(tmp_path)]
+    assert main([*words, "--max-boots", "3"]) == 2
+    assert releases_of(asked)[:2] == [sources[0], sources[-1]], "the oldest is where the release branch was cut"
+    resume = ["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir("/")
+        assert main(resume) == 64
+        assert "there is no ./my vllm here" in capsys.readouterr().err
+    assert main(resume) == 0
+    record = record_in(tmp_path)
+    assert (record["answer"], len(asked), len(set(releases_of(asked)))) == (
+        hashes[7][:12],
+        len(record["steps"]),
+        len(asked),
+    )
+    assert f"The first fixed one is {hashes[7][:12]} (a change): it lived in 1 of 1 boots" in record["reading"]
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert "ran over the compiled parts of a CPU release" in text
+    assert "Not tried: 1 commit that changes nothing under vllm/." in text
+    today = git(folder, "log", "-1", "--format=%as", hashes[7])
+    assert f"- {hashes[7][:12]}, {today}: a change\n" in text
+
+
+@pytest.mark.parametrize("changed_at", [4, 7])
+def test_commits_that_change_nothing_a_server_opened_are_tried_last(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed_at: int
+) -> None:
+    """Commits 4 to 8 change a file that no server of an end opened. The change may still be one of them."""
+    folder = tmp_path / "vllm"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    hashes = [commit(folder, __init__="", a="0\n", z="0\n")]
+    hashes += [commit(folder, **{"z" if 4 <= number <= 8 else "a": f"{number}\n"}) for number in range(1, 12)]
+    sources = [f"{folder}@{one}" for one in hashes]
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "vllm_repro_opened.txt").write_text("__pycache__/__init__.cpython-311.pyc\na.py\n")
+    laid = Release(version="", torch="", python=packages, packages=packages, executable=packages)
+    monkeypatch.setattr("vllm_repro_search.bisect.boots.ReleaseCache.get", lambda *_: laid)
+
+    def answer(job: Job) -> RunReport:
+        outcome = Outcome.CRASH if job.options.vllm in sources[:changed_at] else Outcome.CLEAN
+        return run_of("0.24.0", [outcome], reported=version_of(job.options.vllm or ""))
+
+    made_up(answer)
+    words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
+    words += ["--bad", hashes[0], "--good", "main", "--out", str(tmp_path), "--max-boots"]
+    assert main([*words, "3"]) == 2
+    assert record_in(tmp_path)["untouched"] == [one[:12] for one in hashes[4:9]]
+    monkeypatch.undo()  # what is known is in the record
+    made_up(answer)
+    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert record_in(tmp_path)["answer"] == hashes[changed_at][:12]
+    assert {hashes[changed_at - 1][:12], hashes[changed_at][:12]} <= set(booted(record_in(tmp_path)))
+    text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert "5 candidates change no file that the servers of the two ends opened." in text
+
+
+SCRIPT = 'test "$(cat "$VLLM_REPRO_TREE/vllm/a.py")" -{} 7 {}'
+
+
+@pytest.fixture
+def laid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lay out the commits of `history` without the compiled parts of a release."""
+
+    def provision(_: object, source: str, _progress: object) -> Release:
+        packages = tmp_path / "laid" / source[-12:]
+        packages.mkdir(parents=True, exist_ok=True)
+        checkout, _, commit = source.rpartition("@")
+        packed = subprocess.run(["git", "-C", checkout, "archive", commit], check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", packages], input=packed, check=True)
+        return Release(version="", torch="", python=Path(sys.executable), packages=packages, executable=packages)
+
+    monkeypatch.setattr("vllm_repro_search.bisect.boots.ReleaseCache.provision", provision)
+
+
+@pytest.mark.usefixtures("laid")
+def test_a_script_answers_instead_of_servers(harness: Harness, tmp_path: Path, history: tuple[Path, list[str]]) -> None:
+    folder, hashes = history
+    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--find-fix", "--bad", hashes[0], "--good", "main"]
+    script = SCRIPT.format("ge", '&& "$VLLM_REPRO_PYTHON" -c "import os; os.environ[\'VLLM_REPRO_SOURCE\']"')
+    done = harness(*words, "--script", script, "--max-boots", "3")
+    assert (done.status, done.out.splitlines()[0]) == (2, f"Script: {script}"), done.err
+    cut = record_in(tmp_path / "reports")
+    assert [step["candidate"] for step in cut["steps"]][:2] == [hashes[0][:12], hashes[-1][:12]]
+    resume = shlex.split(done.out.partition("resume:    ")[2].splitlines()[0])[1:]
+    assert resume[-2:] == ["--script", script]
+    refused = harness(*resume[:-2])
+    assert (refused.status, "a command is never taken from a record" in refused.err) == (64, True)
+    changed = harness(*resume[:-1], "exit 0")
+    assert (changed.status, "its script has changed since" in changed.err) == (64, True), changed.err
+    assert harness(*resume).status == 0
+    record = record_in(tmp_path / "reports")
+    assert (record["answer"], record["steps"][:3], record["evidence"]) == (hashes[7][:12], cut["steps"], None)
+    text = next((tmp_path / "reports").glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    assert f"**The first fixed one is {hashes[7][:12]} (a change): it is good in 1 of 1 run of the script;" in text
+    assert "This holds if a bad one fails in every run (--rate 1): each was run once." in text
+    assert (record["untouched"], "was laid over the compiled parts" in text) == ([], True)
+    assert "died" not in text
+    assert "lived" not in text
+    assert "dies" not in text
+    again = shlex.split(text.rpartition("```console\n")[2].splitlines()[0])
+    assert again[again.index("--script") + 1] == script
+
+
+@pytest.mark.usefixtures("laid")
+@pytest.mark.parametrize("status", [2, 126, 127, 130])
+def test_another_exit_status_of_a_script_stops_and_is_no_answer(
+    harness: Harness, tmp_path: Path, history: tuple[Path, list[str]], status: int
+) -> None:
+    folder, hashes = history
+    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--bad", "main", "--good", hashes[0]]
+    done = harness(*words, "--script", f"exit {status}")
+    record = record_in(tmp_path / "reports")
+    assert (done.status, record["steps"], record["stopped"]) == (2, [], f"exit status {status} of the script")
+
+
+@pytest.mark.usefixtures("laid")
+def test_a_script_skips_with_125_and_leaves_no_process(
+    harness: Harness, tmp_path: Path, history: tuple[Path, list[str]]
+) -> None:
+    folder, hashes = history
+    script = SCRIPT.format("lt", f"|| exit 1; sleep 999 & echo $! >> {tmp_path}/pids")
+    script = f'case "$VLLM_REPRO_SOURCE" in *@{hashes[6]}) exit 125;; esac; {script}'
+    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--bad", "main", "--good", hashes[0], "--json"]
+    done = harness(*words, "--script", script)
+    record = json.loads(done.out)
+    assert (done.status, record["left"]) == (2, [hashes[6][:12], hashes[7][:12]]), record["reading"]
+    assert f"{hashes[6][:12]} undecided (exit status 125)" in record["reading"]
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert pids
+    # Nobody may have reaped them yet.
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported"), ("--port", "8000")])
+def test_a_script_takes_no_options_of_a_server(
+    harness: Harness, words: tuple[str, str], history: tuple[Path, list[str]]
+) -> None:
+    given = ["bisect", "tq-chunked-prefill", "--repo", str(history[0]), "--bad", "main", "--good", "0.23.0"]
+    done = harness(*given, "--script", "true", *words)
+    assert (done.status, f"{words[0]} has no meaning with --script" in done.err) == (64, True), done.err
+
+
+def test_again_names_the_port_and_the_folders_of_scenarios(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
+    (folder / "mine.py").write_text(text.replace('id="tq-chunked-prefill"', 'id="mine"'), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
+    asked = made_up(by_release(OLD))
+    words = ["bisect", "mine", "--server", "rehearsal", *FIX, "--port", "8123", "--scenarios", "mine"]
+    assert main([*words, "--out", str(tmp_path), "--max-boots", "2"]) == 2
+    text = next(tmp_path.glob("mine/bisect/2*/bisection.md")).read_text(encoding="utf-8")
+    again = shlex.split(text.rpartition("```console\n")[2].splitlines()[0])
+    assert ("--port 8123" in shlex.join(again), again[again.index("--scenarios") + 1]) == (True, "./mine")
+    monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
+    assert main(["bisect", "--resume", str(tmp_path / "mine" / "bisect" / "latest")]) == 0
+    assert {job.options.port for job in asked} == {8123}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bad", "main~3", "--good", "main"], "main~3 is not newer than main"),
+        (["--bad", "main", "--good", "main~1"], "no commit from main~1 to main changes vllm/"),
+        (["--bad", "main", "--good", "0.22.0"], "is no git checkout with a commit 0.22.0"),
+        (["--bad", "main", "--good", "0.23.0", "--versions", "0.24.0"], "--versions has no meaning with --repo"),
+        (["--bad", "main", "--good", "0.23.0", "--server", "rehearsal"], "--server rehearsal runs releases only"),
+    ],
+)
+def test_wrong_usage_of_a_checkout(
+    harness: Harness, words: list[str], message: str, history: tuple[Path, list[str]]
+) -> None:
+    done = harness("bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(history[0]), *words)
+    assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bad", "0.20.0", "--good", "0.32.0"], "--bad 0.20.0 is older than --good 0.32.0"),
+        (["--bad", "0.32.0", "--good", "0.20.0", "--find-fix"], "--bad 0.32.0 is newer than --good 0.20.0"),
+        (["--bad", "0.32.0", "--good", "v0.32"], "--bad and --good are both 0.32.0"),
+        (
+            ["--bad", "0.32.0", "--good", "0.30.0", "--versions", "0.31.0,0.29.0"],
+            "--versions names 0.29.0, not between 0.30.0 and 0.32.0",
+        ),
+        (["--bad", "0.32.0"], "bisect needs a SCENARIO, --bad and --good"),
+        (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
+        (["--bad", "0.27.5", "--good", "0.32.0", "--find-fix"], "there is no vLLM 0.27.5"),
+        ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),
+        ([*FIX, "--arm", "eager"], "no arms that show the bug are named (eager), and bisect follows one"),
+        ([*FIX, "--rate", "0"], "'0' is no share of boots"),
+        ([*FIX, "--confidence", "1"], "'1' is no probability"),
+        ([*FIX, "--max-boots", "0"], "'0' is no number of boots"),
+        ([*FIX, "--image", "mine"], "every release would run mine"),
+        ([*FIX, "--trials", "3"], "unrecognized arguments: --trials"),
+    ],
+)
+def test_wrong_usage_is_said_and_leaves_no_folder(
+    harness: Harness, words: list[str], message: str, tmp_path: Path
+) -> None:
+    done = harness(*TQ, *words)
+    assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
+    assert "--vllm" not in done.err, "bisect has no such option"
+    assert not list((tmp_path / "reports").glob("*"))
+
+
+def test_what_is_no_bisection_is_not_resumed(harness: Harness, tmp_path: Path) -> None:
+    done = harness("bisect", "--resume", str(tmp_path))
+    assert (done.status, "holds no search that can be read" in done.err) == (64, True)

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.golden_files import assert_golden
+from tests.report_examples import REHEARSAL, report
+from vllm_repro.report.model import RunReport
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm, Status
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
+from vllm_repro_search.versions.json_map import VersionMapJson, version_map_dict
+from vllm_repro_search.versions.release_result import ReleaseResult
+from vllm_repro_search.versions.version_map import (
+    ReleaseRow,
+    VersionMap,
+    markdown,
+    readings,
+    row_of,
+    row_without_run,
+    terminal,
+)
+
+STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
+EXAMPLE = report(REHEARSAL)
+VERSIONS = ("0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0")
+
+PHRASES = {
+    "lives in": ReleaseResult.LIVES,
+    "dies in": ReleaseResult.DIES,
+    "dies in some boots of": ReleaseResult.SOMETIMES,
+    "fails in another way": ReleaseResult.FAILS_OTHERWISE,
+    "fail in another way": ReleaseResult.FAILS_OTHERWISE,
+    "does not cross the boundary": ReleaseResult.UNTRIGGERED,
+    "do not cross the boundary": ReleaseResult.UNTRIGGERED,
+    "does not boot": ReleaseResult.BOOT_FAILED,
+    "do not boot": ReleaseResult.BOOT_FAILED,
+    "cannot run it here": ReleaseResult.UNSUPPORTED,
+    "could not be tried": ReleaseResult.INFRA,
+    "is undecided": ReleaseResult.UNDECIDED,
+    "are undecided": ReleaseResult.UNDECIDED,
+    "was not tried": None,
+    "were not tried": None,
+}
+
+
+def run_of(version: str, outcomes: Sequence[Outcome], *, reported: str | None = None) -> RunReport:
+    """Return the example run on this release, with these trials in its first arm."""
+    first = EXAMPLE.arms[0]
+    dead = first.trials[0]
+    trials = tuple(
+        replace(
+            dead,
+            number=number,
+            outcome=outcome,
+            version=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED) else reported or version,
+            boot_s=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED, Outcome.BOOT_FAILED) else 10.0 * number,
+            trigger=replace(dead.trigger, crossed=outcome in (Outcome.CRASH, Outcome.CLEAN)),
+            death=dead.death if outcome is Outcome.CRASH else None,
+            why=f"it was {outcome}",
+        )
+        for number, outcome in enumerate(outcomes, 1)
+    )
+    result = arm_result(first.name, Expected.DIES, outcomes)
+    verdict = decide([result], standing=STATUS.standing(version))
+    folder = Path(f"20260101T00000{VERSIONS.index(version)}Z-abcdef")
+    return replace(
+        EXAMPLE, folder=folder, arms=(replace(first, trials=trials, result=result),), verdict=verdict, version=version
+    )
+
+
+def row(version: str, *outcomes: Outcome) -> ReleaseRow:
+    return row_of(run_of(version, outcomes), version, STATUS.standing(version), "rehearsal")
+
+
+def map_of(rows: Sequence[ReleaseRow], versions: Sequence[str] | None = None) -> VersionMap:
+    return VersionMap(
+        scenario=EXAMPLE.scenario,
+        issue=EXAMPLE.issue,
+        title=EXAMPLE.title,
+        status=STATUS,
+        server="rehearsal",
+        evidence="rehearsal",
+        arms=("reported",),
+        trials=1,
+        versions=tuple(versions or [row.version for row in rows]),
+        rows=tuple(rows),
+        harness_version="0.1.0",
+        started_at="2026-01-01T00:00:00Z",
+        duration_s=61.5,
+        reproduce="vllm-repro versions tq-chunked-prefill",
+    )
+
+
+def shown(text: str, tested: Sequence[str]) -> dict[str, ReleaseResult | None]:
+    """Parse a sentence of the map independently of the code that writes it."""
+    names = r"[0-9][0-9., a-z()]*?"
+    found: dict[str, ReleaseResult | None] = {}
+    head, *listed = text.split("; ")
+    clauses = [part for part in listed if not part.startswith("against ")]
+    ranged = re.findall(rf"(dies in some boots of|lives in|dies in) ({names})(?=, (?:lives|dies)|$)", head)
+    if not ranged and not head.startswith("against "):
+        clauses.append(head)
+    pairs = list(ranged)
+    for clause in clauses:
+        match = re.fullmatch(rf"({names}) ([a-z].*)", clause)
+        assert match is not None, clause
+        end = next(phrase for phrase in PHRASES if clause.endswith(f" {phrase}"))
+        pairs.append((end, clause.removesuffix(f" {end}")))
+    for phrase, text_of_names in pairs:
+        for item in re.split(r", | and ", text_of_names):
+            spanned = re.fullmatch(r"(\S+) to (\S+) \((\d+) tried\)", item)
+            chosen = [item]
+            if spanned is not None:
+                chosen = list(tested[tested.index(spanned[1]) : tested.index(spanned[2]) + 1])
+                assert len(chosen) == int(spanned[3])
+            for version in chosen:
+                assert version in tested, version
+                assert version not in found, f"{version} is named twice in: {text}"
+                found[version] = PHRASES[phrase]
+    return found
+
+
+MAPS = st.builds(
+    lambda outcomes, cut: map_of(
+        [row(version, *tried) for version, tried in zip(VERSIONS, outcomes, strict=False)][:cut],
+        VERSIONS[: len(outcomes)],
+    ),
+    st.lists(
+        st.lists(st.sampled_from(Outcome), min_size=1, max_size=2)
+        | st.lists(st.just(Outcome.CLEAN), min_size=1, max_size=3),
+        min_size=1,
+        max_size=len(VERSIONS),
+    ),
+    st.integers(min_value=0, max_value=len(VERSIONS)),
+)
+
+
+@given(MAPS)
+def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: VersionMap) -> None:
+    (text,) = readings(version_map)
+    fates: Mapping[str, ReleaseResult | None] = {row.version: row.arms[0].fate for row in version_map.rows}
+    assert shown(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
+    lived = {row.version for row in version_map.rows if {one.outcome for one in row.arms[0].trials} == {Outcome.CLEAN}}
+    assert {version for version, fate in fates.items() if fate is ReleaseResult.LIVES} == lived
+
+
+@given(MAPS)
+def test_what_a_map_says_of_itself_is_what_its_rows_say(version_map: VersionMap) -> None:
+    loaded = version_map_dict(version_map)
+    msgspec.convert(loaded, VersionMapJson)
+    answers = [row.expected for row in version_map.rows] + [None] * len(version_map.pending)
+    assert version_map.expected is (False if False in answers else None if None in answers else True)
+    assert not (loaded["expected"] and (loaded["undecided"] or loaded["pending"]))
+    assert [row["version"] for row in loaded["rows"]] + loaded["pending"] == loaded["versions"]
+    assert ("**Not finished: " in markdown(version_map)) is bool(version_map.pending)
+    (text,) = readings(version_map)
+    named = re.search(r"against what is declared: (.*)", text)
+    assert (re.split(r", | and ", named[1]) if named else []) == list(version_map.surprises)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (
+            [
+                row("0.20.2", Outcome.BOOT_FAILED),
+                row("0.21.0", Outcome.CRASH),
+                row("0.22.1", Outcome.CRASH),
+                row("0.23.0", Outcome.CRASH),
+                row("0.24.0", Outcome.CLEAN),
+                row("0.25.1", Outcome.BOOT_FAILED),
+                row("0.27.0", Outcome.CLEAN),
+            ],
+            "dies in 0.21.0 to 0.23.0 (3 tried), lives in 0.24.0 and 0.27.0; 0.20.2 and 0.25.1 do not boot",
+        ),
+        (
+            [row("0.23.0", Outcome.CLEAN), row("0.24.0", Outcome.CRASH, Outcome.CLEAN)],
+            "lives in 0.23.0, dies in some boots of 0.24.0; against what is declared: 0.23.0 and 0.24.0",
+        ),
+        ([row("0.24.0", Outcome.OTHER_CRASH)], "0.24.0 fails in another way; against what is declared: 0.24.0"),
+        ([row("0.24.0", Outcome.INFRA), row("0.25.1", Outcome.INFRA)], "0.24.0 and 0.25.1 could not be tried"),
+        ([row("0.23.0", Outcome.UNTRIGGERED)], "0.23.0 does not cross the boundary"),
+        ([row(version, Outcome.CRASH) for version in VERSIONS[:2]], "dies in 0.20.2 and 0.21.0"),
+        (
+            [row(version, Outcome.BOOT_FAILED) for version in VERSIONS[:3]]
+            + [row(version, Outcome.INFRA) for version in VERSIONS[3:6]],
+            "0.20.2 to 0.22.1 (3 tried) do not boot; 0.23.0, 0.24.0 and 0.25.1 could not be tried",
+        ),
+    ],
+)
+def test_readings_that_were_reviewed(rows: list[ReleaseRow], text: str) -> None:
+    assert readings(map_of(rows)) == (text,)
+
+
+def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
+    """Compare a journal of the arms `branch` and `unreserved` with a map of `reported`."""
+    other = row("0.23.0", Outcome.CRASH)
+    other = replace(other, arms=tuple(replace(arm, result=replace(arm.result, name="branch")) for arm in other.arms))
+    without = map_of([other, row("0.24.0", Outcome.CLEAN)])
+    assert readings(without) == ("lives in 0.24.0; 0.23.0 was not tried",)
+    assert readings(map_of([other])) == ("0.23.0 was not tried",)
+    assert "**0.23.0 was not tried.**" in markdown(map_of([other]))
+
+
+def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> None:
+    scenario = find("tq-chunked-prefill")
+    own = Arm("growing", Expected.DIES, bad=">=0.24.0")
+    lost = row_without_run(
+        "0.24.0", scenario, scenario.arms[:1], ReleaseResult.INFRA, "pip cannot\nreach its package index"
+    )
+    assert (lost.why, lost.run, lost.expected) == ("pip cannot reach its package index", None, None)
+    assert readings(map_of([lost])) == ("0.24.0 could not be tried",)
+    msgspec.convert(version_map_dict(map_of([lost])), VersionMapJson)
+    assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
+    assert row_without_run("0.24.0", scenario, [own], ReleaseResult.INFRA, "").arms[0].declared is Standing.BAD
+
+
+@pytest.mark.parametrize(("reported", "believed"), [("0.24.0", True), ("0.24.0+cpu", True), ("0.23.0", False)])
+def test_a_server_of_another_release_decides_nothing(reported: str, believed: bool) -> None:
+    run = run_of("0.24.0", [Outcome.CLEAN], reported=reported)
+    one = row_of(run, "0.24.0", Standing.GOOD, "rehearsal")
+    assert (one.arms[0].fate, one.expected) == (
+        (ReleaseResult.LIVES, True) if believed else (ReleaseResult.UNDECIDED, None)
+    )
+    assert (f"the server reports vLLM {reported}" in one.why) is not believed
+
+
+def test_a_mixed_build_is_shown_with_both_versions() -> None:
+    report = run_of("0.24.0", [Outcome.CLEAN])
+    arm = replace(report.arms[0], server=replace(report.arms[0].server, compiled="0.23.0"))
+    row = row_of(replace(report, arms=(arm,)), "0.24.0", Standing.GOOD, report.evidence)
+    found = map_of([row])
+    note = "0.24.0: its Python code ran over the compiled parts of 0.23.0"
+    assert f"\n- {note}\n" in markdown(found)
+    assert f"\n{note}\n" in terminal(found, "versions.md")
+    assert version_map_dict(found)["rows"][0]["compiled"] == "0.23.0"
+
+
+def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated() -> None:
+    run = run_of("0.24.0", [Outcome.CLEAN])
+    assert row_of(run, "0.24.0", Standing.GOOD, "cpu").arms[0].fate is ReleaseResult.UNDECIDED
+    assert (
+        row_of(replace(run, imitated=False), "0.24.0", Standing.GOOD, "rehearsal").arms[0].fate
+        is ReleaseResult.UNDECIDED
+    )
+
+
+def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
+    """The example has six arms; one stays short of the boundary as declared."""
+    one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
+    several = replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
+    assert readings(several)[:2] == ("reported: dies in 0.23.0", "eager: lives in 0.23.0")
+    assert "near-miss-128: 0.23.0 does not cross the boundary" in readings(several)
+    assert {one.as_declared(arm) for arm in one.arms} == {True}
+    assert (one.why, one.verdict, several.expected) == ("", Verdict.REPRODUCES, True)
+    surprised = replace(one, surprises=("eager",), expected=False)
+    assert [surprised.as_declared(arm) for arm in surprised.arms][:2] == [True, False]
+    sentences = readings(replace(several, rows=(surprised,)))
+    assert [number for number, text in enumerate(sentences) if "; against what is declared: 0.23.0" in text] == [1]
+
+
+def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
+    """`lives in 0.23.0` of a workaround would read as if the bug did not exist."""
+    one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
+    alone = replace(map_of([one]), arms=("eager",), rows=(replace(one, arms=one.arms[1:2]),))
+    assert readings(alone) == ("eager: lives in 0.23.0",)
+    assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x")
+    assert readings(replace(map_of([one]), arms=("reported",))) == ("dies in 0.23.0",)
+
+
+@pytest.mark.parametrize(
+    ("crossed", "reading"), [(True, "0.24.0 fails in another way"), (False, "0.24.0 is undecided")]
+)
+def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, reading: str) -> None:
+    run = run_of("0.24.0", [Outcome.HANG])
+    result = arm_result("reported", Expected.HANGS, [Outcome.HANG], strange=int(crossed), unproved=int(not crossed))
+    trial = replace(run.arms[0].trials[0], why="it never came to rest")
+    arm = replace(run.arms[0], result=result, trials=(trial,))
+    verdict = decide([result], standing=Standing.UNKNOWN)
+    one = row_of(replace(run, arms=(arm,), verdict=verdict), "0.24.0", Standing.UNKNOWN, "rehearsal")
+    assert readings(map_of([replace(one, surprises=())])) == (reading,)
+    assert one.why == "it never came to rest"
+
+
+@pytest.mark.parametrize(
+    ("expected", "outcome", "reading"),
+    [
+        (Expected.ERRS, Outcome.WRONG_OUTPUT, "answers wrongly in 0.24.0"),
+        (Expected.HANGS, Outcome.HANG, "hangs in 0.24.0"),
+        (Expected.SPINS, Outcome.HANG, "is never idle in 0.24.0"),
+    ],
+)
+def test_a_bug_that_kills_nothing_is_not_called_a_death(expected: Expected, outcome: Outcome, reading: str) -> None:
+    run = run_of("0.24.0", [outcome])
+    arm = replace(run.arms[0], result=arm_result(run.arms[0].name, expected, [outcome]))
+    one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")
+    assert readings(map_of([replace(one, surprises=())])) == (reading,)
+
+
+TQ = find("tq-chunked-prefill")
+WHOLE = map_of(
+    [
+        row("0.20.2", Outcome.BOOT_FAILED),
+        row("0.21.0", Outcome.CRASH),
+        row("0.22.1", Outcome.CLEAN),
+        row("0.23.0", Outcome.CRASH, Outcome.CRASH, Outcome.CLEAN),
+        row("0.24.0", Outcome.CLEAN),
+        row("0.25.1", Outcome.UNTRIGGERED),
+        row_without_run("0.26.0", TQ, TQ.arms[:1], ReleaseResult.INFRA, "no such | wheel"),
+    ],
+    ["0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0"],
+)
+
+
+def several_arms() -> VersionMap:
+    one = row_of(replace(EXAMPLE, arms=EXAMPLE.arms[:4]), "0.23.0", Standing.BAD, "rehearsal")
+    return replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
+
+
+@pytest.mark.parametrize(
+    ("name", "version_map"),
+    [("whole", replace(WHOLE, interrupted="SIGINT")), ("arms", several_arms())],
+)
+def test_a_map_is_what_was_reviewed(name: str, version_map: VersionMap) -> None:
+    assert_golden(f"versions-{name}.md", markdown(version_map))
+    assert_golden(f"versions-{name}.txt", terminal(version_map, "reports/x/versions/y/versions.md") + "\n")
+
+
+@pytest.mark.parametrize(
+    ("expected", "head", "event"),
+    [
+        (Expected.DIES, "died", "a crash"),
+        (Expected.HANGS, "hung", "that it hung"),
+        (Expected.ERRS, "answered wrongly", "that it answered wrongly"),
+    ],
+)
+def test_a_map_words_what_the_bug_does(expected: Expected, head: str, event: str) -> None:
+    one = row("0.24.0", Outcome.CLEAN)
+    arm = replace(one.arms[0], result=replace(one.arms[0].result, expected=expected))
+    version_map = map_of([replace(one, arms=(arm,))])
+    assert f"which excludes {event} in more than 95% of boots" in markdown(version_map)
+    assert f"| outcome | {head} | boundary |" in markdown(version_map)
+    assert f" {head} " in terminal(version_map, "").splitlines()[2]
