@@ -90,12 +90,14 @@ catalogue: $(DEV) ## regenerate docs/catalogue.md and docs/catalogue.html
 
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
 	@$(BIN)/vllm-repro check
+	@$(BIN)/python -m tests.budgets
 
 lint: $(DEV) ## run ruff, mypy, and the checks of scenarios and workflows
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/vllm-repro check
+	@$(BIN)/python -m tests.budgets
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
 	@$(BIN)/zizmor --offline --quiet --no-progress --config .github/zizmor.yml .github/workflows action.yml
