@@ -53,6 +53,9 @@ search-night: $(BIN)/vllm-repro ## search the newest vLLM's whole engine for an 
 test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
 	@$(BIN)/python -m pytest tests -n 6 --dist worksteal --ignore tests/live -m "not docker and not live and not browser"
 
+test-random: $(DEV) ## run the property tests with other examples each time (the nightly job does)
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --ignore tests/live -m "hypothesis and not docker" --hypothesis-profile random
+
 test-scenarios: $(DEV) ## run every scenario and arm on the rehearsal engine
 	@VLLM_WATCHDOG_TIME_S=0.3 $(BIN)/python -m pytest scenarios -n 6 --scenario-server rehearsal  # it mostly waits
 

@@ -28,8 +28,9 @@ def statements(source: str) -> int:
 
 
 def _is_text(node: ast.stmt) -> bool:
-    alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return alone and isinstance(node.value.value, str)
+    if not isinstance(node, ast.Expr):
+        return False
+    return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def table(root: Path = ROOT) -> Counter[str]:

@@ -139,7 +139,8 @@ def _asked(path: str, body: dict[str, Any]) -> Asked | None:
     if len(text) > LONGEST or re.search(r"\d{18}", text):
         return None
     answer = next((body[key] for key in ("max_tokens", "max_completion_tokens") if isinstance(body.get(key), int)), 0)
-    if size := _PLACEHOLDER.search(text):
+    size = _PLACEHOLDER.search(text)
+    if size and _tokens(size):
         return Asked(_tokens(size), answer, shortened(size[0]), path)
     kept = {key: value for key, value in body.items() if key != "model"}
     wanted = any(kept.get(key) for key in ("messages", "prompt", "input"))
@@ -153,7 +154,7 @@ def _tokens(found: re.Match[str]) -> int:
 def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Asked]:
     """Return the prompts that were prefilled in the step in which the engine crashed."""
     first = next((line for block in blocks for line in block.lines if "SchedulerOutput(" in line), "")
-    sizes = [int(number) for number in _EXACT.findall(first)]
+    sizes = [size for number in _EXACT.findall(first) if (size := int(number))]
     words = "prompt_token_ids_len of the scheduler's dump"
     if not sizes:  # a step of few tokens is one of an answer
         chunks = [chunk for chunk in dump if chunk.scheduled > 16]
@@ -166,7 +167,8 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
     """Return the load of `vllm bench serve` as requests at once."""
     for block in blocks:
         text = "\n".join(block.lines)
-        if size := _BENCHED.search(text):
+        size = _BENCHED.search(text)
+        if size and int(size[1]):
             output, at_once = (found and int(found[1]) for found in (rx.search(text) for rx in _BENCH_OPTIONS.values()))
             words = f"{size[0]}, {at_once or 1} at once"
             one = Asked(int(size[1]), output or 0, words, "/v1/completions")

@@ -54,6 +54,18 @@ def test_requests_as_sent() -> None:
     assert "messages" in workload(client)[0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\nvllm bench serve --random-input-len 0\n```",
+        "```\nprompt_token_ids_len=0 in SchedulerOutput(\n```",
+        """```\ncurl http://h/v1/completions -d '{"prompt": "<0 tokens of A>"}'\n```""",
+    ],
+)
+def test_no_request_has_a_prompt_of_0_tokens(text: str) -> None:
+    assert all(step.prompt or step.fields for step in checked(drafted(f"{SERVE}\n\n{text}")).workload)  # type: ignore[union-attr]  # requests
+
+
 def test_a_prompt_that_does_not_fit_is_left_out() -> None:
     made = drafted(f"{SERVE} --max-model-len 1000\n\nA prompt of 5000 tokens kills it.")
     assert [str(step) for step in checked(made).workload] == ["chat/completions of 100 tokens"]
