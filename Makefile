@@ -60,10 +60,10 @@ test-scenarios: $(DEV) ## run every scenario and arm on the rehearsal engine
 	@VLLM_WATCHDOG_TIME_S=0.3 $(BIN)/python -m pytest scenarios -n 6 --scenario-server rehearsal  # it mostly waits
 
 test-browser: $(DEV) ## test the pages in a headless Chromium (Debian: chromium)
-	@$(BIN)/python -m pytest tests -m browser
+	@$(BIN)/python -m pytest tests --ignore tests/live -m browser
 
 test-docker: $(DEV) images ## test against a real Docker Engine
-	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "docker and not live"
+	@$(BIN)/python -m pytest tests --ignore tests/live -n 2 --dist worksteal -m docker
 
 test-live: $(DEV) ## test real vLLM releases on this CPU: what changed, and two canaries (LIVE=all: all; downloads gigabytes)
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations 12 -m "live and not by_hand"
