@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct, structs
 
 from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.json_report import RunJson
 from vllm_repro.report.model import RunReport
 from vllm_repro_search.versions.json_map import VersionMapJson
+
+T = TypeVar("T")
 
 _FOLDER = Path(__file__).parents[1] / "reports" / "examples"
 EXAMPLES = sorted(path.parent for path in _FOLDER.glob("*/journal.jsonl"))
@@ -28,6 +33,13 @@ WRONG = _FOLDER / "tq-mtp-wrong-tokens-lab-0.24.0"
 
 def report(folder: Path) -> RunReport:
     return report_of(read(folder / "journal.jsonl"), Path("reports") / "examples" / folder.name)
+
+
+def replace(record: T, **changes: Any) -> T:
+    """Like `dataclasses.replace`, also for the records of a report."""
+    change = structs.replace if isinstance(record, Struct) else dataclasses.replace
+    changed: T = change(record, **changes)  # type: ignore[type-var]  # a dataclass then
+    return changed
 
 
 def without_run_links(text: str) -> str:

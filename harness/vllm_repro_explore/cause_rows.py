@@ -91,7 +91,7 @@ def booted(cause: Cause, report: RunReport) -> CauseRow:
     """Return the row of a run with one arm. Inconclusive trials do not count."""
     (arm,) = report.arms
     sites = dict.fromkeys(trial.death.exception for trial in arm.trials if trial.death and trial.death.exception)
-    trials, died = arm.result.conclusive, arm.result.crashed
+    trials, died = arm.n, arm.k
     return CauseRow(cause=cause, trials=trials, died=died, sites=tuple(sites), run=report.folder.name)
 
 

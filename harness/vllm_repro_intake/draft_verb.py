@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if made.title and not report.bug_seen:
         print(f"{path}: {len(made.body):,} characters, to look at. No command: the bug was not seen in this run.")
         return 0
-    if made.fixed_in and report.verdict.verdict is not Verdict.REGRESSED and not arguments.anyway:
+    if made.fixed_in and report.verdict is not Verdict.REGRESSED and not arguments.anyway:
         print(
             f"{path}: {len(made.body):,} characters, to look at. No command: the bug is declared fixed in {made.fixed_in}."
         )
@@ -60,8 +60,8 @@ def _warnings(report: RunReport, made: Draft) -> list[str]:
         found.append(f"the draft has no log; attach {', '.join(list(logs)[:3])} once you have read it")
     if report.rehearsal:
         found.append("a REHEARSAL says nothing about vLLM, and is nothing for upstream")
-    if report.verdict.verdict is Verdict.INCONCLUSIVE:
-        found.append(f"the run decided nothing: {report.verdict.because}")
-    if report.interrupted or report.cut:
+    if report.verdict is Verdict.INCONCLUSIVE:
+        found.append(f"the run decided nothing: {report.because}")
+    if report.interrupted or report.journal_cut:
         found.append("the run was interrupted")
     return found

@@ -95,7 +95,7 @@ def draft(
     lines = "\n".join(_first_lines(report, "" if attached else flags, why, small, gpus))
     form = bool(title) and not report.rehearsal  # the first line of a rehearsal must name it
     asked = "### \N{BUG} Describe the bug\n\n" if form else ""
-    only_changed = report.bug_seen and not any(arm.result.crashed for arm in report.arms if not arm.patches)
+    only_changed = report.bug_seen and not any(arm.k for arm in report.arms if not arm.patches)
     where = "Environment of the client; that of the server is not known" if attached else "Environment of the run"
     environment = _folded(where, fence(_environment(report, gpus=not attached), "text"))
     parts = [
@@ -116,7 +116,7 @@ def draft(
         issue=report.issue,
         duplicates=tuple(duplicates),
         left_out=tuple(left_out),
-        fixed_in=report.fixed_in,
+        fixed_in=report.status.good,
     )
 
 
@@ -144,13 +144,15 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
     if not report.failures:
         return []
     found: list[str] = []
-    for death in dict.fromkeys(_diagnosis(trial, report.version) for arm in report.arms for trial in arm.trials):
+    for death in dict.fromkeys(_diagnosis(trial, report.vllm_version) for arm in report.arms for trial in arm.trials):
         found += [match.scenario.issue for match in matches(death, scenarios) if match.scenario.id != report.scenario]
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     if own is not None:
         found += [twin.issue for twin in twins(own, scenarios)]
     found += [*report.related, *(own.related if own is not None else ())]
-    settled = {one.issue for one in scenarios if not one.filed or one.status.standing(report.version) is Standing.GOOD}
+    settled = {
+        one.issue for one in scenarios if not one.filed or one.status.standing(report.vllm_version) is Standing.GOOD
+    }
     return [issue for issue in dict.fromkeys(found) if issue != report.issue and issue not in settled]
 
 
@@ -189,13 +191,13 @@ def _changed(report: RunReport) -> list[list[ArmReport]]:
 
 
 def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
-    if report.fixed_in and not report.rehearsal:
-        yield f"**Fixed**: vLLM {cell(report.fixed_in)} is declared to be without this bug.\n"
+    if report.status.good and not report.rehearsal:
+        yield f"**Fixed**: vLLM {cell(report.status.good)} is declared to be without this bug.\n"
     yield f"{_verdict(report)}\n"
     if (shown := _shown_trial(report)) and shown[1].severity is not None:
         cause = shorten(shown[1].why, _CAUSE)
         yield f"- **What:** {plain(cause) if shown[1].outcome is Outcome.WRONG_OUTPUT else code(cause)}"
-    yield f"- **Releases:** {cell(shorten(report.status, _SENTENCE))}"
+    yield f"- **Releases:** {cell(shorten(_declared(report), _SENTENCE))}"
     if flags:
         one_line = " ".join(flags.replace("\\\n", " ").split())
         yield f"- **Flags:** {code(shorten(one_line, _CAUSE))}"
@@ -204,7 +206,7 @@ def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool
             yield f"- **Avoided by:** {'; '.join(lives)}"
         if why:
             yield f"- **Cause:** {plain(_sentences(why, _SENTENCE))}"
-    if notice := banner(report.evidence, report.version and shorten(report.version, _NAME)):
+    if notice := banner(report.evidence, report.vllm_version and shorten(report.vllm_version, _NAME)):
         word, _, text = notice.partition(": ")
         yield f"- **{word}:** {cell(text)}{_holds(report, small, gpus)}"
     yield from (f"- {plain(shorten(text, _SENTENCE))}." for text in refusals(report.arms)[:4])
@@ -223,31 +225,33 @@ def _sentences(text: str, most: int) -> str:
 
 def _verdict(report: RunReport) -> str:
     """Return the sentence on what the unchanged source did, and only then what a changed one did."""
-    on = f"vLLM {cell(shorten(report.version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
-    seen = [arm for arm in report.arms if arm.result.crashed and arm.expected.has_bug]
-    if report.verdict.verdict is Verdict.REPRODUCES and seen:
+    on = f"vLLM {cell(shorten(report.vllm_version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
+    seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]
+    if report.verdict is Verdict.REPRODUCES and seen:
         unchanged = next((arm for arm in seen if not arm.patches), None)
         if unchanged is not None:
             return f"**Reproduces on {on}**: {_count(unchanged, report).removeprefix('`reported` ')}."
         lived = next(
-            (
-                arm
-                for arm in report.arms
-                if arm.expected.has_bug and not arm.patches and arm.result.result is Result.QUIET
-            ),
+            (arm for arm in report.arms if arm.expected.has_bug and not arm.patches and arm.result is Result.QUIET),
             None,
         )
         untried = f"**Not tried on unchanged {on}.**"
         said = f"**Did not reproduce on unchanged {on}**: {_count(lived, report)}." if lived else untried
         return f"{said} With vLLM's source changed: {'; '.join(_count(arm, report) for arm in seen[:3])}."
-    lived = next((arm for arm in report.arms if arm.expected.has_bug and arm.result.result is Result.QUIET), None)
-    if report.verdict.verdict is Verdict.QUIET and lived is not None:
+    lived = next((arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET), None)
+    if report.verdict is Verdict.QUIET and lived is not None:
         return f"**Did not reproduce on {on}**: {_count(lived, report).removeprefix('`reported` ')}, with the boundary crossed."
-    verdict = report.verdict.verdict
-    text = f"**{verdict[:1].upper()}{verdict[1:]} on {on}**: {cell(shorten(report.verdict.because, _SENTENCE))}."
-    if report.verdict.expected is False and not report.compared:  # a patch that fails contradicts no declaration
-        text += f" Declared was something else: {cell(shorten(report.status, 200))}."
+    verdict = report.verdict
+    text = f"**{verdict[:1].upper()}{verdict[1:]} on {on}**: {cell(shorten(report.because, _SENTENCE))}."
+    if report.as_expected is False and not report.compared_patches:  # a patch that fails contradicts no declaration
+        text += f" Declared was something else: {cell(shorten(_declared(report), 200))}."
     return text
+
+
+def _declared(report: RunReport) -> str:
+    good = report.status.good
+    without = f"without: {good}" if good else "no release is declared fixed"
+    return f"with the bug: {report.status.bad}; {without}"
 
 
 def _count(arm: ArmReport, report: RunReport) -> str:
@@ -258,7 +262,7 @@ def _count(arm: ArmReport, report: RunReport) -> str:
     change += [f"{code(shorten(', '.join(files), 200))} changed"] if files else []
     did = next((one.expected.did for one in (arm, *report.arms) if one.expected.has_bug), "died")
     words = [code(shorten(arm.name, _NAME)), *([f"({', '.join(change)})"] if change else [])]
-    words += [f"{did} in {arm.result.crashed} of {arm.result.conclusive} boots"] if arm.result.conclusive else []
+    words += [f"{did} in {arm.k} of {arm.n} boots"] if arm.n else []
     return " ".join(words)
 
 
@@ -312,7 +316,7 @@ def _arm(arm: ArmReport, report: RunReport) -> str:
     if not arm.trials:
         return f"{code(shorten(arm.name, _NAME))}: {not_run_word(arm)}"
     outcomes = ", ".join(dict.fromkeys(trial.outcome for trial in arm.trials))
-    tested = f". Outcome: {outcomes}" if arm.result.conclusive else f": {outcomes}, which decides nothing"
+    tested = f". Outcome: {outcomes}" if arm.n else f": {outcomes}, which decides nothing"
     return f"{_count(arm, report)}{tested}. Boundary {cell(shorten(boundary(arm.trials[0]), 200))}."
 
 
@@ -382,7 +386,7 @@ def _environment(report: RunReport, *, gpus: bool) -> str:
             "Nvidia driver version": machine.driver or "none",
         },
         "CPU Info": {"CPU(s)": str(machine.cpus)},
-        "vLLM Info": {"vLLM Version": report.version or "unknown", "Weights": "; ".join(weights) or "unknown"},
+        "vLLM Info": {"vLLM Version": report.vllm_version or "unknown", "Weights": "; ".join(weights) or "unknown"},
     }
     if not gpus:
         del groups["CUDA / GPU Info"]

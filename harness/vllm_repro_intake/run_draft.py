@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from vllm_repro.report.build import build_foreign
 from vllm_repro.report.model import RunReport
@@ -30,9 +31,7 @@ def make_draft(report: RunReport) -> Draft:
     if own is None:
         return draft(report, duplicates(report, scenarios), diffs=diffs)
     # The bug may have been reported, or fixed, since the run.
-    without = f"without: {own.status.good}" if own.status.good else "no release is declared fixed"
-    status = f"with the bug: {own.status.bad}; {without}"
-    today = replace(report, issue=own.issue, filed=own.filed, fixed_in=own.status.good, status=status)
+    today = replace(report, issue=own.issue, filed=own.filed, status=own.status)
     # A scenario file starts with a paragraph on what happens and one on why.
     text = report.redactor.text
     return draft(

@@ -110,12 +110,12 @@ class Night:
 def light_of(report: RunReport) -> Light:
     """Return the light of a run; NONE if machine or release supports none of its boots, or the rehearsal does not have the bug."""
     outcomes = {trial.outcome for arm in report.arms for trial in arm.trials}
-    if report.interrupted and report.verdict.expected is None:
+    if report.interrupted and report.as_expected is None:
         return Light.CUT
-    no_bug = not report.imitated and report.verdict.expected is None
+    no_bug = not report.imitated and report.as_expected is None
     if no_bug or (outcomes and outcomes <= {Outcome.UNSUPPORTED}):
         return Light.NONE
-    return {True: Light.GREEN, False: Light.RED, None: Light.AMBER}[report.verdict.expected]
+    return {True: Light.GREEN, False: Light.RED, None: Light.AMBER}[report.as_expected]
 
 
 _SUMMARY_LIMIT = 12 * LIMIT
@@ -155,7 +155,7 @@ def markdown(night: Night) -> str:
 def _row(slot: Slot) -> tuple[str, ...]:
     verdict = version = took = run = "-"
     if slot.report is not None:
-        verdict, version = slot.report.verdict.verdict, slot.report.version or "-"
+        verdict, version = slot.report.verdict, slot.report.vllm_version or "-"
         took, run = seconds(slot.report.duration_s), slot.report.folder.name
     return slot.light.sign, slot.scenario, verdict, version, took, shorten(slot.why, 600), run
 

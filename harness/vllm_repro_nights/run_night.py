@@ -197,7 +197,7 @@ def _slots(jobs: Sequence[Job], out: Path, most_seconds: float | None) -> Iterat
 
 def _slot(report: RunReport) -> Slot:
     light = light_of(report)
-    why = report.verdict.because
+    why = report.because
     if light is Light.NONE and report.imitated:
         why = next(trial.why for arm in report.arms for trial in arm.trials)
     return Slot(scenario=report.scenario, light=light, why=why, report=report)

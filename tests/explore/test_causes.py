@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.report_examples import replace
 from tests.search.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, UsageError

@@ -4,7 +4,6 @@ import ast
 import os
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,14 @@ from hypothesis import strategies as st
 from tests import report_examples as examples
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.github_markdown import Rendered, render
-from tests.report_examples import EXAMPLES, report
-from vllm_repro.report.model import PatchedFile
+from tests.report_examples import EXAMPLES, replace, report
+from vllm_repro.report.json_report import PatchedFile
+from vllm_repro.report.model import arm_fields, verdict_fields
 from vllm_repro.report.source_changes import diff_of, how_to_apply, whole_diff
 from vllm_repro.report.summary import summary
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.scenario import Status
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Verdict, VerdictReport, arm_result
 from vllm_repro_intake.issue_draft import MOST, draft, duplicates
@@ -103,7 +104,7 @@ def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
 def test_what_is_said_of_the_unchanged_release_is_what_it_did(folder: Path) -> None:
     made = report(folder)
     body = make_draft(made).body
-    died = [arm for arm in made.arms if arm.expected.has_bug and arm.result.crashed]
+    died = [arm for arm in made.arms if arm.expected.has_bug and arm.k]
     unchanged = [arm for arm in died if not arm.patches]
     assert ("**Reproduces on " in body) == bool(unchanged)
     assert ("**Did not reproduce on unchanged " in body) == (bool(died) and not unchanged)
@@ -112,7 +113,7 @@ def test_what_is_said_of_the_unchanged_release_is_what_it_did(folder: Path) -> N
     )
     for script in re.findall(r"```python\n(.*?)\n```", body, re.S):
         ast.parse(script)
-    assert body.startswith("**Fixed**") == (bool(made.fixed_in) and not made.rehearsal)
+    assert body.startswith("**Fixed**") == (bool(made.status.good) and not made.rehearsal)
     assert "(/" not in body
     assert "reports/" not in body
 
@@ -143,7 +144,9 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     """A maintainer needs flags, script and the change, not the command of the lab."""
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")
     arm = DIED.arms[0]
-    cured = replace(arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), trials=(), patches=(patch,))
+    cured = replace(
+        arm, **arm_fields(arm_result("patched", Expected.LIVES, [Outcome.CLEAN])), trials=(), patches=(patch,)
+    )
     made = replace(DIED, filed=False, arms=(arm, cured), issue="vllm-project/vllm#44053")
     given = {"flags": "vllm serve some/model \\\n  --flag 1", "why": "Two are\nasked for, @all.", "script": "import os"}
     body = draft(made, **given).body  # type: ignore[arg-type]  # fields by name
@@ -162,8 +165,8 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
 def test_only_a_changed_source_that_died_is_not_said_to_reproduce() -> None:
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n")
     arm = DIED.arms[0]
-    lived = replace(arm, result=arm_result("reported", Expected.DIES, [Outcome.CLEAN]), trials=())
-    broken = replace(arm, result=replace(arm.result, name="broken"), patches=(patch,))
+    lived = replace(arm, **arm_fields(arm_result("reported", Expected.DIES, [Outcome.CLEAN])), trials=())
+    broken = replace(arm, name="broken", patches=(patch,))
     body = draft(replace(DIED, arms=(lived, broken)), script="import os").body
     assert body.startswith(
         "**Fixed**: vLLM >=0.24.0 is declared to be without this bug.\n\n"
@@ -180,7 +183,7 @@ def test_a_patch_that_did_not_run_is_no_help() -> None:
     for unseen in ({"imported": False}, {"untried": ("kernel",)}):
         server = replace(arm.server, patched=(PatchedFile(file=patch.file, sha256="0", **unseen),))
         cured = replace(
-            arm, result=arm_result("patched", Expected.LIVES, [Outcome.CLEAN]), patches=(patch,), server=server
+            arm, **arm_fields(arm_result("patched", Expected.LIVES, [Outcome.CLEAN])), patches=(patch,), server=server
         )
         body = draft(replace(DIED, filed=False, arms=(arm, cured))).body
         assert "**Avoided by:**" not in body
@@ -222,7 +225,7 @@ def test_git_applies_a_diff_of_whole_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verdict", Verdict)
 def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) -> None:
     known = VerdictReport(verdict=verdict, expected=expected, because="because")
-    first = draft(replace(DIED, verdict=known, fixed_in="")).body.splitlines()[0]
+    first = draft(replace(DIED, **verdict_fields(known), status=Status(DIED.status.bad))).body.splitlines()[0]
     because = "died in 1 of 1 boots" if verdict is Verdict.REPRODUCES else "because"
     assert first.startswith(f"**{verdict.capitalize()} on vLLM 0.23.0 (LAB)**: {because}.")
     assert ("Declared was something else" in first) is (expected is False and verdict is not Verdict.REPRODUCES)
@@ -299,7 +302,7 @@ def test_duplicates_are_what_the_scenario_names() -> None:
 def test_a_death_of_another_scenario_is_a_duplicate_unless_that_is_fixed() -> None:
     other = replace(DIED, scenario=TQ, issue=FIX, related=(), filed=False)
     assert CHUNKED in duplicates(other, all_scenarios())
-    assert duplicates(replace(other, version="0.32.0"), all_scenarios()) == []
+    assert duplicates(replace(other, vllm_version="0.32.0"), all_scenarios()) == []
 
 
 def test_duplicates_of_a_scenario_that_is_not_in_the_catalogue() -> None:

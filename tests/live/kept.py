@@ -166,7 +166,7 @@ def judge(kept: KeptRun, out: Path) -> Done:
         report = build(folder)
         write_reports(report)
         print_summary(report, printed)
-    status = exit_status(report.verdict.expected)
+    status = exit_status(report.as_expected)
     return Done(status, printed.getvalue(), errors.getvalue(), folder, kept=True)
 
 

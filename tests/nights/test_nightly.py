@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import StubGpus
 from tests.golden_files import assert_golden
-from tests.report_examples import REHEARSAL, report
+from tests.report_examples import REHEARSAL, replace, report
+from vllm_repro.report.model import verdict_fields
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Verdict, VerdictReport
@@ -18,12 +18,12 @@ from vllm_repro_nights.run_night import host_problems
 
 ASKED = "vllm/vllm-openai:nightly, server docker"
 
-_GPU = replace(report(REHEARSAL), evidence="gpu", version="0.33.0")
+_GPU = replace(report(REHEARSAL), evidence="gpu", rehearsal=False, vllm_version="0.33.0")
 
 
 def ran(scenario: str, light: Light, why: str, verdict: Verdict, seconds: float, run: str) -> Slot:
     because = VerdictReport(verdict=verdict, expected=True, because=why)
-    made = replace(_GPU, scenario=scenario, verdict=because, duration_s=seconds, folder=Path(run))
+    made = replace(_GPU, scenario=scenario, **verdict_fields(because), duration_s=seconds, folder=Path(run))
     return Slot(scenario=scenario, light=light, why=why, report=made)
 
 
@@ -41,7 +41,7 @@ SLOTS = (
 
 
 def night(*slots: Slot, **fields: object) -> Night:
-    return replace(Night(asked=ASKED, started_at="2026-11-20T02:17:00Z", slots=slots), **fields)  # type: ignore[arg-type]  # fields of a Night
+    return replace(Night(asked=ASKED, started_at="2026-11-20T02:17:00Z", slots=slots), **fields)
 
 
 GREEN, RED, AMBER, LOST, NONE = SLOTS
@@ -107,14 +107,14 @@ def test_the_light_of_a_run() -> None:
     example = report(REHEARSAL)
     for expected, light in ((True, Light.GREEN), (False, Light.RED), (None, Light.AMBER)):
         verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=expected, because="because")
-        assert light_of(replace(example, verdict=verdict)) is light
+        assert light_of(replace(example, **verdict_fields(verdict))) is light
         refused = tuple(
             replace(arm, trials=tuple(replace(one, outcome=Outcome.UNSUPPORTED) for one in arm.trials))
             for arm in example.arms
         )
-        assert light_of(replace(example, verdict=verdict, arms=refused)) is Light.NONE
+        assert light_of(replace(example, **verdict_fields(verdict), arms=refused)) is Light.NONE
     undecided = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because="because")
-    assert light_of(replace(example, verdict=undecided, imitated=False)) is Light.NONE
+    assert light_of(replace(example, **verdict_fields(undecided), imitated=False)) is Light.NONE
 
 
 def test_one_junit_file_for_the_night() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -17,7 +16,8 @@ from tests.nights.made import FIRST, row
 from tests.report_examples import EXAMPLES, LIVED
 from vllm_repro.journal.journal import Journal
 from vllm_repro.report.build import build
-from vllm_repro.report.model import RunReport, ServerReport
+from vllm_repro.report.json_report import ServerReport
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import Build, build_of, read_runs, run_of, setup_of, signature_of
 from vllm_repro_nights.throughput import throughput
 
@@ -170,7 +170,7 @@ def test_nightly_or_release(version: str | None, build: Build) -> None:
 def test_a_rehearsal_without_the_bug_says_nothing_by_living() -> None:
     quiet = build(LIVED)
     assert run_of(quiet).quiet == 1
-    assert run_of(dataclasses.replace(quiet, imitated=False)).quiet == 0
+    assert run_of(replace(quiet, imitated=False)).quiet == 0
 
 
 def test_a_setup_is_its_flags_and_model_and_not_this_run() -> None:

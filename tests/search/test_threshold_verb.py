@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Harness
+from tests.report_examples import replace
 from tests.search.test_version_map import run_of
 from vllm_repro.errors import Unsupported
 from vllm_repro.report.model import RunReport
@@ -101,7 +102,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if len(jobs) == 5:
             raise KeyboardInterrupt("SIGTERM")
-        return report.__class__(**{**vars(report), "folder": folder})
+        return replace(report, folder=folder)
 
     monkeypatch.setattr("vllm_repro_search.boot_search.run_one", run_one)
     return jobs

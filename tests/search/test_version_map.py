@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden_files import assert_golden
-from tests.report_examples import REHEARSAL, report
-from vllm_repro.report.model import RunReport
+from tests.report_examples import REHEARSAL, replace, report
+from vllm_repro.report.model import RunReport, arm_fields, verdict_fields
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Status
 from vllm_repro.verdict.outcome import Outcome
@@ -73,7 +72,11 @@ def run_of(version: str, outcomes: Sequence[Outcome], *, reported: str | None = 
     verdict = decide([result], standing=STATUS.standing(version))
     folder = Path(f"20260101T00000{VERSIONS.index(version)}Z-abcdef")
     return replace(
-        EXAMPLE, folder=folder, arms=(replace(first, trials=trials, result=result),), verdict=verdict, version=version
+        EXAMPLE,
+        folder=folder,
+        arms=(replace(first, trials=trials, **arm_fields(result)),),
+        vllm_version=version,
+        **verdict_fields(verdict),
     )
 
 
@@ -256,7 +259,7 @@ def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated()
 
 def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
     """The example has six arms; one stays short of the boundary as declared."""
-    one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
+    one = row_of(replace(EXAMPLE, vllm_version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
     several = replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
     assert readings(several)[:2] == ("reported: dies in 0.23.0", "eager: lives in 0.23.0")
     assert "near-miss-128: 0.23.0 does not cross the boundary" in readings(several)
@@ -270,7 +273,7 @@ def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
 
 def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
     """`lives in 0.23.0` of a workaround would read as if the bug did not exist."""
-    one = row_of(replace(EXAMPLE, version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
+    one = row_of(replace(EXAMPLE, vllm_version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
     alone = replace(map_of([one]), arms=("eager",), rows=(replace(one, arms=one.arms[1:2]),))
     assert readings(alone) == ("eager: lives in 0.23.0",)
     assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x")
@@ -284,9 +287,9 @@ def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, r
     run = run_of("0.24.0", [Outcome.HANG])
     result = arm_result("reported", Expected.HANGS, [Outcome.HANG], strange=int(crossed), unproved=int(not crossed))
     trial = replace(run.arms[0].trials[0], why="it never came to rest")
-    arm = replace(run.arms[0], result=result, trials=(trial,))
+    arm = replace(run.arms[0], **arm_fields(result), trials=(trial,))
     verdict = decide([result], standing=Standing.UNKNOWN)
-    one = row_of(replace(run, arms=(arm,), verdict=verdict), "0.24.0", Standing.UNKNOWN, "rehearsal")
+    one = row_of(replace(run, arms=(arm,), **verdict_fields(verdict)), "0.24.0", Standing.UNKNOWN, "rehearsal")
     assert readings(map_of([replace(one, surprises=())])) == (reading,)
     assert one.why == "it never came to rest"
 
@@ -301,7 +304,7 @@ def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, r
 )
 def test_a_bug_that_kills_nothing_is_not_called_a_death(expected: Expected, outcome: Outcome, reading: str) -> None:
     run = run_of("0.24.0", [outcome])
-    arm = replace(run.arms[0], result=arm_result(run.arms[0].name, expected, [outcome]))
+    arm = replace(run.arms[0], **arm_fields(arm_result(run.arms[0].name, expected, [outcome])))
     one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")
     assert readings(map_of([replace(one, surprises=())])) == (reading,)
 

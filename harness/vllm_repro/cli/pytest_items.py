@@ -96,23 +96,23 @@ class ScenarioItem(pytest.Item):
         report = self.report
         assert report is not None
         arm = report.arms[0]
-        standing = self.scenario.status_of(self.arm).standing(report.version)
+        standing = self.scenario.status_of(self.arm).standing(report.vllm_version)
         # A rehearsal of a bug that it does not imitate lives in any case.
         decided = (
             (Result.REPRODUCES, Result.FLAKY, Result.QUIET) if report.imitated else (Result.REPRODUCES, Result.FLAKY)
         )
-        if arm.expected.has_bug and standing is Standing.BAD and arm.result.result in decided:
+        if arm.expected.has_bug and standing is Standing.BAD and arm.result in decided:
             # xfail only this bug: the marker would hide any other death.
             word = "REHEARSAL: " if report.rehearsal else ""
-            reason = f"{word}{self.scenario.issue} is declared for {report.version}"
+            reason = f"{word}{self.scenario.issue} is declared for {report.vllm_version}"
             self.add_marker(pytest.mark.xfail(reason=reason))
-            if arm.result.result is Result.QUIET:
+            if arm.result is Result.QUIET:
                 return
             pytest.fail(_explain(report, arm), pytrace=False)
-        if report.verdict.expected is False:
+        if report.as_expected is False:
             pytest.fail(_explain(report, arm), pytrace=False)
-        if report.verdict.expected is None:
-            missing = "" if report.imitated else f"{report.verdict.because}; "
+        if report.as_expected is None:
+            missing = "" if report.imitated else f"{report.because}; "
             pytest.skip(f"undecided: {missing}{arm.trials[0].why}")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -125,7 +125,7 @@ def _with_hint(error: ReproError) -> str:
 
 def _explain(report: RunReport, arm: ArmReport) -> str:
     trial = arm.trials[0]
-    lines = [f"{report.scenario}, arm {arm.name}, vLLM {report.version}: {trial.outcome}"]
+    lines = [f"{report.scenario}, arm {arm.name}, vLLM {report.vllm_version}: {trial.outcome}"]
     if report.rehearsal:
         lines.insert(0, "REHEARSAL")
     if trial.death is not None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from vllm_repro.cli.common import add_common, duration, print_json
 from vllm_repro.cli.options import add_run_options, job_from, resumed
 from vllm_repro.cli.server_options import add_server_options, server_options
@@ -115,10 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
             statuses = [INTERRUPTED]
             break
         if arguments.bisect_exit:
-            bisected = report.verdict.verdict.bisect_status
+            bisected = report.verdict.bisect_status
             statuses.append({0: 1, 1: 0}.get(bisected, bisected) if arguments.bisect_exit == "fix" else bisected)
         else:
-            statuses.append(exit_status(report.verdict.expected))
+            statuses.append(exit_status(report.as_expected))
     if arguments.json:
         from vllm_repro.report.json_report import report_dict  # here: only the end of a run needs it
 
@@ -173,5 +175,5 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
     report = run_one(job, Progress(), announce, unfinished)
     from vllm_repro.report.summary import print_summary  # here: only the end of a run needs it
 
-    print_summary(replace(report, reproduce=with_out(report.reproduce, job.out)), stream)
+    print_summary(structs.replace(report, reproduce=with_out(report.reproduce, job.out)), stream)
     return report

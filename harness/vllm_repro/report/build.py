@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from vllm_repro.conversion import convert
 from vllm_repro.errors import UsageError
 from vllm_repro.host.host_id import host_id
@@ -18,8 +20,25 @@ from vllm_repro.host.machine import Machine
 from vllm_repro.journal.journal import Entry, Recording, head_of, legible, read
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.report.answers import ClientView, TrialId, client_views, trial_id
-from vllm_repro.report.measurements import PhaseCounters, measurements, phase_counters
-from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport, counted_trials
+from vllm_repro.report.json_report import (
+    CountersJson,
+    Environment,
+    ServerReport,
+    TriggerJson,
+    counters_of,
+    throughput_of,
+    trial_throughput,
+)
+from vllm_repro.report.measurements import MeasureReport, measurements, phase_counters
+from vllm_repro.report.model import (
+    ArmReport,
+    RunReport,
+    TrialReport,
+    arm_fields,
+    counted_trials,
+    verdict_fields,
+)
+from vllm_repro.report.patches import compared_patches
 from vllm_repro.report.timeline import timelines
 from vllm_repro.report.wording import INTERRUPTED, NOT_RUN, not_run_word, refused_words
 from vllm_repro.scenario.patch import Patch
@@ -41,6 +60,7 @@ from vllm_repro.verdict.verdict import (
     is_strange,
     is_unproved,
 )
+from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["build", "build_foreign", "report_of"]
 
@@ -92,40 +112,43 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     status = Status(started["status"]["bad"], started["status"]["good"])
     standing = status.standing(version)
     views = client_views(recording, judged=bool(started.get("errs")))
-    arms = tuple(_arm(recording, declared, status.good, views, version) for declared in started["arms"])
+    measured = measurements(recording)
+    arms = tuple(_arm(recording, declared, status.good, views, version, measured) for declared in started["arms"])
     ended = recording.end
+    infra = (trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA)
     return RunReport(
         folder=folder,
         scenario=started["scenario"],
         issue=started["issue"],
         title=started["title"],
-        status=f"bad {status.bad}, " + (f"good {status.good}" if status.good else "open"),
-        bad=status.bad,
-        fixed_in=status.good,
+        status=status,
         trigger=started["trigger"],
-        verdict=_verdict(started, ended, arms, standing, version),
+        **verdict_fields(_verdict(started, ended, arms, standing, version)),
         evidence=started["evidence"],
+        rehearsal=started["evidence"] == Evidence.REHEARSAL,
         harness_version=started["harness_version"],
         started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started.t)),
         duration_s=round(_duration_s(recording), 3),
         environment=_environment(started),
         arms=arms,
-        infra=tuple(dict.fromkeys(trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA)),
+        compared_patches=compared_patches(arms) if started.get("compared") else (),
+        throughput=throughput_of(measured),
+        throughput_withheld=(measured.withheld if measured else "") or None,
+        infra=tuple(dict.fromkeys(infra)),
         reproduce=reproduce,
-        version=version,
+        vllm_version=version,
         interrupted=ended["interrupted"] if ended is not None else None,
-        cut=recording.cut or recording.damaged > 0,
+        journal_cut=recording.cut or recording.damaged > 0,
         host=started.get("host") or host_id(started["machine"]),  # older journals do not name the host
         standing=standing,
         killed=recording.cut,
         imitated=_imitated(started),
-        measured=measurements(recording),
+        measured=measured,
         comparisons=_comparisons(arms),
         filed=bool(started.get("filed", True)),
         related=tuple(started.get("related") or ()),
         timelines=timelines(recording),
         redactor=redactor,
-        compared=bool(started.get("compared")),
     )
 
 
@@ -158,7 +181,7 @@ def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
     """Compare the arms that avoid the bug with the arm that has it."""
     return comparisons(
         [
-            arm.result if arm.expected.has_bug else replace(arm.result, name=arm.name_and_edits)
+            arm.counted if arm.expected.has_bug else replace(arm.counted, name=arm.name_and_edits)
             for arm in arms
             if arm.trials
         ]
@@ -172,7 +195,7 @@ def _verdict(
     started: Entry, ended: Entry | None, arms: Sequence[ArmReport], standing: Standing, version: str | None
 ) -> VerdictReport:
     """Return the verdict over the arms, withdrawn if the bug was not imitated or the run ended early."""
-    results = [arm.result for arm in arms if arm.trials]
+    results = [arm.counted for arm in arms if arm.trials]
     verdict = decide(
         results,
         standing=standing,
@@ -216,6 +239,7 @@ def _arm(
     good: str,
     views: Mapping[TrialId, ClientView],
     version: str | None,
+    measured: MeasureReport | None,
 ) -> ArmReport:
     """Return the report of an arm. good: releases that the scenario declares good."""
     name = declared["name"]
@@ -227,7 +251,15 @@ def _arm(
     # A booted server has reported more than one that was only started.
     server = next(iter([*own("server-booted"), *own("server-started")]), None)
     counters = phase_counters(recording)
-    trials = tuple(_trial(entry, views[trial_id(entry)], counters.get(trial_id(entry), ())) for entry in ended)
+    trials = tuple(
+        _trial(
+            entry,
+            views[trial_id(entry)],
+            tuple(map(counters_of, counters.get(trial_id(entry), ()))),
+            measured,
+        )
+        for entry in ended
+    )
     expected = Expected(declared["expected"])
     counted = counted_trials(trials)
     strange = [is_strange(expected, trial.outcome, trial.during) for trial in counted]
@@ -242,20 +274,23 @@ def _arm(
         strange=sum(strange),
         unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),
     )
+    server_report = _server(begun, server, trials, ended)
+    patches = tuple(convert(patch, Patch) for patch in declared.get("patches") or ())
     report = ArmReport(
-        result=result,
+        **arm_fields(result),
         command=begun["command"] if begun else "",
         differences=tuple(begun["differences"]) if begun else (),
-        server=_server(begun, server, trials, ended),
+        server=server_report,
+        patched=bool(patches or server_report.patched),
         trials=trials,
         why=declared.get("why", ""),
         edits=tuple(declared.get("edits") or ()),
         requests=_requests(own("request-sent"), ended),
-        patches=tuple(convert(patch, Patch) for patch in declared.get("patches") or ()),
+        patches=patches,
     )
     if report.patch_untried and result.result is Result.QUIET:
         bound = "no process of the server imported a patched file, so the patch was not tested"
-        report = replace(report, result=replace(result, result=Result.INCONCLUSIVE, bound=bound))
+        report = structs.replace(report, result=Result.INCONCLUSIVE, bound=bound)
     return report
 
 
@@ -315,11 +350,16 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _trial(entry: Entry, view: ClientView, counters: tuple[PhaseCounters, ...]) -> TrialReport:
+def _trial(
+    entry: Entry,
+    view: ClientView,
+    counters: tuple[CountersJson, ...],
+    measured: MeasureReport | None,
+) -> TrialReport:
     outcome, why = Outcome(entry["outcome"]), entry["why"]
     trigger = convert(entry["trigger"], TriggerResult)
-    if not trigger.amounts:  # older journals have those of a crash alone
-        trigger = replace(trigger, amounts=crash_amounts(entry.get("captured") or {}))
+    # Older journals have the amounts of a crash alone.
+    amounts = trigger.amounts or crash_amounts(entry.get("captured") or {})
     if view.compared.wrong:
         outcome, why = Outcome.WRONG_OUTPUT, view.compared.wrong
     elif view.compared.unknown and outcome is Outcome.CLEAN:
@@ -330,7 +370,8 @@ def _trial(entry: Entry, view: ClientView, counters: tuple[PhaseCounters, ...]) 
         number=entry["trial"],
         outcome=outcome,
         phase=entry["phase"],
-        trigger=trigger,
+        trigger=TriggerJson(crossed=trigger.crossed, evidence=trigger.evidence, amounts=amounts),
+        brief=trigger.brief,
         death=convert(entry["death"], Death | None),
         boot_s=entry["boot_s"],
         duration_s=entry["duration_s"],
@@ -342,7 +383,9 @@ def _trial(entry: Entry, view: ClientView, counters: tuple[PhaseCounters, ...]) 
         boot=_boot_line(entry.get("boot") or {}),
         during=entry.get("during", ""),
         answers=view.answers,
-        output=view.output,
+        output=view.output or None,
+        throughput=trial_throughput(measured, *trial_id(entry)),
+        soak=measured.soaks.get(trial_id(entry)) if measured else None,
         rank_logs=tuple(entry.get("rank_logs") or ()),
         outlasted=convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
         refused=view.refused,

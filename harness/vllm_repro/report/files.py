@@ -52,7 +52,7 @@ def write_diffs(report: RunReport) -> list[Path]:
     """Write the diff of each patched arm against the release, if that is in the cache and the server ran exactly these files."""
     release = None
     with contextlib.suppress(UsageError):  # the version of a commit, a folder or a nightly build
-        release = ReleaseCache().get(report.version) if report.version else None
+        release = ReleaseCache().get(report.vllm_version) if report.vllm_version else None
     written = []
     for arm in report.arms if release else ():
         assert release is not None

@@ -33,7 +33,6 @@ from vllm_repro.report.wording import (
     plain_sentence,
     source_word,
 )
-from vllm_repro.scenario.scenario import Status
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome
 from vllm_repro_diagnosis.evidence import banner, simulated
@@ -66,16 +65,16 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         "report.html",
         report=report,
         issue_url=issue_url(report.issue),
-        banner=banner(report.evidence, report.version),
+        banner=banner(report.evidence, report.vllm_version),
         mark=simulated(report.evidence),
         notices=notices(report),
-        expected=expected_words(report.verdict.expected),
-        expected_tone="warn" if report.verdict.expected is False else "dull",
+        expected=expected_words(report.as_expected),
+        expected_tone="warn" if report.as_expected is False else "dull",
         sentence=plain_sentence(report),
         details=details(report),
         cause=next((_cause(report, arm, trial) for arm, trial in report.failures), None),
         amounts=_amounts(report),
-        strip=version_strip(Status(report.bad, report.fixed_in), _seen(report)),
+        strip=version_strip(report.status, _seen(report)),
         heads=heads,
         patches_table=patches_table(report),
         rows=[(row, tones.get(re.split("[, ]", row[-2])[0], "dull")) for row in rows],
@@ -88,7 +87,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         seconds=seconds,
         throughput=measured,
         throughput_table=throughput_table(measured),
-        counters_table=counters_table(report),
+        counters_table=counters_table(found),
         throughput_notes=throughput_notes(measured) if measured else (),
         soaks=soak_lines(found),
         senders=[(names, requests[:_MOST_LISTED], len(requests)) for requests, names in senders(report).items()],
@@ -101,7 +100,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         linked={log.name for log in logs if isinstance(log, LogExcerpts) or log.exists},
         missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
-    title = f"{report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"
+    title = f"{report.scenario}: {report.verdict}{simulated(report.evidence)}"
     return document(title=title, body=body, style=(TEMPLATES / "report.css").read_text(encoding="utf-8"))
 
 
@@ -140,9 +139,9 @@ def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
 
 def _seen(report: RunReport) -> dict[str, Seen]:
     """Return what this run saw of its release."""
-    verdict, changed = report.verdict.verdict, source_word(report)
+    verdict, changed = report.verdict, source_word(report)
     words = f"this run{simulated(report.evidence)}: {verdict}" + (f" {changed}" if changed else "")
-    return {report.version: (words, verdict.tone)} if report.version else {}
+    return {report.vllm_version: (words, verdict.tone)} if report.vllm_version else {}
 
 
 def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Sequence[Event]]]:

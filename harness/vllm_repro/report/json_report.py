@@ -1,33 +1,46 @@
-"""`report.json`: its record, which is the contract, and how it is made from a report.
+"""`report.json`: its record, which is the contract. `report/model.py` adds what only other formats need.
 
-`python -m vllm_repro.report.json_report` prints its JSON Schema. Times are in seconds, sizes in bytes. Later versions may add keys.
+`python -m vllm_repro.report.json_report` prints its JSON Schema. Times are in seconds, sizes in bytes.
+Later versions may add keys.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType, field
 
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.conversion import convert
-from vllm_repro.host.machine import GpuUse
+from vllm_repro.host.machine import Gpu, GpuUse
 from vllm_repro.report.measurements import MeasureReport, PhaseCounters
-from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerReport, TrialReport
-from vllm_repro.report.patches import ComparedPatch, compared_patches
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.throughput import Arrivals, Figures, Spread, ThroughputChange
-from vllm_repro.verdict.verdict import ArmResult, Expected, Result, Standing, Verdict
+from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
-__all__ = ["ArmJson", "RunJson", "counts", "plain", "record", "report_dict"]
-
-_Record = TypeVar("_Record", bound=Struct)
+__all__ = [
+    "ArmJson",
+    "ComparedPatch",
+    "Environment",
+    "PatchedFile",
+    "Replacement",
+    "RunJson",
+    "ServerReport",
+    "TrialJson",
+    "TriggerJson",
+    "counters_of",
+    "plain",
+    "report_dict",
+    "throughput_of",
+    "trial_throughput",
+]
 
 
 class TriggerJson(Struct, frozen=True, kw_only=True):
@@ -95,52 +108,134 @@ class CountersJson(Struct, frozen=True, kw_only=True):
 
 
 class TrialJson(Struct, frozen=True, kw_only=True):
-    """One trial.
+    """One trial."""
 
-    answers: HTTP results in the order of arrival, runs of equal ones folded. output: result of the output check. log: relative to the
-    run's folder. rank_logs: of further nodes, by rank from 1. outlasted: servers of further nodes that kept running after the first one's
-    end. during: what the engine was doing if it died after its workload. captured: what the signature's named groups caught of the message.
-    client_saw: what a program sees that sends the request through the `openai` SDK; null without a crash.
-    """
-
-    trial: int
+    number: int = field(name="trial")
     outcome: Outcome
     phase: str | None
     trigger: TriggerJson
     death: Death | None
+    # What a program sees that sends the request through the `openai` SDK; null without a crash
     client_saw: SdkView | None
     boot_s: float | None
     duration_s: float | None
     requests: Mapping[str, int]
+    # HTTP results in the order of arrival, runs of equal ones folded
     answers: tuple[str, ...]
+    # Result of the output check in a word or two
     output: str | None
     throughput: TrialThroughputJson | None
     soak: Soak | None
     counters: tuple[CountersJson, ...] = ()
+    # Relative to the run's folder
     log: str
+    # Logs of further nodes, by rank from 1
     rank_logs: tuple[str, ...]
+    # Servers of further nodes that kept running after the first one's end
     outlasted: tuple[Outlasted, ...]
     why: str
+    # What the engine was doing if it died after its workload
     during: str
+    # What the signature's named groups caught of the message
     captured: Mapping[str, str]
+    # Settings in the boot log on which these bugs depend
     boot: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A name of vLLM that the lab replaced."""
+
+    name: str
+    file: str
+    sha256: str
+    why: str
+    # Effect on the bug
+    effect: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchedFile:
+    """A patched file of vLLM as the server's process found it."""
+
+    file: str
+    sha256: str
+    # Changed functions for which the lab runs something else
+    untried: tuple[str, ...] = ()
+    # Whether a process of the server imported it; unset if nobody looked
+    imported: bool | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerReport:
+    """The server of an arm. None: unknown, or it has none."""
+
+    kind: str | None = None
+    image: str | None = None
+    digest: str | None = None
+    weights: str | None = None
+    vllm_version: str | None = None
+    # The vLLM as the user named it, if it is no release
+    source: str | None = None
+    # Release of its compiled parts, if they are not its own
+    compiled: str | None = None
+    argv: tuple[str, ...] = ()
+    # Variables that were set on top of the environment
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    replaced: tuple[Replacement, ...] = ()
+    patched: tuple[PatchedFile, ...] = ()
+
+
 class ArmJson(Struct, frozen=True, kw_only=True):
-    """One arm. k of the n trials that decide showed the bug. bound: the sentence that these numbers support. patched: in vLLM's source."""
+    """One arm."""
 
     name: str
     expected: Expected
     command: str
+    # From the reported command, each with its reason
     differences: tuple[str, ...]
+    # What its first trial sent
     requests: tuple[str, ...]
     server: ServerReport
     result: Result
+    # Trials that showed the bug, of the `n` that decide
     k: int
     n: int
+    # The sentence that these numbers support
     bound: str
+    # vLLM's source is changed
     patched: bool
     trials: tuple[TrialJson, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The machine that a run was made on."""
+
+    os: str
+    python: str
+    cpus: int
+    # In units of 2**30 bytes
+    memory_gb: float
+    # Version of the engine
+    docker: str | None
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPatch:
+    """One patch, or the release as it is."""
+
+    arm: str
+    # False for the release as it is
+    patched: bool
+    # Boots that failed, of `boots`
+    failed: int
+    boots: int
+    reading: str
+    # Names of the requests that failed
+    requests: tuple[str, ...]
 
 
 class RatioJson(Struct, frozen=True, kw_only=True):
@@ -168,67 +263,54 @@ class ThroughputJson(Struct, frozen=True, kw_only=True):
 
 
 class RunJson(Struct, frozen=True, kw_only=True):
-    """`report.json`, schema 1.
-
-    undecided: with `expected: false`, the run is undecided and no surprise. throughput_withheld: why figures are no claim. interrupted: the
-    signal that ended the run. journal_cut: the journal is not whole. reproduce: the command that repeats the run. vllm_version: as a server
-    reported it, else as asked for. standing: what the scenario declares of it. host: an anonymous id. imitated: False if the rehearsal
-    engine does not have the bug.
-    """
+    """`report.json`, schema 1."""
 
     schema: Literal[1] = 1
     scenario: str
     issue: str
     verdict: Verdict
     because: str
+    # What the arms that lived show beside one that died, a sentence each
     comparisons: tuple[str, ...]
     expected: bool
+    # With `expected: false`, the run is undecided and no surprise
     undecided: bool
     evidence: str
     rehearsal: bool
+    # As a server reported it, else as asked for
     vllm_version: str | None
+    # What the scenario declares of this version
     standing: Standing
+    # False if the rehearsal engine does not have the bug
     imitated: bool
     harness_version: str
     started_at: str
     duration_s: float
+    # An anonymous id
     host: str
     environment: Environment
     arms: tuple[ArmJson, ...]
     compared_patches: tuple[ComparedPatch, ...]
     throughput: ThroughputJson | None
+    # Why figures are no claim
     throughput_withheld: str | None
     infra: tuple[str, ...]
+    # The command that repeats the run
     reproduce: str
+    # The signal that ended the run
     interrupted: str | None
+    # The journal ends early, or has unreadable lines
     journal_cut: bool
 
-
-def report_dict(report: RunReport) -> dict[str, Any]:
-    """Return the content of `report.json` as plain dicts and lists."""
-    found = report.measured
-    return plain(
-        record(
-            RunJson,
-            report,
-            verdict=report.verdict.verdict,
-            because=report.verdict.because,
-            expected=report.verdict.expected is True,
-            undecided=report.verdict.expected is None,
-            vllm_version=report.version,
-            arms=[_arm(arm, found) for arm in report.arms],
-            compared_patches=compared_patches(report),
-            throughput=_throughput(found),
-            throughput_withheld=(found.withheld if found else "") or None,
-            journal_cut=report.cut,
-        )
-    )
+    @property
+    def as_expected(self) -> bool | None:
+        """Return True as expected, False for a surprise, None if undecided."""
+        return None if self.undecided else self.expected
 
 
-def record(kind: type[_Record], source: object, **values: object) -> _Record:
-    """Return a record with these values, and for its other fields the attributes of `source` that have their names."""
-    named = {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
-    return convert({**named, **values}, kind, from_attributes=True)
+def report_dict(report: RunJson) -> dict[str, Any]:
+    """Return the content of `report.json` as plain dicts and lists, without what is added to it."""
+    return plain(convert(report, RunJson, from_attributes=True))
 
 
 def plain(record: Struct) -> dict[str, Any]:
@@ -238,39 +320,25 @@ def plain(record: Struct) -> dict[str, Any]:
     return content
 
 
-def _arm(arm: ArmReport, found: MeasureReport | None) -> ArmJson:
-    trials = [_trial(trial, arm.name, found) for trial in arm.trials]
-    return record(ArmJson, arm, **counts(arm.result), patched=bool(arm.patches or arm.server.patched), trials=trials)
-
-
-def counts(result: ArmResult) -> dict[str, object]:
-    """Return the fields that say how often an arm crashed."""
-    return {"result": result.result, "k": result.crashed, "n": result.conclusive, "bound": result.bound}
-
-
-def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJson:
-    return record(
-        TrialJson,
-        trial,
-        trial=trial.number,
-        output=trial.output or None,
-        throughput=_trial_throughput(found, arm, trial.number),
-        soak=found.soaks.get((arm, trial.number)) if found else None,
-        counters=tuple(map(_counters, trial.counters)),
+def counters_of(phase: PhaseCounters) -> CountersJson:
+    point = asdict(phase.point) if phase.point else {}
+    point.pop("arrivals", None)
+    return CountersJson(
+        phase=phase.phase,
+        again=phase.again,
+        gpus=phase.gpus,
+        **point,
+        **asdict(phase.counted),
     )
 
 
-def _counters(one: PhaseCounters) -> CountersJson:
-    point = asdict(one.point) if one.point else {}
-    return record(CountersJson, one.counted, phase=one.phase, again=one.again, gpus=one.gpus, **point)
-
-
-def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:
-    figures = found.trials.get((arm, trial)) if found and not found.withheld else None
+def trial_throughput(measured: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:
+    known = measured is not None and not measured.withheld
+    figures = measured.trials.get((arm, trial)) if measured and known else None
     if not figures:
         return None
     points = tuple(map(_point, figures))
-    return record(TrialThroughputJson, points[0], points=points)
+    return TrialThroughputJson(**msgspec.structs.asdict(points[0]), points=points)
 
 
 def _point(figures: Figures) -> PointJson:
@@ -287,20 +355,20 @@ def _point(figures: Figures) -> PointJson:
         "late_s",
     )
     spreads: dict[str, Spread | None] = {name: getattr(figures, name) for name in names}
-    return record(
-        PointJson,
-        figures.point,
+    medians: dict[str, Any] = {name: spread and spread.median for name, spread in spreads.items()}
+    return PointJson(
+        **asdict(figures.point),
+        **medians,
         rounds=figures.output_tok_s.n,
-        **{name: spread and spread.median for name, spread in spreads.items()},
-        quartiles={name: spread and (spread.low, spread.high) for name, spread in spreads.items()},
+        quartiles={name: None if spread is None else (spread.low, spread.high) for name, spread in spreads.items()},
     )
 
 
-def _throughput(found: MeasureReport | None) -> ThroughputJson | None:
+def throughput_of(found: MeasureReport | None) -> ThroughputJson | None:
     if found is None or found.withheld or not found.speeds:
         return None
     ratios = tuple(
-        record(RatioJson, speed.ratio, arm=speed.arm, **asdict(speed.figures.point))
+        RatioJson(arm=speed.arm, **asdict(speed.figures.point), **asdict(speed.ratio))
         for speed in found.speeds
         if speed.ratio is not None
     )

@@ -42,11 +42,11 @@ def junit(report: RunReport) -> str:
     properties = ET.Element("properties")
     for name, value in (
         ("issue", report.issue),
-        ("verdict", report.verdict.verdict.value),
+        ("verdict", report.verdict.value),
         ("evidence", report.evidence),
-        ("vllm_version", report.version or ""),
-        ("notice", banner(report.evidence, report.version)),
-        *([("journal_cut", "true")] if report.cut else []),
+        ("vllm_version", report.vllm_version or ""),
+        ("notice", banner(report.evidence, report.vllm_version)),
+        *([("journal_cut", "true")] if report.journal_cut else []),
         *(("patched", text) for text in changed_files(report)),
     ):
         properties.append(element("property", {"name": name, "value": value}))
@@ -116,12 +116,12 @@ def _state(report: RunReport, arm: ArmReport) -> ET.Element | None:
         return state("error", trouble)
     if all(outcome is Outcome.UNSUPPORTED for outcome in outcomes):
         return state("skipped", worst)
-    if arm.name in report.verdict.surprises:
+    if arm.name in report.surprises:
         return state("failure", worst)
-    if report.verdict.expected is None and any(outcome.facts.other_failure for outcome in outcomes):
+    if report.as_expected is None and any(outcome.facts.other_failure for outcome in outcomes):
         return state("error", worst)  # a crash of unknown cause is no pass
-    if arm.patch_untried or (not report.imitated and report.verdict.expected is None):
-        return element("skipped", {"message": shorten(report.verdict.because, _MESSAGE)})
+    if arm.patch_untried or (not report.imitated and report.as_expected is None):
+        return element("skipped", {"message": shorten(report.because, _MESSAGE)})
     if all(outcome is Outcome.UNTRIGGERED for outcome in outcomes) and arm.expected is not Expected.UNTRIGGERED:
         return state("skipped", worst)
     return None

@@ -34,12 +34,12 @@ def markdown(report: RunReport) -> str:
         *_summary(report),
         markdown_table(arms_table(report)),
         patches_section(report),
-        f"Trigger: {code(report.trigger)}. Declared: {cell(report.status)}.",
+        f"Trigger: {code(report.trigger)}. Declared: {cell(str(report.status))}.",
         *[_death(arm, trial) for arm, trial in report.failures if trial.death][:1],
         "## Evidence of the boundary",
         "\n".join(_evidence(arm) for arm in report.arms if arm.trials),
         throughput_section(report.measured),
-        counters_section(report),
+        counters_section(report.measured),
         soak_section(report.measured),
         _requests(report),
         _commands(report),
@@ -53,14 +53,14 @@ def markdown(report: RunReport) -> str:
 
 
 def _summary(report: RunReport) -> list[str]:
-    parts = [f"# {report.scenario}: {report.verdict.verdict}{simulated(report.evidence)}"]
-    if notice := banner(report.evidence, report.version):
+    parts = [f"# {report.scenario}: {report.verdict}{simulated(report.evidence)}"]
+    if notice := banner(report.evidence, report.vllm_version):
         parts.append(f"> **{notice}**")
     parts += [f"> **{cell(text)}.**" for text in notices(report)]
     parts.append(f"{plain(report.title)} ([{report.issue}]({issue_url(report.issue)})).")
     parts.append(f"**{plain(plain_sentence(report))}.**")
-    verdict = f"**{report.verdict.verdict}** ({expected_words(report.verdict.expected)})"
-    parts.append(f"{verdict}: {cell(report.verdict.because)}.")
+    verdict = f"**{report.verdict}** ({expected_words(report.as_expected)})"
+    parts.append(f"{verdict}: {cell(report.because)}.")
     parts += [plain(text) + "." for text in details(report)]
     for _, trial in report.failures[:1]:
         if trial.death is None or trial.death.exception:
@@ -163,7 +163,7 @@ def environment_lines(report: RunReport) -> list[str]:
     cards = ", ".join(f"{gpu.name} ({gpu.memory_gb:g} GB)" for gpu in machine.gpus) or "none"
     weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
     return [
-        f"vLLM {report.version or 'unknown'}, evidence: {report.evidence}",
+        f"vLLM {report.vllm_version or 'unknown'}, evidence: {report.evidence}",
         f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}",
         f"GPUs: {cards}" + (f", driver {machine.driver}" if machine.driver else ""),
         *(f"Weights: {served}" for served in weights),

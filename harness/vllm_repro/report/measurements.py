@@ -6,7 +6,7 @@ server's own counters. Everything else stays in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -99,6 +99,8 @@ class MeasureReport:
     trials: Mapping[TrialId, tuple[Figures, ...]]
     drift: Mapping[TrialId, float]
     soaks: Mapping[TrialId, Soak]
+    # Counts of the server in the rounds of a load, by load and arm
+    counted: Mapping[tuple[Point, str], PhaseCounters]
     stopped: tuple[str, ...]
     withheld: str
     rehearsal: bool
@@ -137,10 +139,24 @@ def measurements(recording: Recording) -> MeasureReport | None:
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         drift=_drift(rounds),
         soaks={trial_id(entry): convert(entry["soak"], Soak) for entry in recording.of("soak")},
+        counted=_round_counters(recording, ended, names),
         stopped=(*_stopped(recording, alive), *([f"{_NOT_COMPARED} {', '.join(versions)}"] if versions[1:] else ())),
         withheld=withheld(started["evidence"], served),
         rehearsal=started["evidence"] == Evidence.REHEARSAL,
     )
+
+
+def _round_counters(
+    recording: Recording, ended: Collection[TrialId], arms: list[str]
+) -> dict[tuple[Point, str], PhaseCounters]:
+    """Return the counts of finished trials, in the order of loads and then of arms."""
+    parts: dict[tuple[Point, str], list[PhaseCounters]] = {}
+    for trial, phases in phase_counters(recording).items():
+        for phase in phases if trial in ended else ():
+            if phase.phase == "rounds" and phase.point and not phase.again:
+                parts.setdefault((phase.point, trial[0]), []).append(phase)
+    order = sorted(parts, key=lambda part: (part[0], arms.index(part[1])))
+    return {part: merged(parts[part]) for part in order}
 
 
 _Rounds = dict[tuple[TrialId, Point, bool], list[Round]]

@@ -1,34 +1,28 @@
-"""The report of a run, from which every format is rendered."""
+"""The report of a run, from which every format is rendered: `report.json`, and what is not in it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from msgspec import UNSET, UnsetType
-
-from vllm_repro.client.sdk import SdkView
-from vllm_repro.host.machine import Gpu
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.measurements import MeasureReport, PhaseCounters
+from vllm_repro.report.json_report import ArmJson, Replacement, RunJson, TrialJson
+from vllm_repro.report.measurements import MeasureReport
 from vllm_repro.report.timeline import Event
 from vllm_repro.scenario.patch import Patch
-from vllm_repro.trigger.trigger import TriggerResult
-from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
+from vllm_repro.scenario.scenario import Status
+from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
-from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = [
     "ArmReport",
-    "Environment",
-    "PatchedFile",
-    "Replacement",
     "RunReport",
-    "ServerReport",
     "TrialReport",
+    "arm_fields",
     "counted_trials",
     "issue_url",
+    "verdict_fields",
 ]
 
 
@@ -36,43 +30,24 @@ _SHORT = 80
 """Letters of an arm's edits that fit into a sentence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialReport:
-    """One trial. Times in seconds; logs are relative to the run's folder.
+class TrialReport(TrialJson, frozen=True, kw_only=True):
+    """A trial, with what `report.json` does not have."""
 
-    during: what the engine was doing when it died after its workload. answers: HTTP results in the order of arrival, runs of equal ones
-    folded. output: result of the output check in a word or two. rank_logs: logs of further nodes, by rank from 1. refused: 4xx statuses.
-    client_saw: what a program sees that sends the request through the `openai` SDK; None without a crash. failed: names of requests.
-    """
-
-    number: int
-    outcome: Outcome
-    phase: str | None
-    trigger: TriggerResult
-    death: Death | None
-    boot_s: float | None
-    duration_s: float | None
-    requests: Mapping[str, int]
-    log: str
-    why: str
-    captured: Mapping[str, str]
+    # As the server reported it
     version: str | None
-    boot: str = ""
-    during: str = ""
-    answers: tuple[str, ...] = ()
-    output: str = ""
-    rank_logs: tuple[str, ...] = ()
-    outlasted: tuple[Outlasted, ...] = ()
+    # Result of the trigger, short enough for a table; empty if the evidence is all there is
+    brief: str = ""
+    # 4xx statuses, in the order of arrival
     refused: tuple[int, ...] = ()
-    client_saw: SdkView | None = None
+    # Names of the requests without a whole answer
     failed: tuple[str, ...] = ()
-    counters: tuple[PhaseCounters, ...] = ()
 
     @property
     def severity(self) -> int | None:
-        """Return the rank in which failures are shown, 0 first: explained deaths, other deaths, other failures; None if it did not fail.
+        """Return the rank in which failures are shown, 0 first; None if the trial did not fail.
 
-        Cancelled trials come last, because they decide nothing.
+        Explained deaths come before other deaths, then other failures. Cancelled trials come last:
+        they decide nothing.
         """
         if self.death is None and self.outcome not in {expected.sign for expected in Expected}:
             return None
@@ -80,164 +55,92 @@ class TrialReport:
         return rank + 3 * (self.outcome is Outcome.CANCELLED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replacement:
-    """A name of vLLM that the lab replaced. effect: on the bug."""
+class ArmReport(ArmJson, frozen=True, kw_only=True):
+    """An arm, with what `report.json` does not have."""
 
-    name: str
-    file: str
-    sha256: str
-    why: str
-    effect: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PatchedFile:
-    """A patched file of vLLM as the server's process found it.
-
-    untried: changed functions for which the lab runs something else. imported: whether a process of the server imported it; unset if
-    nobody looked.
-    """
-
-    file: str
-    sha256: str
-    untried: tuple[str, ...] = ()
-    imported: bool | UnsetType = UNSET
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerReport:
-    """The server of an arm. weights, vllm_version: None if unknown. env: what was set on top of the environment.
-
-    source: the vLLM as the user named it, if it is no release. compiled: the release of its compiled parts, if they are not its own.
-    """
-
-    kind: str | None = None
-    image: str | None = None
-    digest: str | None = None
-    weights: str | None = None
-    vllm_version: str | None = None
-    source: str | None = None
-    compiled: str | None = None
-    argv: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    replaced: tuple[Replacement, ...] = ()
-    patched: tuple[PatchedFile, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmReport:
-    """One arm. differences: from the reported command, each with its reason. requests: what its first trial sent."""
-
-    result: ArmResult
-    command: str
-    differences: tuple[str, ...]
-    server: ServerReport
     trials: tuple[TrialReport, ...]
     why: str = ""
+    # Changes of the reported command, such as `with --enforce-eager`
     edits: tuple[str, ...] = ()
-    requests: tuple[str, ...] = ()
     patches: tuple[Patch, ...] = ()
+    # The next three as in `ArmResult`
+    unexplained: int = 0
+    standing: Standing | None = None
+    strange: int = 0
 
     @property
-    def name(self) -> str:
-        return self.result.name
-
-    @property
-    def expected(self) -> Expected:
-        return self.result.expected
+    def counted(self) -> ArmResult:
+        """Return the result with which the verdict was made."""
+        return ArmResult(
+            name=self.name,
+            expected=self.expected,
+            result=self.result,
+            crashed=self.k,
+            conclusive=self.n,
+            bound=self.bound,
+            outcomes=tuple(trial.outcome for trial in counted_trials(self.trials)),
+            unexplained=self.unexplained,
+            standing=self.standing,
+            strange=self.strange,
+        )
 
     @property
     def name_and_edits(self) -> str:
-        """Return `eager (with --enforce-eager)`, or the name alone if the edits are too long for a sentence."""
+        """Return `eager (with --enforce-eager)`; the name alone if the edits are too long."""
         edits = ", ".join(dict.fromkeys(self.edits))
         return f"{self.name} ({edits})" if edits and len(edits) <= _SHORT else self.name
 
     @property
     def patch_untried(self) -> bool:
         """Return True if no process of the server imported any of the patched files."""
-        return bool(self.server.patched) and all(file.imported is False for file in self.server.patched)
+        files = self.server.patched
+        return bool(files) and all(file.imported is False for file in files)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """The machine that a run was made on. memory_gb in units of 2**30 bytes; docker: version of the engine."""
+class RunReport(RunJson, frozen=True, kw_only=True):
+    """A run, with what `report.json` does not have."""
 
-    os: str
-    python: str
-    cpus: int
-    memory_gb: float
-    docker: str | None
-    gpus: tuple[Gpu, ...]
-    driver: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunReport:
-    """A run.
-
-    interrupted: the signal that ended it. cut: the journal ends early (`killed`) or has unreadable lines. imitated: False if the
-    rehearsal engine does not have the bug. comparisons: sentences on arms that lived beside one that died. filed: `issue` is about this
-    bug, else it is the nearest one. bad, fixed_in: releases that are declared bad, and good. timelines: events by trial, also of trials
-    that did not end. redactor: for files of the run's folder that are added to a rendering. compared: patches are compared with the
-    first arm.
-    """
-
-    folder: Path
-    scenario: str
-    issue: str
-    title: str
-    status: str
-    bad: str
-    fixed_in: str
-    trigger: str
-    verdict: VerdictReport
-    evidence: str
-    harness_version: str
-    started_at: str
-    duration_s: float
-    environment: Environment
     arms: tuple[ArmReport, ...]
-    infra: tuple[str, ...]
-    reproduce: str
-    version: str | None
-    interrupted: str | None
-    cut: bool
-    host: str
-    standing: Standing
-    killed: bool
-    imitated: bool = True
+    folder: Path
+    title: str
+    # Releases that the scenario declares bad and good
+    status: Status
+    trigger: str
+    # Names of the arms that contradict the expectation
+    surprises: tuple[str, ...] = ()
+    # The journal ends early: the run was killed
+    killed: bool = False
     measured: MeasureReport | None = None
-    comparisons: tuple[str, ...] = ()
+    # `issue` is about this bug; else it is the nearest one
     filed: bool = True
+    # Issues that the scenario names
     related: tuple[str, ...] = ()
-    timelines: Mapping[tuple[str, int], Sequence[Event]] = field(default_factory=dict)
-    redactor: Redactor = field(default_factory=Redactor)
-    compared: bool = False
+    # Events by arm and trial, also of trials that did not end
+    timelines: Mapping[tuple[str, int], Sequence[Event]]
+    # For files of the run's folder that are added to a rendering
+    redactor: Redactor
 
     @property
     def shortfall(self) -> str:
-        """Return why the report does not cover the whole run, as a sentence without its stop; empty if it does."""
+        """Return why the report does not cover the whole run, without a stop; empty if it does."""
         if self.interrupted:
             return f"Interrupted by {self.interrupted}"
         if self.killed:
             return "The journal is incomplete: the run was killed"
-        return "The journal is damaged: some lines cannot be read" if self.cut else ""
-
-    @property
-    def rehearsal(self) -> bool:
-        return self.evidence == Evidence.REHEARSAL
+        damaged = "The journal is damaged: some lines cannot be read"
+        return damaged if self.journal_cut else ""
 
     @property
     def bug_seen(self) -> bool:
         """Return True if a boot showed the bug."""
-        return any(arm.result.crashed for arm in self.arms if arm.expected.has_bug)
+        return any(arm.k for arm in self.arms if arm.expected.has_bug)
 
     @property
     def failures(self) -> list[tuple[ArmReport, TrialReport]]:
-        """Return the failed trials with their arms, by `TrialReport.severity`, then in the order of arms."""
-        found = [(arm, trial) for arm in self.arms for trial in arm.trials if trial.severity is not None]
-        return sorted(found, key=lambda pair: pair[1].severity or 0)
+        """Return the failed trials with their arms, by severity, then in the order of arms."""
+        trials = [(arm, trial) for arm in self.arms for trial in arm.trials]
+        failed = [pair for pair in trials if pair[1].severity is not None]
+        return sorted(failed, key=lambda pair: pair[1].severity or 0)
 
     @property
     def replaced(self) -> tuple[Replacement, ...]:
@@ -245,8 +148,37 @@ class RunReport:
         return next((arm.server.replaced for arm in self.arms if arm.server.replaced), ())
 
 
+def arm_fields(result: ArmResult) -> dict[str, Any]:
+    """Return the fields of an arm's report that its result has."""
+    return {
+        "name": result.name,
+        "expected": result.expected,
+        "result": result.result,
+        "k": result.crashed,
+        "n": result.conclusive,
+        "bound": result.bound,
+        "unexplained": result.unexplained,
+        "standing": result.standing,
+        "strange": result.strange,
+    }
+
+
+def verdict_fields(decision: VerdictReport) -> dict[str, Any]:
+    """Return the fields of a run's report that its verdict has."""
+    return {
+        "verdict": decision.verdict,
+        "because": decision.because,
+        "expected": decision.expected is True,
+        "undecided": decision.expected is None,
+        "surprises": decision.surprises,
+    }
+
+
 def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
-    """Return the trials that decide something: a cancelled one and the first `infra`, if run again, are shown, but not counted."""
+    """Return the trials that decide something.
+
+    A cancelled trial and the first `infra`, if they were run again, are shown, but not counted.
+    """
     spoiled = [trial for trial in trials if trial.outcome is Outcome.INFRA][:1]
     return [
         trial

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from vllm_repro.report.format import columns
+from vllm_repro.report.json_report import ComparedPatch
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import untried_note
 from vllm_repro.report.text import Table, markdown_table
@@ -13,27 +14,14 @@ from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
 from vllm_repro.verdict.statistics import clean_needed
 from vllm_repro.verdict.verdict import Result
 
-__all__ = ["ComparedPatch", "compared_patches", "patches_lines", "patches_section", "patches_table"]
+__all__ = ["compared_patches", "patches_lines", "patches_section", "patches_table"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedPatch:
-    """One patch, or the release as it is (`patched` is False). failed: of `boots`. requests: those that failed, by name."""
-
-    arm: str
-    patched: bool
-    failed: int
-    boots: int
-    reading: str
-    requests: tuple[str, ...]
-
-
-def compared_patches(report: RunReport) -> tuple[ComparedPatch, ...]:
-    """Return the first arm, and those with the patches of the command line; nothing if the run does not compare patches."""
-    if not report.compared:
-        return ()
-    first = report.arms[0]
-    return tuple(_compared(arm, first) for arm in report.arms if arm is first or arm.patches not in ((), first.patches))
+def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
+    """Return the first arm, and those with the patches of the command line."""
+    first = arms[0]
+    unpatched = ((), first.patches)
+    return tuple(_compared(arm, first) for arm in arms if arm is first or arm.patches not in unpatched)
 
 
 def _compared(arm: ArmReport, first: ArmReport) -> ComparedPatch:
@@ -52,11 +40,11 @@ def _reading(arm: ArmReport, first: ArmReport) -> str:
     failures, as_released = _failures(arm), _failures(first)
     if arm is first and failures:
         return f"fails: {', '.join(failures)}"
-    if arm is first and first.result.result is Result.QUIET:
+    if arm is first and first.result is Result.QUIET:
         return "does not fail, so there is nothing to compare"
     if arm is first:
         return _undecided(arm)
-    if not as_released and first.result.result is not Result.QUIET:
+    if not as_released and first.result is not Result.QUIET:
         return "not compared: the release as it is was not tested"
     if arm.patch_untried:
         return "not tested: no process ran the patch"
@@ -69,14 +57,14 @@ def _compared_reading(arm: ArmReport, first: ArmReport, failures: list[str], as_
     if failures:
         still = ["still failing"] if len(new) < len(failures) else []
         return "; ".join(still + [f"newly failing: {', '.join(new)}" for _ in new[:1]])
-    if arm.result.result is not Result.QUIET:
+    if arm.result is not Result.QUIET:
         return _undecided(arm)
     if not as_released:
         return "does not fail either"
-    needed = clean_needed(first.result.crashed, first.result.conclusive)
+    needed = clean_needed(first.k, first.n)
     if needed is None:
         return "does not fail; the release did not show this bug, so no number of boots is enough"
-    return "fixed" if arm.result.conclusive >= needed else "does not fail; too few boots to call it fixed"
+    return "fixed" if arm.n >= needed else "does not fail; too few boots to call it fixed"
 
 
 def _undecided(arm: ArmReport) -> str:
@@ -111,7 +99,7 @@ def patches_table(report: RunReport) -> Table | None:
             one.reading,
             ", ".join(one.requests) or "-",
         )
-        for one in compared_patches(report)
+        for one in report.compared_patches
     )
     return Table(("patch", "failed", "reading", "failed requests"), rows) if rows else None
 

@@ -18,7 +18,7 @@ from vllm_repro.errors import ReproError
 from vllm_repro.host.host_id import hardware
 from vllm_repro.journal.journal import being_written, legible
 from vllm_repro.report.build import build
-from vllm_repro.report.json_report import ArmJson, RunJson, report_dict
+from vllm_repro.report.json_report import ArmJson, RunJson
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.rendered import Rendered
 from vllm_repro.verdict.outcome import Outcome
@@ -120,7 +120,8 @@ def _decoded(report: bytes, folder: Path) -> Run:
 
 
 def run_of(report: RunReport) -> Run:
-    return convert({**report_dict(report), "id": run_id(report)}, Run)
+    run = convert(report, Run, from_attributes=True)
+    return msgspec.structs.replace(run, id=run_id(report))
 
 
 def run_id(report: RunReport) -> str:

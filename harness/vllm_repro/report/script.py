@@ -206,7 +206,7 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
         *_usage(scenario, report),
         "A chat of a stated length is sent as a completion.",
     ]
-    if report is not None and (notice := banner(report.evidence, report.version)):
+    if report is not None and (notice := banner(report.evidence, report.vllm_version)):
         lines.append(f"Made from a run of vllm-repro, and itself not run. {notice}")
         if report.replaced:
             because = "; ".join(list(dict.fromkeys(one.why for one in report.replaced))[:3])
@@ -220,7 +220,7 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
 
 
 def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
-    release = (report and report.version) or scenario.try_with
+    release = (report and report.vllm_version) or scenario.try_with
     install = f"{DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
     if "+" in release:
         install = f", and vLLM {release}, which is no release"

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
-from vllm_repro.report.model import ArmReport, PatchedFile, RunReport
+from vllm_repro.report.json_report import PatchedFile
+from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.text import cell, code, fence
 
 __all__ = [
@@ -99,7 +100,7 @@ def untried_note(file: PatchedFile) -> str:
 
 def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
     """Return the address of a line in the release's source; of the file for line 0. Empty for all but unchanged files of a release."""
-    release = _TAGGED.fullmatch(arm.server.vllm_version or report.version or "")
+    release = _TAGGED.fullmatch(arm.server.vllm_version or report.vllm_version or "")
     own = file.startswith("vllm/") and file.endswith(".py") and file not in {patch.file for patch in arm.patches}
     if release is None or not own or report.rehearsal or arm.server.source:
         return ""

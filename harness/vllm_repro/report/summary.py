@@ -55,7 +55,7 @@ def summary(report: RunReport, width: int = 0) -> str:
 
 
 def _heading(report: RunReport) -> str:
-    version = f"{'REHEARSAL of ' if report.rehearsal else ''}vLLM {report.version or '?'}"
+    version = f"{'REHEARSAL of ' if report.rehearsal else ''}vLLM {report.vllm_version or '?'}"
     return f"{report.scenario}   {report.issue}   {version}   declared: {report.status}"
 
 
@@ -81,14 +81,14 @@ def _conclusion(report: RunReport) -> list[str]:
     if notable:
         lines += ["", shorten(notable[0].why, _LONGEST_CAUSE)]
         lines += [f"  {make(notable[0])}" for make in (death_line, client_line, outlasted_line) if make(notable[0])]
-    expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.verdict.expected]
+    expected = {True: "as expected", False: "a SURPRISE", None: "undecided"}[report.as_expected]
     folder = shlex.quote(str(report.folder))
     script = "   script: repro.py" if (report.folder / "repro.py").is_file() else ""
     lines += throughput_lines(report.measured)
     lines += [
         "",
-        f"verdict: {report.verdict.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
-        f"         {report.verdict.because}",
+        f"verdict: {report.verdict}{' (REHEARSAL)' if report.rehearsal else ''}, {expected}",
+        f"         {report.because}",
         *(f"         {text}" for text in report.comparisons),
         f"report:  {report.folder / 'report.md'}   page: report.html{script}",
         *(f"draft:   vllm-repro draft {folder}" for _ in range(not report.rehearsal)),

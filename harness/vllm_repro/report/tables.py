@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm_repro.report.format import columns, limited, seconds
-from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters, merged
-from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.text import Table, cell, code, markdown_table
 from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_word, outcome_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.statistics import excluded_rate, lower_bound
-from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Point, Spread
+from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Spread
 from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
@@ -75,17 +75,16 @@ def _arm_columns(report: RunReport) -> list[_Column]:
 
 def _rate(arm: ArmReport) -> str:
     """Return what the boots show about the rate of the bug."""
-    result = arm.result
-    if result.crashed:
-        return f"at least {lower_bound(result.crashed, result.conclusive):.0%}"
-    return f"at most {excluded_rate(result.conclusive):.0%}" if result.result is Result.QUIET else "-"
+    if arm.k:
+        return f"at least {lower_bound(arm.k, arm.n):.0%}"
+    return f"at most {excluded_rate(arm.n):.0%}" if arm.result is Result.QUIET else "-"
 
 
 def _result(arm: ArmReport, did: str) -> str:
-    if arm.expected is Expected.UNTRIGGERED and set(arm.result.outcomes) == {Outcome.UNTRIGGERED}:
-        return f"{arm.result.result}, as declared: it proves nothing"
-    counted = f" ({did} in {arm.result.crashed} of {arm.result.conclusive})" if arm.result.conclusive else ""
-    return f"{arm.result.result}{counted}"
+    outcomes = {trial.outcome for trial in counted_trials(arm.trials)}
+    if arm.expected is Expected.UNTRIGGERED and outcomes == {Outcome.UNTRIGGERED}:
+        return f"{arm.result}, as declared: it proves nothing"
+    return f"{arm.result} ({did} in {arm.k} of {arm.n})" if arm.n else f"{arm.result}"
 
 
 # ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -195,22 +194,17 @@ def _of(part: int | None, whole: int | None) -> str | None:
     return f"{part:,} of {whole:,}" if part is not None and whole else None
 
 
-def counters_table(report: RunReport) -> Table | None:
-    """Return what the server counted in the measured rounds, and its cards, a row per load and arm; None if it counted nothing."""
-    parts: dict[tuple[Point, str], list[PhaseCounters]] = {}
-    for arm in report.arms:
-        for one in (one for trial in arm.trials for one in trial.counters):
-            if one.phase == "rounds" and one.point and not one.again:
-                parts.setdefault((one.point, arm.name), []).append(one)
-    sums = {key: merged(phases) for key, phases in sorted(parts.items(), key=lambda part: part[0][0])}
+def counters_table(found: MeasureReport | None) -> Table | None:
+    """Return a row per load and arm, with counts of the server and its cards; None without counts."""
+    sums = found.counted if found else {}
     known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]
     rows = [(str(point), arm, *(word(one) or "-" for _, word in known)) for (point, arm), one in sums.items()]
     return Table(("load", "arm", *(head for head, _ in known)), tuple(rows)) if rows else None
 
 
-def counters_section(report: RunReport) -> str:
+def counters_section(found: MeasureReport | None) -> str:
     """Return `counters_table` as a Markdown section; empty without counters."""
-    table = counters_table(report)
+    table = counters_table(found)
     return f"By the server's counters, in all rounds:\n\n{markdown_table(table)}" if table else ""
 
 

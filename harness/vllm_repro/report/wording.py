@@ -68,8 +68,8 @@ def plain_sentence(report: RunReport) -> str:
     It claims only what this run saw, and names what is declared as such.
     """
     ran = [arm for arm in report.arms if arm.trials]
-    failed = next((arm for arm in ran if arm.expected.has_bug and arm.result.crashed), None)
-    who = facts_of(report.evidence).actor.format(release=f"vLLM {report.version or 'of unknown version'}")
+    failed = next((arm for arm in ran if arm.expected.has_bug and arm.k), None)
+    who = facts_of(report.evidence).actor.format(release=f"vLLM {report.vllm_version or 'of unknown version'}")
     if changed := source_word(report):
         who += f", {changed},"
     parts = [f"{who} {_showed(report, failed)}"]
@@ -83,17 +83,17 @@ def plain_sentence(report: RunReport) -> str:
 def source_word(report: RunReport) -> str:
     """Return `with its source changed` if no unchanged vLLM showed or survived the bug; else nothing."""
     ran = [arm for arm in report.arms if arm.trials]
-    failed = [arm for arm in ran if arm.expected.has_bug and arm.result.crashed]
+    failed = [arm for arm in ran if arm.expected.has_bug and arm.k]
     return "with its source changed" if ran and all(arm.patches for arm in failed[:1] or ran) else ""
 
 
 def _showed(report: RunReport, failed: ArmReport | None) -> str:
     if failed is not None:
-        some = failed.result.crashed < failed.result.conclusive
-        counts = f" in {failed.result.crashed} of {failed.result.conclusive} boots" if some else ""
+        some = failed.k < failed.n
+        counts = f" in {failed.k} of {failed.n} boots" if some else ""
         return f"shows this bug: it {failed.expected.did}{counts}"
-    tested = any(arm.expected.has_bug and arm.result.result is Result.QUIET for arm in report.arms)
-    match report.verdict.verdict:
+    tested = any(arm.expected.has_bug and arm.result is Result.QUIET for arm in report.arms)
+    match report.verdict:
         case Verdict.QUIET | Verdict.FIXED if tested:
             return "crossed the boundary of this bug and did not show it"
         case Verdict.CHANGED:
@@ -105,7 +105,7 @@ def _showed(report: RunReport, failed: ArmReport | None) -> str:
 def avoids(arm: ArmReport) -> bool:
     """Return True if the engine lived with the arm's change, and the server ran all of it."""
     ran = not any(map(untried_note, arm.server.patched))
-    return arm.result.result is Result.QUIET and not arm.expected.has_bug and ran
+    return arm.result is Result.QUIET and not arm.expected.has_bug and ran
 
 
 def _difference(arm: ArmReport, failed: ArmReport) -> str:
@@ -116,9 +116,9 @@ def _difference(arm: ArmReport, failed: ArmReport) -> str:
 
 
 def _declared_fix(report: RunReport) -> list[str]:
-    if not report.fixed_in:
+    if not report.status.good:
         return ["no release is declared fixed"]
-    fixed = re.fullmatch(r">=([\d.]+)", report.fixed_in)
+    fixed = re.fullmatch(r">=([\d.]+)", report.status.good)
     return [f"declared fixed since {fixed[1]}"] if fixed else []
 
 
@@ -275,7 +275,7 @@ def boundary(trial: TrialReport) -> str:
     if not trial.trigger.crossed and trial.death is not None and trial.phase == "boot":
         return "not reached: died at boot"
     word = crossed_word(trial)
-    return f"{word}: {trial.trigger.brief}" if trial.trigger.brief else word
+    return f"{word}: {trial.brief}" if trial.brief else word
 
 
 def engine_word(trial: TrialReport) -> str:

@@ -133,7 +133,7 @@ def _reported(folder: Path, scenario: Scenario) -> RunReport:
     try:
         write_reports(report, scenario)
     except ReproError as error:  # the journal holds everything; do not lose the verdict of hours of boots
-        verdict = f"{report.verdict.verdict}{simulated(report.evidence)}"
+        verdict = f"{report.verdict}{simulated(report.evidence)}"
         raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
     return report
 

@@ -189,6 +189,8 @@ class MinimizationSearch(BootSearch[Minimization, Sequence[int]]):
             run=report.folder.name,
             duration_s=round(time.monotonic() - began, 1),
         )
-        self.found = replace(self.found, boots=(*self.found.boots, boot), version=report.version or self.found.version)
+        self.found = replace(
+            self.found, boots=(*self.found.boots, boot), version=report.vllm_version or self.found.version
+        )
         self._progress.line(f"  {answer(self.found)}")
         return None

@@ -11,13 +11,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from vllm_repro.report.json_report import counts, plain, record
+from vllm_repro.conversion import convert
+from vllm_repro.report.json_report import plain
+from vllm_repro.report.model import arm_fields
 from vllm_repro.scenario.scenario import Status
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.release_result import ReleaseResult
-from vllm_repro_search.versions.version_map import ReleaseRow, VersionMap, readings
+from vllm_repro_search.versions.version_map import ReleaseArm, ReleaseRow, VersionMap, readings
 
 __all__ = ["ReleaseArmJson", "VersionMapJson", "version_map_dict"]
 
@@ -108,23 +110,31 @@ class VersionMapJson(Struct, frozen=True, kw_only=True):
 
 def version_map_dict(version_map: VersionMap) -> dict[str, Any]:
     """Return the content of `versions.json` as plain dicts and lists."""
-    return plain(
-        record(
-            VersionMapJson,
-            version_map,
-            rehearsal=version_map.evidence == Evidence.REHEARSAL,
-            reading=". ".join(readings(version_map)),
-            expected=version_map.expected is True,
-            undecided=version_map.expected is None,
-            rows=[_row(row) for row in version_map.rows],
-        )
-    )
+    known = {
+        **vars(version_map),
+        "rehearsal": version_map.evidence == Evidence.REHEARSAL,
+        "pending": version_map.pending,
+        "reading": ". ".join(readings(version_map)),
+        "expected": version_map.expected is True,
+        "undecided": version_map.expected is None,
+        "rows": tuple(map(_row, version_map.rows)),
+    }
+    return plain(convert(known, VersionMapJson))
 
 
-def _row(row: ReleaseRow) -> ReleaseJson:
-    arms = [record(ReleaseArmJson, arm, expected=arm.result.expected, **counts(arm.result)) for arm in row.arms]
-    expected = {"expected": row.expected is True, "undecided": row.expected is None}
-    return record(ReleaseJson, row, vllm_version=row.reported, arms=arms, **expected)
+def _row(row: ReleaseRow) -> dict[str, Any]:
+    return {
+        **vars(row),
+        "vllm_version": row.reported,
+        "arms": tuple(map(_arm, row.arms)),
+        "expected": row.expected is True,
+        "undecided": row.expected is None,
+    }
+
+
+def _arm(arm: ReleaseArm) -> dict[str, Any]:
+    trials = convert(arm.trials, tuple[ReleaseTrialJson, ...], from_attributes=True)
+    return {**arm_fields(arm.result), "declared": arm.declared, "fate": arm.fate, "trials": trials}
 
 
 if __name__ == "__main__":

@@ -112,9 +112,9 @@ def row_of(report: RunReport, version: str, declared: Standing, evidence: str) -
     doubt = _doubt(report, version, reported, evidence)
     arms = tuple(
         ReleaseArm(
-            result=arm.result,
-            fate=ReleaseResult.UNDECIDED if doubt else release_result(arm.result, imitated=report.imitated),
-            declared=arm.result.standing or declared,
+            result=arm.counted,
+            fate=ReleaseResult.UNDECIDED if doubt else release_result(arm.counted, imitated=report.imitated),
+            declared=arm.standing or declared,
             trials=arm.trials,
         )
         for arm in report.arms
@@ -124,9 +124,9 @@ def row_of(report: RunReport, version: str, declared: Standing, evidence: str) -
         reported=reported,
         declared=declared,
         arms=arms,
-        verdict=report.verdict.verdict,
-        expected=None if doubt else report.verdict.expected,
-        surprises=() if doubt else report.verdict.surprises,
+        verdict=report.verdict,
+        expected=None if doubt else report.as_expected,
+        surprises=() if doubt else report.surprises,
         why=_one_line(doubt or _why(report, arms)),
         run=report.folder.name,
         compiled=next((arm.server.compiled for arm in report.arms if arm.server.compiled), None),
@@ -173,7 +173,7 @@ def _why(report: RunReport, arms: Sequence[ReleaseArm]) -> str:
         for trial in arm.trials:
             if trial.outcome not in clear:
                 return trial.why
-    return "" if report.verdict.expected else report.verdict.because
+    return "" if report.as_expected else report.because
 
 
 def _one_line(text: str) -> str:

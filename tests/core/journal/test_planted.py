@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
+from tests.report_examples import replace
 from tests.search.test_version_map import map_of
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.journal.log_excerpts import PAGE_SIZES, ExcerptSizes, read_excerpts
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import FORMATS, render
-from vllm_repro.report.model import RunReport
+from vllm_repro.report.model import RunReport, arm_fields
 from vllm_repro.report.script import no_script
 from vllm_repro.report.summary import summary
 from vllm_repro.scenario.catalogue import all_scenarios
@@ -50,8 +50,10 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     # The map quotes what a release that did not boot died of.
     outcomes = [Outcome.BOOT_FAILED]
     trials = tuple(replace(trial, outcome=outcomes[0]) for trial in arm.trials[:1])
-    failed = replace(made, arms=(replace(arm, trials=trials, result=arm_result(arm.name, arm.expected, outcomes)),))
-    rows = [row_of(failed, made.version or "0.23.0", Standing.BAD, made.evidence)]
+    failed = replace(
+        made, arms=(replace(arm, trials=trials, **arm_fields(arm_result(arm.name, arm.expected, outcomes))),)
+    )
+    rows = [row_of(failed, made.vllm_version or "0.23.0", Standing.BAD, made.evidence)]
     version_map = replace(map_of(rows), arms=(arm.name,))
     yield "versions.md", version_markdown(version_map)
     yield "versions", version_terminal(version_map, "versions.md")

@@ -62,12 +62,12 @@ def rendered(journal: Iterable[bytes], folder: Path) -> RunReport | None:
         assert refused.value.hint
         return None
     report = build(folder)
-    assert report.cut
+    assert report.journal_cut
     for form in FORMATS:
         assert says_so(form, render(report, form), killed=report.killed), form
     assert (KILLED if report.killed else DAMAGED) in summary(report)
     if not any(arm.trials for arm in report.arms):
-        assert report.verdict.verdict is Verdict.INCONCLUSIVE
+        assert report.verdict is Verdict.INCONCLUSIVE
     return report
 
 
@@ -94,9 +94,9 @@ def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: 
     interrupted = build(tmp_path)
     rest = "; interrupted: eager; not run: graphs-off, bigger-chunk, near-miss-128, near-miss-129, prefix-hit, growing-chat"
     for made, word in ((killed, "interrupted"), (interrupted, "cancelled")):
-        assert made.verdict.verdict is Verdict.REPRODUCES
-        assert made.verdict.expected is None
-        assert made.verdict.because.endswith(rest)
+        assert made.verdict is Verdict.REPRODUCES
+        assert made.as_expected is None
+        assert made.because.endswith(rest)
         rows = [row[-2] for row in arms_table(made).rows]
         assert rows == ["crash, match", word, *["not run"] * 6]
         table = summary(made).splitlines()[3 : 3 + len(rows)]

@@ -6,13 +6,12 @@ import os
 import re
 import shlex
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.golden_files import assert_golden
-from tests.report_examples import DIED, EXAMPLES, REHEARSAL, report
+from tests.report_examples import DIED, EXAMPLES, REHEARSAL, replace, report
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.journal import Entry, read
 from vllm_repro.report.build import report_of
@@ -20,7 +19,7 @@ from vllm_repro.report.files import FORMATS, render, write_diffs, write_file, wr
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
-from vllm_repro.report.model import RunReport
+from vllm_repro.report.model import RunReport, arm_fields, verdict_fields
 from vllm_repro.report.summary import summary
 from vllm_repro.report.text import cell
 from vllm_repro.verdict.outcome import Outcome, Outlasted
@@ -76,8 +75,8 @@ def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunR
     """Return the example with a changed trial in its first arm."""
     first = source.arms[0]
     trial = replace(first.trials[0], outcome=outcome, death=None if outcome is Outcome.CLEAN else first.trials[0].death)
-    arm = replace(first, trials=(trial,), result=arm_result(first.name, first.expected, [outcome]))
-    return replace(source, arms=(arm,), verdict=verdict)
+    arm = replace(first, trials=(trial,), **arm_fields(arm_result(first.name, first.expected, [outcome])))
+    return replace(source, arms=(arm,), **verdict_fields(verdict))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | N
 
     recording = read(REHEARSAL / "journal.jsonl")
     made = report_of(replace(recording, entries=tuple(map(patched, recording.entries))), REHEARSAL)
-    assert made.verdict.verdict == verdict
+    assert made.verdict == verdict
     for text in (markdown(made), summary(made)):
         assert "the lab runs something else for kernel, so that change was not tried" in text
         assert ("no process of the server imported it" in text) is (imported == [])
@@ -191,14 +190,16 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
         return replace(entry, fields=fields)
 
     recording = read(REHEARSAL / "journal.jsonl")
-    made = report_of(replace(recording, entries=tuple(map(given, recording.entries))), REHEARSAL).verdict
-    assert (made.verdict, made.expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
+    made = report_of(replace(recording, entries=tuple(map(given, recording.entries))), REHEARSAL)
+    assert (made.verdict, made.as_expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
     assert "so the patch was not tested" in made.because
     assert "unexpected in arm eager: crash" in made.because
 
 
 def test_a_trial_that_says_nothing_about_the_engine_did_not_test_the_boundary() -> None:
-    source = changed(report(REHEARSAL), Outcome.INFRA, report(REHEARSAL).verdict)
+    source = changed(
+        report(REHEARSAL), Outcome.INFRA, VerdictReport(verdict=Verdict.REPRODUCES, expected=True, because="because")
+    )
     trial = source.arms[0].trials[0]
     lost = replace(trial, death=None, trigger=replace(trial.trigger, crossed=False, evidence=()))
     made = replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
@@ -273,6 +274,6 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("version", ["0.24.0+commit.ecf4854429", "0.20.1rc1.dev12+g363ffa145", "dev"])
 def test_a_run_of_what_is_no_release_has_reports_and_no_diff(tmp_path: Path, version: str) -> None:
-    made = replace(report(DIED), folder=tmp_path, version=version)
+    made = replace(report(DIED), folder=tmp_path, vllm_version=version)
     assert write_diffs(made) == []
     assert tmp_path / "report.json" in write_reports(made)

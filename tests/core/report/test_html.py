@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -17,7 +16,7 @@ from tests.core.report.html_tree import parsed
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.core.report.test_measurements import measured
 from tests.intake.test_issue_draft import HOSTILE
-from tests.report_examples import DIED, EXAMPLES, LIVED, REHEARSAL, report
+from tests.report_examples import DIED, EXAMPLES, LIVED, REHEARSAL, replace, report
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import LOG_ROOM, render
@@ -89,7 +88,7 @@ def test_frames_link_to_the_source_of_the_release() -> None:
 
     def page(arm: ArmReport, **changes: object) -> str:
         died = replace(trial, death=replace(death, frames=frames, lines=(7, 8, 9, 0)))
-        return html_page(replace(made, **{"arms": (replace(arm, trials=(died,)),), **changes}))  # type: ignore[arg-type]  # fields by name
+        return html_page(replace(made, **{"arms": (replace(arm, trials=(died,)),), **changes}))
 
     source = "https://github.com/vllm-project/vllm/blob/v0.23.0/vllm"
     assert links(page(arm)) == {f"{source}/v1/a.py#L7", f"{source}/d.py"}
@@ -100,9 +99,9 @@ def test_frames_link_to_the_source_of_the_release() -> None:
     assert links(page(patched)) == {f"{source}/d.py"}
     for version in ("0.23.1.dev3+g0123456", "0.23.0+commit.4689392ab1", "nightly", ""):
         other = replace(arm, server=replace(arm.server, vllm_version=version or None))
-        assert not links(page(other, version=version or None)), version
+        assert not links(page(other, vllm_version=version or None)), version
     assert not links(page(replace(arm, server=replace(arm.server, source="~/vllm"))))
-    assert not links(page(arm, evidence="rehearsal"))
+    assert not links(page(arm, rehearsal=True))
 
 
 def test_the_amounts_are_drawn_to_scale() -> None:

@@ -10,8 +10,7 @@ import pytest
 from msgspec import Struct
 
 from tests.report_examples import EXAMPLES, MAPS, report
-from vllm_repro.report.json_report import RunJson, report_dict
-from vllm_repro.report.model import PatchedFile
+from vllm_repro.report.json_report import PatchedFile, RunJson, report_dict
 from vllm_repro_search.versions.json_map import VersionMapJson
 
 CONTRACT = {

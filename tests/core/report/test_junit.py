@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Property, Skipped, TestSuite
 
 from tests.golden_files import assert_golden
-from tests.report_examples import REHEARSAL, report
+from tests.report_examples import REHEARSAL, replace, report
 from vllm_repro.report.junit import junit
-from vllm_repro.report.model import RunReport
+from vllm_repro.report.model import RunReport, arm_fields, verdict_fields
 from vllm_repro.verdict.outcome import Death, Outcome
 from vllm_repro.verdict.verdict import Verdict, VerdictReport, arm_result
 
@@ -48,9 +47,9 @@ def mixed(why: str = "it died of this", message: str = "boom", frame: str = "vll
     for arm, outcome in zip(EXAMPLE.arms, outcomes, strict=False):
         died = death if outcome is Outcome.CRASH else None
         trial = replace(arm.trials[0], outcome=outcome, death=died, why=why)
-        arms.append(replace(arm, trials=(trial,), result=arm_result(arm.name, arm.expected, [outcome])))
+        arms.append(replace(arm, trials=(trial,), **arm_fields(arm_result(arm.name, arm.expected, [outcome]))))
     verdict = VerdictReport(verdict=Verdict.REGRESSED, expected=False, because="because", surprises=(arms[1].name,))
-    return replace(EXAMPLE, arms=tuple(arms), verdict=verdict)
+    return replace(EXAMPLE, arms=tuple(arms), **verdict_fields(verdict))
 
 
 def test_golden() -> None:
@@ -75,8 +74,8 @@ def test_junitparser_reads_what_was_meant(source: RunReport, tmp_path: Path) -> 
     assert before == (suite.tests, suite.failures, suite.errors, suite.skipped)
     properties = {one.name: one.value for one in listed(suite)}
     assert properties["issue"] == source.issue
-    assert properties["verdict"] == source.verdict.verdict
-    if source.scenario == EXAMPLE.scenario and source.verdict.verdict is Verdict.REGRESSED:
+    assert properties["verdict"] == source.verdict
+    if source.scenario == EXAMPLE.scenario and source.verdict is Verdict.REGRESSED:
         kinds = [KINDS[type(case.result[0])] if case.result else "passed" for case in cases]
         assert kinds == ["passed", "failure", "error", "skipped"]
 

@@ -352,7 +352,7 @@ def test_an_arm_that_says_something_else_than_the_baseline_is_wrong(tmp_path: Pa
     outcomes = {arm.name: arm.trials[0].outcome.value for arm in report.arms}
     assert outcomes == {"reported": "wrong-output", "eager": "clean", "graphs-off": "clean"}
     assert "after 3 tokens" in report.arms[0].trials[0].why
-    assert report.verdict.verdict == "changed"
+    assert report.verdict == "changed"
     assert "wrong-output" in summary(report)
 
 
@@ -371,8 +371,8 @@ def test_where_a_wrong_answer_is_the_bug_it_reproduces(tmp_path: Path) -> None:
         if entry["event"] == "trial-ended":
             entry["version"] = "0.23.0"
     report = journal.report(tmp_path)
-    assert (report.verdict.verdict, report.verdict.expected) == ("reproduces", True)
-    assert "reported: answered wrongly in 1 of 1 boots" in report.verdict.because
+    assert (report.verdict, report.as_expected) == ("reproduces", True)
+    assert "reported: answered wrongly in 1 of 1 boots" in report.because
     assert "answered wrongly in 0 of 1 boots, against 1 of 1 of reported" in report.comparisons[0]
     assert "(answered wrongly in 1 of 1)" in markdown(report)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.core.report.conftest import Open
 from tests.core.report.hostile_logs import run_folder, write_hostile
-from tests.report_examples import DIED, EXAMPLES, report
+from tests.report_examples import DIED, EXAMPLES, replace, report
 from tests.search.test_version_map import several_arms
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render

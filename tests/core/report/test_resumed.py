@@ -44,7 +44,7 @@ def test_a_repeated_boot_is_shown_and_not_counted(outcome: str, sent: bool) -> N
     made = report_of(Recording(tuple(resumed(outcome=outcome, sent=sent)), cut=False), REHEARSAL)
     arm = made.arms[0]
     assert [trial.outcome for trial in arm.trials] == [outcome, "crash"]
-    assert arm.result.outcomes == ("crash",)
+    assert arm.counted.outcomes == ("crash",)
     assert arm.requests == report_of(WHOLE, REHEARSAL).arms[0].requests != ()
     assert [row[-2] for row in arms_table(made).rows if row[0] == "reported"] == [
         f"{outcome}, repeated",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.golden_files import assert_golden
-from tests.report_examples import DIED, EXAMPLES, LIVED, report
-from vllm_repro.report.model import ArmReport
+from tests.report_examples import DIED, EXAMPLES, LIVED, replace, report
+from vllm_repro.report.model import ArmReport, arm_fields
 from vllm_repro.report.wording import plain_sentence
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Verdict, arm_result
@@ -21,7 +19,7 @@ def test_the_sentence_of_each_example() -> None:
 
 def with_outcomes(arm: ArmReport, *outcomes: Outcome) -> ArmReport:
     trials = tuple(replace(arm.trials[0], outcome=outcome, number=n) for n, outcome in enumerate(outcomes, 1))
-    return replace(arm, trials=trials, result=arm_result(arm.name, arm.expected, outcomes))
+    return replace(arm, trials=trials, **arm_fields(arm_result(arm.name, arm.expected, outcomes)))
 
 
 @pytest.mark.parametrize(
@@ -38,21 +36,22 @@ def with_outcomes(arm: ArmReport, *outcomes: Outcome) -> ArmReport:
 def test_it_claims_only_what_the_run_saw(outcomes: list[Outcome], verdict: Verdict, said: str) -> None:
     made = report(DIED)
     arms = (with_outcomes(made.arms[0], *outcomes), *made.arms[1:])
-    made = replace(made, arms=arms, verdict=replace(made.verdict, verdict=verdict))
+    made = replace(made, arms=arms, verdict=verdict)
     assert plain_sentence(made).startswith(f"vLLM 0.23.0 in the lab {said}")
 
 
 def test_an_arm_that_did_not_run_or_died_avoids_nothing() -> None:
     made = report(DIED)
     for eager in (with_outcomes(made.arms[1], Outcome.CRASH), replace(made.arms[1], trials=())):
-        result = eager.result if eager.trials else arm_result("eager", eager.expected, ())
-        assert "it lived" not in plain_sentence(replace(made, arms=(made.arms[0], replace(eager, result=result))))
+        result = arm_fields(arm_result("eager", eager.expected, eager.counted.outcomes))
+        arms = (made.arms[0], replace(eager, **result))
+        assert "it lived" not in plain_sentence(replace(made, arms=arms))
 
 
 def test_a_run_of_the_other_arms_alone_does_not_show_the_bug_gone() -> None:
     made = report(DIED)
-    verdict = replace(made.verdict, verdict=Verdict.QUIET)
-    assert "nor to be free of it" in plain_sentence(replace(made, arms=made.arms[1:], verdict=verdict))
+    without = replace(made, arms=made.arms[1:], verdict=Verdict.QUIET)
+    assert "nor to be free of it" in plain_sentence(without)
 
 
 @pytest.mark.parametrize("evidence", ["gpu", "cpu", "lab", "rehearsal", "unknown"])

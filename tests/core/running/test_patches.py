@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
-from tests.report_examples import DIED, LIVED, report
+from tests.report_examples import DIED, LIVED, replace, report
 from vllm_repro.cli import main
 from vllm_repro.errors import Unsupported
 from vllm_repro.journal.journal import Entry, read
 from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import render
-from vllm_repro.report.model import ArmReport, PatchedFile
+from vllm_repro.report.json_report import PatchedFile
+from vllm_repro.report.model import ArmReport, arm_fields
 from vllm_repro.report.patches import compared_patches
 from vllm_repro.report.summary import summary
 from vllm_repro.scenario.catalogue import find
@@ -156,7 +156,7 @@ def arm(name: str, outcome: Outcome, *, like: ArmReport, boots: int = 1, importe
     file = PatchedFile(file="vllm/a.py", sha256="0", imported=imported)
     return replace(
         like,
-        result=arm_result(name, Expected.LIVES, [outcome] * boots),
+        **arm_fields(arm_result(name, Expected.LIVES, [outcome] * boots)),
         trials=(trial,) * boots,
         patches=(Patch("vllm/a.py", "a", name),),
         server=replace(like.server, patched=(file,)),
@@ -189,7 +189,7 @@ def test_what_a_patch_did_in_a_word(outcome: Outcome, boots: int, imported: bool
         Outcome.OTHER_CRASH: replace(lived, trials=(replace(lived.trials[0], death=other),)),
     }
     made = arm("x", outcome, like=like.get(outcome, lived), boots=boots, imported=imported)
-    first, row = compared_patches(replace(report(DIED), arms=(released, made), compared=True))
+    first, row = compared_patches((released, made))
     assert first.reading == f"fails: {DIED_HERE}"
     assert (row.reading, row.boots) == (reading, boots)
 
@@ -209,7 +209,7 @@ def test_what_a_patch_did_in_a_word(outcome: Outcome, boots: int, imported: bool
 def test_a_release_that_did_not_show_the_bug(outcome: Outcome, first_reading: str, reading: str) -> None:
     lived = report(LIVED).arms[0]
     released = replace(arm("reported", outcome, like=lived), patches=())
-    made = replace(report(DIED), arms=(released, arm("x", Outcome.CLEAN, like=lived, boots=200)), compared=True)
+    made = (released, arm("x", Outcome.CLEAN, like=lived, boots=200))
     assert [one.reading for one in compared_patches(made)] == [first_reading, reading]
 
 
@@ -218,7 +218,7 @@ def test_a_patch_that_ran_in_part_says_so() -> None:
     made = arm("x", Outcome.CLEAN, like=lived, boots=59)
     other = PatchedFile(file="vllm/b.py", sha256="0", imported=False)
     made = replace(made, server=replace(made.server, patched=(*made.server.patched, other)))
-    (_, row) = compared_patches(replace(report(DIED), arms=(released, made), compared=True))
+    (_, row) = compared_patches((released, made))
     assert row.reading == "fixed; part of the patch did not run"
 
 
@@ -240,7 +240,7 @@ def test_a_patch_that_no_process_imported_does_not_help(imported: list[str]) -> 
 
     recording = read(DIED / "journal.jsonl")
     made = report_of(replace(recording, entries=tuple(map(patched, recording.entries))), DIED)
-    assert made.arms[0].result.crashed
-    assert made.verdict.expected is (True if imported else None)
+    assert made.arms[0].k
+    assert made.as_expected is (True if imported else None)
     assert len(made.comparisons) == len(imported)
     assert ("0 of 1 boots, against 1 of 1 of reported" in summary(made)) is bool(imported)
