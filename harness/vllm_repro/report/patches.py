@@ -8,13 +8,13 @@ from vllm_repro.report.format import columns
 from vllm_repro.report.json_report import ComparedPatch
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import untried_note
-from vllm_repro.report.text import Table, markdown_table
+from vllm_repro.report.text import Table
 from vllm_repro.report.wording import NOT_RUN
 from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
 from vllm_repro.verdict.statistics import clean_needed
 from vllm_repro.verdict.verdict import Result
 
-__all__ = ["compared_patches", "patches_lines", "patches_section", "patches_table"]
+__all__ = ["compared_patches", "patches_lines", "patches_table"]
 
 
 def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
@@ -102,12 +102,6 @@ def patches_table(report: RunReport) -> Table | None:
         for one in report.compared_patches
     )
     return Table(("patch", "failed", "reading", "failed requests"), rows) if rows else None
-
-
-def patches_section(report: RunReport) -> str:
-    """Return a section of Markdown; empty if no patches are compared."""
-    table = patches_table(report)
-    return f"## Patches compared\n\n{markdown_table(table)}" if table else ""
 
 
 def patches_lines(report: RunReport) -> list[str]:

@@ -9,15 +9,12 @@ from urllib.parse import quote
 
 from vllm_repro.report.json_report import PatchedFile
 from vllm_repro.report.model import ArmReport, RunReport
-from vllm_repro.report.text import cell, code, fence
 
 __all__ = [
     "changed_files",
     "diff_of",
     "frame_link",
     "how_to_apply",
-    "patched_section",
-    "replaced_section",
     "untried_note",
     "whole_diff",
 ]
@@ -33,24 +30,6 @@ def changed_files(report: RunReport) -> list[str]:
         if arm.patches:
             arms.setdefault(tuple(dict.fromkeys(patch.file for patch in arm.patches)), []).append(arm.name)
     return [f"{', '.join(names)}: {', '.join(files)}" for files, names in arms.items()]
-
-
-def patched_section(report: RunReport) -> str:
-    """Return the diff of each patched arm with the hashes of the files that its server loaded; empty without patches."""
-    arms = [arm for arm in report.arms if arm.patches]
-    return "\n\n".join(("## Changes of vLLM's source", *map(_patched_arm, arms))) if arms else ""
-
-
-def _patched_arm(arm: ArmReport) -> str:
-    whys = dict.fromkeys(patch.why for patch in arm.patches if patch.why)
-    text = code(arm.name) + (f": {cell('; '.join(whys))}" if whys else "")
-    text += f"\n\n{how_to_apply(arm)}:\n\n{fence(diff_of(arm), 'diff')}"
-    if not arm.server.patched:
-        return text + "\n\nNo server loaded it."
-    hashes = "\n".join(
-        f"- {code(file.file)} sha256 {code(file.sha256)}{cell(untried_note(file))}" for file in arm.server.patched
-    )
-    return f"{text}\n\nAs the server's own process found them:\n\n{hashes}"
 
 
 def diff_of(arm: ArmReport) -> str:
@@ -105,16 +84,3 @@ def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
     if release is None or not own or report.rehearsal or arm.server.source:
         return ""
     return f"https://github.com/vllm-project/vllm/blob/v{release[1]}/{quote(file)}" + (f"#L{line}" if line else "")
-
-
-def replaced_section(report: RunReport) -> str:
-    """Return a table of what the lab replaced; empty if nothing was."""
-    if not report.replaced:
-        return ""
-    rows = "\n".join(
-        f"| {code(part.name, in_table=True)} | {cell(part.why)} | {cell(part.effect)} |" for part in report.replaced
-    )
-    files = {part.file: part.sha256 for part in report.replaced}
-    hashes = "\n".join(f"- {code(file)} sha256 {code(digest)}" for file, digest in files.items())
-    head = "| replaced | why | effect on the bug |\n|---|---|---|"
-    return f"## LAB: what was replaced\n\n{head}\n{rows}\n\nIn these files of the release:\n\n{hashes}"

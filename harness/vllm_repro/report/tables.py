@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from markupsafe import Markup
+
+from vllm_repro.report.document import markdown_text
 from vllm_repro.report.format import columns, limited, seconds
 from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
-from vllm_repro.report.text import Table, cell, code, markdown_table
+from vllm_repro.report.text import Table, code
 from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_word, outcome_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.soak import Soak
@@ -20,7 +23,6 @@ from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
     "arms_table",
-    "counters_section",
     "counters_table",
     "soak_lines",
     "soak_section",
@@ -161,17 +163,9 @@ def throughput_section(found: MeasureReport | None) -> str:
     """Return a section of Markdown; empty if no throughput was asked for."""
     if found is None or not found.baseline:
         return ""
-    parts = [f"## Throughput{found.mark}"]
-    if found.withheld:
-        parts.append(f"**{found.withheld}.**")
-    first, *others = throughput_notes(found, code)
-    parts.append(first)
-    if (table := throughput_table(found)) is not None:
-        parts.append(markdown_table(table))
-    parts += others
-    if found.stopped:
-        parts.append("\n".join(f"- {cell(text)}" for text in limited(found.stopped, _MOST_LINES)))
-    return "\n\n".join(parts)
+    notes = throughput_notes(found, code)
+    table = throughput_table(found)
+    return markdown_text("throughput.md", measured=found, notes=notes, table=table)
 
 
 _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (
@@ -200,12 +194,6 @@ def counters_table(found: MeasureReport | None) -> Table | None:
     known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]
     rows = [(str(point), arm, *(word(one) or "-" for _, word in known)) for (point, arm), one in sums.items()]
     return Table(("load", "arm", *(head for head, _ in known)), tuple(rows)) if rows else None
-
-
-def counters_section(found: MeasureReport | None) -> str:
-    """Return `counters_table` as a Markdown section; empty without counters."""
-    table = counters_table(found)
-    return f"By the server's counters, in all rounds:\n\n{markdown_table(table)}" if table else ""
 
 
 def throughput_lines(found: MeasureReport | None) -> list[str]:
@@ -246,7 +234,7 @@ def _ratio(speed: ArmSpeed) -> str:
 def soak_section(found: MeasureReport | None) -> str:
     """Return a section of Markdown; empty if there was no soak."""
     lines = soak_lines(found)
-    return "## Soak\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
+    return Markup("## Soak\n\n" + "\n".join(f"- {line}" for line in lines)) if lines else ""
 
 
 def soak_lines(found: MeasureReport | None) -> list[str]:

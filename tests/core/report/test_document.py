@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,8 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from tests.core.report.html_tree import parsed
-from vllm_repro.report.document import document, fragment, local_link
-from vllm_repro.report.text import printable
+from vllm_repro.report.document import document, fragment, local_link, markdown_text
+from vllm_repro.report.text import cell, code, printable
 
 
 def page(title: str = "A page", text: str = "text") -> str:
@@ -63,6 +64,14 @@ def test_what_would_break_the_page_is_refused() -> None:
         document(title="t", body=Markup(""), style="x</STYLE>")
     with pytest.raises(UndefinedError):
         fragment("page.html", title="t")
+
+
+@pytest.mark.parametrize("text", ["a | b", "*@you* #1", "<b>", "# a\nhttps://x"])
+def test_a_template_of_markdown_escapes_each_value(text: str, tmp_path: Path) -> None:
+    (tmp_path / "made.md").write_text("{{ value }} {{ value | code }}\n\n", encoding="utf-8")
+    assert markdown_text("made.md", tmp_path, value=text) == f"{cell(text)} {code(text)}"
+    with pytest.raises(UndefinedError):
+        markdown_text("made.md", tmp_path)
 
 
 @pytest.mark.parametrize(
