@@ -1,7 +1,7 @@
-"""Markdown, and HTML pages in one file, from templates that escape every value.
+"""Markdown, text, and HTML pages in one file, from templates that escape every value.
 
-HTML shows a value through `clean`, Markdown through `cell`. Only templates, macros and the filters
-below make markup. A page has its own style, no script, and a policy that forbids everything else,
+HTML shows a value through `clean`, Markdown through `cell`, and text through `printable`. Only
+templates, macros and the filters below make markup. A page has its own style, no script, and a policy that forbids everything else,
 also style attributes: use classes.
 """
 
@@ -24,7 +24,7 @@ from vllm_repro.report.text import cell, code, fence, markdown_table, plain, pri
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["TEMPLATES", "compile_page", "document", "fragment", "local_link", "markdown_text"]
+__all__ = ["TEMPLATES", "compile_page", "document", "fragment", "local_link", "plain_text"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 _LONGEST = 1 << 18
@@ -44,8 +44,20 @@ def local_link(path: str) -> str:
     return quote(path.encode("utf-8", "replace"), safe="/")
 
 
-def _in_markdown(value: object) -> Markup:
-    return value if isinstance(value, Markup) else Markup(cell(str(value)))
+def _escaped(escape: Callable[[str], str]) -> Callable[[object], object]:
+    """Return a function that escapes all values but markup."""
+    return lambda value: value if isinstance(value, Markup) else Markup(escape(str(value)))
+
+
+_FINALIZE = {".html": clean, ".md": _escaped(cell), ".txt": _escaped(printable)}
+_MARKDOWN: dict[str, Callable[..., str]] = {
+    "code": code,
+    "fence": fence,
+    "plain": plain,
+    "table": markdown_table,
+    "issue_link": lambda issue: f"[{issue}]({issue_url(issue)})",
+}
+"""Filters that make Markdown."""
 
 
 def _markup(filter_: Callable[..., str]) -> Callable[..., Markup]:
@@ -54,52 +66,42 @@ def _markup(filter_: Callable[..., str]) -> Callable[..., Markup]:
 
 
 @cache
-def _environment(folder: Path, *, markdown: bool) -> Environment:
+def _environment(folder: Path, suffix: str) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: it takes 0.1 s
 
     environment = Environment(
         loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_in_markdown if markdown else clean,
+        finalize=_FINALIZE[suffix],
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    makers: dict[str, Callable[..., str]] = {
-        "code": code,
-        "fence": fence,
-        "plain": plain,
-        "table": markdown_table,
-        "issue_link": lambda issue: f"[{issue}]({issue_url(issue)})",
-    }
-    if markdown:
-        made = {name: _markup(maker) for name, maker in makers.items()}
-        environment.filters |= {**made, "shorten": shorten, "limited": limited}
-    else:
-        environment.filters["local_link"] = local_link
+    environment.filters |= {"shorten": shorten, "limited": limited, "local_link": local_link}
+    if suffix == ".md":
+        environment.filters |= {name: _markup(maker) for name, maker in _MARKDOWN.items()}
     return environment
 
 
 def compile_page() -> None:
     """Compile the templates of a run's reports, which takes a tenth of a second."""
-    for template in ("report.html", "parts.html", "page.html", "report.md", "throughput.md"):
-        _environment(TEMPLATES, markdown=template.endswith(".md")).get_template(template)
+    for name in ("report.html", "parts.html", "page.html", "report.md", "throughput.md"):
+        _environment(TEMPLATES, Path(name).suffix).get_template(name)
 
 
 def fragment(template: str, folder: Path = TEMPLATES, **values: Any) -> Markup:
-    """Render a template. Raises `jinja2.UndefinedError` for a missing value.
+    """Render a template, by its suffix. Raises `jinja2.UndefinedError` for a missing value.
 
     folder: where a feature has its templates; they may use those of this package.
     """
-    # It comes escaped from the template.
-    return Markup(_environment(folder, markdown=False).get_template(template).render(values))
+    environment = _environment(folder, Path(template).suffix)
+    return Markup(environment.get_template(template).render(values))  # it is escaped
 
 
-def markdown_text(template: str, folder: Path = TEMPLATES, **values: Any) -> Markup:
-    """Render a template of Markdown, without empty lines at its end."""
-    text = _environment(folder, markdown=True).get_template(template).render(values)
-    return Markup(text.rstrip("\n"))
+def plain_text(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
+    """Render a template of Markdown or text, without empty lines at its end."""
+    return str(fragment(template, folder, **values)).rstrip("\n")
 
 
 def document(*, title: str, body: Markup, style: str = "") -> str:

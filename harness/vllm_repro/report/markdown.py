@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_repro.report.document import markdown_text
+from vllm_repro.report.document import plain_text
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.patches import patches_table
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
@@ -27,7 +27,7 @@ def markdown(report: RunReport) -> str:
     """Return `report.md`."""
     worst = next((trial for _, trial in report.failures), None)
     explained = worst is not None and (worst.death is None or worst.death.exception)
-    text = markdown_text(
+    text = plain_text(
         "report.md",
         report=report,
         title=f"{report.scenario}: {report.verdict}{simulated(report.evidence)}",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from markupsafe import Markup
 
-from vllm_repro.report.document import markdown_text
+from vllm_repro.report.document import plain_text
 from vllm_repro.report.format import columns, limited, seconds
 from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
@@ -165,7 +165,7 @@ def throughput_section(found: MeasureReport | None) -> str:
         return ""
     notes = throughput_notes(found, code)
     table = throughput_table(found)
-    return markdown_text("throughput.md", measured=found, notes=notes, table=table)
+    return Markup(plain_text("throughput.md", measured=found, notes=notes, table=table))
 
 
 _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (

@@ -19,7 +19,7 @@ __all__ = [
     "NOT_RUN",
     "avoids",
     "boundary",
-    "client_line",
+    "crash_sentences",
     "crash_summary",
     "crossed_word",
     "death_line",
@@ -32,7 +32,6 @@ __all__ = [
     "not_run_word",
     "notices",
     "outcome_word",
-    "outlasted_line",
     "plain_sentence",
     "refusals",
     "refused_words",
@@ -137,8 +136,12 @@ def lab_rule(report: RunReport) -> str:
 
 
 def crash_summary(trial: TrialReport) -> str:
-    """Return the sentences on how the death was detected, what a client saw, and which servers of other nodes outlasted it."""
-    return " ".join(filter(None, (death_line(trial), client_line(trial), outlasted_line(trial))))
+    return " ".join(crash_sentences(trial))
+
+
+def crash_sentences(trial: TrialReport) -> list[str]:
+    """Return how the death was detected, what a client saw, and which servers outlasted it."""
+    return list(filter(None, (death_line(trial), client_line(trial), outlasted_line(trial))))
 
 
 def death_line(trial: TrialReport) -> str:

@@ -14,7 +14,7 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from tests.core.report.html_tree import parsed
-from vllm_repro.report.document import document, fragment, local_link, markdown_text
+from vllm_repro.report.document import document, fragment, local_link, plain_text
 from vllm_repro.report.text import cell, code, printable
 
 
@@ -69,9 +69,9 @@ def test_what_would_break_the_page_is_refused() -> None:
 @pytest.mark.parametrize("text", ["a | b", "*@you* #1", "<b>", "# a\nhttps://x"])
 def test_a_template_of_markdown_escapes_each_value(text: str, tmp_path: Path) -> None:
     (tmp_path / "made.md").write_text("{{ value }} {{ value | code }}\n\n", encoding="utf-8")
-    assert markdown_text("made.md", tmp_path, value=text) == f"{cell(text)} {code(text)}"
+    assert plain_text("made.md", tmp_path, value=text) == f"{cell(text)} {code(text)}"
     with pytest.raises(UndefinedError):
-        markdown_text("made.md", tmp_path)
+        plain_text("made.md", tmp_path)
 
 
 @pytest.mark.parametrize(
