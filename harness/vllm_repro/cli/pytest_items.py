@@ -17,7 +17,7 @@ import pytest
 
 from vllm_repro.errors import ReproError, Unsupported
 from vllm_repro.report.model import ArmReport, RunReport
-from vllm_repro.report.wording import death_line
+from vllm_repro.report.wording import crash_summary
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, choice_of, refuse_unused_options
 from vllm_repro.running.run import run_one
@@ -130,5 +130,5 @@ def _explain(report: RunReport, arm: ArmReport) -> str:
         lines.insert(0, "REHEARSAL")
     if trial.death is not None:
         lines += [f"  {frame}" for frame in trial.death.frames[-8:]]
-    lines += [trial.why, death_line(trial), f"report: {report.folder / 'report.md'}"]
+    lines += [trial.why, crash_summary(trial), f"report: {report.folder / 'report.md'}"]
     return "\n".join(line for line in lines if line)

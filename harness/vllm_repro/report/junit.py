@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files
 from vllm_repro.report.text import printable, shorten
-from vllm_repro.report.wording import death_line, first_of_each, not_run_word
+from vllm_repro.report.wording import crash_summary, first_of_each, not_run_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, counted
 from vllm_repro_diagnosis.evidence import banner
@@ -129,4 +129,4 @@ def _state(report: RunReport, arm: ArmReport) -> ET.Element | None:
 
 def _text(trial: TrialReport) -> str:
     frames = trial.death.frames[-_FRAMES:] if trial.death else ()
-    return "\n".join(filter(None, (*frames, trial.why, death_line(trial), f"log: {trial.log}"))) + "\n"
+    return "\n".join(filter(None, (*frames, trial.why, crash_summary(trial), f"log: {trial.log}"))) + "\n"

@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from vllm_repro.report.format import plural, seconds
+from vllm_repro.report.document import plain_text
+from vllm_repro.report.format import seconds
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files, untried_note
-from vllm_repro.report.text import shorten
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Result, Verdict
 from vllm_repro_diagnosis.evidence import facts_of
@@ -22,7 +22,6 @@ __all__ = [
     "crash_sentences",
     "crash_summary",
     "crossed_word",
-    "death_line",
     "details",
     "engine_word",
     "expected_words",
@@ -44,8 +43,6 @@ _FIRST = 3
 """Trials of one outcome that a report describes; the others are counted."""
 _SHORT = 80
 """Letters of a change that fit into the first sentence."""
-_LONGEST_MESSAGE = 200
-"""Bytes of what a client saw. `report.json` has all of it."""
 
 
 # ── sentences about a run ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,61 +138,11 @@ def crash_summary(trial: TrialReport) -> str:
 
 def crash_sentences(trial: TrialReport) -> list[str]:
     """Return how the death was detected, what a client saw, and which servers outlasted it."""
-    return list(filter(None, (death_line(trial), client_line(trial), outlasted_line(trial))))
-
-
-def death_line(trial: TrialReport) -> str:
-    """Return `Detected by log after 9 ms, then by health. Phase: request.` and why it is only near the bug; nothing without a death."""
-    death = trial.death
-    if death is None:
-        return ""
-    others = [channel for channel in death.channels if channel != death.detected_by]
-    then = f", then by {', '.join(others)}" if others else ""
-    during = f", after the workload, in {trial.during}" if trial.during else ""
-    where = f" {_ranks(trial)}." if death.ranks else ""
-    near = f" Near this bug's signature, but {death.differs}." if death.differs else ""
-    return f"Detected by {death.detected_by} {_latency(death.latency_s)}{then}. Phase: {trial.phase or 'unknown'}{during}.{where}{near}"
-
-
-def client_line(trial: TrialReport) -> str:
-    """Return what a program with the openai SDK sees of the crash, or nothing: the exception, and which of its attempts had an answer."""
-    saw = trial.client_saw
-    if saw is None or saw.error is None:
-        return ""
-    seen = f'{saw.error} "{shorten(" ".join(saw.message.split()), _LONGEST_MESSAGE)}" after {saw.seconds:.1f} s'
-    if not saw.attempts:
-        return f"A program with the openai SDK then saw {seen} (retries: {saw.retries})."
-    answers = [str(status or "no answer") for status in saw.attempts]
-    answered = sum(status is not None for status in saw.attempts[1:])
-    return (
-        f"A program that sends this request with the openai SDK sees {seen}. Its attempts got {', '.join(answers)}: "
-        f"{answered} of {saw.retries} retries reached a server."
-    )
-
-
-def outlasted_line(trial: TrialReport) -> str:
-    """Return a sentence for each server of a further node that kept running after the first node's was gone."""
-    lines = []
-    for one in trial.outlasted:
-        silent = " and logged nothing" if one.silent else ""
-        lines.append(
-            f"The server of rank {one.rank} kept running for {one.watched_s:g} s after that of rank 0 was gone{silent}; "
-            f"stopping it took {seconds(one.ended_s)}."
-        )
-    return " ".join(lines)
-
-
-def _ranks(trial: TrialReport) -> str:
     ranks = trial.death.ranks if trial.death else ()
-    return (
-        f"Began on rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}: {', '.join(_rank_logs(trial))}"
-    )
-
-
-def _rank_logs(trial: TrialReport) -> list[str]:
-    """Return the logs of the ranks on which a death began; empty for a server on one node."""
-    ranks = trial.death.ranks if trial.death else ()
-    return [trial.log.removesuffix(".log") + f".rank{rank}.log" if rank else trial.log for rank in ranks]
+    of_ranks = [trial.log.removesuffix(".log") + f".rank{rank}.log" for rank in ranks]
+    logs = [log if rank else trial.log for rank, log in zip(ranks, of_ranks, strict=True)]
+    text = plain_text("crash.txt", trial=trial, latency=_latency, logs=logs, seconds=seconds)
+    return text.splitlines()
 
 
 def _latency(value_s: float | None) -> str:
@@ -205,13 +152,14 @@ def _latency(value_s: float | None) -> str:
 
 
 def refused_words(statuses: Sequence[int], sent: int) -> str:
-    """Return `1 of 2 requests was refused (400)`."""
-    words = ", ".join(f"{one} x {times}" if times > 1 else f"{one}" for one, times in Counter(statuses).items())
-    return f"{len(statuses)} of {plural(sent, 'request')} {'was' if len(statuses) == 1 else 'were'} refused ({words})"
+    """Return `refused: 3 of 18 requests (400 x 3)`."""
+    counts = Counter(statuses).items()
+    words = ", ".join(f"{status} x {times}" if times > 1 else f"{status}" for status, times in counts)
+    return f"refused: {len(statuses)} of {sent} requests ({words})"
 
 
 def refusals(arms: Sequence[ArmReport]) -> list[str]:
-    """Return `eager: 1 of 2 requests was refused (400)` for each arm whose server refused requests."""
+    """Return `eager: refused: 1 of 2 requests (400)` for each arm whose server refused requests."""
     found = []
     for arm in arms:
         trials = [trial for trial in arm.trials if trial.refused]

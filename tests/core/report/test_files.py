@@ -117,7 +117,7 @@ def test_requests_that_were_refused_are_told_of_everywhere() -> None:
     made = report_of(replace(recording, entries=tuple(map(of_eager, recording.entries))), REHEARSAL)
     (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
     assert trial.outcome is Outcome.CLEAN
-    shown = f"2 of {trial.requests['sent']} requests were refused (400 x 2)"
+    shown = f"refused: 2 of {trial.requests['sent']} requests (400 x 2)"
     assert trial.why == f"the boundary was crossed and the engine lived; {shown}"
     assert f"eager: {shown}" in summary(made).splitlines()
     assert f"eager: {shown}." in markdown(made).splitlines()
