@@ -334,20 +334,17 @@ def _server(
 
 def _boot_line(boot: Mapping[str, Any]) -> str:
     """Return the settings in the boot log on which these bugs depend."""
-    parts = []
-    if boot.get("attention_backend"):
-        parts.append(f"attention backend {boot['attention_backend']}")
-    if boot.get("enforce_eager"):
-        parts.append("eager")
-    elif boot.get("graphs_captured"):
-        # A CPU platform resets the mode before it is logged.
-        mode = boot.get("cudagraph_mode") or "NONE"
-        parts.append("graphs captured" + (f" ({mode})" if mode != "NONE" else ""))
-    if boot.get("max_num_batched_tokens"):
-        parts.append(f"chunks of {boot['max_num_batched_tokens']}")
-    if boot.get("kv_cache_tokens"):
-        parts.append(f"KV cache of {boot['kv_cache_tokens']:,} tokens")
-    return ", ".join(parts)
+    # A CPU platform resets the mode before it is logged.
+    mode = boot.get("cudagraph_mode") or "NONE"
+    captured = "graphs captured" + ("" if mode == "NONE" else f" ({mode})")
+    graphs = captured if boot.get("graphs_captured") else ""
+    words = {
+        "attention_backend": "attention backend {}",
+        "max_num_batched_tokens": "chunks of {}",
+        "kv_cache_tokens": "KV cache of {:,} tokens",
+    }
+    backend, chunks, cache = (text.format(boot[name]) if boot.get(name) else "" for name, text in words.items())
+    return ", ".join(filter(None, (backend, "eager" if boot.get("enforce_eager") else graphs, chunks, cache)))
 
 
 def _trial(

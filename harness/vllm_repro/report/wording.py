@@ -11,7 +11,7 @@ from vllm_repro.report.format import seconds
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files, untried_note
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Expected, Result, Verdict
+from vllm_repro.verdict.verdict import Result, Verdict
 from vllm_repro_diagnosis.evidence import facts_of
 
 __all__ = [
@@ -59,21 +59,23 @@ def notices(report: RunReport) -> list[str]:
 
 
 def plain_sentence(report: RunReport) -> str:
-    """Return one sentence for a stranger, without its stop: whether this release showed the bug, what avoided it, the declared fix.
-
-    It claims only what this run saw, and names what is declared as such.
-    """
+    """Return whether this release showed the bug, what avoided it, and the declared fix."""
     ran = [arm for arm in report.arms if arm.trials]
     failed = next((arm for arm in ran if arm.expected.has_bug and arm.k), None)
-    who = facts_of(report.evidence).actor.format(release=f"vLLM {report.vllm_version or 'of unknown version'}")
-    if changed := source_word(report):
-        who += f", {changed},"
-    parts = [f"{who} {_showed(report, failed)}"]
-    if failed is not None:
-        verb = "it lived" if failed.expected is Expected.DIES else "it did not"
-        lived = [_difference(arm, failed) for arm in ran if avoids(arm) and arm.edits]
-        parts += [f"{verb} {' or '.join(dict.fromkeys(lived))}"] if lived else []
-    return "; ".join((*parts, *_declared_fix(report)))
+    tested = any(arm.expected.has_bug and arm.result is Result.QUIET for arm in report.arms)
+    release = f"vLLM {report.vllm_version or 'of unknown version'}"
+    fixed = re.fullmatch(r">=([\d.]+)", report.status.good)
+    avoiding = [arm for arm in ran if avoids(arm) and arm.edits] if failed else []
+    return plain_text(
+        "sentence.txt",
+        report=report,
+        who=facts_of(report.evidence).actor.format(release=release),
+        changed=source_word(report),
+        failed=failed,
+        quiet=tested and report.verdict in (Verdict.QUIET, Verdict.FIXED),
+        avoided=dict.fromkeys(_difference(arm, failed) for arm in avoiding if failed),
+        fixed=fixed and fixed[1],
+    )
 
 
 def source_word(report: RunReport) -> str:
@@ -81,21 +83,6 @@ def source_word(report: RunReport) -> str:
     ran = [arm for arm in report.arms if arm.trials]
     failed = [arm for arm in ran if arm.expected.has_bug and arm.k]
     return "with its source changed" if ran and all(arm.patches for arm in failed[:1] or ran) else ""
-
-
-def _showed(report: RunReport, failed: ArmReport | None) -> str:
-    if failed is not None:
-        some = failed.k < failed.n
-        counts = f" in {failed.k} of {failed.n} boots" if some else ""
-        return f"shows this bug: it {failed.expected.did}{counts}"
-    tested = any(arm.expected.has_bug and arm.result is Result.QUIET for arm in report.arms)
-    match report.verdict:
-        case Verdict.QUIET | Verdict.FIXED if tested:
-            return "crossed the boundary of this bug and did not show it"
-        case Verdict.CHANGED:
-            return "failed in another way than this bug"
-        case _:
-            return "was not shown to have this bug, nor to be free of it"
 
 
 def avoids(arm: ArmReport) -> bool:
@@ -109,13 +96,6 @@ def _difference(arm: ArmReport, failed: ArmReport) -> str:
     edits = [re.sub("^patched ", "with a change of ", edit) for edit in arm.edits if edit not in failed.edits]
     words = " and ".join(dict.fromkeys(edits))
     return words if 0 < len(words) <= _SHORT else f"in the arm {arm.name}"
-
-
-def _declared_fix(report: RunReport) -> list[str]:
-    if not report.status.good:
-        return ["no release is declared fixed"]
-    fixed = re.fullmatch(r">=([\d.]+)", report.status.good)
-    return [f"declared fixed since {fixed[1]}"] if fixed else []
 
 
 def details(report: RunReport) -> list[str]:
