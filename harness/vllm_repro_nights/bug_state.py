@@ -24,9 +24,10 @@ from math import log, log1p
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_repro.report.runs import Build, Run, build_of
+from vllm_repro.report.runs import Run
 from vllm_repro.verdict.statistics import ALPHA, clean_streak
 from vllm_repro.verdict.verdict import Standing
+from vllm_repro_nights.setups import Build, build_of
 
 __all__ = ["BugHistory", "BugState", "StateChange", "bug_histories"]
 

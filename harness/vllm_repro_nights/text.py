@@ -12,12 +12,13 @@ import msgspec
 
 from vllm_repro.report.format import columns, plural
 from vllm_repro.report.json_report import ArmJson
-from vllm_repro.report.runs import Run, setup_of, signature_of
+from vllm_repro.report.runs import Run
 from vllm_repro.report.text import Table
 from vllm_repro.verdict.throughput import Point
 from vllm_repro_diagnosis.evidence import facts_of
 from vllm_repro_nights.bug_state import BugHistory
 from vllm_repro_nights.nights import night_of
+from vllm_repro_nights.setups import setup_of, signature_of
 from vllm_repro_nights.summary import News, Summary
 from vllm_repro_nights.throughput import Series
 

@@ -12,9 +12,10 @@ from datetime import date
 from enum import StrEnum
 from statistics import median
 
-from vllm_repro.report.runs import Run, setup_of
+from vllm_repro.report.runs import Run
 from vllm_repro.verdict.throughput import Point
 from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_nights.setups import setup_of
 
 __all__ = ["IN_A_ROW", "LEAST_REFERENCE", "Change", "Direction", "Series", "newest", "throughput"]
 

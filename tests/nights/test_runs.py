@@ -18,7 +18,8 @@ from vllm_repro.journal.journal import Journal
 from vllm_repro.report.build import build
 from vllm_repro.report.json_report import ServerReport
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.runs import Build, build_of, read_runs, run_of, setup_of, signature_of
+from vllm_repro.report.runs import read_runs, run_of
+from vllm_repro_nights.setups import Build, build_of, setup_of, signature_of
 from vllm_repro_nights.throughput import throughput
 
 RUN = ("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported")

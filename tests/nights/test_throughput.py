@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from tests.nights.made import FIRST, measured
 from tests.nights.simulated import LOSSY, Weeks
-from vllm_repro.report.runs import Run, setup_of
+from vllm_repro.report.runs import Run
 from vllm_repro_nights.nights import night_of
+from vllm_repro_nights.setups import setup_of
 from vllm_repro_nights.throughput import IN_A_ROW, LEAST_REFERENCE, Change, Direction, newest, throughput
 
 Rows = list[tuple[date, Run]]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import re
-import shlex
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 
 import msgspec
-from packaging.version import InvalidVersion, Version
 
 from vllm_repro.conversion import convert, decode
 from vllm_repro.errors import ReproError
@@ -21,20 +16,10 @@ from vllm_repro.report.build import build
 from vllm_repro.report.json_report import ArmJson, RunJson
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.rendered import Rendered
-from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Result, from_source
+from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import facts_of
 
-__all__ = ["Build", "Run", "build_of", "read_runs", "run_id", "run_of", "setup_of", "signature_of"]
-
-
-class Build(StrEnum):
-    """Kind of vLLM build."""
-
-    NIGHTLY = "nightly"  # any build between releases, release candidates too
-    RELEASE = "release"
-    SOURCE = "source"  # a commit or a folder
-    UNKNOWN = "unknown"
+__all__ = ["Run", "read_runs", "run_id", "run_of"]
 
 
 class Run(RunJson, frozen=True, kw_only=True):
@@ -126,43 +111,3 @@ def run_of(report: RunReport) -> Run:
 
 def run_id(report: RunReport) -> str:
     return f"{report.scenario}/{report.folder.name}"
-
-
-def build_of(version: str | None) -> Build:
-    """Return the kind of build: `0.23.1rc1.dev123+gabc` is a nightly, `0.23.0+cu130` and `0.23.0.post1` are releases."""
-    try:
-        parsed = Version(version or "")
-    except InvalidVersion:
-        return Build.UNKNOWN
-    if from_source(version):
-        return Build.SOURCE
-    return Build.NIGHTLY if parsed.is_prerelease else Build.RELEASE
-
-
-def signature_of(arm: ArmJson) -> str:
-    """Return `match: AssertionError in _continuation_prefill` for the first death outside a cancelled trial, or nothing."""
-    death = next((one.death for one in arm.trials if one.death and one.outcome is not Outcome.CANCELLED), None)
-    if death is None:
-        return ""
-    where = f" in {death.frames[-1].rpartition(':')[2]}" if death.frames else ""
-    return f"{death.signature or 'unknown'}: {death.exception or 'no exception'}{where}"
-
-
-_OF_THIS_RUN = ("-p", "--publish", "--port", "--host", "--name", "--label", "--network", "--mount", "-v", "--volume")
-
-
-def setup_of(arm: ArmJson) -> str:
-    """Return a hash of an arm's command without the ports, paths, names and image of this run. Figures of two setups are not compared."""
-    try:
-        words = shlex.split(arm.command)
-    except ValueError:
-        words = arm.command.split()
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip or word.partition("=")[0] in _OF_THIS_RUN:
-            skip = not skip and "=" not in word
-        elif word != arm.server.image:
-            kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))  # keep only the last name of a path
-    text = "\n".join([str(arm.server.kind), *kept])
-    return hashlib.blake2s(text.encode(), digest_size=4).hexdigest()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.report_examples import EXAMPLES, MAPS, report
+from tests.report_examples import EXAMPLES, MAPS, replace, report
 from vllm_repro.report.json_report import PatchedFile, RunJson, report_dict
 from vllm_repro_search.versions.json_map import VersionMapJson
 
@@ -75,3 +75,8 @@ def test_a_broken_report_breaks_the_schema(key: str, value: object) -> None:
 
 def test_a_patched_file_that_nobody_looked_for_has_no_such_key() -> None:
     assert "imported" not in msgspec.to_builtins(PatchedFile(file="vllm/a.py", sha256="0"))
+
+
+def test_a_lone_surrogate_of_a_journal_is_valid_json() -> None:
+    made = replace(report(EXAMPLES[0]), because="\ud800")
+    assert json.loads(json.dumps(report_dict(made)))["because"] == "\ud800"
