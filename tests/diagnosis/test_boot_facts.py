@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.recordings import pasted, recording
+from tests.diagnosis.logs import pasted, recording
 from vllm_repro_diagnosis.boot_facts import (
     BootFacts,
     Observed,
@@ -61,7 +61,11 @@ def test_a_headless_rank_names_its_version_too() -> None:
         ("TQ hybrid: full-attention layers []", "tq_hybrid_layers", ()),
         ("GPU + host KV cache size: 145,274 tokens", "kv_cache_tokens", 145_274),
         ("Graph capturing finished in 3 secs, took 0.21 GiB", "graphs_captured", True),
-        ("Chunked prefill is enabled with max_num_batched_tokens=4096.", "max_num_batched_tokens", 4096),
+        (
+            "Chunked prefill is enabled with max_num_batched_tokens=4096.",
+            "max_num_batched_tokens",
+            4096,
+        ),
         (
             "Model Runner V2 requires Triton; using the V1 model runner instead.",
             "runner_note",
@@ -81,7 +85,9 @@ def test_a_headless_rank_names_its_version_too() -> None:
     ],
 )
 def test_single_lines(line: str, field: str, value: object) -> None:
-    assert getattr(facts_of(f"(EngineCore pid=1) INFO 11-20 08:24:30 [a.py:1] {line}"), field) == value
+    assert (
+        getattr(facts_of(f"(EngineCore pid=1) INFO 11-20 08:24:30 [a.py:1] {line}"), field) == value
+    )
 
 
 def test_the_dump_of_a_real_death() -> None:
@@ -98,7 +104,10 @@ num_computed_tokens=256,lora_request=None)],
 scheduled_cached_reqs=CachedRequestData(req_ids=['cmpl-b'],resumed_req_ids={'cmpl-b'},new_block_ids=[None],num_computed_tokens=[10],num_output_tokens=[1]),
 num_scheduled_tokens={cmpl-a: 444, cmpl-b: 1}, total_num_scheduled_tokens=445, finished_req_ids=[])
 """
-    assert dump_of(text) == (ScheduledChunk(10, 1, resumed=True), ScheduledChunk(256, 444, new=True))
+    assert dump_of(text) == (
+        ScheduledChunk(10, 1, resumed=True),
+        ScheduledChunk(256, 444, new=True),
+    )
 
 
 def test_no_dump() -> None:
@@ -141,11 +150,17 @@ def test_steps_with_several_prompts_are_read_in_both_wordings() -> None:
         SharedStep(2, 1031),
         SharedStep(3, 40),
     )
-    newer = STEP.format(0, 0).replace("0 context requests, 0 context", "2 context requests, 9 context").splitlines()[1]
+    newer = (
+        STEP.format(0, 0)
+        .replace("0 context requests, 0 context", "2 context requests, 9 context")
+        .splitlines()[1]
+    )
     assert shared_steps(read_lines(newer)) == (SharedStep(2, 9),)
     assert len(shared_steps(read_lines(STEP.format(2, 9) * 10_050)) or ()) == 10_000
 
 
 @pytest.mark.parametrize("text", ["{{'model': 'a'}}", "{[1]: 2}", "{'a': " * 400 + "}" * 400])
 def test_arguments_that_are_no_dictionary_are_no_facts(text: str) -> None:
-    assert boot_facts(read_lines(f"INFO 01-01 00:00:00 [a.py:1] non-default args: {text}")).args == {}
+    assert (
+        boot_facts(read_lines(f"INFO 01-01 00:00:00 [a.py:1] non-default args: {text}")).args == {}
+    )

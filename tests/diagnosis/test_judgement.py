@@ -1,4 +1,4 @@
-"""Diagnoses of short logs: one reviewed table of each sign of death after each part of a boot, and what other programs print."""
+"""A reviewed table of diagnoses: each sign of death after each part of a boot."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import html
 from collections.abc import Iterator
 from itertools import product
 
-import pytest
-
-from tests.diagnosis.recordings import inner
+from tests.diagnosis.logs import inner
 from tests.golden_files import assert_golden
-from vllm_repro_diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.diagnosis import diagnose
 
 API, CORE, WORKER = (
     "({} pid={}) {{}} 11-20 08:24:30 [a.py:1] ".format(*one)
@@ -81,7 +79,12 @@ LINES = {
     "asks": "Why does it say: EngineCore failed to start",
     "names": "Then: EngineCore encountered an issue. See stack trace (above).",
     "step": trace(ERROR, "", "IndexError: index 5 is out of bounds", *STEP),
-    "fatal-step": trace(ERROR, "EngineCore encountered a fatal error.", "IndexError: index 5 is out of bounds", *STEP),
+    "fatal-step": trace(
+        ERROR,
+        "EngineCore encountered a fatal error.",
+        "IndexError: index 5 is out of bounds",
+        *STEP,
+    ),
     "worker-step": trace(
         WORKER_ERROR,
         "WorkerProc hit an exception.",
@@ -121,7 +124,10 @@ LINES = {
         "torch/distributed/c10d.py all_reduce",
     ),
     "rank": trace(
-        WORKER_ERROR, "", "ValueError: " + "long " * 40, "vllm/v1/executor/multiproc_executor.py worker_busy_loop"
+        WORKER_ERROR,
+        "",
+        "ValueError: " + "long " * 40,
+        "vllm/v1/executor/multiproc_executor.py worker_busy_loop",
     ),
     "utility": trace(ERROR, "", "IndexError: no such request", f"{CORE_PY} get"),
     "old-worker": trace(ERROR, "", "IndexError: no such request", "vllm/worker/worker.py get"),
@@ -140,14 +146,17 @@ LINES = {
     "old-cut": "\n".join(trace(ERROR.partition(") ")[2], "", "", *STEP).splitlines()[:-3]),
     "cut": "\n".join(trace(ERROR, "", "", *STEP).splitlines()[:-3]),
     "usage-old": "api_server.py: error: unrecognized arguments: --x",
-    "still-all": API.format("INFO") + STATS.format("0.0").replace("Engine 000", "8 Engines Aggregated"),
+    "still-all": API.format("INFO")
+    + STATS.format("0.0").replace("Engine 000", "8 Engines Aggregated"),
     "handler": trace(
         API.format("ERROR"),
         "AsyncLLM output_handler failed.",
         "OverflowError: out of range",
         "vllm/v1/engine/async_llm.py output_handler",
     ),
-    "worker-cut": "\n".join(trace(WORKER_ERROR, "WorkerProc hit an exception.", "", *STEP).splitlines()[:-3]),
+    "worker-cut": "\n".join(
+        trace(WORKER_ERROR, "WorkerProc hit an exception.", "", *STEP).splitlines()[:-3]
+    ),
 }
 BEGINNINGS = ("", "boot core", "boot core ready 200")
 ENDS = tuple(LINES)[4:]
@@ -297,89 +306,3 @@ def rows() -> Iterator[str]:
 
 def test_the_table_of_diagnoses() -> None:
     assert_golden("diagnoses.txt", "\n".join(rows()) + "\n")
-
-
-SERVED = (
-    "(APIServer pid=1) INFO 11-20 08:24:00 [utils.py:1] non-default args: {'model': 'm'}\n"
-    "(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: model='m'\n"
-    "(APIServer pid=1) INFO:     Application startup complete.\n"
-)
-ANSWERED = '(APIServer pid=1) INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
-STOPPED = "(APIServer pid=1) INFO:     Shutting down\n(APIServer pid=1) INFO:     Application shutdown complete.\n"
-DEATH = (
-    trace(
-        "(EngineCore pid=2) ERROR 11-20 08:24:30 [core.py:1] ",
-        "EngineCore encountered a fatal error.",
-        "IndexError: no such block",
-        "vllm/v1/engine/core.py run_busy_loop",
-        "vllm/v1/core/sched/scheduler.py schedule",
-    )
-    + "\n"
-)
-
-
-def collected(text: str, form: str) -> str:
-    return "".join(form.format(line) + "\n" for line in text.splitlines())
-
-
-SYSTEMD = "Nov 20 08:24:00 host vllm[1]: {}"
-UNIT = "Nov 20 08:24:40 host systemd[1]: {}.service: Main process exited, code="
-
-
-@pytest.mark.parametrize(
-    ("form", "end", "died"),
-    [
-        (SYSTEMD, UNIT.format("vllm") + "killed, status=9/KILL", True),
-        (SYSTEMD, UNIT.format("vllm@qwen") + "dumped, status=11/SEGV", True),
-        (SYSTEMD, UNIT.format("vllm") + "killed, status=15/TERM", None),
-        (SYSTEMD, UNIT.format("vllm") + "exited, status=1/FAILURE", None),
-        (SYSTEMD, UNIT.format("llm") + "killed, status=9/KILL", None),
-        ("vllm-1  | {}", "vllm-1 exited with code 137", True),
-        ("vllm-1  | {}", "vllm-1 exited with code 139 (restarting)", True),
-        ("vllm-1  | {}", "vllm-1 exited with code 143", None),
-        ("vllm-1  | {}", "vllm-1 exited with code 0", None),
-        ("vllm-1  | {}", "init-1 exited with code 137", False),
-        ("{}", "command terminated with exit code 137", True),
-    ],
-)
-def test_what_started_the_server_reports_how_it_ended(form: str, end: str, died: bool | None) -> None:
-    assert diagnose(collected(SERVED + ANSWERED, form) + end).died is died
-    assert diagnose(collected(SERVED + ANSWERED + STOPPED, form) + end).died is False
-    assert diagnose(collected(SERVED, form) + end + "\n" + collected(ANSWERED * 3, form)).died is False
-    tail = collected(ANSWERED, form)
-    assert diagnose(tail + end + "\n" + tail).died is False
-    assert diagnose(collected(SERVED + DEATH, form) + end).exception == "IndexError"
-
-
-@pytest.mark.parametrize(
-    "quoted",
-    [
-        DEATH.replace("pid=2", "pid=99"),
-        DEATH.replace("(EngineCore pid=2) ", ""),
-        DEATH.replace("(EngineCore pid=2) ERROR 11-20 08:24:30 [core.py:1] ", ""),
-        STOPPED.replace("pid=1", "pid=99"),
-    ],
-)
-def test_another_servers_log_in_a_prompt_is_refuted_by_the_answers_after_it(quoted: str) -> None:
-    prompt = "(APIServer pid=1) INFO 11-20 08:24:20 [logger.py:1] Received request 1: prompt: 'why?\n" + quoted
-    found = diagnose(SERVED + prompt + ANSWERED * 3)
-    assert (found.died, found.phase, found.exception) == (False, Phase.IDLE, None)
-    assert diagnose(SERVED + prompt + ANSWERED * 3 + DEATH).exception == "IndexError"
-
-
-def test_a_process_whose_boot_was_left_out_may_report_a_death() -> None:
-    worker = DEATH.replace("EngineCore pid=2", "Worker_TP1 pid=7").replace(
-        "EngineCore enc", "WorkerProc hit an exception. enc"
-    )
-    assert diagnose(SERVED + ANSWERED + worker).exception == "IndexError"
-    second = SERVED.replace("pid=1", "pid=11").replace("pid=2", "pid=12")
-    assert diagnose(SERVED + second + DEATH + ANSWERED.replace("pid=1", "pid=11") * 3).exception == "IndexError"
-
-
-def test_a_pasted_traceback_of_the_program_is_its_end_behind_another_one() -> None:
-    inspected = (
-        trace("ERROR 06-11 01:50:19 [registry.py:1] ", "Error in inspecting", "OSError: x", "vllm/a.py inspect") + "\n"
-    )
-    ended = trace("", "", "ValueError: not inspected", "vllm/engine/arg_utils.py create_engine_config")
-    found = diagnose("I get this:\n" * 9 + inspected + ended)
-    assert (found.died, found.phase, found.exception) == (True, Phase.BOOT, "ValueError")

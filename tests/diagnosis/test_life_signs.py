@@ -26,7 +26,10 @@ def life_of(*lines: str) -> ServerLife:
             "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
             SignKind.BOOT_FAILED,
         ),
-        (CORE + "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", SignKind.WORKER_DIED),
+        (
+            CORE + "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.",
+            SignKind.WORKER_DIED,
+        ),
         (CORE + "Engine core proc EngineCore_DP0 died unexpectedly.", SignKind.ENGINE_GONE),
         (CORE + "AsyncLLM output_handler failed.", SignKind.ENGINE_DEAD),
         ("Fatal Python error: Segmentation fault", SignKind.NATIVE_CRASH),
@@ -35,8 +38,14 @@ def life_of(*lines: str) -> ServerLife:
         ("INFO:     Shutting down ", SignKind.SHUTDOWN),
         ("Killed ", SignKind.BY_SIGNAL),
         ("EngineCore encountered a fatal error. ", SignKind.FATAL),
-        ("[rank1]:[E8 P.cpp:1] watchdog thread terminated with exception: CUDA error", SignKind.NATIVE_CRASH),
-        ('INFO:     1.2.3.4:5 - "GET /health HTTP/1.1" 503 Service Unavailable', SignKind.HEALTH_503),
+        (
+            "[rank1]:[E8 P.cpp:1] watchdog thread terminated with exception: CUDA error",
+            SignKind.NATIVE_CRASH,
+        ),
+        (
+            'INFO:     1.2.3.4:5 - "GET /health HTTP/1.1" 503 Service Unavailable',
+            SignKind.HEALTH_503,
+        ),
         ('INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 500 x', SignKind.SERVER_ERROR),
     ],
 )
@@ -67,7 +76,9 @@ def test_a_line_that_quotes_a_sign_is_none(line: str) -> None:
     assert not life_of(line).first
 
 
-@pytest.mark.parametrize("line", ["Traceback (most recent call last):", '  File "/x/y.py", line 1, in run_busy_loop'])
+@pytest.mark.parametrize(
+    "line", ["Traceback (most recent call last):", '  File "/x/y.py", line 1, in run_busy_loop']
+)
 def test_a_traceback_that_a_request_log_quotes_is_none(line: str) -> None:
     for quoting, cut in ((CORE.replace("ERROR", "INFO"), False), (CORE, True)):
         assert (life_of(quoting + line).cut_inside is not None) is cut
@@ -83,7 +94,10 @@ def test_a_traceback_that_a_request_log_quotes_is_none(line: str) -> None:
     ],
 )
 def test_a_traceback_of_an_engine_is_cut(prefix: str, function: str, cut: bool) -> None:
-    life = life_of(prefix + "Traceback (most recent call last):", f'{prefix}  File "/x/y.py", line 1, in {function}')
+    life = life_of(
+        prefix + "Traceback (most recent call last):",
+        f'{prefix}  File "/x/y.py", line 1, in {function}',
+    )
     assert (life.cut_inside is not None) is cut
 
 
@@ -109,7 +123,9 @@ def test_a_server_that_begins_ends_the_one_before(before: str, line: str, ended:
 
 @pytest.mark.parametrize(("words", "number"), [("shutdown triggered", 2), ("waiting", 0)])
 def test_a_stop_without_its_trigger_began_before_the_log(words: str, number: int) -> None:
-    assert life_of("x", f"{API}[shutdown] API server: {words}").line_of(SignKind.STOP_ASKED) == number
+    assert (
+        life_of("x", f"{API}[shutdown] API server: {words}").line_of(SignKind.STOP_ASKED) == number
+    )
 
 
 def test_prose_is_kept_up_to_a_limit() -> None:
@@ -127,7 +143,12 @@ def test_a_text_is_a_log_only_with_lines_of_a_server() -> None:
 
 
 def stats(
-    *, prompt: str = "0.0", generated: str = "0.0", running: int = 0, waiting: int = 0, engine: str = "Engine 000: "
+    *,
+    prompt: str = "0.0",
+    generated: str = "0.0",
+    running: int = 0,
+    waiting: int = 0,
+    engine: str = "Engine 000: ",
 ) -> str:
     return (
         f"{API}{engine}Avg prompt throughput: {prompt} tokens/s, Avg generation throughput: {generated} tokens/s, "
@@ -147,8 +168,16 @@ WAIT = API + "No available shared memory broadcast block found in 60 seconds."
         ([stats(running=1, waiting=1)], {"000": 1}, {"000": True}),
         ([stats(prompt="9.0", running=2)], {"000": 0}, {"000": True}),
         ([stats(running=2), stats(running=2)], {"000": 2}, {"000": True}),
-        ([stats(running=2), stats(running=2), stats(generated="55.0", running=2)], {"000": 0}, {"000": True}),
-        ([stats(running=2), stats(running=2, engine="")], {"000": 1, "": 1}, {"000": True, "": True}),
+        (
+            [stats(running=2), stats(running=2), stats(generated="55.0", running=2)],
+            {"000": 0},
+            {"000": True},
+        ),
+        (
+            [stats(running=2), stats(running=2, engine="")],
+            {"000": 1, "": 1},
+            {"000": True, "": True},
+        ),
         ([stats(running=2), ANSWER], {}, {"000": True}),
         ([API + "[shutdown] API server: shutdown triggered", stats(running=2)], {}, {}),
     ],
@@ -183,7 +212,11 @@ def test_an_engine_survived_what_three_answers_follow(answers: int, line: int) -
 
 
 def test_a_traceback_of_the_environment_is_not_the_servers() -> None:
-    trace = ["Traceback (most recent call last):", '  File "/x/y.py", line 1, in run', "ValueError: no such tool"]
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "/x/y.py", line 1, in run',
+        "ValueError: no such tool",
+    ]
     for end in ("```", "</details>", API + "x"):
         lines = [
             "Collecting environment information...",
@@ -207,12 +240,26 @@ def test_facts_that_a_life_collects() -> None:
         "(EngineCore pid=2) INFO 11-20 08:24:30 [core.py:1] up",
         CORE + "down",
     )
-    assert (life.booted, life.api_pid, life.first_engine_line, life.engine_error) == (True, 1, 4, True)
+    assert (life.booted, life.api_pid, life.first_engine_line, life.engine_error) == (
+        True,
+        1,
+        4,
+        True,
+    )
     assert life.pids == {1: "APIServer", 2: "EngineCore", 3: "Worker"}
-    assert (life.connector, life.headless, life.ready, life.usage) == ("NixlConnector", False, False, None)
+    assert (life.connector, life.headless, life.ready, life.usage) == (
+        "NixlConnector",
+        False,
+        False,
+        None,
+    )
     for level, error in (("INFO", False), ("ERROR", True), ("CRITICAL", True)):
         assert life_of(CORE.replace("ERROR", level) + "x").engine_error is error
-    for line, of_vllm in (("x", False), ("(X pid=2) x", True), ("INFO 11-20 08:24:30 [a.py:1] x", True)):
+    for line, of_vllm in (
+        ("x", False),
+        ("(X pid=2) x", True),
+        ("INFO 11-20 08:24:30 [a.py:1] x", True),
+    ):
         assert life_of(line, "y").of_vllm is of_vllm
     assert SignKind.HEALTH_503 not in life_of(
         ANSWER.replace("POST /v1/completions", "GET /health").replace("200", "503"), BOOT

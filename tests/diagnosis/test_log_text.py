@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.diagnosis.recordings import DATA, recording
+from tests.diagnosis.logs import DATA, recording
 from vllm_repro_diagnosis.log_text import MAX_LINE, Line, read_lines
 
 
@@ -19,11 +19,20 @@ def one(text: str) -> Line:
 @pytest.mark.parametrize(
     ("raw", "parts"),
     [
-        ("(EngineCore_DP0 pid=7) INFO 11-20 08:24:30 [core.py:1] x", ("EngineCore_DP0", 7, "INFO", "core.py:1", "x")),
-        ('ERROR 09-30 15:18:57 [v1/core.py:7]   File "a.py"', ("", None, "ERROR", "v1/core.py:7", '  File "a.py"')),
+        (
+            "(EngineCore_DP0 pid=7) INFO 11-20 08:24:30 [core.py:1] x",
+            ("EngineCore_DP0", 7, "INFO", "core.py:1", "x"),
+        ),
+        (
+            'ERROR 09-30 15:18:57 [v1/core.py:7]   File "a.py"',
+            ("", None, "ERROR", "v1/core.py:7", '  File "a.py"'),
+        ),
         ("INFO 05-01 10:00:00 core.py:55] old", ("", None, "INFO", "core.py:55", "old")),
         ("INFO 11-20 08:24:30.123 [core.py:1] x", ("", None, "INFO", "core.py:1", "x")),
-        ("INFO:     Application startup complete.", ("", None, "INFO", "", "Application startup complete.")),
+        (
+            "INFO:     Application startup complete.",
+            ("", None, "INFO", "", "Application startup complete."),
+        ),
         ("(APIServer pid=3) ERROR:    Exception", ("APIServer", 3, "ERROR", "", "Exception")),
         ("(Worker pid=4) RuntimeError: bare", ("Worker", 4, "", "", "RuntimeError: bare")),
         (
@@ -73,7 +82,12 @@ def test_prefixes_of_vllm(raw: str, parts: tuple[str, int | None, str, str, str]
 def test_known_collectors_are_removed(collector: str) -> None:
     bare = "(EngineCore pid=5) ERROR 11-20 08:24:30 [core.py:1138]     raise AssertionError("
     line = one(collector.format(bare))
-    assert (line.process, line.pid, line.level, line.source) == ("EngineCore", 5, "ERROR", "core.py:1138")
+    assert (line.process, line.pid, line.level, line.source) == (
+        "EngineCore",
+        5,
+        "ERROR",
+        "core.py:1138",
+    )
     assert line.text == "    raise AssertionError("
 
 
@@ -89,7 +103,9 @@ def test_indentation_without_a_vllm_prefix_is_kept() -> None:
     assert one("2026-11-20T08:24:30Z   File 'a.py'").text == "  File 'a.py'"
 
 
-@pytest.mark.parametrize("key", ["log", "line", "message", "MESSAGE", "msg", "textPayload", "journald in colour"])
+@pytest.mark.parametrize(
+    "key", ["log", "line", "message", "MESSAGE", "msg", "textPayload", "journald in colour"]
+)
 def test_json_records_are_read_like_their_log(key: str) -> None:
     text = recording("v0.32.0-killed-inflight")
     records: list[dict[str, object]]
@@ -102,7 +118,15 @@ def test_json_records_are_read_like_their_log(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"log": broken', '{"error": {"message": "x"}}', '{"log": 3}', "{}", '{"a": [1]}', '{"log": [1, 999]}']
+    "text",
+    [
+        '{"log": broken',
+        '{"error": {"message": "x"}}',
+        '{"log": 3}',
+        "{}",
+        '{"a": [1]}',
+        '{"log": [1, 999]}',
+    ],
 )
 def test_other_json_stays_whole(text: str) -> None:
     assert one(text).text == text
@@ -143,7 +167,9 @@ def test_a_prefix_is_learnt_only_if_most_lines_have_it() -> None:
     assert words[-1] == "100%|##| 5/5 [00:01]", "a bar is no prefix"
     lines = list(read_lines(f"0: first\n0: {stamped}\n1: {stamped}\n0:     raise x\n0:"))
     assert [line.text for line in lines] == ["first", "x", "x", "    raise x", ""]
-    assert next(line.text for line in read_lines(f"0: first\n0: {stamped}")) == "0: first", "one line shows no rule"
+    assert next(line.text for line in read_lines(f"0: first\n0: {stamped}")) == "0: first", (
+        "one line shows no rule"
+    )
 
 
 def test_a_message_that_quotes_a_log_line_stays_whole() -> None:
@@ -164,7 +190,9 @@ def test_an_open_binary_file_reads_like_its_text() -> None:
         from_file = list(read_lines(file))
     text = path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
     assert from_file == list(read_lines(text))
-    assert {line.number for line in from_file} == set(range(1, text.removesuffix("\n").count("\n") + 2))
+    assert {line.number for line in from_file} == set(
+        range(1, text.removesuffix("\n").count("\n") + 2)
+    )
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
