@@ -18,7 +18,8 @@ from vllm_repro_diagnosis.log_text import Line, read_lines
 LOGS = sorted((*(DATA / "recordings").glob("*.log"), *(DATA / "pasted").glob("*.txt")))
 STATS = (
     "INFO 11-20 08:24:{1:02} [loggers.py:257] Engine 00{2}: Avg prompt throughput: {0}.0 tokens/s, "
-    "Avg generation throughput: {0}.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%"
+    "Avg generation throughput: {0}.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs, "
+    "GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%"
 )
 STAMPS = (
     *(
@@ -58,7 +59,8 @@ def access_lines(chance: random.Random, prefixes: list[str], count: int) -> Iter
                 if kind < counts + 0.02
                 else "POST /v1/completions"
             )
-            yield f'{prefix}INFO:     10.0.0.{chance.randrange(256)}:{chance.randrange(65536)} - "{path} HTTP/1.1" 200 OK'
+            client = f"10.0.0.{chance.randrange(256)}:{chance.randrange(65536)}"
+            yield f'{prefix}INFO:     {client} - "{path} HTTP/1.1" 200 OK'
 
 
 def padded(path: Path, chance: random.Random) -> bytes:

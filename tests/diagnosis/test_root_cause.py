@@ -251,7 +251,7 @@ def test_a_consequence_is_the_root_only_alone(other: Raised) -> None:
 def test_exceptions_that_come_from_an_engine(
     process: str, headline: str, function: str, native: bool, counts: bool
 ) -> None:
-    names = {"process": process, "headline": headline}
-    first = replace(raised("ValueError", "x", function, **names), native=native)
-    after = replace(raised("ValueError", "after", "f", **names), native=native, cause=first)
+    first = raised("ValueError", "x", function, process=process, headline=headline)
+    first = replace(first, native=native)
+    after = replace(first, message="after", frames=IN_VLLM.frames, cause=first)
     assert [find_root([each]) is not None for each in (first, after)] == [counts, counts]

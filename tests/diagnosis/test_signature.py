@@ -11,8 +11,8 @@ from vllm_repro_diagnosis.signature import How, Signature, compare, failed_nodes
 TQ = Signature(
     exception="AssertionError",
     message=(
-        "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires {asked} MB, "
-        "current size is {locked} MB."
+        "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires "
+        "{asked} MB, current size is {locked} MB."
     ),
     frames=(
         "_prefill_attention",
@@ -31,8 +31,8 @@ MTP = Signature(
 DSV4 = Signature(
     exception="AssertionError",
     message=(
-        "Workspace is locked but allocation from '{file}:{line}:_forward_prefill' requires {asked} MB, "
-        "current size is {locked} MB."
+        "Workspace is locked but allocation from '{file}:{line}:_forward_prefill' requires "
+        "{asked} MB, current size is {locked} MB."
     ),
     frames=("_forward_prefill", "get_simultaneous", "_ensure_workspace_size"),
     phase=Phase.REQUEST,
@@ -77,9 +77,12 @@ def logged(prefix: str, *lines: str) -> str:
     return "\n".join(prefix + line for line in lines)
 
 
+X_PY = "/venv/site-packages/vllm/v1/worker/x.py"
+
+
 def worker_block(exception: str, message: str, *functions: str) -> str:
     frames = [
-        f'  File "/venv/site-packages/vllm/v1/worker/x.py", line 1, in {function}\n    call_{function}()'
+        f'  File "{X_PY}", line 1, in {function}\n    call_{function}()'
         for function in ("worker_busy_loop", "execute_model", *functions)
     ]
     return logged(
@@ -243,9 +246,14 @@ def test_a_wrong_template_is_refused_when_declared(message: str) -> None:
 
 
 FORWARD_PREFILL = replace(DSV4, message="Workspace is locked", frames=("_forward_prefill",))
-PASTED = 'Traceback (most recent call last):\n  File "vllm/a.py", line 1, in _forward_prefill\nAssertionError: Workspace is locked\n'
+HEAD = "Traceback (most recent call last):\n"
+PASTED = (
+    f'{HEAD}  File "vllm/a.py", line 1, in _forward_prefill\nAssertionError: Workspace is locked\n'
+)
 LOST = "(MainProcess pid=3964) ERROR 11-20 15:00:00 [multiproc_executor.py:315] "
-CLOSED = 'Traceback (most recent call last):\n  File "vllm/b.py", line 1, in all_reduce\nRuntimeError: Connection closed by peer\n'
+CLOSED = (
+    f'{HEAD}  File "vllm/b.py", line 1, in all_reduce\nRuntimeError: Connection closed by peer\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -253,15 +261,14 @@ CLOSED = 'Traceback (most recent call last):\n  File "vllm/b.py", line 1, in all
     [
         (
             CLOSED,
-            LOST
-            + "Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor.\n",
+            LOST + "Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down.\n",
             (1,),
         ),
         (LOST + "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\n", CLOSED, (0,)),
         (PASTED, PASTED, (0, 1)),
         (CLOSED, PASTED, (1,)),
         (PASTED, CLOSED, (0,)),
-        # With two workers a node the second node's first one is worker 2, and its log is that of node 1.
+        # With two workers a node, worker 2 is the first of node 1.
         (
             CLOSED,
             LOST + "Worker proc VllmWorker-2 died unexpectedly, shutting down executor.\n",
