@@ -29,9 +29,7 @@ def test_a_bug_is_fixed_and_regresses() -> None:
     assert bug_state(rows[:3]).reason == (
         f"died in 10 of 10 boots, last in {NIGHTLY.format(1)}; 1 of 6 quiet boots for a fix"
     )
-    assert bug_state(rows[:4]).reason == (
-        f"died in 10 of 10 boots, then 6 quiet in a row up to {NIGHTLY.format(3)}"
-    )
+    assert bug_state(rows[:4]).reason == (f"died in 10 of 10 boots, then 6 quiet in a row up to {NIGHTLY.format(3)}")
     regressed = bug_state(rows[:5])
     assert (regressed.crashed, regressed.boots) == (2, 2), "older crashes have another rate"
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -10,45 +9,56 @@ import pytest
 from tests.conftest import StubGpus
 from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL, report
+from vllm_repro.report.model import RunReport
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Verdict, VerdictReport
-from vllm_repro_nights.night import Light, Night, Slot, annotation, light_of, markdown, suites
+from vllm_repro_nights.night_result import Light, Night, ScenarioNight, annotation, judged, markdown, suites
 from vllm_repro_nights.run_night import host_problems
 
-ASKED = "vllm/vllm-openai:nightly, server docker"
-
-_GPU = replace(report(REHEARSAL), evidence="gpu", version="0.33.0")
+EXAMPLE = report(REHEARSAL)
 
 
-def ran(scenario: str, light: Light, why: str, verdict: Verdict, seconds: float, run: str) -> Slot:
-    because = VerdictReport(verdict=verdict, expected=True, because=why)
-    made = replace(_GPU, scenario=scenario, verdict=because, duration_s=seconds, folder=Path(run))
-    return Slot(scenario=scenario, light=light, why=why, report=made)
+def ended(verdict: Verdict, expected: bool | None, because: str, **fields: object) -> RunReport:
+    decided = VerdictReport(verdict=verdict, expected=expected, because=because)
+    return replace(EXAMPLE, verdict=decided, **fields)  # type: ignore[arg-type]  # fields of a report
 
 
-SLOTS = (
-    ran("a-good", Light.GREEN, "reported: died in 1 of 1 boots", Verdict.REPRODUCES, 61.2, "run-1"),
-    ran("b-bad", Light.RED, "died | of it; this release was declared good", Verdict.REGRESSED, 99, "run-2"),
-    ran("c-quiet", Light.AMBER, "nothing can be said: 1 untriggered", Verdict.INCONCLUSIVE, 40, "run-3"),
-    Slot(scenario="d-lost", light=Light.AMBER, why="the image is not on this machine"),
-    Slot(
-        scenario="e-big",
-        light=Light.NONE,
-        why="the scenario needs 2 GPUs, 96 GB each, and this machine has 1 NVIDIA GPU",
-    ),
-)
+def ran(scenario: str, verdict: Verdict, expected: bool | None, because: str, run: str) -> ScenarioNight:
+    fields = {"scenario": scenario, "evidence": "gpu", "version": "0.33.0", "folder": Path(run)}
+    return judged(ended(verdict, expected, because, **fields))
 
 
-def night(*slots: Slot, **fields: object) -> Night:
-    return replace(Night(asked=ASKED, started_at="2026-11-20T02:17:00Z", slots=slots), **fields)  # type: ignore[arg-type]  # fields of a Night
+def of_outcome(outcome: Outcome) -> ScenarioNight:
+    """Return an undecided scenario whose trials all had the outcome."""
+    arms = tuple(
+        replace(arm, trials=tuple(replace(trial, outcome=outcome) for trial in arm.trials)) for arm in EXAMPLE.arms
+    )
+    return judged(ended(Verdict.INCONCLUSIVE, None, "why", arms=arms))
 
 
-GREEN, RED, AMBER, LOST, NONE = SLOTS
+def without_run(scenario: str, light: Light, why: str) -> ScenarioNight:
+    return ScenarioNight(scenario=scenario, light=light, why=why)
+
+
+GREEN = ran("a-good", Verdict.REPRODUCES, True, "reported: died in 1 of 1 boots", "run-1")
+RED = ran("b-bad", Verdict.REGRESSED, False, "died | of it; this release was declared good", "run-2")
+AMBER = ran("c-quiet", Verdict.INCONCLUSIVE, None, "nothing can be said: 1 untriggered", "run-3")
+LOST = without_run("d-lost", Light.AMBER, "the image is not on this machine")
+NONE = without_run("e-big", Light.NONE, "the scenario needs 2 GPUs, and this machine has 1 NVIDIA GPU")
+CUT = without_run("f-cut", Light.CUT, "not run: the night was interrupted before")
+LATE = without_run("g-late", Light.LATE, "9 s of 60 s were left, and it took 70 s before")
+ALL = (GREEN, RED, AMBER, LOST, NONE, CUT, LATE)
+
+
+def night(*scenarios: ScenarioNight, **fields: object) -> Night:
+    asked = "vllm/vllm-openai:nightly, server docker"
+    made = Night(asked=asked, started_at="2026-11-20T02:17:00Z", scenarios=scenarios)
+    return replace(made, **fields)  # type: ignore[arg-type]  # fields of a Night
 
 
 @pytest.mark.parametrize(
-    ("slots", "light"),
+    ("scenarios", "light"),
     [
         ((), Light.AMBER),
         ((NONE,), Light.AMBER),
@@ -56,101 +66,87 @@ GREEN, RED, AMBER, LOST, NONE = SLOTS
         ((GREEN, NONE), Light.GREEN),
         ((GREEN, AMBER), Light.AMBER),
         ((LOST, GREEN), Light.AMBER),
+        ((CUT, GREEN), Light.AMBER),
         ((GREEN, AMBER, RED), Light.RED),
-        ((RED, GREEN), Light.RED),
     ],
 )
-def test_red_outweighs_amber_which_outweighs_green(slots: tuple[Slot, ...], light: Light) -> None:
-    assert night(*slots).light is light
-    assert night(*reversed(slots)).light is light
+def test_red_outweighs_amber_which_outweighs_green(scenarios: tuple[ScenarioNight, ...], light: Light) -> None:
+    assert night(*scenarios).light is light
+    assert night(*reversed(scenarios)).light is light
     for more in ({"trouble": ("a GPU is busy",)}, {"interrupted": "SIGTERM"}):
-        assert night(*slots, **more).light is (Light.RED if light is Light.RED else Light.AMBER)
-
-
-def test_kinds_of_evidence_have_tables_of_their_own_and_what_changed_is_said() -> None:
-    lab, cpu = (
-        replace(GREEN, scenario=kind, report=replace(GREEN.report or _GPU, evidence=kind)) for kind in ("lab", "cpu")
-    )
-    late = Slot(scenario="f-late", light=Light.LATE, why="9 s of 60 were left; it took 70 s")
-    found = night(lab, cpu, late, changes=("REGRESSED: lab (LAB): it died again",))
-    assert found.light is Light.AMBER
-    text = markdown(found)
-    titles = re.findall(r"^## (.*)", text, flags=re.MULTILINE)
-    assert titles == ["What changed since the night before", "LAB", "vLLM on a CPU", "Not reached in time"]
-    assert "- REGRESSED: lab (LAB): it died again" in text
-    assert [name in text.partition("## LAB")[2].partition("##")[0] for name in ("| lab |", "| cpu |")] == [True, False]
-    assert "## What changed since the night before\n\nNothing." in markdown(night(GREEN, changes=()))
-    assert "changed" not in markdown(night(GREEN))
+        assert night(*scenarios, **more).light is (Light.RED if light is Light.RED else Light.AMBER)
 
 
 @pytest.mark.parametrize(
-    ("slot", "status", "marked"),
+    ("scenarios", "trouble", "expected"),
+    [
+        ((AMBER,), (), False),
+        ((GREEN, AMBER, NONE), (), False),
+        ((GREEN,), ("a GPU is busy",), True),
+        ((GREEN, LOST), (), True),
+        ((NONE, LATE), (), True),
+        ((GREEN, of_outcome(Outcome.INFRA)), (), True),
+        ((of_outcome(Outcome.UNSUPPORTED),), (), True),
+    ],
+)
+def test_a_night_that_shows_nothing_had_trouble(
+    scenarios: tuple[ScenarioNight, ...], trouble: tuple[str, ...], *, expected: bool
+) -> None:
+    assert night(*scenarios, trouble=trouble).had_trouble is expected
+
+
+@pytest.mark.parametrize(
+    ("scenario", "status", "marked"),
     [(GREEN, 0, ""), (RED, 1, "::error "), (AMBER, 2, "::warning "), (NONE, 2, "::warning ")],
 )
-def test_a_light_is_an_exit_status_and_a_mark_of_one_line(slot: Slot, status: int, marked: str) -> None:
-    found = night(replace(slot, scenario="a\nb"))
-    assert found.light.status == status
-    assert found.headline.startswith(f"{found.light}: ")
-    assert annotation(found).startswith(marked)
-    assert bool(annotation(found)) is bool(marked)
-    assert "\n" not in annotation(found)
+def test_a_light_is_a_status_and_an_annotation(scenario: ScenarioNight, status: int, marked: str) -> None:
+    shown = night(replace(scenario, scenario="a\nb"))
+    assert shown.light.status == status
+    assert shown.headline.startswith(f"{shown.light}: ")
+    assert annotation(shown).startswith(marked)
+    assert bool(annotation(shown)) is bool(marked)
+    assert "\n" not in annotation(shown)
 
 
-def test_what_a_night_says() -> None:
-    assert_golden("nightly-red.md", markdown(night(*SLOTS)))
-    assert_golden(
-        "nightly-trouble.md", markdown(night(trouble=("GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use",)))
-    )
+def test_the_summary_of_a_night() -> None:
+    assert_golden("nightly-red.md", markdown(night(*ALL, changes=("REGRESSED: b-bad: it died",))))
+    trouble = "GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use"
+    assert_golden("nightly-trouble.md", markdown(night(trouble=(trouble,), changes=())))
 
 
 def test_the_light_of_a_run() -> None:
-    example = report(REHEARSAL)
     for expected, light in ((True, Light.GREEN), (False, Light.RED), (None, Light.AMBER)):
-        verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=expected, because="because")
-        assert light_of(replace(example, verdict=verdict)) is light
-        refused = tuple(
-            replace(arm, trials=tuple(replace(one, outcome=Outcome.UNSUPPORTED) for one in arm.trials))
-            for arm in example.arms
-        )
-        assert light_of(replace(example, verdict=verdict, arms=refused)) is Light.NONE
-    undecided = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because="because")
-    assert light_of(replace(example, verdict=undecided, imitated=False)) is Light.NONE
+        assert judged(ended(Verdict.INCONCLUSIVE, expected, "because")).light is light
+    for fields, light in (({"imitated": False}, Light.NONE), ({"interrupted": "SIGINT"}, Light.CUT)):
+        assert judged(ended(Verdict.INCONCLUSIVE, None, "because", **fields)).light is light
+    assert of_outcome(Outcome.UNSUPPORTED).light is Light.NONE
 
 
 def test_one_junit_file_for_the_night() -> None:
-    root = ET.fromstring(suites(night(*SLOTS, trouble=("x\x00",))))
+    root = ET.fromstring(suites(night(*ALL, trouble=("x\x00",), interrupted="SIGINT")))
     assert [suite.get("name") for suite in root] == ["nightly", "a-good", "b-bad", "c-quiet"]
-    assert {case.get("name"): [one.tag for one in case] for case in root[0]} == {
-        "d-lost": ["error"],
-        "e-big": ["skipped"],
-        "preflight": ["error"],
-    }
+    cases = {case.get("name"): case[0].tag for case in root[0]}
+    assert cases.pop("e-big") == "skipped"
+    assert cases == dict.fromkeys(("d-lost", "f-cut", "g-late", "preflight", "night"), "error")
     for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         assert int(root.get(name, "-1")) == len(list(root.iter(tag)))
         assert sum(int(suite.get(name, "-1")) for suite in root) == len(list(root.iter(tag)))
 
 
-def test_busy_gpus_are_trouble_of_the_host(tmp_path: Path, stub_gpus: StubGpus) -> None:
+def test_problems_of_the_host(tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def problems(kind: ServerKind = ServerKind.PROCESS, least_disk_gb: float = 0) -> list[str]:
+        return list(host_problems(kind, tmp_path / "not" / "made", least_disk_gb))
+
     stub_gpus.say(cards=[{}, {"memory.used": 70000}])
-    assert not list(host_problems(ServerKind.PROCESS, tmp_path, 0)), "runs lease the other card"
+    assert problems() == [], "runs lease the other card"
     stub_gpus.say(cards=[{"memory.used": 70000}])
-    (shown,) = host_problems(ServerKind.PROCESS, tmp_path, 0)
-    assert shown == "GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use"
+    assert problems() == ["GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use"]
     stub_gpus.say(fail="no driver")
-    assert list(host_problems(ServerKind.PROCESS, tmp_path, 0)) == ["nvidia-smi fails: no driver"]
+    assert problems() == ["nvidia-smi fails: no driver"]
     stub_gpus.say(cards=[])
-    (shown,) = host_problems(ServerKind.PROCESS, tmp_path, 0)
-    assert shown == "no NVIDIA GPU: nvidia-smi is absent, or lists none"
-
-
-def test_a_full_disk_is_trouble_of_the_host(tmp_path: Path) -> None:
-    (shown,) = host_problems(ServerKind.REHEARSAL, tmp_path / "not" / "made", 10**9)
-    assert "GB are free where runs are written" in shown
-    assert not list(host_problems(ServerKind.REHEARSAL, tmp_path, 0))
-
-
-@pytest.mark.usefixtures("stub_gpus")
-def test_no_container_engine_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert problems() == ["no NVIDIA GPU: nvidia-smi is absent, or lists none"]
+    assert problems(ServerKind.REHEARSAL) == []
+    assert "GB are free where runs are written" in problems(ServerKind.REHEARSAL, 10**9)[0]
+    stub_gpus.say(cards=[{}])
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    (shown,) = host_problems(ServerKind.DOCKER, tmp_path, 0)
-    assert "none.sock" in shown
+    assert "none.sock" in problems(ServerKind.DOCKER)[0]
