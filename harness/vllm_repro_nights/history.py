@@ -103,8 +103,6 @@ class History:
     changes: tuple[Change, ...]
     bugs: tuple[BugNights, ...]
     throughput: tuple[NightThroughput, ...]
-    # number of all runs
-    runs: int
     last_night: tuple[Run, ...]
 
     @property
@@ -145,7 +143,6 @@ def history(runs: Sequence[Run], zone: tzinfo | None, *, last: int = 1, scenario
         changes=tuple(sorted(changes, key=lambda change: not change.call)),
         bugs=tuple(bugs),
         throughput=tuple(throughput(kept)),
-        runs=len(kept),
         last_night=tuple(run for night, run in kept if night == nights[-1]),
     )
 

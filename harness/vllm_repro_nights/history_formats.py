@@ -24,39 +24,35 @@ _TEMPLATES = Path(__file__).parent / "templates"
 def terminal(history: History) -> str:
     """Return the output of `vllm-repro history`."""
     lines = [_SIMULATED] if history.simulated else []
-    lines.append(_headline(history))
-    if not history.nights:
-        return "\n".join(lines)
+    lines += [_headline(history), ""]
     if history.since is None:
-        lines += ["", "There is no earlier night to compare with."]
+        lines.append("There is no earlier night to compare with.")
     else:
-        lines += ["", f"since the night of {history.since}:"]
+        lines.append(f"since the night of {history.since}:")
         lines += [f"  {line}" for line in change_lines(history)] or ["  nothing changed"]
-    nights = f"last {plural(len(history.nights), 'night')}"
-    rows: list[tuple[str, ...]] = [("state", "scenario", "evidence", nights, "reason")]
+    rows = [("state", "scenario", "evidence", f"{len(history.nights)} nights", "reason")]
     for bug in history.bugs:
         if bug.decided:
             letters = "".join(MARKS[cell.result].letter for cell in bug.nights)
             rows.append((bug.state.verdict, bug.scenario, bug.evidence, letters, bug.reason))
-    lines += ["", *columns(rows, (12, 32, 9, 14, 100))] if len(rows) > 1 else []
+    lines += ["", *columns(rows, (12, 32, 9, 14, 100))]
     if folded := _folded(history):
         lines += ["", f"without a conclusive run: {', '.join(folded)}"]
-    if history.throughput:
-        table = _throughput_table(history)
+    table = _throughput_table(history)
+    if table.rows:
         lines += ["", *columns([table.heads, *table.rows], (48, 36, 8, 40, 10, 12, 12))]
     return "\n".join(lines)
 
 
 def _headline(history: History) -> str:
-    if not history.nights:
-        return "no run is in the history yet"
     runs = history.last_night
+    if not runs:
+        return "no run of these scenarios in the last night"
     surprises = sum(run.surprise for run in runs)
     undecided = sum(run.undecided for run in runs)
     as_expected = len(runs) - surprises - undecided
     return (
-        f"{plural(history.runs, 'run')} to the night of {history.nights[-1]}; last night "
-        f"{plural(len(runs), 'run')}: {as_expected} as expected, "
+        f"last night {plural(len(runs), 'run')}: {as_expected} as expected, "
         f"{plural(surprises, 'surprise')}, {undecided} undecided"
     )
 

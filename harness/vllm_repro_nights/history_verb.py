@@ -78,11 +78,9 @@ def _runs(root: Path, named: list[str] | tuple[str, ...]) -> list[Run]:
     for name in unreadable:
         print(f"vllm-repro: skipped, its journal holds no run: {name}", file=sys.stderr)
     known = {run.scenario for run in runs}
-    for name in named:
-        if name not in known:
-            raise UsageError(
-                f"no run of {name} in {root}", hint=f"it has: {', '.join(sorted(known)) or 'no run at all'}"
-            )
+    if unknown := [name for name in named if name not in known]:
+        shown = ", ".join(sorted(known)) or "no run at all"
+        raise UsageError(f"no run of {unknown[0]} in {root}", hint=f"it has: {shown}")
     return runs
 
 
@@ -90,9 +88,5 @@ def _write(file: Path, content: str, option: str) -> None:
     if file == _STDOUT:
         sys.stdout.write(content)
         return
-    if not file.parent.is_dir():
-        raise UsageError(
-            f"cannot write {file}: there is no folder {file.parent}", hint="create it, or name another file"
-        )
     write_file(file, content, hint=f"name another file with {option}")
     print(f"wrote {file}", file=sys.stderr)

@@ -52,7 +52,7 @@ def run_night(
     folder = stamped_folder(out, Path("nightly"))
     here = not any(job.elsewhere for job in jobs)
     trouble: list[str] = []
-    done: list[tuple[Job, ScenarioNight]] = []
+    done: dict[int, ScenarioNight] = {}
     near: dict[str, str] = {}
     interrupted = None
     try:
@@ -60,7 +60,7 @@ def run_night(
         if here and not trouble:
             trouble += filter(None, [_pull_moving_tag(options)])
         for job, result in _run_jobs(jobs, out, most_seconds) if not trouble else ():
-            done.append((job, result))
+            done[id(job)] = result
             show(f"{result.light}: {result.scenario}: {result.why}")
             if result.report is not None:
                 interrupted = interrupted or result.report.interrupted
@@ -71,9 +71,8 @@ def run_night(
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # a run takes the signals itself
     with signals_later():  # a second Ctrl-C must not cost the summary
-        scenarios = [result for _, result in done]
-        if interrupted:
-            scenarios += _not_started(jobs, [job for job, _ in done])
+        not_run = [job for job in jobs if interrupted and id(job) not in done]
+        scenarios = [*done.values(), *map(_not_run, not_run)]
         runs, _ = read_runs(out)
         past = history(runs, None)
         names = [*private_folders(), *private_sources(job.options.vllm for job in jobs)]
@@ -142,12 +141,11 @@ def _engine_problem(use: Callable[[Engine], object]) -> str:
 
 def _request(jobs: Sequence[Job], options: ServerOptions) -> str:
     """Return what was asked for, as a phrase."""
-    sources = dict.fromkeys(filter(None, (options.vllm, *(job.options.vllm for job in jobs))))
-    release = options.image or " and ".join(f"vLLM {source}" for source in sources)
-    if not release:
-        on_gpus = ServerKind(options.server).facts.on_gpus
-        release = "the installed vllm" if on_gpus else "the release that each scenario is tried with"
+    sources = dict.fromkeys(source for source in (options.vllm, *(job.options.vllm for job in jobs)) if source)
     servers = dict.fromkeys(job.options.server for job in jobs) or {options.server: None}
+    on_gpus = ServerKind(options.server).facts.on_gpus
+    usual = "the installed vllm" if on_gpus else "the release that each scenario is tried with"
+    release = options.image or " and ".join(f"vLLM {source}" for source in sources) or usual
     return f"{release}, server {' or '.join(servers)}"
 
 
@@ -157,7 +155,9 @@ def _run_jobs(jobs: Sequence[Job], out: Path, most_seconds: float) -> Iterator[t
     With a limit of time those that ran longest ago come first.
     """
     began = time.monotonic()
-    last = _last_runs(out) if most_seconds < math.inf else {}
+    runs = read_runs(out)[0] if most_seconds < math.inf else []
+    # The last run of each scenario in each release, and under None in any release.
+    last = {(run.scenario, release): run for run in runs for release in (run.vllm_version, None)}
 
     def last_run(job: Job) -> Run | None:
         return last.get((job.scenario.id, job.options.vllm), last.get((job.scenario.id, None)))
@@ -176,12 +176,6 @@ def _run_jobs(jobs: Sequence[Job], out: Path, most_seconds: float) -> Iterator[t
         yield job, result
         if elsewhere is None and result.report is not None and result.report.interrupted:
             return
-
-
-def _last_runs(out: Path) -> dict[tuple[str, str | None], Run]:
-    """Return the last run of each scenario in each release, and under None in any release."""
-    runs, _ = read_runs(out)
-    return {(run.scenario, release): run for run in runs for release in (run.vllm_version, None)}
 
 
 def _run_job(job: Job) -> ScenarioNight:
@@ -207,11 +201,9 @@ def _unfit(job: Job) -> str:
     return "" if job.elsewhere else lacking(needs_of(scenario, options), gpus())
 
 
-def _not_started(jobs: Sequence[Job], done: Sequence[Job]) -> Iterator[ScenarioNight]:
-    for job in jobs:
-        if all(job is not other for other in done):
-            why = "not run: the night was interrupted before"
-            yield ScenarioNight(scenario=job.scenario.id, light=Light.CUT, why=why)
+def _not_run(job: Job) -> ScenarioNight:
+    why = "not run: the night was interrupted before"
+    return ScenarioNight(scenario=job.scenario.id, light=Light.CUT, why=why)
 
 
 def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:

@@ -71,7 +71,7 @@ def test_a_folder_of_copies_is_named_as_that(harness: Harness) -> None:
         (("--scenario", "tq-prefix"), "it has: dsv4-tp2, sco-hybrid"),
         (("--nights", "14"), "is no number of nights from 1 to 13"),
         (("--out", "/nowhere/at/all"), "there is no folder"),
-        (("--html", "/nowhere/at/all.html"), "there is no folder"),
+        (("--html", "/nowhere/at/all.html"), "name another file with --html"),
         (("--csv", "/proc/nowrite"), "name another file with --csv"),
         (("--html", "-", "--csv", "-"), "only one of --json, --html - and --csv - can be printed"),
     ],
