@@ -83,12 +83,12 @@ class Night:
     @property
     def reports(self) -> list[RunReport]:
         """Return the reports of the scenarios that ran."""
-        return [one.report for one in self.scenarios if one.report is not None]
+        return [result.report for result in self.scenarios if result.report is not None]
 
     @property
     def light(self) -> Light:
         """Return the worst light; amber if nothing ran."""
-        lights = {one.light for one in self.scenarios}
+        lights = {result.light for result in self.scenarios}
         if Light.RED in lights:
             return Light.RED
         undecided = lights - {Light.GREEN, Light.NONE}
@@ -100,7 +100,7 @@ class Night:
     def had_trouble(self) -> bool:
         """Return True if the host had trouble, or if nothing ran: the night shows nothing."""
         outcomes = {trial.outcome for report in self.reports for arm in report.arms for trial in arm.trials}
-        failed = any(one.light is Light.AMBER and one.report is None for one in self.scenarios)
+        failed = any(result.light is Light.AMBER and result.report is None for result in self.scenarios)
         tested = any(outcome.facts.tested for outcome in outcomes)
         return bool(self.trouble) or failed or Outcome.INFRA in outcomes or not tested
 
@@ -110,7 +110,7 @@ class Night:
         parts = [f"interrupted by {self.interrupted}"] if self.interrupted else []
         parts += [f"host trouble: {'; '.join(self.trouble)}"] if self.trouble else []
         for light, (_, words) in _LIGHTS.items():
-            if names := [one.scenario for one in self.scenarios if one.light is light]:
+            if names := [result.scenario for result in self.scenarios if result.light is light]:
                 many = "s" if light is Light.RED and len(names) > 1 else ""
                 named = f" ({', '.join(names)})" if light in (Light.RED, Light.AMBER) else ""
                 parts.append(f"{len(names)} {words}{many}{named}")
@@ -164,9 +164,9 @@ def suites(night: Night) -> str:
     run it, else an error.
     """
     cases = [
-        (one.scenario, "skipped" if one.light is Light.NONE else "error", one.why)
-        for one in night.scenarios
-        if one.report is None
+        (result.scenario, "skipped" if result.light is Light.NONE else "error", result.why)
+        for result in night.scenarios
+        if result.report is None
     ]
     cases += [("preflight", "error", text) for text in night.trouble]
     cases += [("night", "error", f"interrupted by {night.interrupted}")] if night.interrupted else []

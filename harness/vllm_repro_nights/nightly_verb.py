@@ -40,8 +40,6 @@ Exit status: 0 green, every arm did what is declared for that release; 1 red, a 
 undecided or trouble of the host.
 A CI file may set {_VARIABLE}SERVER, _IMAGE, _VLLM, _SCENARIOS and _FAIL_ON instead of the options;
 docs/nightly.md."""
-
-
 # Values of `--fail-on`: the mildest result with which a night does not exit with 0.
 FAIL_ON = ("red", "trouble", "amber")
 
@@ -116,23 +114,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job]:
-    """Return the jobs of each scenario, once, named as it was named first. Raises `UsageError`, before anything runs."""
+    """Return the jobs of each scenario, once. Raises `UsageError`, before anything runs."""
     named = arguments.scenarios or _variable("SCENARIOS").split()
-    scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
+    scenarios = [(name, find(name)) for name in named] or [
+        (scenario.id, scenario) for scenario in all_scenarios(warn=to_stderr)
+    ]
     jobs: dict[tuple[str, str | None], Job] = {}
     for name, scenario in scenarios:
         arms = find_arms(scenario, arguments.arm)
-        for own in _on_cpu(scenario, options) if options.server == CPU else (options,):
-            choice = ServerChoice(ServerKind(own.server), "")
-            job = job_from(arguments, name=name, scenario=scenario, options=own, choice=choice, arms=arms)
+        for server in _on_cpu(scenario, options) if options.server == CPU else (options,):
+            choice = ServerChoice(ServerKind(server.server), "")
+            job = job_from(arguments, name=name, scenario=scenario, options=server, choice=choice, arms=arms)
             if options.server == CPU and not arguments.arm:
                 job = replace(job, arms=scenario.leading, named_arms=[arm.name for arm in scenario.leading])
-            jobs.setdefault((scenario.id, own.vllm), job)
+            jobs.setdefault((scenario.id, server.vllm), job)
     return list(jobs.values())
 
 
 def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
-    """Return the options of a scenario's runs without a GPU: in the newest release, and in the SOURCE that was named."""
+    """Return the options of a scenario's runs without a GPU: the newest release, and SOURCE."""
     kind = ServerKind.LAB if scenario.lab else ServerKind.PROCESS
     return [replace(options, server=kind, vllm=source) for source in dict.fromkeys((NEWEST, options.vllm)) if source]
 
