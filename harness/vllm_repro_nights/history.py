@@ -172,7 +172,7 @@ def _cell(night: date, runs: Sequence[Run]) -> Cell:
 
 
 def _result(run: Run) -> str:
-    """Return the key of a run's mark. Controls and patched arms alone decide nothing about the bug."""
+    """Return the key of a run's mark. Controls and patched arms alone decide nothing."""
     failed_otherwise = run.verdict is Verdict.CHANGED and bool(run.leading)
     if failed_otherwise or run.died is not None or run.quiet:
         return run.verdict

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _runs(root: Path, named: list[str] | tuple[str, ...]) -> list[Run]:
-    """Return all runs below `root`. Raises `UsageError` if it is no such folder, or lacks a named scenario."""
+    """Return all runs below `root`. Raises `UsageError` without it or a named scenario."""
     if not root.is_dir():
         raise UsageError(
             f"there is no folder {root}", hint="vllm-repro run SCENARIO makes the first run; or name --out DIR"

@@ -1,4 +1,4 @@
-"""`vllm-repro nightly`: every scenario that this machine can run, at one release, and one result."""
+"""`vllm-repro nightly`: every scenario that this machine can run, and one result."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
 
 
 def _options(arguments: argparse.Namespace) -> ServerOptions:
-    """Return the options, completed by the environment, with `auto` resolved. Raises `UsageError`."""
+    """Return the options with those of the environment, `auto` resolved. Raises `UsageError`."""
     options = server_options(arguments)
     source = _variable("VLLM")
     options = replace(

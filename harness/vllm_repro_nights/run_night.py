@@ -115,7 +115,7 @@ def host_problems(kind: ServerKind, out: Path, least_disk_gb: float, *, runs_her
 
 
 def no_gpus_in_containers() -> str:
-    """Return why no container can use a GPU; empty if one can, or without an image to try it with."""
+    """Return why no container can use a GPU; empty if one can, or if no image is here."""
     return _engine_problem(lambda engine: engine.client.images.list() and gpu_prefix(engine))
 
 
