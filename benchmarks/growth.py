@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.nights.made import row
 
-from vllm_repro_nights.bug_state import bug_histories
+from vllm_repro_nights.bug_state import bug_state
 
 DIAGNOSE = [sys.executable, "-m", "vllm_repro", "diagnose"]
 SERVER = "(APIServer pid=9) "
@@ -85,7 +85,7 @@ def counted(nights: int) -> float:
     chance = random.Random(1)
     rows = [row(night, chance.randrange(4), 3) for night in range(nights)]
     began = time.process_time()
-    bug_histories(rows)
+    bug_state(rows)
     return time.process_time() - began
 
 

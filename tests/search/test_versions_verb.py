@@ -106,14 +106,6 @@ def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_pa
     page = (scenario / "versions" / "latest" / "versions.html").read_text(encoding="utf-8")
     assert f'href="../../{first["run"]}/report.html"' in page
     assert (linked.parent / "report.html").is_file()
-    indexed = tmp_path / "reports" / "index.html"
-    assert harness("history", "--html", str(indexed)).status == 0
-    text = indexed.read_text(encoding="utf-8")
-    runs = [row["run"] for row in loaded["rows"] if row["run"]]
-    (map_folder,) = {path.resolve().name for path in (scenario / "versions").glob("latest")}
-    for link in (*(f"{run}/report.html" for run in runs), f"versions/{map_folder}/versions.html"):
-        assert f'href="./tq-chunked-prefill/{link}"' in text
-    assert text.count("versions.html</a>") == 1
 
 
 def test_a_map_as_declared_exits_0_and_prints_what_it_wrote(harness: Harness, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The history reads what the reports hold, and the journals of runs without a report."""
+"""The runs of a folder: from their reports, and from the journals of runs without a report."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ import pytest
 from msgspec.structs import replace
 
 from tests.conftest import Harness
-from tests.core.report.test_measurements import measured
-from tests.nights.made import FIRST, row
-from tests.report_examples import EXAMPLES, LIVED
+from tests.report_examples import EXAMPLES, LIVED, REHEARSAL
 from vllm_repro.journal.journal import Journal
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport, ServerReport
 from vllm_repro.report.runs import Build, build_of, read_runs, run_of, setup_of, signature_of
-from vllm_repro_nights.throughput import throughput
 
 RUN = ("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported")
 TQ = "tq-chunked-prefill/20270101T000000Z-ffffff"
+SOURCE = REHEARSAL / "journal.jsonl"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.report.rendered.cache_root", lambda: tmp_path / "cache")
 
 
@@ -92,8 +90,7 @@ def test_a_journal_without_a_report_is_rendered_once(reports: Path, monkeypatch:
 
 def test_a_cache_that_cannot_be_written_or_read_is_no_error(reports: Path, tmp_path: Path) -> None:
     (reports / TQ).mkdir()
-    source = next(one for one in EXAMPLES if one.name.startswith("tq-chunked-prefill"))
-    shutil.copyfile(source / "journal.jsonl", reports / TQ / "journal.jsonl")
+    shutil.copyfile(SOURCE, reports / TQ / "journal.jsonl")
     cache = tmp_path / "cache" / "history"
     first = read_runs(reports)
     (kept,) = cache.iterdir()
@@ -105,23 +102,18 @@ def test_a_cache_that_cannot_be_written_or_read_is_no_error(reports: Path, tmp_p
 
 
 def test_only_so_many_folders_of_reports_are_kept(tmp_path: Path) -> None:
-    source = next(one for one in EXAMPLES if one.name.startswith("tq-chunked-prefill"))
     for number in range(20):
         (tmp_path / str(number) / TQ).mkdir(parents=True)
-        shutil.copyfile(source / "journal.jsonl", tmp_path / str(number) / TQ / "journal.jsonl")
+        shutil.copyfile(SOURCE, tmp_path / str(number) / TQ / "journal.jsonl")
         read_runs(tmp_path / str(number))
     assert len(list((tmp_path / "cache" / "history").iterdir())) == 16
 
 
-def test_a_run_is_in_the_history_when_it_ends_and_when_it_is_killed(harness: Harness, tmp_path: Path) -> None:
+def test_a_run_is_read_when_it_ends_and_when_it_is_killed(harness: Harness, tmp_path: Path) -> None:
     assert harness(*RUN).status == 0
     root = tmp_path / "reports"
     ((run,), _) = read_runs(root)
     assert (run.verdict, run.evidence, run.died is not None) == ("reproduces", "rehearsal", True)
-    given = json.loads(harness("history", "--json").out)
-    assert given["rehearsal"] is True
-    assert [one["state"] for one in given["scenarios"]] == ["reproduces"]
-    assert harness("history").out.startswith("REHEARSAL")
     journal = root / run.id / "journal.jsonl"
     cut = root / run.scenario / "20260101T000000Z-abcdef"
     cut.mkdir()
@@ -133,8 +125,7 @@ def test_only_finished_runs_in_their_own_folders_count(reports: Path) -> None:
     """Neither one that is being written, nor a link, a copy, or a journal without a run, which is named."""
     folder = reports / TQ
     folder.mkdir()
-    source = next(one for one in EXAMPLES if one.name.startswith("tq-chunked-prefill"))
-    shutil.copyfile(source / "journal.jsonl", folder / "journal.jsonl")
+    shutil.copyfile(SOURCE, folder / "journal.jsonl")
     (folder.parent / "latest").symlink_to(folder.name)
     shutil.copytree(folder, reports / "a copy" / "run")
     with Journal(folder / "journal.jsonl"):
@@ -142,13 +133,6 @@ def test_only_finished_runs_in_their_own_folders_count(reports: Path) -> None:
     assert len(read_runs(reports)[0]) == len(EXAMPLES) + 1
     (folder / "journal.jsonl").write_text('{"t": 1, "event": "run-started"}\n{', encoding="utf-8")
     assert read_runs(reports)[1] == [TQ]
-
-
-@pytest.mark.parametrize(("evidence", "claimed"), [("gpu", True), ("cpu", False), ("lab", False), ("rehearsal", False)])
-def test_only_a_gpus_figures_are_compared(tmp_path: Path, evidence: str, claimed: bool) -> None:
-    run = run_of(measured(evidence).report(tmp_path))
-    found = throughput([(FIRST, run)])
-    assert {one.arm for one in found} == ({"eager", "reported"} if claimed else set())
 
 
 @pytest.mark.parametrize(
@@ -174,8 +158,10 @@ def test_a_rehearsal_without_the_bug_says_nothing_by_living() -> None:
 
 
 def test_a_setup_is_its_flags_and_model_and_not_this_run() -> None:
+    arm = run_of(build(REHEARSAL)).arms[0]
+
     def setup(command: str, image: str | None = None) -> str:
-        return setup_of(replace(row(0, 1)[1].arms[0], command=command, server=ServerReport(kind="docker", image=image)))
+        return setup_of(replace(arm, command=command, server=ServerReport(kind="docker", image=image)))
 
     old, new = "vllm/vllm-openai:v0.23.0", "vllm/vllm-openai:v0.24.0"
     first = f"docker run -p 127.0.0.1:45421:8000 {old} Qwen/Qwen3-8B --max-num-seqs 2 --port 8000"
