@@ -168,7 +168,7 @@ def _slots(jobs: Sequence[Job], out: Path, most_seconds: float | None) -> Iterat
 
     def before(job: Job) -> Run | None:
         """Return the last run of the scenario in this release, else in any."""
-        return last.get((job.scenario.id, job.options.vllm), last.get((job.scenario.id, None)))
+        return last.get((job.scenario.id, f"{job.options.vllm}"), last.get((job.scenario.id, None)))
 
     def slot(job: Job) -> Slot:
         name = job.scenario.id

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import pytest
 
 from vllm_repro.errors import Unsupported
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro_nights import run_night as nightly
@@ -24,7 +25,9 @@ def test_a_run_is_estimated_by_the_last_one_in_its_release(monkeypatch: pytest.M
     monkeypatch.setattr(nightly, "read_runs", lambda _: (runs, []))
     monkeypatch.setattr(nightly, "run_one", ran)
     jobs: list[Any] = [
-        SimpleNamespace(elsewhere=None, scenario=scenario, options=ServerOptions(server="process", vllm=version))
+        SimpleNamespace(
+            elsewhere=None, scenario=scenario, options=ServerOptions(server="process", vllm=Source(release=version))
+        )
         for version in ("0.32.0", "0.33.0", "0.29.0")
     ]
     found = [slot.why for slot in nightly._slots(jobs, Path(), 100.0)]
