@@ -10,21 +10,7 @@ because it is in the sampler. The model runs in float32: with bfloat16 on a mach
 crashes with an illegal instruction in vLLM's attention (0.28.0, 0.29.0).
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    lives,
-    patched,
-    sent_with,
-    signature,
-    source_line,
-    untriggered,
-)
+from vllm_repro.vocabulary import *
 
 BEYOND_ANY_VOCABULARY = 999999
 
@@ -40,16 +26,8 @@ scenario = Scenario(
         --max-num-seqs 8
         --enforce-eager
     """,
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the bug is in the sampler and does not depend on weights",
+    model=public_model(
+        "Qwen/Qwen3-0.6B", tiny_will_do=True, why="the bug is in the sampler and does not depend on weights"
     ),
     needs=Needs(memory_gb=6),
     status=Status(bad=">=0.19.1,<0.29.0", good=">=0.29.0"),

@@ -7,35 +7,7 @@ and lives. With `--enforce-eager`, or without CUDA graphs, the workspace is not 
 later reserve the room.
 """
 
-from vllm_repro.vocabulary import (
-    Causes,
-    Dummy,
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    attention_backend,
-    cause,
-    chat,
-    chunked_prefill,
-    completion,
-    continuation_over,
-    conversation,
-    dies,
-    flag,
-    lives,
-    patched,
-    prefix_hit,
-    signature,
-    source_line,
-    throughput,
-    untriggered,
-    with_flags,
-    without,
-    workspace_outgrown,
-)
+from vllm_repro.vocabulary import *
 
 BATCH = flag("--max-num-batched-tokens")
 BACKEND = "vllm/v1/attention/backends/turboquant_attn.py"
@@ -68,17 +40,9 @@ scenario = Scenario(
         --enable-prefix-caching
         --default-chat-template-kwargs '{"enable_thinking": true}'
     """,
-    model=Model(
+    model=public_model(
         "Qwen/Qwen3.5-9B",
-        architecture="Qwen3_5ForConditionalGeneration",
-        heads=16,
-        kv_heads=4,
-        head_dim=256,
-        layers=32,
-        full_attention_interval=4,
         block_size=2048,
-        vocab_size=248320,
-        max_position=262144,
         why="the reported NVFP4 quantization is private; this is its base model, with the same attention shape",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
