@@ -40,9 +40,17 @@ scenario = Scenario(
         --enable-prefix-caching
         --default-chat-template-kwargs '{"enable_thinking": true}'
     """,
-    model=public_model(
+    model=Model(
         "Qwen/Qwen3.5-9B",
+        architecture="Qwen3_5ForConditionalGeneration",
+        heads=16,
+        kv_heads=4,
+        head_dim=256,
+        layers=32,
+        full_attention_interval=4,
         block_size=2048,
+        vocab_size=248320,
+        max_position=262144,
         why="the reported NVFP4 quantization is private; this is its base model, with the same attention shape",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
