@@ -13,6 +13,7 @@ from vllm_repro.vocabulary import *
 ROOM = '"kv_connector_extra_config":{"cpu_bytes_to_use":7,"store_polls":2}'
 OFFLOADING = f'{{"kv_connector":"OffloadingConnector","kv_role":"kv_both",{ROOM}}}'
 MODULE = '"kv_connector_module_path":"vllm_repro_lab.late_connector"'
+POLICY = '"kv_load_failure_policy":"recompute"'
 LATE = f'"kv_connector":"LateConnector",{MODULE},"kv_role":"kv_both"'
 
 
@@ -23,7 +24,7 @@ LATE = f'"kv_connector":"LateConnector",{MODULE},"kv_role":"kv_both"'
         (late_connector(), f"--kv-transfer-config '{{{LATE}}}'"),
         (
             late_connector(rejects=True),
-            f'--kv-transfer-config \'{LATE},"kv_load_failure_policy":"recompute"}}\'',
+            f"--kv-transfer-config '{{{LATE},{POLICY}}}'",
         ),
         (
             assertion("n > 0", frames=["step", "schedule"]),
