@@ -30,6 +30,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.errors import ReproError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.running.death_signs import Channel, log_sign
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.running.watch import Watch
@@ -283,19 +284,24 @@ def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
 def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) -> Iterator[Setting]:
     """Return the settings that this machine can run, and print why others are left out."""
     wanted = (
-        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, ServerOptions(vllm=VERSION), process),
-        (f"vLLM {VERSION}, a container", ServerKind.DOCKER, ServerOptions(vllm=VERSION, image=REAL_IMAGE), containers),
+        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, ServerOptions(vllm=Source(release=VERSION)), process),
+        (
+            f"vLLM {VERSION}, a container",
+            ServerKind.DOCKER,
+            ServerOptions(vllm=Source(release=VERSION), image=REAL_IMAGE),
+            containers,
+        ),
         (
             f"REHEARSAL engine told to be {VERSION}, a container (REHEARSAL: nothing here is about vLLM)",
             ServerKind.DOCKER,
-            ServerOptions(vllm=VERSION, image=REHEARSAL_IMAGE),
+            ServerOptions(vllm=Source(release=VERSION), image=REHEARSAL_IMAGE),
             rehearsal,
         ),
     )
     for title, kind, options, n in wanted:
         if n == 0:
             continue
-        if kind is ServerKind.PROCESS and ReleaseCache().get(VERSION) is None:
+        if kind is ServerKind.PROCESS and ReleaseCache().get(Source(release=VERSION)) is None:
             print(f"not measured: {title}: the release is not in the cache; a `vllm-repro run` installs it")
             continue
         try:

@@ -28,6 +28,7 @@ from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.scenario.workload import Request
@@ -165,12 +166,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=6, metavar="N", help="boots of each; an even number")
     given = parser.parse_args()
-    if ReleaseCache().get(VERSION) is None:
+    if ReleaseCache().get(Source(release=VERSION)) is None:
         print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
         return
     scenario = find(SCENARIO)
     arm: Arm = next(arm for arm in scenario.arms if arm.name == ARM)
-    site = site_class(ServerKind.PROCESS)(ServerOptions(vllm=VERSION), scenario, print)
+    site = site_class(ServerKind.PROCESS)(ServerOptions(vllm=Source(release=VERSION)), scenario, print)
     (request,) = (step for step in scenario.workload_of(arm) if isinstance(step, Request))
     a: list[Bare] = []
     b: list[Harnessed] = []

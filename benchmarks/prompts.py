@@ -25,6 +25,7 @@ from vllm_repro.client.prompts import build_chat
 from vllm_repro.errors import ReproError
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.releases.tiny_model_folder import make_tiny_model
 from vllm_repro.resources import rehearsal_engine
 from vllm_repro.servers.kinds import ServerKind
@@ -118,7 +119,7 @@ async def rehearsal(seeds: int, folder: Path) -> None:
 
 
 async def release(seeds: int, folder: Path) -> None:
-    found = ReleaseCache().get(VERSION)
+    found = ReleaseCache().get(Source(release=VERSION))
     if found is None:
         print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
         return

@@ -22,6 +22,7 @@ from benchmarks.loadgen.driver import CLIENTS, Done
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.installer import uv_settings
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 
 VLLM = "0.32.0"
 INFERENCE_PERF = "0.7.0"
@@ -76,7 +77,7 @@ def command() -> Client:
 
 def vllm_bench(tokenizer: Path) -> Client | str:
     """Return `vllm bench serve`, or why there is none."""
-    release = ReleaseCache().get(VLLM)
+    release = ReleaseCache().get(Source(release=VLLM))
     if release is None:
         return f"vLLM {VLLM} is not in the cache; a `vllm-repro run --vllm {VLLM}` installs it"
     vllm = Path(release.python).with_name("vllm")

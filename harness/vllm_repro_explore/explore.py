@@ -24,6 +24,7 @@ from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
@@ -137,19 +138,25 @@ def _nice(text: str) -> int:
 
 @dataclass(kw_only=True)
 class _Exploring:
-    """One search. words: of its command, what makes it this one."""
+    """One search."""
 
-    version: str
+    source: Source
     start: str
     case: Callable[[int], Case]
     arguments: argparse.Namespace
+    # The part of its command that makes it this one.
     words: list[str]
     mixes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
 
+    @property
+    def version(self) -> str:
+        """The vLLM as `--vllm` names it."""
+        return str(self.source)
+
     def run(self) -> tuple[SearchSummary, Path]:
         arguments = self.arguments
-        release_ = provision(self.version, self.progress.line)
+        release_ = provision(self.source, self.progress.line)
         out = arguments.out or default_out()
         record = read_record(out, self.version, searched(self.start, self.mixes))
         if arguments.go_on:
@@ -221,7 +228,7 @@ class _Exploring:
     def compare(self) -> tuple[Comparison, bool, float, Path]:
         """Play the cases as released and with each patch. Return the counts, whether it was interrupted, seconds, and the folder."""
         arguments = self.arguments
-        release = provision(self.version, self.progress.line)
+        release = provision(self.source, self.progress.line)
         changed = {
             str(path): make_overlay(cache_root(), release.packages, read_diff(path), self.progress.line)
             for path in arguments.patch
@@ -369,7 +376,7 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
     if unknown := [name for name in mixes if name not in MIXES]:
         raise UsageError(f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}")
     return _Exploring(
-        version=arguments.vllm or NEWEST,
+        source=arguments.vllm or Source(release=NEWEST),
         start="general",
         mixes=mixes,
         case=lambda seed: draw(seed, mixes[seed % len(mixes)]),
@@ -382,10 +389,9 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     scenario = find(arguments.scenario)
     (arm, *_) = find_arms(scenario, [arguments.arm] if arguments.arm else None)
     setup = setup_from(scenario, arm)
-    version = arguments.vllm or scenario.try_with
     words = [arguments.scenario, *folder_words(), *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(
-        version=version,
+        source=arguments.vllm or Source(release=scenario.try_with),
         start=f"{scenario.id}, arm {arm.name}" if arguments.arm else scenario.id,
         case=lambda seed: draw_for(setup, seed),
         arguments=arguments,

@@ -14,7 +14,7 @@ from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
-from vllm_repro.releases.sources import named_source
+from vllm_repro.releases.sources import Source, parse_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
@@ -119,7 +119,7 @@ def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job
     scenarios = [(name, find(name)) for name in named] or [
         (scenario.id, scenario) for scenario in all_scenarios(warn=to_stderr)
     ]
-    jobs: dict[tuple[str, str | None], Job] = {}
+    jobs: dict[tuple[str, Source | None], Job] = {}
     for name, scenario in scenarios:
         arms = find_arms(scenario, arguments.arm)
         for server in _on_cpu(scenario, options) if options.server == CPU else (options,):
@@ -134,7 +134,8 @@ def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job
 def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
     """Return the options of a scenario's runs without a GPU: the newest release, and SOURCE."""
     kind = ServerKind.LAB if scenario.lab else ServerKind.PROCESS
-    return [replace(options, server=kind, vllm=source) for source in dict.fromkeys((NEWEST, options.vllm)) if source]
+    sources = dict.fromkeys((Source(release=NEWEST), options.vllm))
+    return [replace(options, server=kind, vllm=source) for source in sources if source]
 
 
 def _options(arguments: argparse.Namespace) -> ServerOptions:
@@ -144,7 +145,7 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
     options = replace(
         options,
         image=options.image or _variable("IMAGE") or None,
-        vllm=options.vllm or (named_source(source) if source else None),
+        vllm=options.vllm or (parse_source(source) if source else None),
     )
     allowed = {"SERVER": ("auto", CPU, *kinds(lambda facts: facts.started)), "FAIL_ON": FAIL_ON}
     for name, value in (("SERVER", options.server), ("FAIL_ON", arguments.fail_on)):

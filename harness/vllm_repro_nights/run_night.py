@@ -160,7 +160,7 @@ def _run_jobs(jobs: Sequence[Job], out: Path, most_seconds: float) -> Iterator[t
     last = {(run.scenario, release): run for run in runs for release in (run.vllm_version, None)}
 
     def last_run(job: Job) -> Run | None:
-        return last.get((job.scenario.id, job.options.vllm), last.get((job.scenario.id, None)))
+        return last.get((job.scenario.id, f"{job.options.vllm}"), last.get((job.scenario.id, None)))
 
     def work(job: Job) -> ScenarioNight:
         took = run.duration_s if (run := last_run(job)) is not None else 0.0

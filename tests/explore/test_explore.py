@@ -15,6 +15,7 @@ from vllm_repro.cli import main
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.overlay import Overlay
 from vllm_repro.releases.provision import Release
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.reader import check_file, read
@@ -75,8 +76,8 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
 
             def __exit__(self, *_: object) -> None: ...
 
-        def provision(version: str, _: object) -> Release:
-            return fake_release(version, tmp_path)
+        def provision(source: Source, _: object) -> Release:
+            return fake_release(source.release, tmp_path)
 
         def overlay(_: Path, __: Path, patches: tuple[Patch, ...], ___: object) -> Overlay:
             return Overlay(Path(patches[0].was), dict.fromkeys((patch.file for patch in patches), ""))

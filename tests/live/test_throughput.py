@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import Harness
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.measurements import measurements
 from vllm_repro.verdict.throughput import Point, Round, disagreements
 
@@ -44,7 +45,7 @@ def scenario(folder: Path) -> Path:
 
 @pytest.mark.alone  # compares times
 def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harness, tmp_path: Path) -> None:
-    provision("0.29.0")  # before the run, so that its time limit does not include the install
+    provision(Source(release="0.29.0"))  # before the run, so that its time limit does not include the install
     done = harness(
         "run", str(scenario(tmp_path)), "--server", "process", "--vllm", "0.29.0", "--throughput", "--soak", "10s"
     )

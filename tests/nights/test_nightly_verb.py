@@ -17,6 +17,7 @@ from tests.commands import journals, started, until
 from vllm_repro.cli import _as_interrupt, main, parser
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.known import NEWEST
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import FORMATS
 from vllm_repro.report.runs import Run
 from vllm_repro.running.job import Job
@@ -72,15 +73,15 @@ def test_a_scenario_that_is_named_twice_runs_once() -> None:
     assert [job.name for job in asked] == ["sco-hybrid", "min-tokens-stop-ids"]
 
 
-def cpu_jobs(*words: str, **options: str) -> list[Job]:
+def cpu_jobs(*words: str, vllm: str) -> list[Job]:
     arguments = parser("nightly").parse_args(["nightly", *words, "--server", "cpu"])
-    return jobs_from(arguments, ServerOptions(server="cpu", **options))  # type: ignore[arg-type]  # texts
+    return jobs_from(arguments, ServerOptions(server="cpu", vllm=Source(release=vllm)))
 
 
 def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
     """In the lab, or as it is if it needs no GPU; in the newest release and in the source; only the arms that show the bug."""
     jobs = cpu_jobs("min-tokens-stop-ids", "sco-hybrid", "tq-mtp-wrong-tokens", vllm="0.28.0")
-    assert [(job.name, job.choice.kind, job.options.vllm) for job in jobs] == [
+    assert [(job.name, job.choice.kind, str(job.options.vllm)) for job in jobs] == [
         (name, kind, version)
         for name, kind in (("min-tokens-stop-ids", "process"), ("sco-hybrid", "lab"), ("tq-mtp-wrong-tokens", "lab"))
         for version in (NEWEST, "0.28.0")
@@ -91,7 +92,7 @@ def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
         ["reported", "cudagraph-none"],
     ]
     assert all(job.named_arms == [arm.name for arm in job.arms] for job in jobs)
-    assert [job.options.vllm for job in cpu_jobs("sco-hybrid", vllm=NEWEST)] == [NEWEST]
+    assert [str(job.options.vllm) for job in cpu_jobs("sco-hybrid", vllm=NEWEST)] == [NEWEST]
 
 
 def test_a_night_ends_in_time_and_runs_the_oldest_first(
@@ -219,7 +220,9 @@ def test_a_run_is_estimated_by_the_last_one_in_its_release(monkeypatch: pytest.M
     monkeypatch.setattr("vllm_repro_nights.run_night.read_runs", lambda _: (runs, []))
     monkeypatch.setattr("vllm_repro_nights.run_night.run_one", run)
     jobs: list[Any] = [
-        SimpleNamespace(elsewhere=None, scenario=scenario, options=ServerOptions(server="process", vllm=version))
+        SimpleNamespace(
+            elsewhere=None, scenario=scenario, options=ServerOptions(server="process", vllm=Source(release=version))
+        )
         for version in ("0.32.0", "0.33.0", "0.29.0")
     ]
     *started, late = [result.why for _, result in run_night._run_jobs(jobs, Path(), 100.0)]

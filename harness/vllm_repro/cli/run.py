@@ -166,7 +166,7 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
     stream = sys.stderr if arguments.json else sys.stdout
 
     def announce(site: SiteFacts, why: str) -> None:
-        imitated = options.vllm or scenario.try_with
+        imitated = f"{options.vllm or scenario.try_with}"
         version = imitated if site.evidence is Evidence.REHEARSAL else job.version(site.kind)
         print(first_line(site, why, version), file=stream, flush=True)
 

@@ -74,7 +74,8 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         vllm, env = _patched_locally(arm, options) if arm.patches else ("vllm", {})
         launch = process_launch(scenario, arm, vllm=(vllm,), env=env, weights=weights, port=port, evidence=evidence)
         return launch.render()
-    image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+    version = f"{options.vllm or scenario.try_with}"
+    image = options.image or default_image(scenario, version)
     if _is_rehearsal(image):
         evidence, weights = Evidence.REHEARSAL, ServedModel(name=options.model or scenario.model.name)
     made = partial(
@@ -84,7 +85,7 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         weights=weights,
         port=port,
         evidence=evidence,
-        version=options.vllm,
+        version=version,
     )
     shown = made(replace(arm, patches=()))
     if arm.patches:

@@ -30,7 +30,7 @@ class DockerSite(Site):
     kind = ServerKind.DOCKER
 
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
-        self._version = options.vllm or scenario.try_with
+        self._version = f"{options.vllm or scenario.try_with}"
         self._image = options.image or default_image(scenario, self._version)
         with contextlib.closing(connect()) as engine:
             self.engine_version = engine.version
@@ -49,7 +49,7 @@ class DockerSite(Site):
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
-        image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+        image = options.image or default_image(scenario, f"{options.vllm or scenario.try_with}")
         refused = ""
         if not missing:
             try:

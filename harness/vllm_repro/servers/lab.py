@@ -19,7 +19,7 @@ from vllm_repro.host.ports import free_port
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
 from vllm_repro.releases.provision import Release, ReleaseCache, provision
-from vllm_repro.releases.sources import version_of
+from vllm_repro.releases.sources import Source
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
 from vllm_repro.scenario.workload import requests_of
@@ -117,8 +117,8 @@ class LabSite(Site):
                 "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
             )
         self.port = options.port
-        self._source = options.vllm or scenario.try_in_lab
-        self.release_version = version_of(self._source)
+        self._source = options.vllm or Source(release=scenario.try_in_lab)
+        self.release_version = self._source.version
         self.release: Release | None = None
         self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
         if options.weights == "made":
@@ -132,10 +132,10 @@ class LabSite(Site):
             return Offer(False)
         if lacking := _lacking_flag(scenario.lab, scenario.model):
             return Offer(False, f"the lab needs a processor with {lacking} for it")
-        version = options.vllm or scenario.try_in_lab
-        if download or ReleaseCache().get(version):
+        source = options.vllm or Source(release=scenario.try_in_lab)
+        if download or ReleaseCache().get(source):
             return Offer(True)
-        return Offer(False, f"--scenario-server lab installs vLLM {version} and runs it without")
+        return Offer(False, f"--scenario-server lab installs vLLM {source} and runs it without")
 
     def prepare(self, notify: Notify) -> None:
         if lacking := _lacking_flag(self._lab, self._scenario.model):

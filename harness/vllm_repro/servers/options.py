@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import UsageError
@@ -15,6 +16,9 @@ from vllm_repro.scenario.scenario import Arm, Edit, Needs, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import ServedModel
 from vllm_repro.tiny_model import TinyModel
+
+if TYPE_CHECKING:  # `show` takes no time without it
+    from vllm_repro.releases.sources import Source
 
 __all__ = [
     "ServerOptions",
@@ -36,7 +40,7 @@ class ServerOptions:
     server: str = "auto"
     url: str | None = None
     image: str | None = None
-    vllm: str | None = None
+    vllm: Source | None = None
     model: str | None = None
     weights: str | None = None
     port: int | None = None

@@ -33,7 +33,7 @@ class RehearsalSite(Site):
     unchangeable = NO_SOURCE_TO_CHANGE
 
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
-        self._version = options.vllm or scenario.try_with
+        self._version = f"{options.vllm or scenario.try_with}"
         named, known = (Version(text).release[:2] for text in (self._version, scenario.try_with))
         if not min(_OLDEST, known) <= named <= max(_NEWEST, known):
             raise UsageError(

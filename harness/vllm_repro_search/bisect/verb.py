@@ -15,7 +15,7 @@ from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, published_release
-from vllm_repro.releases.sources import commits_between
+from vllm_repro.releases.sources import Source, commits_between
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -178,7 +178,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
         text = f"--versions names {', '.join(outside)}, not between {low} and {high}"
         raise UsageError(text, hint="leave it out, or name other ends with --bad and --good")
     chosen = sorted({bad, good, *between}, key=Version)
-    return tuple(Candidate(one, one) for one in chosen), 0
+    return tuple(Candidate(release, Source(release=release)) for release in chosen), 0
 
 
 def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
@@ -192,8 +192,12 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
     if len(found) < 2:
         hint = "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
         raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
-    commits = (Candidate(one.hash[:12], f"{checkout}@{one.hash}", one.title, one.date) for one in found)
-    return tuple(commits), left_out
+    sources = [Source(folder=checkout, commit=commit.hash) for commit in found]
+    candidates = (
+        Candidate(commit.hash[:12], source, commit.title, commit.date)
+        for commit, source in zip(found, sources, strict=True)
+    )
+    return tuple(candidates), left_out
 
 
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:

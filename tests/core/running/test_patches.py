@@ -15,6 +15,7 @@ from tests.report_examples import DIED, LIVED, report
 from vllm_repro.cli import main
 from vllm_repro.errors import Unsupported
 from vllm_repro.journal.journal import Entry, read
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import render
 from vllm_repro.report.model import ArmReport, PatchedFile
@@ -45,7 +46,7 @@ def diffs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diffs:
 
     def launched(site: RehearsalSite, scenario: Scenario, arm: Arm, port: int, **_: object) -> Launch:
         if any(patch.now == "fix\n" for patch in arm.patches):
-            site = RehearsalSite(ServerOptions(vllm="0.24.0"), scenario)
+            site = RehearsalSite(ServerOptions(vllm=Source(release="0.24.0")), scenario)
         return launch(site, scenario, arm, port)
 
     def source(_: RehearsalSite, arm: Arm) -> PatchedSource:
