@@ -405,7 +405,7 @@ def test_the_table_of_causes() -> None:
         row("one that helps a little", 38, dies),
         row("one that was to protect", 12, lives),
     ]
-    assert_golden("causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n")
+    assert_golden("causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n", "explore")
     assert reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4)) == "too few trials to tell"
     assert reading(row("x", 4, dies, n=4), row("as released", 4, dies, n=4)) == "changes nothing that was seen"
     assert reading(row("x", 0, lives, n=1), row("as released", 1, dies, n=1)) == "protects"

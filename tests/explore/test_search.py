@@ -208,7 +208,7 @@ def account() -> SearchSummary:
 
 
 def test_the_account_of_a_search() -> None:
-    assert_golden("explore.txt", terminal(account()) + "\n")
+    assert_golden("explore.txt", terminal(account()) + "\n", "explore")
     given = as_json(account())
     assert given["seeds"] == [1, 3]
     assert [one["kind"] for one in given["findings"]] == ["death", "corrupted"]

@@ -64,5 +64,25 @@ def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(harness
     assert cause not in (run / "issue.md").read_text(encoding="utf-8"), "it would explain what nobody saw"
 
 
+def test_a_journal_of_a_newer_release_is_wrong_usage(harness: Harness, tmp_path: Path) -> None:
+    journal = run_of(REHEARSAL, tmp_path) / "journal.jsonl"
+    journal.write_text(journal.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8")
+    done = harness("draft", str(journal.parent))
+    assert done.status == 64
+    assert "has schema 99, and this release reads schema 1" in done.err
+
+
+def test_a_folder_of_several_runs_is_named(harness: Harness) -> None:
+    done = harness("draft", str(REHEARSAL.parent / "bisect" / "tq-chunked-prefill"))
+    assert done.status == 64
+    assert "is a bisection, not a run" in done.err
+
+
+def test_a_draft_that_cannot_be_written_is_named(harness: Harness) -> None:
+    done = harness("draft", str(REHEARSAL), "-o", "/proc/nowrite/x")
+    assert done.status == 64
+    assert "cannot write /proc/nowrite/x" in done.err
+
+
 def test_where_there_is_no_run(harness: Harness, tmp_path: Path) -> None:
     assert harness("draft", str(tmp_path)).status == 64

@@ -97,10 +97,9 @@ def test_a_light_is_an_exit_status_and_a_mark_of_one_line(slot: Slot, status: in
 
 
 def test_what_a_night_says() -> None:
-    assert_golden("nightly-red.md", markdown(night(*SLOTS)))
-    assert_golden(
-        "nightly-trouble.md", markdown(night(trouble=("GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use",)))
-    )
+    assert_golden("nightly-red.md", markdown(night(*SLOTS)), "nights")
+    busy = night(trouble=("GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use",))
+    assert_golden("nightly-trouble.md", markdown(busy), "nights")
 
 
 def test_the_light_of_a_run() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.report.conftest import Open
+from tests.browser import Open
 from tests.nights.simulated import NOTICE, Weeks
 from vllm_repro_nights.page import page
 from vllm_repro_nights.summary import summarize

@@ -152,13 +152,13 @@ def test_a_table_of_all_runs() -> None:
 def test_ten_weeks_as_people_read_them() -> None:
     found = summarize(list(Weeks(0).rows()), UTC, nights=28)
     text = terminal(found)
-    assert_golden("history.txt", f"{NOTICE}\n{text}\n")
+    assert_golden("history.txt", f"{NOTICE}\n{text}\n", "nights")
     data = as_json(found)
     data["throughput"] = [{**one, "nights": dict(list(one["nights"].items())[-2:])} for one in data["throughput"][-1:]]
     data["scenarios"] = [{**one, "nights": one["nights"][-2:]} for one in data["scenarios"]]
     data["nights"] = data["nights"][-2:]
     data["simulated"] = NOTICE
-    assert_golden("history.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    assert_golden("history.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n", "nights")
     # One night at a time: each call is news in exactly one of them.
     calls = []
     rows = [(night_of(made.started_at, UTC), made) for made in Weeks(0).rows()]

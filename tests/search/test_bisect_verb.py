@@ -16,8 +16,8 @@ import pytest
 
 from tests.conftest import Harness
 from tests.core.releases.test_sources import commit, git
+from tests.report_examples import run_of
 from tests.search.conftest import Answer, MadeUp, releases_of
-from tests.search.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release

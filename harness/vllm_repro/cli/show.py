@@ -33,7 +33,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument("--arm", default=None, help="one arm (default: the first)")
-    parser.add_argument("--as", dest="style", choices=STYLES, default="serve", help="its form (default: serve)")
+    parser.add_argument(
+        "--as",
+        dest="style",
+        choices=(*STYLES, *additions("show_forms")),
+        default="serve",
+        help="its form (default: serve)",
+    )
     add_server_options(parser, which=("image", "vllm", "model", "weights", "port", "patch"))
 
 

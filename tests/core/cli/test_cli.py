@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ import yaml
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
-from tests.report_examples import REHEARSAL
 from vllm_repro import __main__ as command
-from vllm_repro.cli import main, verbs
+from vllm_repro.cli import CORE_VERBS, main, verbs
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import Unsupported
+from vllm_repro.features import additions
 from vllm_repro.releases.known import NEWEST, RELEASES
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find
@@ -36,14 +37,43 @@ def fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-@pytest.mark.parametrize("verb", ["", *verbs()])
-def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def without_features(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install no feature."""
+    monkeypatch.setattr("vllm_repro.features.entry_points", lambda **_: ())
+    for cached in (additions, verbs):
+        cached.cache_clear()
+    yield
+    for cached in (additions, verbs):
+        cached.cache_clear()
+
+
+def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"] if verb else ["--help"])
     assert left.value.code == 0
     text = capsys.readouterr().out
     assert "example:\n  vllm-repro " in text
-    assert_golden(f"help-{verb or 'top'}.txt", text)
+    return text
+
+
+@pytest.mark.usefixtures("without_features")
+@pytest.mark.parametrize("verb", ["", *CORE_VERBS])
+def test_help_of_the_core_is_what_was_reviewed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_golden(f"help-{verb or 'top'}.txt", help_of(verb, capsys))
+
+
+@pytest.mark.parametrize("verb", sorted({*verbs()} - {*CORE_VERBS}))
+def test_help_of_a_feature_is_what_was_reviewed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    package = verbs()[verb][0].partition(".")[0]
+    assert_golden(f"help-{verb}.txt", help_of(verb, capsys), package.removeprefix("vllm_repro_"))
+    assert f"\n    {verb}" in help_of("", capsys)
+
+
+@pytest.mark.parametrize(("verb", "kind"), [("show", "show_forms"), ("report", "report_forms")])
+def test_help_names_the_forms_of_features(verb: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(verb, capsys)
+    assert [form for form in additions(kind) if form not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -69,11 +99,13 @@ def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
         "openai",
         "pandas",
         "rich",
-        "vllm_repro_explore.explore",
         "yaml",
         "vllm_repro.running",
     }
     assert heavy.isdisjoint(loaded)
+    below = {"vllm_repro", "vllm_repro_diagnosis", "vllm_repro_lab"}
+    ours = {name for name in loaded if name.startswith("vllm_repro")}
+    assert [name for name in ours if "." in name and name.partition(".")[0] not in below] == [], "modules of features"
     assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
 
 
@@ -180,7 +212,6 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
             "--url has no meaning",
         ),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
-        (["draft", f"{REHEARSAL}", "-o", "/proc/nowrite/x"], 64, "cannot write /proc/nowrite/x"),
         (
             ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
             64,
