@@ -73,9 +73,10 @@ def failure(features: set[str], tests: Sequence[str]) -> str:
         copy_checkout(root)
         for feature in features:
             delete(feature, root)
-        words = [make_environment(root), "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+        python = make_environment(root)
+        words = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
         words += ["-m", "not docker and not live and not browser", *tests]
-        done = subprocess.run(words, cwd=root, check=False, capture_output=True, text=True)
+        done = subprocess.run([python, *words], cwd=root, check=False, capture_output=True, text=True)
     return done.stdout + done.stderr if done.returncode else ""
 
 

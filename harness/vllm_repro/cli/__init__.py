@@ -13,6 +13,7 @@ import itertools
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -115,25 +116,24 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         return INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return _fault(arguments, error)
+            return _fault(error)
         # Python flushes standard output again at exit.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open until the process exits
         print(f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere", file=sys.stderr)
         return HOST_TROUBLE
     except Exception as error:
-        return _fault(arguments, error)
+        return _fault(error)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _fault(arguments: argparse.Namespace, error: Exception) -> int:
-    if arguments.verbose:
-        raise error
+def _fault(error: Exception) -> int:
+    traceback.print_exception(error)
     print(
         f"vllm-repro: a fault of the harness itself: {type(error).__name__}: {error}\n"
-        "  next: run it again with -v for the traceback, and please report it",
+        "  next: please report it with the traceback above",
         file=sys.stderr,
     )
     return HARNESS_FAULT

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -186,7 +185,6 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
         (["run", "tq-chunked-prefill", "--server", "dokcer"], 64, "did you mean docker?"),
         (["run", "tq-chunked-prefill", "--trials", "0"], 64, "is no number of boots from 1 to 200"),
         (["run", "tq-chunked-prefill", "--trials", "201"], 64, "is no number of boots from 1 to 200"),
-        (["run", "tq-chunked-prefill", "--port", "99999"], 64, "is no port"),
         (["run", "tq-chunked-prefill", "--url", "ftp://x"], 64, "is not an http URL"),
         (
             ["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9/v1/"],
@@ -203,7 +201,6 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
         (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
         (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is not the number of a vLLM release"),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.99.0"], 64, "not 0.99.0"),
-        (["run", "tq-chunked-prefill", "--port", "abc"], 64, "is no port"),
         (["run", "tq-chunked-prefill", "--answer-stall", "-1"], 64, "is no number of seconds"),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--image", "x"], 64, "--image has no meaning"),
         (
@@ -299,14 +296,14 @@ def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: H
     assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
 
 
-def test_a_port_in_use_is_found_before_anything_begins(harness: Harness) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported", "--port", str(port))
-    assert (done.status, done.out, done.folder) == (2, "", None)
-    assert f"port {port} on 127.0.0.1 is in use" in done.err
+def test_a_fault_of_the_harness_has_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vllm_repro.cli.list_.columns", lambda *_: 1 // 0)
+    assert main(["list"]) == 70
+    text = capsys.readouterr().err
+    assert "ZeroDivisionError" in text.partition("a fault of the harness itself")[0]
+    assert text.endswith("  next: please report it with the traceback above\n")
 
 
 def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_path: Path) -> None:
