@@ -20,10 +20,10 @@ from tests.test_layers import FEATURES, MAY_IMPORT, MIXED
 
 ROOT = Path(__file__).parents[1]
 
-NOTICE = ("tests/test_layers.py", "tests/core/cli", "tests/core/test_api.py")
-"""Tests that run without each feature: the import rule, and all that reads entry points."""
+NOTICE = ("-m", "features", "tests/test_layers.py", "tests/core/cli", "tests/core/test_api.py")
+"""Tests that run without each feature: imports of all that is left, and what reads entry points."""
 
-ALL_OF_THE_CORE = ("tests/test_layers.py", "tests/core")
+ALL_OF_THE_CORE = ("-m", "not docker and not live and not browser", "tests/test_layers.py", "tests/core")
 """Tests that run without any feature."""
 
 
@@ -33,8 +33,9 @@ def with_importers(feature: str) -> set[str]:
 
 
 def copy_checkout(target: Path) -> None:
-    """Copy the tracked files of the checkout as they are now."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
+    """Copy the files of the checkout as they are now, without those that git ignores."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().rstrip("\0").split("\0"):
         source = ROOT / name
         if source.exists():  # a file that was deleted and not committed is still listed
@@ -74,8 +75,7 @@ def failure(features: set[str], tests: Sequence[str]) -> str:
         for feature in features:
             delete(feature, root)
         python = make_environment(root)
-        words = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
-        words += ["-m", "not docker and not live and not browser", *tests]
+        words = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *tests]
         done = subprocess.run([python, *words], cwd=root, check=False, capture_output=True, text=True)
     return done.stdout + done.stderr if done.returncode else ""
 

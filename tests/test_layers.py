@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import vllm_repro
+
+pytestmark = pytest.mark.features
 
 HARNESS = Path(vllm_repro.__file__).parents[1]
 TOP = HARNESS.parent
@@ -162,6 +168,11 @@ def reached(module: str) -> set[str]:
         found.add(name)
         todo |= imports(name) - found
     return found
+
+
+def test_every_module_can_be_imported() -> None:
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    subprocess.run([sys.executable, "-c", code, *sorted(modules())], check=True, timeout=120)
 
 
 def test_check_reaches_few_modules() -> None:

@@ -56,12 +56,14 @@ def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
     return text
 
 
+@pytest.mark.features
 @pytest.mark.usefixtures("without_features")
 @pytest.mark.parametrize("verb", ["", *CORE_VERBS])
 def test_help_of_the_core_is_what_was_reviewed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert_golden(f"help-{verb or 'top'}.txt", help_of(verb, capsys))
 
 
+@pytest.mark.features
 def test_help_of_each_feature_is_what_was_reviewed(capsys: pytest.CaptureFixture[str]) -> None:
     top = help_of("", capsys)
     for verb in sorted({*verbs()} - {*CORE_VERBS}):
@@ -70,12 +72,14 @@ def test_help_of_each_feature_is_what_was_reviewed(capsys: pytest.CaptureFixture
         assert f"\n    {verb}" in top
 
 
+@pytest.mark.features
 @pytest.mark.parametrize(("verb", "kind"), [("show", "show_forms"), ("report", "report_forms")])
 def test_help_names_the_forms_of_features(verb: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(verb, capsys)
     assert [form for form in additions(kind) if form not in text] == []
 
 
+@pytest.mark.features
 @pytest.mark.parametrize(
     ("code", "most"),
     [
@@ -146,6 +150,7 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.features
 def test_every_verb_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for verb in verbs():

@@ -51,11 +51,13 @@ def test_the_documentation_has_commands() -> None:
         assert {words[1] for words in commands(ROOT / page) if words[0] == "vllm-repro"} >= expected
 
 
+@pytest.mark.features
 def test_a_verb_of_the_documentation_lacks_only_with_its_feature() -> None:
     missing = {part for _, words in DOCUMENTED for part in parts(words)} - HERE
     assert not missing or not all(map(find_spec, FEATURES)), missing
 
 
+@pytest.mark.features
 @pytest.mark.parametrize("words", ALL)
 def test_a_command_of_the_documentation_exists(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
