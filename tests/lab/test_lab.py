@@ -88,11 +88,13 @@ def test_graphs_are_turned_off_in_several_ways(flags: str, mode: str) -> None:
 
 @pytest.mark.parametrize("capture", ["guard", "record"])
 def test_the_guard_captures_full_graphs(capture: Capture) -> None:
+    lab = replace(TQ.lab, capture=capture)  # type: ignore[type-var]  # it has one
+
     def launched(arm: str) -> Launch:
         chosen = TQ.arm(arm)
         assert chosen is not None
         release = {"vllm": ("vllm",), "version": "0.23.0"}
-        return lab_launch(TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, capture=capture)  # type: ignore[arg-type]  # by name
+        return lab_launch(TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, lab=lab)  # type: ignore[arg-type]  # by name
 
     launch = launched("reported")
     assert launch.env["REPRO_LAB_CAPTURE"] == capture

@@ -170,7 +170,6 @@ class LabSite(Site):
             overlay=overlay.folder if overlay else None,
             model=lab_model(self._lab, self._scenario.model),
             port=port,
-            capture=self._lab.capture,
             lab=self._lab,
             kind=self.kind,
         )
