@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install search-night nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand test-openai keep faults faults-quick mutants compose catalogue known-releases
+.PHONY: help install search-night nightly nightly-cpu test features test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand test-openai keep faults faults-quick mutants compose catalogue known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -55,6 +55,9 @@ test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
 
 test-random: $(DEV) ## run the property tests with other examples each time (the nightly job does)
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --ignore tests/live -m "hypothesis and not docker" --hypothesis-profile random
+
+features: $(DEV) ## delete each feature in a copy, and then all of them, and test what is left
+	@$(BIN)/python -m tests.features
 
 test-scenarios: $(DEV) ## run every scenario and arm on the rehearsal engine
 	@VLLM_WATCHDOG_TIME_S=0.3 $(BIN)/python -m pytest scenarios -n 6 --scenario-server rehearsal  # it mostly waits

@@ -139,11 +139,23 @@ class Result:
     wrong: str = ""
 
 
+BOOT_STALL = {"rehearsal": 20.0, "docker": 20.0, "process": 90.0}
+"""Seconds without progress after which a boot has failed. The command's own limit is 15 minutes."""
+
+_PROGRAM = """
+import functools, sys
+from vllm_repro.__main__ import main
+from vllm_repro.cli import options
+options.TimeLimits = functools.partial(options.TimeLimits, boot_stall={})
+sys.exit(main())
+"""
+
+
 def server_flags(kind: str) -> list[str]:
     own = {
-        "rehearsal": ["--boot-stall", "20", "--answer-stall", "4"],
-        "docker": ["--image", "vllm-repro/rehearsal:latest", "--boot-stall", "20", "--answer-stall", "4"],
-        "process": ["--vllm", "0.29.0", "--boot-stall", "90", "--answer-stall", "30"],
+        "rehearsal": ["--answer-stall", "4"],
+        "docker": ["--image", "vllm-repro/rehearsal:latest", "--answer-stall", "4"],
+        "process": ["--vllm", "0.29.0", "--answer-stall", "30"],
     }
     return ["--server", kind, *own[kind]]
 
@@ -180,10 +192,10 @@ def start_run(
 ) -> subprocess.Popen[bytes]:
     """Start a run that writes below `out` in the folder. environment: added to this one."""
     (folder / "steady.py").write_text(SCENARIO, encoding="utf-8")
-    argv = [*COMMAND, "run", str(folder / "steady.py"), "--arm", "steady", "--expect", "any", "--out", "out"]
+    words = ["run", str(folder / "steady.py"), "--arm", "steady", "--expect", "any", "--out", "out"]
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            [*argv, *server_flags(kind)],
+            [sys.executable, "-c", _PROGRAM.format(BOOT_STALL[kind]), *words, *server_flags(kind)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -35,7 +35,7 @@ from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
-from vllm_repro_explore.draw import MIXES, draw, mixes_of
+from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.record import read_record
@@ -43,8 +43,6 @@ from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
 from vllm_repro_explore.summary import SearchSummary, as_json, heading, page, searched, terminal
-
-_CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
 
 _EPILOG = """
 
@@ -68,7 +66,7 @@ nothing of this package."""
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
-        example="vllm-repro explore --connector SimpleCPUOffloadConnector --vllm 0.20.2 --seeds 500",
+        example="vllm-repro explore --engine --mix sco-long --vllm 0.20.2 --seeds 500",
         prints="the content of explore.json",
         more=_EPILOG,
     )
@@ -76,11 +74,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "scenario", nargs="?", metavar="SCENARIO", help="search workloads for this scenario's server in the lab"
     )
     parser.add_argument(
-        "--connector",
-        choices=_CONNECTORS,
-        help="instead of a scenario: draw the server too, from the mixes with this KV connector",
+        "--engine",
+        action="store_true",
+        help="instead of a scenario: draw the server too, from all mixes, or those of --mix",
     )
-    parser.add_argument("--engine", action="store_true", help="instead of both: draw from all mixes, or those of --mix")
     parser.add_argument(
         "--mix",
         metavar="M,...",
@@ -120,7 +117,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--boot", action="store_true", help="then run each finding that has a scenario file on a server in the lab"
     )
-    parser.add_argument("--nice", type=_nice, default=0, metavar="N", help="of the process that plays, up to 19")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where searches are written (default: reports)")
 
 
@@ -130,10 +126,6 @@ def _count(text: str) -> int:
 
 def _jobs(text: str) -> int:
     return number(text, least=1, most=256, what="number of processes")
-
-
-def _nice(text: str) -> int:
-    return number(text, least=0, most=19, what="niceness from 0 to 19")
 
 
 @dataclass(kw_only=True)
@@ -168,9 +160,7 @@ class _Exploring:
             logs = [
                 folder / f"driver{'' if number == 1 else f'-{number}'}.log" for number in range(1, arguments.jobs + 1)
             ]
-            drivers = [
-                running.enter_context(Driver(release_, driver_model(), log, nice=arguments.nice)) for log in logs
-            ]
+            drivers = [running.enter_context(Driver(release_, driver_model(), log)) for log in logs]
 
             def keep(found: Found) -> None:
                 with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
@@ -241,9 +231,7 @@ class _Exploring:
 
             def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
                 changed = replace(release, packages=packages)
-                return drivers.enter_context(
-                    Driver(changed, driver_model(), log, nice=arguments.nice, patched=patched)
-                ).play
+                return drivers.enter_context(Driver(changed, driver_model(), log, patched=patched)).play
 
             def progress(now: Comparison) -> None:
                 self.progress.notify(f"{now.trials} cases, {now.failing} fail as released")
@@ -300,11 +288,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--boot is for a search without --patch and --json", hint="leave one of them out")
     if arguments.patch and arguments.jobs > 1:
         raise UsageError("--jobs is for a search without --patch", hint="leave one of them out")
-    if [arguments.scenario is not None, arguments.connector is not None, arguments.engine].count(True) != 1:
-        raise UsageError(
-            "name one of a SCENARIO, a --connector and --engine to explore",
-            hint=f"--connector takes {', '.join(_CONNECTORS)}",
-        )
+    if bool(arguments.scenario) is arguments.engine:
+        raise UsageError("name a SCENARIO or --engine to explore", hint="vllm-repro explore --engine --for 10m")
     if arguments.go_on and (arguments.first or arguments.patch):
         raise UsageError("--go-on is for a search without --from and --patch", hint="leave one of them out")
     if arguments.mix and not arguments.engine:
@@ -369,9 +354,7 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
     mixes, words = tuple(MIXES), ["--engine"]
-    if arguments.connector:
-        mixes, words = mixes_of(arguments.connector), ["--connector", arguments.connector]
-    elif arguments.mix:
+    if arguments.mix:
         mixes, words = tuple(arguments.mix.split(",")), ["--engine", "--mix", arguments.mix]
     if unknown := [name for name in mixes if name not in MIXES]:
         raise UsageError(f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}")

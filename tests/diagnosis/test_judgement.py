@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from tests.diagnosis.logs import DATA, inner
-from tests.golden_files import FOLDER, assert_golden
+from tests.golden_files import TESTS, assert_golden
 from vllm_repro_diagnosis.diagnosis import diagnose
 
 _, *PARTS = re.split(
@@ -33,6 +33,6 @@ def diagnosed(row: str) -> str:
 
 
 def test_the_table_of_diagnoses() -> None:
-    rows = (FOLDER / "diagnoses.txt").read_text("utf-8").splitlines()[::2]
+    rows = (TESTS / "golden" / "diagnoses.txt").read_text("utf-8").splitlines()[::2]
     assert len(rows) > 390
     assert_golden("diagnoses.txt", "".join(f"{row}\n    {diagnosed(row)}\n" for row in rows))

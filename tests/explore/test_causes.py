@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.search.test_version_map import run_of
+from tests.report_examples import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.report.model import RunReport

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Harness
-from tests.core.releases.test_made_history import MAKE
 from tests.live.lab_frames import strange_frames
+from tests.search.test_made_history import MAKE
 from vllm_repro.releases.provision import provision
 from vllm_repro.releases.sources import Source
 

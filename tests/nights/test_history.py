@@ -125,7 +125,7 @@ def fortnight() -> Rows:
 
 
 def test_the_terminal_shows_the_last_nights() -> None:
-    assert_golden("history.txt", terminal(history_of(fortnight(), last=4)) + "\n")
+    assert_golden("history.txt", terminal(history_of(fortnight(), last=4)) + "\n", "nights")
 
 
 def test_throughput_is_the_last_figure_and_the_one_before() -> None:

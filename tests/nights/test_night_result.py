@@ -109,9 +109,9 @@ def test_a_light_is_a_status_and_an_annotation(scenario: ScenarioNight, status: 
 
 
 def test_the_summary_of_a_night() -> None:
-    assert_golden("nightly-red.md", markdown(night(*ALL, changes=("REGRESSED: b-bad: it died",))))
+    assert_golden("nightly-red.md", markdown(night(*ALL, changes=("REGRESSED: b-bad: it died",))), "nights")
     trouble = "GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use"
-    assert_golden("nightly-trouble.md", markdown(night(trouble=(trouble,), changes=())))
+    assert_golden("nightly-trouble.md", markdown(night(trouble=(trouble,), changes=())), "nights")
 
 
 def test_the_light_of_a_run() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.report.conftest import Open
+from tests.browser import Open
 from tests.nights.test_history import fortnight
 from vllm_repro_nights.history import history
 from vllm_repro_nights.history_formats import html_page

@@ -16,8 +16,8 @@ import pytest
 
 from tests.conftest import Harness
 from tests.core.releases.test_sources import commit, git
+from tests.report_examples import run_of
 from tests.search.conftest import Answer, MadeUp, releases_of
-from tests.search.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
@@ -495,7 +495,7 @@ def test_a_script_skips_with_125_and_leaves_no_process(
     assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported"), ("--port", "8000")])
+@pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported")])
 def test_a_script_takes_no_options_of_a_server(
     harness: Harness, words: tuple[str, str], history: tuple[Path, list[str]]
 ) -> None:
@@ -504,9 +504,7 @@ def test_a_script_takes_no_options_of_a_server(
     assert (done.status, f"{words[0]} has no meaning with --script" in done.err) == (64, True), done.err
 
 
-def test_again_names_the_port_and_the_folders_of_scenarios(
-    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_again_names_the_folders_of_scenarios(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
@@ -514,14 +512,14 @@ def test_again_names_the_port_and_the_folders_of_scenarios(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
     asked = made_up(by_release(OLD))
-    words = ["bisect", "mine", "--server", "rehearsal", *FIX, "--port", "8123", "--scenarios", "mine"]
+    words = ["bisect", "mine", "--server", "rehearsal", *FIX, "--scenarios", "mine"]
     assert main([*words, "--out", str(tmp_path), "--max-boots", "2"]) == 2
     text = next(tmp_path.glob("mine/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     again = shlex.split(text.rpartition("```console\n")[2].splitlines()[0])
-    assert ("--port 8123" in shlex.join(again), again[again.index("--scenarios") + 1]) == (True, "./mine")
+    assert again[again.index("--scenarios") + 1] == "./mine"
     monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
     assert main(["bisect", "--resume", str(tmp_path / "mine" / "bisect" / "latest")]) == 0
-    assert {job.options.port for job in asked} == {8123}
+    assert {job.scenario.id for job in asked} == {"mine"}
 
 
 @pytest.mark.parametrize(
@@ -557,10 +555,10 @@ def test_wrong_usage_of_a_checkout(
         ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),
         ([*FIX, "--arm", "eager"], "no arms that show the bug are named (eager), and bisect follows one"),
         ([*FIX, "--rate", "0"], "'0' is no share of boots"),
-        ([*FIX, "--confidence", "1"], "'1' is no probability"),
         ([*FIX, "--max-boots", "0"], "'0' is no number of boots"),
         ([*FIX, "--image", "mine"], "every release would run mine"),
         ([*FIX, "--trials", "3"], "unrecognized arguments: --trials"),
+        ([*FIX, "--server", "attach"], "'attach' is none of auto, docker"),
     ],
 )
 def test_wrong_usage_is_said_and_leaves_no_folder(

@@ -12,8 +12,8 @@ import pytest
 
 from tests.commands import journals, started, until
 from tests.conftest import Harness
+from tests.report_examples import run_of
 from tests.search.conftest import MadeUp
-from tests.search.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.report.json_report import RunJson

@@ -77,7 +77,7 @@ class Release:
 
 
 class ReleaseCache:
-    """The cache at `root`. Only `provision` and `remove_all` write to it."""
+    """The cache at `root`. Only `provision` writes to it."""
 
     def __init__(
         self,
@@ -167,29 +167,6 @@ class ReleaseCache:
         folders = [folder for folder in self._releases.glob("*.*") if _read_marker(folder)]
         releases = [self.get(Source(release=folder.name)) for folder in folders]
         return sorted(filter(None, releases), key=lambda release: Version(release.version))
-
-    def size(self) -> int:
-        """Return the bytes that `remove_all` would free."""
-        return disk_usage(self._folders())
-
-    def remove_all(self, progress: Progress = print) -> int:
-        """Empty the cache and return the bytes freed. Raises `InfraError` while a process runs from it."""
-        if not self.root.exists():
-            return 0
-        with locked(self.root, "removing the cached releases", progress):
-            self._check_unused(self.root)
-            before = self.size()
-            for folder in self._folders():
-                shutil.rmtree(folder, ignore_errors=True)
-            if remaining := self.size():
-                raise InfraError(
-                    f"{human_size(remaining)} under {self.root} could not be removed",
-                    hint="Check who owns the files there.",
-                )
-        return before
-
-    def _folders(self) -> list[Path]:
-        return [self.root / name for name in ("releases", "sources", "uv", "models", "patched", "plugins", "history")]
 
     def _folder(self, source: Source) -> Path:
         if source.release:

@@ -150,15 +150,12 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, So
         release,
         ("--model", options.model),
         ("--weights", options.weights),
-        ("--port", options.port),
         *(("--patch", path) for path in options.patch),
         *(("--scenarios", folder) for folder in job.folders),
-        ("--boot-stall", limits.boot_stall if limits.boot_stall != default.boot_stall else None),
         ("--answer-stall", limits.answer_stall if limits.answer_stall != default.answer_stall else None),
     ):
         if value:
             words += [flag, str(value)]
-    words += [flag for flag, value in (("--guard", options.guard), ("--record", options.record)) if value]
     for arm in job.named_arms:
         words += ["--arm", arm]
     if job.trials != 1:

@@ -118,6 +118,8 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if scenario.lab.mechanism not in MECHANISMS:
             near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
             wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
+        elif scenario.lab.capture and MECHANISMS[scenario.lab.mechanism].alone:
+            wrong("lab", f"the lab's mechanism {scenario.lab.mechanism} has no capture mode: leave capture= out")
         _check_tiny_model(scenario, reading, "lab", scenario.lab)
         _check_commands(scenario, reading, seen, "lab", scenario.command_in_lab)
     if scenario.dummy is None:

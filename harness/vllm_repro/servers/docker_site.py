@@ -43,7 +43,6 @@ class DockerSite(Site):
         else:
             self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
             self._weights = weights_for(scenario, options)
-        self.port = options.port
         self._scenario, self._notify = scenario, notify
         self._patched: dict[tuple[Patch, ...], PatchedSource] = {}
 
@@ -88,7 +87,7 @@ class DockerSite(Site):
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        launch = self.launch(scenario, arm, self.port or free_port(), run=run, number=number)
+        launch = self.launch(scenario, arm, free_port(), run=run, number=number)
         patched = self.patched_source(arm).digests
         nodes = container_nodes(launch)
         servers = [

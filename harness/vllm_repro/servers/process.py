@@ -174,7 +174,6 @@ class ProcessSite(Site):
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
         self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
         self._lacking = lacking(needs_of(scenario, options), gpus())
-        self.port = options.port
         self._scenario = scenario
         self._weights = weights_for(scenario, options)
         self._notify = notify
@@ -219,7 +218,7 @@ class ProcessSite(Site):
         return with_release(launch, self._release)
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        launch = self.launch(scenario, arm, self.port or free_port())
+        launch = self.launch(scenario, arm, free_port())
         return process_server(
             launch, arm, log, self.others, partial(ProcessServer, patched=self.patched_source(arm).digests)
         )

@@ -309,7 +309,7 @@ def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None
     if alone and weights is None:
         return OutputComparison(unknown="it is not known which weights are served")
     if alone and weights not in (ServedWeights.REAL, ServedWeights.MADE):
-        return OutputComparison(unknown="answers of dummy weights are neither right nor wrong (--weights made)")
+        return OutputComparison(unknown="answers of dummy weights are neither right nor wrong")
     rounding = max(map(_rounding, alone.values()), default=0.0)
     unknown = ""
     for answer in answers:

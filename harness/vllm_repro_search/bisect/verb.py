@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,15 +77,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="in what share of boots a bad release dies (default: 1); below 1 releases are booted again",
     )
-    parser.add_argument(
-        "--confidence",
-        type=_confidence,
-        default=0.95,
-        metavar="P",
-        help="probability of the answer at which to stop (default: 0.95)",
-    )
     add_limits(parser)
-    add_server_options(parser, which=("server", "model", "weights", "port"))
+    add_server_options(parser, which=("server", "model", "weights"))
     parser.add_argument(
         "--image",
         metavar="I",
@@ -132,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None) -> int:
     unused = {"--server": arguments.server != "auto"} | {
-        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "port", "image", "arm", "on")
+        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "image", "arm", "on")
     }
     if given := next((name for name, value in unused.items() if value), None):
         raise UsageError(f"{given} has no meaning with --script", hint="leave it out: no server is booted")
@@ -157,7 +150,7 @@ def _begun(
         candidates=candidates,
         left_out=left_out,
         rate=arguments.rate,
-        confidence=arguments.confidence,
+        confidence=0.95,
     )
 
 
@@ -209,8 +202,6 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
         words += ["--versions", arguments.versions]
     if arguments.rate != 1:
         words += ["--rate", f"{arguments.rate:g}"]
-    if arguments.confidence != 0.95:
-        words += ["--confidence", f"{arguments.confidence:g}"]
     if arguments.script:
         words += ["--script", arguments.script]
         folders = [word for folder in job.folders for word in ("--scenarios", folder)]
@@ -219,18 +210,10 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
 
 
 def _share(text: str) -> float:
-    return _between(text, "share of boots above 0, at most 1", lambda value: 0 < value <= 1)
-
-
-def _confidence(text: str) -> float:
-    return _between(text, "probability from 0.5 to 0.9999", lambda value: 0.5 <= value <= 0.9999)
-
-
-def _between(text: str, what: str, allowed: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not allowed(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share of boots above 0, at most 1")
     return value

@@ -58,7 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="the releases, separated by commas (default: those at which the scenario's status changes)",
     )
-    add_server_options(parser, which=("server", "model", "weights", "port", "patch"), patch=_PATCH)
+    add_server_options(parser, which=("server", "model", "weights", "patch"), patch=_PATCH)
     parser.add_argument(
         "--image",
         metavar="I",

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from tests.core.report.hostile_logs import run_folder, write_hostile
+from tests.core.report.hostile_logs import HOSTILE, run_folder, write_hostile
 from tests.core.report.html_tree import parsed
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.core.report.test_measurements import measured
-from tests.intake.test_issue_draft import HOSTILE
 from tests.report_examples import DIED, EXAMPLES, LIVED, REHEARSAL, report
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import build, report_of

@@ -13,7 +13,7 @@ from tests.core.releases.test_sources import git
 from vllm_repro.releases.sources import Source, commits_between
 from vllm_repro_search.bisect.imports import missing_names
 
-MAKE = Path(__file__).parents[3] / "fixtures" / "history" / "make.py"
+MAKE = Path(__file__).parents[2] / "fixtures" / "history" / "make.py"
 FILE = "vllm/v1/attention/x.py"
 MODELS = "vllm/model_executor/models/"
 SPACE = "\n\n\n\n\n\n\n\n"
