@@ -68,7 +68,7 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 class CountersJson(Struct, frozen=True, kw_only=True):
     """Counts of the server in a phase: "workload", or "warm-up" and "rounds" of a load; null: not reported.
 
-    again: the load was measured again at the end. kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
+    kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
     leased cards beside a load, of readings every five seconds: highest memory, temperature and power of one, lowest clock.
     """
 
@@ -76,7 +76,6 @@ class CountersJson(Struct, frozen=True, kw_only=True):
     prompt: int | None = None
     output: int | None = None
     concurrency: int | None = None
-    again: bool = False
     prompt_tokens: int
     generation_tokens: int
     kv_most: float | None = None
@@ -252,7 +251,7 @@ def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJs
 
 def _counters(one: PhaseCounters) -> CountersJson:
     point = asdict(one.point) if one.point else {}
-    return record(CountersJson, one.counted, phase=one.phase, again=one.again, gpus=one.gpus, **point)
+    return record(CountersJson, one.counted, phase=one.phase, gpus=one.gpus, **point)
 
 
 def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:

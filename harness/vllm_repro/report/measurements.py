@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from vllm_repro.client.metrics import Counted, total
 from vllm_repro.conversion import convert
@@ -25,7 +24,6 @@ from vllm_repro.verdict.throughput import (
     Point,
     Ratio,
     Round,
-    disagreements,
     figures,
     ratio,
     withheld,
@@ -52,8 +50,6 @@ class PhaseCounters:
     # "workload", or "warm-up" and "rounds" of a point
     phase: str
     point: Point | None
-    # the point was measured again at the end
-    again: bool
     counted: Counted
     # the leased cards meanwhile, of readings every five seconds beside a load
     gpus: GpuUse | None = None
@@ -61,17 +57,16 @@ class PhaseCounters:
 
 def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, ...]]:
     """Return the phases of each trial, the rounds of a point added up."""
-    parts: defaultdict[tuple[TrialId, str, Point | None, bool], list[PhaseCounters]] = defaultdict(list)
+    parts: defaultdict[tuple[TrialId, str, Point | None], list[PhaseCounters]] = defaultdict(list)
     for entry in recording.of("counters"):
-        if not _has_rate(entry):
+        if not _is_former(entry):
             phase = PhaseCounters(
                 phase=entry["phase"],
                 point=convert(entry.get("point"), Point | None),
-                again=entry.get("again", False),
                 counted=convert(entry["counted"], Counted),
                 gpus=convert(entry.get("gpus"), GpuUse | None),
             )
-            parts[trial_id(entry), phase.phase, phase.point, phase.again].append(phase)
+            parts[trial_id(entry), phase.phase, phase.point].append(phase)
     trials: dict[TrialId, tuple[PhaseCounters, ...]] = {}
     for (trial, *_), phases in parts.items():
         trials[trial] = (*trials.get(trial, ()), merged(phases))
@@ -91,8 +86,6 @@ class MeasureReport:
     baseline: str
     speeds: tuple[ArmSpeed, ...]
     trials: Mapping[TrialId, tuple[Figures, ...]]
-    # the speed at the first point when it was measured again at the end, over that of the first time
-    drift: Mapping[TrialId, float]
     # sentences about what has no figure, or a doubtful one
     stopped: tuple[str, ...]
     # why the figures are no claim about vLLM, as a sentence; empty if they are one
@@ -139,15 +132,13 @@ def measurements(recording: Recording) -> MeasureReport | None:
         baseline=baseline,
         speeds=tuple(_speeds(rounds, baseline if len(versions) < 2 else "", names, started["seed"])),
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
-        drift=_drift(rounds),
         stopped=tuple(stopped),
         withheld=withheld(started["evidence"], served),
         rehearsal=started["evidence"] == Evidence.REHEARSAL,
     )
 
 
-_Key = tuple[TrialId, Point, bool]
-"""Trial, point, and whether the point was measured again at the end."""
+_Key = tuple[TrialId, Point]
 
 
 @dataclass
@@ -157,8 +148,6 @@ class _Part:
     # those that the client did not falsify, and the others
     rounds: list[Round] = field(default_factory=list)
     late: list[Round] = field(default_factory=list)
-    # by round: medians of the client that the server contradicts
-    apart: list[list[str]] = field(default_factory=list)
     # written when the point was measured completely
     end: Entry | None = None
 
@@ -178,8 +167,8 @@ class _Part:
 
     def notes(self, key: _Key) -> Iterator[str]:
         """Yield why rounds are left out or doubtful, each with the worst reason."""
-        (arm, trial), point, again = key
-        where = f"{arm}, trial {trial}: {point}{', measured again,' if again else ''}"
+        (arm, trial), point = key
+        where = f"{arm}, trial {trial}: {point}"
         if self.limited:
             worst = max(self.limited, key=lambda measured: measured.cpu + measured.queued_s / measured.wall_s)
             yield f"{where} is left out: {worst.limited}"
@@ -188,10 +177,6 @@ class _Part:
             late = f"{len(self.late)} of {len(self.rounds) + len(self.late)} rounds"
             few = len(self.rounds) < LEAST_ROUNDS
             yield f"{where} is left out: in {late} {why}" if few else f"{where}: {late} are left out: {why}"
-        apart = list(filter(None, self.apart))
-        if 2 * len(apart) > len(self.apart):
-            rounds = f"{len(apart)} of {len(self.apart)} rounds"
-            yield f"{where}: client and server disagree in {rounds}: {'; '.join(apart[-1])}"
         if self.end is not None and (share := self.end.get("unsteady", 0.0)) > STEADY:
             warm_ups = f"the last two of {self.end['warm_ups']} warm-up rounds differ by {100 * share:.0f} %"
             yield f"{where} was not steady when it was measured: {warm_ups}"
@@ -205,9 +190,8 @@ class _Part:
 def _parts(recording: Recording) -> dict[_Key, _Part]:
     parts: defaultdict[_Key, _Part] = defaultdict(_Part)
     for key, entry in _at_points(recording, "throughput-round"):
-        measured, part = convert(entry["figures"], Round), parts[key]
-        (part.late if measured.late else part.rounds).append(measured)
-        part.apart.append(disagreements(measured, entry.get("latencies") or {}))
+        measured = convert(entry["figures"], Round)
+        (parts[key].late if measured.late else parts[key].rounds).append(measured)
     for key, entry in _at_points(recording, "throughput-point"):
         parts[key].end = entry
     return parts
@@ -215,39 +199,30 @@ def _parts(recording: Recording) -> dict[_Key, _Part]:
 
 def _at_points(recording: Recording, event: str) -> Iterator[tuple[_Key, Entry]]:
     for entry in recording.of(event):
-        if not _has_rate(entry):
-            yield (trial_id(entry), convert(entry["point"], Point), entry["again"]), entry
+        if not _is_former(entry):
+            yield (trial_id(entry), convert(entry["point"], Point)), entry
 
 
-def _has_rate(entry: Entry) -> bool:
-    """Return True for an entry of an earlier version that sent requests at a rate: it is left out."""
-    return bool((entry.get("point") or {}).get("rate"))
+def _is_former(entry: Entry) -> bool:
+    """Return True for what earlier versions measured: requests at a rate, a soak, the first point again."""
+    point = entry.get("point") or {}
+    return bool(point.get("rate") or entry.get("again") or entry.get("phase") == "soak")
 
 
 _Rounds = Mapping[_Key, Sequence[Round]]
 
 
 def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
-    for (other, point, again), measured in rounds.items():
-        if other == trial and not again:
+    for (other, point), measured in rounds.items():
+        if other == trial:
             yield figures(point, [measured])
-
-
-def _drift(rounds: _Rounds) -> dict[TrialId, float]:
-    speeds = {key: median(measured.output_tok_s for measured in part) for key, part in rounds.items()}
-    return {
-        trial: speed / speeds[trial, point, False]
-        for (trial, point, again), speed in speeds.items()
-        if again and (trial, point, False) in speeds
-    }
 
 
 def _speeds(rounds: _Rounds, baseline: str, arms: Sequence[str], seed: int) -> Iterator[ArmSpeed]:
     """Yield by point, then in the order of `arms`, the baseline first."""
     points: defaultdict[Point, defaultdict[str, list[Sequence[Round]]]] = defaultdict(lambda: defaultdict(list))
-    for ((arm, _), point, again), measured in rounds.items():
-        if not again:
-            points[point][arm].append(measured)
+    for ((arm, _), point), measured in rounds.items():
+        points[point][arm].append(measured)
     for point, boots in points.items():
         theirs = boots.get(baseline)
         for arm in sorted(filter(boots.get, arms), key=lambda name: name != baseline):

@@ -124,7 +124,7 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
         if found.withheld:
             return ["What was measured is in journal.jsonl."]
         return ["No arm was measured: its engine did not live through workload and measurement."]
-    notes = [
+    how = (
         "Median over rounds, with quartiles in brackets. A round sends the load's requests at once, with salted "
         "prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
         "counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in "
@@ -132,7 +132,8 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
         f"{100 * MOST_LATE_P99:g} %. A round counts if the client can have falsified its speed by at most "
         f"{100 * MOST_OFF:g} %. The ratio is output tokens per second over those of {quote(found.baseline)}, with "
         "its 95 % bootstrap interval."
-    ]
+    )
+    notes = [how]
     notes += [
         f"{quote(speed.arm)} has no times at {speed.figures.point}: the client was late in too many rounds."
         for speed in found.shown
@@ -140,10 +141,6 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
     ]
     if any(speed.figures.boots < 2 for speed in found.speeds):
         notes.append("An arm was booted once: the interval does not cover differences between boots (`--trials`).")
-    if found.drift:
-        ratios = [f"{quote(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())]
-        again = ", ".join(limited(ratios, _MOST_LINES))
-        notes.append(f"The first load measured again at the end, over its first time{found.mark}: {again}.")
     return notes
 
 
@@ -189,7 +186,7 @@ def counters_table(report: RunReport) -> Table | None:
     parts: dict[tuple[Point, str], list[PhaseCounters]] = {}
     for arm in report.arms:
         for one in (one for trial in arm.trials for one in trial.counters):
-            if one.phase == "rounds" and one.point and not one.again:
+            if one.phase == "rounds" and one.point:
                 parts.setdefault((one.point, arm.name), []).append(one)
     sums = {key: merged(phases) for key, phases in sorted(parts.items(), key=lambda part: part[0][0])}
     known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]

@@ -195,35 +195,30 @@ class Measurements:
             for load in loads:
                 for point in load.points:
                     await self._point(point, load.rounds)
-            # Repeat the first point: it shows an engine or a machine that drifted meanwhile.
-            await self._point(loads[0].points[0], loads[0].rounds, again=True)
 
-    async def _point(self, point: Point, rounds: int, *, again: bool = False) -> None:
+    async def _point(self, point: Point, rounds: int) -> None:
         trial = self.runner.trial
         trial.seen.measuring = f"throughput ({point})"
         before = await self.runner.watch.counters.scrape()
-        label = {"point": point, "again": again}
         speeds: list[float] = []
         while len(speeds) < WARM_UPS or (unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS):
             trial.notify(f"{point}: warming up")
-            warm_up, _ = await self._round(point, phase="warm-up", number=len(speeds) + 1, again=again)
-            speeds.append(warm_up.output_tok_s)
+            speeds.append((await self._round(point, "warm-up", len(speeds) + 1)).output_tok_s)
         good = limited = measured = 0
         # A late round is measured again; one that the client limited spoils the whole point.
         while good < rounds and measured < (rounds if limited else 2 * rounds):
             measured += 1
             trial.notify(f"{point}: round {measured}, {rounds} are needed")
-            figures, latencies = await self._round(point, phase="rounds", number=measured, again=again)
+            figures = await self._round(point, "rounds", measured)
             good += not figures.late
             limited += bool(figures.limited)
-            entry = {"round": measured, "figures": figures, "latencies": latencies}
-            trial.journal.write("throughput-round", **trial.label, **label, **entry)
+            trial.journal.write("throughput-round", **trial.label, point=point, round=measured, figures=figures)
         requests = (len(speeds) + measured) * point.concurrency
         usage = {"prompt": requests * point.prompt, "output": requests * point.output}
         trial.journal.write(
             "throughput-point",
             **trial.label,
-            **label,
+            point=point,
             rounds=measured,
             warm_ups=len(speeds),
             unsteady=unsteady(speeds),
@@ -231,12 +226,12 @@ class Measurements:
             counted=await self._counted(before, usage),
         )
 
-    async def _round(self, point: Point, *, phase: str, number: int, again: bool) -> tuple[Round, dict[str, Any]]:
-        """Send the requests of a round at once. Return its figures, and the server's latencies."""
+    async def _round(self, point: Point, phase: str, number: int) -> Round:
+        """Send the requests of a round at once and return its figures."""
         runner, client = self.runner, self.runner.watch.load
         assert client is not None
         # Each arm gets the same prompts. Each trial gets others: an attached server may have cached them.
-        seed = f"{runner.trial.seed}/{runner.trial.number}/{point}/{phase}/{number}/{again}"
+        seed = f"{runner.trial.seed}/{runner.trial.number}/{point}/{phase}/{number}"
         fields = {"max_tokens": point.output, "min_tokens": point.output, "ignore_eos": True}
         prompts = [
             await build_completion(runner.client, runner.model, point.prompt, f"{seed}/{nth}")
@@ -246,8 +241,8 @@ class Measurements:
         await runner.begin_phase()
         check = SelfCheck()
         answers = await self._all((self._ask("throughput", prompt, fields) for prompt in prompts), check)
-        latencies = await runner.end_phase(phase, point=point, round=number, again=again)
-        return round_of([_timing(answer, point) for answer in answers], check.cost), latencies
+        await runner.end_phase(phase, point=point, round=number)
+        return round_of([_timing(answer, point) for answer in answers], check.cost)
 
     async def _counted(self, before: Reading | None, usage: Mapping[str, int]) -> dict[str, int] | None:
         """Return the tokens by the server's counters since `before`; None if it has no counters."""

@@ -19,10 +19,10 @@ arm proves none, since its rounds agree better than those of two boots.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from math import ceil
 from statistics import fmean, median, quantiles, stdev
 
@@ -38,7 +38,6 @@ __all__ = [
     "Spread",
     "ThroughputChange",
     "Timing",
-    "disagreements",
     "figures",
     "interval",
     "ratio",
@@ -57,8 +56,6 @@ MOST_OFF = 0.01
 """Share by which the client may falsify the speed of a round that counts."""
 TICK = 0.002
 """Seconds between two looks of the client at its own event loop; it may be late for as long unseen."""
-_APART = 0.01
-"""Seconds by which a median of the client may lie outside the server's bucket."""
 WARM_UPS, MOST_WARM_UPS, STEADY = 2, 5, 0.05
 """Warm-up rounds: the least, the most, and the difference of the last two in a steady load."""
 _RESAMPLES = 2_000
@@ -217,30 +214,6 @@ def _edge_s(timings: Sequence[Timing], client: ClientCost, began: float) -> floa
 def unsteady(warm_ups: Sequence[float]) -> float:
     """Return by which share the speeds of the last two warm-up rounds differ; 1 for fewer than two."""
     return 1 - min(warm_ups[-2:]) / max(warm_ups[-2:]) if len(warm_ups) > 1 else 1.0
-
-
-def disagreements(measured: Round, server: Mapping[str, Sequence[tuple[float, float, int]]]) -> list[str]:
-    """Return the medians of the client that lie outside the buckets of the server's medians.
-
-    server: bounds and observations of its buckets, by field of `Round`. Not compared if both saw
-    different numbers: others use the server too, or several tokens come in a step. A client is right
-    to see each time some milliseconds longer.
-    """
-    requests, steps = measured.requests, measured.output_tokens - measured.requests
-    apart = []
-    for name, field, seen in (("TTFT", "ttft_s", requests), ("ITL", "itl_s", steps), ("end to end", "e2e_s", requests)):
-        ours: float | None = getattr(measured, field)
-        buckets = server.get(field, ())
-        if ours is None or sum(number for *_, number in buckets) != seen:
-            continue
-        counts = list(accumulate(number for *_, number in buckets))
-        low = next(low for (low, _, _), count in zip(buckets, counts, strict=True) if 2 * count >= seen)
-        high = next(high for (_, high, _), count in zip(buckets, counts, strict=True) if 2 * count > seen)
-        if not 0.9 * low - _APART <= ours <= 1.1 * high + _APART:
-            apart.append(
-                f"median {name} {1000 * ours:,.1f} ms, by the server {1000 * low:,.0f} to {1000 * high:,.0f} ms"
-            )
-    return apart
 
 
 @dataclass(frozen=True, kw_only=True)
