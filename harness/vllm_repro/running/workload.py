@@ -118,12 +118,11 @@ class WorkloadRunner:
             return False
         return True
 
-    async def begin_phase(self) -> Reading | None:
+    async def begin_phase(self) -> None:
         """Take the server's counters; `end_phase` writes what they counted from now on."""
         reading = await self.watch.counters.scrape()
         self.phase, self.watch.counters.kv_most = (time.time(), reading) if reading else None, None
         self.watch.gpu_uses = []
-        return reading
 
     async def end_phase(self, name: str, **fields: object) -> None:
         """Write to the journal what the server counted in the phase, and begin the next one."""
