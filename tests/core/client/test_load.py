@@ -290,11 +290,28 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
 
 # What a dying or broken server does. Each request that it hits has failed, and keeps the tokens that came.
 
+DEAD = event(error={"message": "EngineCore encountered an issue.", "code": 500})
+BUSY = b'{"error": {"message": "busy"}}'
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(BUSY), BUSY)
 
-def failed(*pieces: bytes, close: bool = True) -> Answer:
-    (answer,) = answers(sends(*pieces, close=close))
-    assert not answer.ok
-    return answer
+
+@pytest.mark.parametrize(
+    ("raw", "close", "status", "kind", "text"),
+    [
+        pytest.param(STREAM + chunked(*EVENTS[:2]), False, 200, None, "aé", id="no finish_reason"),
+        pytest.param(STREAM + chunked(EVENTS[0], DEAD, EVENTS[-1]), False, 200, "event", "a", id="error event"),
+        pytest.param(STREAM + chunked(*EVENTS, end=False), True, 200, "transport", "aéc", id="no last chunk"),
+        pytest.param(REFUSAL, False, 503, "body", "", id="refusal"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n", False, None, "transport", "", id="no HTTP"),
+        pytest.param(b"", True, None, "transport", "", id="closed"),
+    ],
+)
+def test_an_answer_that_is_not_whole(raw: bytes, close: bool, status: int | None, kind: str | None, text: str) -> None:
+    (answer,) = answers(sends(raw, close=close))
+    assert (answer.ok, answer.status, answer.error_kind, answer.text) == (False, status, kind, text)
+    assert answer.names_dead_engine is (kind == "event")
+    assert len(answer.arrivals) == len(text)
+    assert (answer.error == "busy") is (raw == REFUSAL)
 
 
 def test_a_killed_server_resets_its_streams() -> None:
@@ -306,30 +323,6 @@ def test_a_killed_server_resets_its_streams() -> None:
 
     (answer,) = answers(handler)
     assert (answer.ok, answer.error_kind, answer.text, len(answer.arrivals)) == (False, "transport", "a", 1)
-
-
-def test_a_stream_that_ends_without_a_finish_reason_is_not_whole() -> None:
-    answer = failed(STREAM + chunked(*EVENTS[:2]), close=False)
-    assert (answer.error, answer.finish_reason, answer.text) == (None, None, "aé")
-
-
-def test_an_error_event_is_an_error() -> None:
-    error = event(error={"message": "EngineCore encountered an issue.", "code": 500})
-    answer = failed(STREAM + chunked(EVENTS[0], error, b"data: [DONE]\n\n"), close=False)
-    assert (answer.error_kind, answer.names_dead_engine, answer.text) == ("event", True, "a")
-
-
-def test_a_stream_that_is_closed_before_its_last_chunk_is_cut() -> None:
-    answer = failed(STREAM + chunked(*EVENTS, end=False))
-    assert (answer.error_kind, answer.finish_reason, answer.done) == ("transport", "length", True)
-
-
-def test_a_refusal_has_its_status_and_text() -> None:
-    body = b'{"error": {"message": "busy"}}'
-    answer = failed(
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body), close=False
-    )
-    assert (answer.status, answer.error, answer.error_kind) == (503, "busy", "body")
 
 
 def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
@@ -354,16 +347,10 @@ def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
     assert answer.ok
 
 
-def test_a_server_that_speaks_no_http_or_is_gone() -> None:
-    answer = failed(b"SSH-2.0-OpenSSH\r\n", close=False)
-    assert (answer.status, answer.error_kind) == (None, "transport")
+def test_a_server_that_is_gone() -> None:
+    async def ask() -> Answer:
+        async with LoadClient("http://127.0.0.1:1") as client:
+            return await client.ask("/v1/completions", BODY)
 
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url) as client:
-            return [await client.ask("/v1/completions", BODY)]
-
-    async def gone(_: str) -> list[Answer]:
-        return await ask("http://127.0.0.1:1")
-
-    (answer,) = asyncio.run(served(sends(WHOLE), gone))
+    answer = asyncio.run(ask())
     assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())

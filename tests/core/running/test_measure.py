@@ -242,42 +242,46 @@ def test_an_engine_that_dies_while_it_is_measured_has_died(tmp_path: Path) -> No
     assert trial.seen.asked[-1].died
 
 
-@pytest.mark.parametrize(
-    ("status", "outcome"),
-    [(400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)],  # too long for this server, or an answer that failed
-)
-def test_a_load_that_is_refused_gives_no_figure(tmp_path: Path, status: int, outcome: Outcome) -> None:
+Wrong = Callable[[Exchange, int], bool]
+
+
+def refuses(status: int) -> Wrong:
     def wrong(exchange: Exchange, _: int) -> bool:
         exchange.answer(status, {"error": {"message": "no", "code": status}})
         return True
 
+    return wrong
+
+
+def cuts(exchange: Exchange, _: int) -> bool:
+    exchange.answer(200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream")
+    return True
+
+
+def shortens(exchange: Exchange, _: int) -> bool:
+    exchange.body["max_tokens"] = 3
+    return False
+
+
+@pytest.mark.parametrize(
+    ("wrong", "outcome", "why", "last"),
+    [
+        (refuses(400), Outcome.CLEAN, "a request failed: 400: no", "400"),  # too long for this server
+        (refuses(500), Outcome.WRONG_OUTPUT, "a request failed: 500: no", "500"),
+        (cuts, Outcome.WRONG_OUTPUT, "an answer that is not whole", "200 (cut off)"),
+        (shortens, Outcome.CLEAN, "12 -> 4 tokens: 12 -> 3", "200"),
+    ],
+)
+def test_a_load_with_a_wrong_answer_gives_no_figure(
+    tmp_path: Path, wrong: Wrong, outcome: Outcome, why: str, last: str
+) -> None:
     conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
     assert conclusion.outcome is outcome
+    assert ("without finish_reason" in conclusion.why) is (wrong is cuts)
     (stopped,) = journal.of("measure-stopped")
-    assert f"failed: {status}: no" in stopped["why"]
+    assert why in stopped["why"]
     assert not list(journal.of("throughput-point"))
-
-
-def test_a_stream_that_is_cut_in_a_measurement_is_told(tmp_path: Path) -> None:
-    def wrong(exchange: Exchange, _: int) -> bool:
-        exchange.answer(200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream")
-        return True
-
-    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
-    assert conclusion.outcome is Outcome.WRONG_OUTPUT
-    assert "without finish_reason" in conclusion.why
-    assert [answer_word(entry) for entry in journal.of("answer")][-1] == "200 (cut off)"
-
-
-def test_answers_of_another_length_give_no_figure(tmp_path: Path) -> None:
-    def wrong(exchange: Exchange, _: int) -> bool:
-        exchange.body["max_tokens"] = 3
-        return False
-
-    conclusion, journal, _ = concluded(tmp_path, Engine(wrong=wrong), throughput=LOADS)
-    assert conclusion.outcome is Outcome.CLEAN
-    (stopped,) = journal.of("measure-stopped")
-    assert "12 -> 4 tokens: 12 -> 3" in stopped["why"]
+    assert [answer_word(entry) for entry in journal.of("answer")][-1] == last
 
 
 def test_a_server_that_counts_otherwise_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
