@@ -115,12 +115,8 @@ format: $(DEV) ## format and fix with ruff
 bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/detection.py
 	@$(BIN)/python benchmarks/overhead.py
-	@$(BIN)/python benchmarks/startup.py
-	@$(BIN)/python -m benchmarks.growth
-	@$(BIN)/python benchmarks/prompts.py
-	@$(BIN)/python -m benchmarks.cards
 
-bench-loadgen: $(DEV) ## compare the measuring client with other load generators (a quarter of an hour; ARGS=--quick: a minute)
+bench-loadgen: $(DEV) ## compare the measuring client with a bare one and `vllm bench serve` (a minute)
 	@$(BIN)/python -m benchmarks.loadgen $(ARGS)
 
 faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -136,13 +135,13 @@ def harnessed(out: Path) -> Harnessed:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return median and range."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
 
 
 def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
-    wall = statistics.median(one.wall for one in b) / statistics.median(one.wall for one in a) - 1
     pairs = [100 * (with_it.wall / without.wall - 1) for without, with_it in zip(a, b, strict=True)]
-    lines = [
+    rows = [
         "| seconds: median (min..max) | bare | harness |",
         "|---|---|---|",
         f"| wall, all of it | {spread([o.wall for o in a])} | {spread([o.wall for o in b])} |",
@@ -151,15 +150,9 @@ def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
         f"| before the server starts | | {spread([o.before for o in b])} |",
         f"| after it is gone | | {spread([o.after for o in b])} |",
         f"| processor time of the harness's process | | {spread([o.cpu for o in b])} |",
+        f"| wall, harness over bare, pair by pair, % | | {spread(pairs, 1)} |",
     ]
-    cpu = [100 * one.cpu / one.wall for one in b]
-    around = [100 * (one.before + one.after) / one.wall for one in b]
-    text = (
-        f"n={len(a)} each. Wall time, harness over bare: {100 * wall:+.1f} % by the medians; pair by pair {spread(pairs, 1)} %. "
-        f"Processor time of the harness's own process: {spread(cpu)} % of its wall time (of one core). "
-        f"Before and after the server: {spread(around)} % of the wall time."
-    )
-    return "\n".join([*lines, "", text])
+    return "\n".join([f"n={len(a)} each.", "", *rows])
 
 
 def main() -> None:
@@ -180,10 +173,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
                 if which == "A":
                     a.append(bare(site.launch(scenario, arm, free_port()), request, Path(folder) / "server.log"))
-                    print(json.dumps({"bare": vars(a[-1])}), file=sys.stderr, flush=True)
                 else:
                     b.append(harnessed(Path(folder)))
-                    print(json.dumps({"harness": vars(b[-1])}), file=sys.stderr, flush=True)
     print(f"\n### The harness's own cost, vLLM {VERSION} as a process\n")
     print(table(a, b), flush=True)
 

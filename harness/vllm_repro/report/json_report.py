@@ -21,8 +21,7 @@ from vllm_repro.report.model import ArmReport, Environment, RunReport, ServerRep
 from vllm_repro.report.patches import ComparedPatch, compared_patches
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
-from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import Arrivals, Figures, Spread, ThroughputChange
+from vllm_repro.verdict.throughput import Figures, Spread, ThroughputChange
 from vllm_repro.verdict.verdict import ArmResult, Expected, Result, Standing, Verdict
 
 __all__ = ["ArmJson", "RunJson", "counts", "plain", "record", "report_dict"]
@@ -41,15 +40,12 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 class PointJson(Struct, frozen=True, kw_only=True):
     """Throughput at one load: medians over rounds, and their quartiles (low, high).
 
-    rate: requests per second that were due; 0: `concurrency` at once. cpu, late_s: the share of a core that the client itself
-    used, and the most by which it was late.
+    cpu, late_s: the share of a core that the client itself used, and the most by which it was late.
     """
 
     prompt: int
     output: int
     concurrency: int
-    rate: float = 0.0
-    arrivals: Arrivals = Arrivals.POISSON
     rounds: int
     output_tok_s: float | None
     req_s: float | None
@@ -58,7 +54,6 @@ class PointJson(Struct, frozen=True, kw_only=True):
     itl_s: float | None
     itl_p99_s: float | None
     e2e_s: float | None = None
-    goodput_req_s: float | None = None
     cpu: float | None = None
     late_s: float | None
     quartiles: Mapping[str, tuple[float, float] | None]
@@ -71,9 +66,9 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 
 
 class CountersJson(Struct, frozen=True, kw_only=True):
-    """Counts of the server in a phase: "workload", "soak", or "warm-up" and "rounds" of a load; null: not reported.
+    """Counts of the server in a phase: "workload", or "warm-up" and "rounds" of a load; null: not reported.
 
-    again: the load was measured again at the end. kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
+    kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
     leased cards beside a load, of readings every five seconds: highest memory, temperature and power of one, lowest clock.
     """
 
@@ -81,8 +76,6 @@ class CountersJson(Struct, frozen=True, kw_only=True):
     prompt: int | None = None
     output: int | None = None
     concurrency: int | None = None
-    rate: float | None = None
-    again: bool = False
     prompt_tokens: int
     generation_tokens: int
     kv_most: float | None = None
@@ -115,7 +108,6 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     answers: tuple[str, ...]
     output: str | None
     throughput: TrialThroughputJson | None
-    soak: Soak | None
     counters: tuple[CountersJson, ...] = ()
     log: str
     rank_logs: tuple[str, ...]
@@ -150,8 +142,6 @@ class RatioJson(Struct, frozen=True, kw_only=True):
     prompt: int
     output: int
     concurrency: int
-    rate: float = 0.0
-    arrivals: Arrivals = Arrivals.POISSON
     ratio: float
     low: float
     high: float
@@ -255,14 +245,13 @@ def _trial(trial: TrialReport, arm: str, found: MeasureReport | None) -> TrialJs
         trial=trial.number,
         output=trial.output or None,
         throughput=_trial_throughput(found, arm, trial.number),
-        soak=found.soaks.get((arm, trial.number)) if found else None,
         counters=tuple(map(_counters, trial.counters)),
     )
 
 
 def _counters(one: PhaseCounters) -> CountersJson:
     point = asdict(one.point) if one.point else {}
-    return record(CountersJson, one.counted, phase=one.phase, again=one.again, gpus=one.gpus, **point)
+    return record(CountersJson, one.counted, phase=one.phase, gpus=one.gpus, **point)
 
 
 def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:
@@ -274,19 +263,10 @@ def _trial_throughput(found: MeasureReport | None, arm: str, trial: int) -> Tria
 
 
 def _point(figures: Figures) -> PointJson:
-    names = (
-        "output_tok_s",
-        "req_s",
-        "goodput_req_s",
-        "ttft_s",
-        "tpot_s",
-        "itl_s",
-        "itl_p99_s",
-        "e2e_s",
-        "cpu",
-        "late_s",
-    )
-    spreads: dict[str, Spread | None] = {name: getattr(figures, name) for name in names}
+    # the fields that are spreads: all but the load and the number of boots
+    spreads: dict[str, Spread | None] = {
+        name: value for name, value in vars(figures).items() if name not in ("point", "boots")
+    }
     return record(
         PointJson,
         figures.point,

@@ -8,7 +8,7 @@ from vllm_repro.report.format import limited
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.patches import patches_section
 from vllm_repro.report.source_changes import patched_section, replaced_section
-from vllm_repro.report.tables import arms_table, counters_section, soak_section, throughput_section
+from vllm_repro.report.tables import arms_table, counters_section, throughput_section
 from vllm_repro.report.text import cell, code, fence, markdown_table, plain, shorten
 from vllm_repro.report.wording import (
     crash_summary,
@@ -40,7 +40,6 @@ def markdown(report: RunReport) -> str:
         "\n".join(_evidence(arm) for arm in report.arms if arm.trials),
         throughput_section(report.measured),
         counters_section(report),
-        soak_section(report.measured),
         _requests(report),
         _commands(report),
         patched_section(report),

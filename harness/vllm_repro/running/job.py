@@ -166,8 +166,6 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, So
         words += ["--outputs"]
     if job.measure.throughput:
         words += ["--throughput"]
-    if job.measure.soak:
-        words += ["--soak", f"{job.measure.soak:g}s"]
     words += ["--seed", str(job.seed)]
     return shlex.join(words)
 

@@ -12,9 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.conftest import Harness
+from tests.core.report.test_measurements import measured
 from tests.report_examples import EXAMPLES, LIVED, REHEARSAL
 from vllm_repro.journal.journal import Journal
 from vllm_repro.report.build import build
+from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.model import RunReport, ServerReport
 from vllm_repro.report.runs import Build, build_of, read_runs, run_of, setup_of, signature_of
 
@@ -133,6 +135,20 @@ def test_only_finished_runs_in_their_own_folders_count(reports: Path) -> None:
     assert len(read_runs(reports)[0]) == len(EXAMPLES) + 1
     (folder / "journal.jsonl").write_text('{"t": 1, "event": "run-started"}\n{', encoding="utf-8")
     assert read_runs(reports)[1] == [TQ]
+
+
+def test_a_report_with_figures_at_a_rate_is_read_from_its_journal(tmp_path: Path) -> None:
+    folder = tmp_path / "tq-chunked-prefill" / "run"
+    folder.mkdir(parents=True)
+    data = report_dict(measured("gpu").report(folder))
+    point = data["arms"][0]["trials"][0]["throughput"]["points"][0]
+    for rate, concurrencies in ((0.0, {9}), (0.5, {4})):
+        point |= {"concurrency": 9, "rate": rate, "arrivals": "poisson"}
+        (folder / "report.json").write_text(json.dumps(data), encoding="utf-8")
+        ((run,), _) = read_runs(tmp_path)
+        shown = run.arms[0].trials[0].throughput
+        assert shown is not None
+        assert {one.concurrency for one in shown.points} == concurrencies
 
 
 @pytest.mark.parametrize(
