@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install search-night nightly nightly-cpu test test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand test-openai keep faults faults-quick mutants compose catalogue known-releases
+.PHONY: help install search-night nightly nightly-cpu test features test-live lint format bench bench-loadgen clean images check test-docker test-scenarios test-browser test-by-hand test-openai keep faults faults-quick mutants compose catalogue known-releases
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
@@ -55,6 +55,9 @@ test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
 
 test-random: $(DEV) ## run the property tests with other examples each time (the nightly job does)
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --ignore tests/live -m "hypothesis and not docker" --hypothesis-profile random
+
+features: $(DEV) ## delete each feature in a copy, and then all of them, and test what is left
+	@$(BIN)/python -m tests.features
 
 test-scenarios: $(DEV) ## run every scenario and arm on the rehearsal engine
 	@VLLM_WATCHDOG_TIME_S=0.3 $(BIN)/python -m pytest scenarios -n 6 --scenario-server rehearsal  # it mostly waits
@@ -112,12 +115,8 @@ format: $(DEV) ## format and fix with ruff
 bench: $(DEV) ## run the benchmarks
 	@$(BIN)/python benchmarks/detection.py
 	@$(BIN)/python benchmarks/overhead.py
-	@$(BIN)/python benchmarks/startup.py
-	@$(BIN)/python -m benchmarks.growth
-	@$(BIN)/python benchmarks/prompts.py
-	@$(BIN)/python -m benchmarks.cards
 
-bench-loadgen: $(DEV) ## compare the measuring client with other load generators (a quarter of an hour; ARGS=--quick: a minute)
+bench-loadgen: $(DEV) ## compare the measuring client with a bare one and `vllm bench serve` (a minute)
 	@$(BIN)/python -m benchmarks.loadgen $(ARGS)
 
 faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
@@ -18,7 +17,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +29,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.errors import ReproError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.running.death_signs import Channel, log_sign
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.running.watch import Watch
@@ -72,17 +72,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Seen:
-    """Result of one death: seconds to each channel's first sign, and to the first decisive one.
-
-    answers: status, error and finish reason of each request in flight that ended.
-    still: longest time in seconds that this process waited for a core, because such waits delay what it sees.
-    """
+    """Result of one death: seconds to each channel's first sign, and to the first decisive one."""
 
     channels: dict[Channel, float]
     decided: float
     decided_by: Channel
-    answers: tuple[str, ...]
-    still: float
 
 
 class FatalLine(threading.Thread):
@@ -145,16 +139,10 @@ def _victim(server: Server, name: str) -> int:
     raise LookupError(f"no process {name} among {pids}")
 
 
-async def _ask(watch: Watch, body: dict[str, Any]) -> str:
+async def _ask(watch: Watch, body: dict[str, Any]) -> str | None:
+    """Send a request and return its finish reason."""
     answer, _ = await watch.ask("/v1/completions", {"prompt": "hello", "temperature": 0, **body})
-    return f"{answer.status} {answer.error_kind} {answer.error} {answer.finish_reason} {answer.ended:.3f}"
-
-
-async def _feel_the_pulse(longest: list[float]) -> None:
-    while True:
-        before = time.monotonic()
-        await asyncio.sleep(0.01)
-        longest[0] = max(longest[0], time.monotonic() - before - 0.01)
+    return answer.finish_reason
 
 
 async def one_death(launch: Launch, server: Server, log: Path, journal: Journal, death: str) -> Seen:
@@ -172,8 +160,6 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             tasks = [asyncio.create_task(_ask(watch, {**model, **LASTING, "stream": True}))]
             if death != REQUEST:
                 tasks.append(asyncio.create_task(_ask(watch, {**model, **LASTING})))
-            still = [0.0]
-            pulse = asyncio.create_task(_feel_the_pulse(still))
             # Kill at a random moment, after some steps, so that it does not align with the watcher's polling.
             await asyncio.sleep(0.1 + 0.3 * random.random())
             if watch.signs:
@@ -190,7 +176,7 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             await asyncio.wait_for(watch.dead.wait(), 120)
             await watch.aftermath()
             ended, _ = await asyncio.wait(tasks, timeout=5)
-            for task in (*tasks, pulse):
+            for task in tasks:
                 task.cancel()
             watch.stopping()
             if death == REQUEST:
@@ -201,15 +187,14 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
                 raise RuntimeError("no fatal line in the log")
             channels = {sign.channel: sign.at - moment for sign in watch.signs}
             decided = min((sign for sign in watch.signs if sign.decisive), key=lambda sign: sign.at)
-            answers = tuple(task.result() for task in ended)
-            if any(" length " in answer for answer in answers):
+            if any(task.result() == "length" for task in ended):
                 raise Spoilt
-            return Seen(channels, decided.at - moment, decided.channel, answers, still[0])
+            return Seen(channels, decided.at - moment, decided.channel)
     finally:
         await server.stop()
 
 
-def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[str, Any]], None]) -> None:
+def measure(setting: Setting, scenario: Scenario, arm: Arm) -> None:
     """Measure all deaths of one setting in turn and print its table."""
     seen: dict[str, list[Seen]] = {death: [] for death in DEATHS}
     spoilt = 0
@@ -234,21 +219,15 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm, raw: Callable[[dict[
                 todo.insert(0, (number, death))
                 continue
             seen[death].append(one)
-            listed = {"setting": setting.title, "death": death, "decided": one.decided, "by": one.decided_by}
-            raw({**listed, "channels": one.channels, "answers": one.answers, "still": one.still})
     finally:  # an interrupted measurement keeps what it has
         _print(setting, seen, spoilt)
 
 
 def _print(setting: Setting, seen: dict[str, list[Seen]], spoilt: int) -> None:
-    still = [one.still for trials in seen.values() for one in trials]
-    if not still:
+    if not any(seen.values()):
         return
     print(f"\n### {setting.title}\n")
     print("\n".join(_table(seen)), flush=True)
-    print(
-        f"\nLongest that the watching process got no turn for: median {_ms(statistics.median(still))}, at most {_ms(max(still))}."
-    )
     if spoilt:
         print(
             f"\n{spoilt} boots did not count and were repeated: their requests had ended before the death.", flush=True
@@ -283,19 +262,24 @@ def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
 def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) -> Iterator[Setting]:
     """Return the settings that this machine can run, and print why others are left out."""
     wanted = (
-        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, ServerOptions(vllm=VERSION), process),
-        (f"vLLM {VERSION}, a container", ServerKind.DOCKER, ServerOptions(vllm=VERSION, image=REAL_IMAGE), containers),
+        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, ServerOptions(vllm=Source(release=VERSION)), process),
+        (
+            f"vLLM {VERSION}, a container",
+            ServerKind.DOCKER,
+            ServerOptions(vllm=Source(release=VERSION), image=REAL_IMAGE),
+            containers,
+        ),
         (
             f"REHEARSAL engine told to be {VERSION}, a container (REHEARSAL: nothing here is about vLLM)",
             ServerKind.DOCKER,
-            ServerOptions(vllm=VERSION, image=REHEARSAL_IMAGE),
+            ServerOptions(vllm=Source(release=VERSION), image=REHEARSAL_IMAGE),
             rehearsal,
         ),
     )
     for title, kind, options, n in wanted:
         if n == 0:
             continue
-        if kind is ServerKind.PROCESS and ReleaseCache().get(VERSION) is None:
+        if kind is ServerKind.PROCESS and ReleaseCache().get(Source(release=VERSION)) is None:
             print(f"not measured: {title}: the release is not in the cache; a `vllm-repro run` installs it")
             continue
         try:
@@ -309,18 +293,11 @@ def main() -> None:
     parser.add_argument("--process", type=int, default=5, metavar="N", help="boots a death of the release as a process")
     parser.add_argument("--containers", type=int, default=3, metavar="N", help="the same in a container")
     parser.add_argument("--rehearsal", type=int, default=10, metavar="N", help="REHEARSAL engine in a container")
-    parser.add_argument("--raw", type=Path, metavar="FILE", help="append each death to FILE as a line of JSON")
     given = parser.parse_args()
     scenario = find("min-tokens-stop-ids")
     arm = next(arm for arm in scenario.arms if arm.name == "reported")
-
-    def raw(fields: dict[str, Any]) -> None:
-        if given.raw is not None:
-            with given.raw.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(fields) + "\n")
-
     for setting in settings(scenario, given.process, given.containers, given.rehearsal):
-        measure(setting, scenario, arm, raw)
+        measure(setting, scenario, arm)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import ENDLESS, Finding, FindingKind
@@ -66,7 +67,9 @@ def row(bug: Bug, starts: int, most: int) -> str:
     cases, seconds = [], []
     with (
         tempfile.TemporaryDirectory() as folder,
-        Driver(provision(bug.release), driver_model(), Path(folder) / "driver.log", case_s=20) as driver,
+        Driver(
+            provision(Source(release=bug.release)), driver_model(), Path(folder) / "driver.log", case_s=20
+        ) as driver,
     ):
         driver.play(draw(1, bug.mix))  # boots the process
         for start in range(starts):

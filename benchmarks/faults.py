@@ -76,14 +76,14 @@ KINDS = {
     "process": "Real vLLM 0.29.0 on the CPU, as a process",
 }
 TESTED = {  # fault: file below tests/, test
-    "a container is out of memory": "servers/test_docker.py test_the_out_of_memory_killer_is_named",
-    "the Docker Engine is gone": "servers/test_docker_lost.py test_an_engine_that_is_gone_says_nothing_about_the_server",
-    "two installs of a release at once": "releases/test_provision.py test_two_runs_at_once_install_once",
-    "a damaged release": "releases/test_provision.py test_a_damaged_release_is_installed_again",
+    "a container is out of memory": "core/servers/test_docker.py test_the_out_of_memory_killer_is_named",
+    "the Docker Engine is gone": "core/servers/test_docker_lost.py test_an_engine_that_is_gone_says_nothing_about_the_server",
+    "two installs of a release at once": "core/releases/test_provision.py test_two_runs_at_once_install_once",
+    "a damaged release": "core/releases/test_provision.py test_a_damaged_release_is_installed_again",
     "a rank of two dies": "live/test_two_ranks.py test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank",
     "a rank of two stops": "live/test_two_ranks.py test_a_stopped_worker_of_the_second_node_is_a_hang",
     "the link between two ranks is cut": "live/test_two_ranks.py test_a_cut_link_between_the_nodes_is_a_hang",
-    "an answer, a metric or the list of models never ends": "running/test_trial.py test_an_answer_that_never_stops_ends_no_run",
+    "an answer, a metric or the list of models never ends": "core/running/test_trial.py test_an_answer_that_never_stops_ends_no_run",
 }
 MOMENTS = ("boot", "idle", "stream", "last pause")
 DEATH, BOOT, HANG = {"other-crash"}, {"boot-failed"}, {"hang"}
@@ -139,11 +139,23 @@ class Result:
     wrong: str = ""
 
 
+BOOT_STALL = {"rehearsal": 20.0, "docker": 20.0, "process": 90.0}
+"""Seconds without progress after which a boot has failed. The command's own limit is 15 minutes."""
+
+_PROGRAM = """
+import functools, sys
+from vllm_repro.__main__ import main
+from vllm_repro.cli import options
+options.TimeLimits = functools.partial(options.TimeLimits, boot_stall={})
+sys.exit(main())
+"""
+
+
 def server_flags(kind: str) -> list[str]:
     own = {
-        "rehearsal": ["--boot-stall", "20", "--answer-stall", "4"],
-        "docker": ["--image", "vllm-repro/rehearsal:latest", "--boot-stall", "20", "--answer-stall", "4"],
-        "process": ["--vllm", "0.29.0", "--boot-stall", "90", "--answer-stall", "30"],
+        "rehearsal": ["--answer-stall", "4"],
+        "docker": ["--image", "vllm-repro/rehearsal:latest", "--answer-stall", "4"],
+        "process": ["--vllm", "0.29.0", "--answer-stall", "30"],
     }
     return ["--server", kind, *own[kind]]
 
@@ -180,10 +192,10 @@ def start_run(
 ) -> subprocess.Popen[bytes]:
     """Start a run that writes below `out` in the folder. environment: added to this one."""
     (folder / "steady.py").write_text(SCENARIO, encoding="utf-8")
-    argv = [*COMMAND, "run", str(folder / "steady.py"), "--arm", "steady", "--expect", "any", "--out", "out"]
+    words = ["run", str(folder / "steady.py"), "--arm", "steady", "--expect", "any", "--out", "out"]
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            [*argv, *server_flags(kind)],
+            [sys.executable, "-c", _PROGRAM.format(BOOT_STALL[kind]), *words, *server_flags(kind)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

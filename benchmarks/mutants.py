@@ -1,7 +1,7 @@
 """Mutation test of the pure core with mutmut: change one thing at a time, and see whether a test notices.
 
     make mutants                                     # all of MODULES; writes a section of docs/reliability.md
-    python -m benchmarks.mutants verdict/verdict.py  # prints the section for one module
+    python -m benchmarks.mutants vllm_repro/verdict/verdict.py  # prints the section for one module
 
 A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has changed since.
 mutants.toml has a judgement for each mutant that survives; the exit status is 1 if one has none.
@@ -32,12 +32,21 @@ from benchmarks.mutant_tests import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".mutants"
-PACKAGE = Path("harness/vllm_repro")
+PACKAGES = Path("harness")
 MODULES = (
-    *sorted(f"verdict/{path.name}" for path in (ROOT / PACKAGE / "verdict").glob("[a-z]*.py")),
-    *("trigger/boundary.py", "trigger/conditions.py", "trigger/trigger.py", "trigger/turboquant_workspace.py"),
-    *("diagnosis/judgement.py", "diagnosis/life_signs.py", "diagnosis/root_cause.py", "diagnosis/signature.py"),
+    *sorted(f"vllm_repro/verdict/{path.name}" for path in (ROOT / PACKAGES / "vllm_repro/verdict").glob("[a-z]*.py")),
+    *(f"vllm_repro/trigger/{name}.py" for name in ("boundary", "conditions", "trigger", "turboquant_workspace")),
+    *(f"vllm_repro_diagnosis/{name}.py" for name in ("judgement", "life_signs", "root_cause", "signature")),
+    *(f"vllm_repro_search/{name}/plan.py" for name in ("bisect", "minimize", "threshold")),
+    "vllm_repro_search/versions/release_result.py",
 )
+TESTS = {
+    "vllm_repro/verdict": ["tests/core/verdict"],
+    "vllm_repro/trigger": ["tests/core/trigger"],
+    "vllm_repro_diagnosis": ["tests/diagnosis"],
+    "vllm_repro_search": ["tests/search", "-k", "plan or release_result"],
+}
+"""Arguments of pytest for the modules of a folder."""
 # Hypothesis' plugin of pytest writes a patch for each failure, which takes a second; pytest's own tracebacks take a tenth.
 PYTEST = shlex.split(
     "-m pytest -q --tb=native -p benchmarks.mutant_tests -p no:hypothesispytest -p no:xdist -p no:cacheprovider"
@@ -72,7 +81,7 @@ def lay_out(module: str) -> Path:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     files = [name for name in listed.split("\0") if (ROOT / name).is_file()]
     digest = hashlib.sha256()
-    tests = f"tests/{Path(module).parent}/"
+    tests = tests_of(module)[0]
     for file in files:
         if not file.startswith(("docs/", "benchmarks/")) and ("/test_" not in file or file.startswith(tests)):
             digest.update(file.encode() + (ROOT / file).read_bytes())
@@ -87,11 +96,15 @@ def lay_out(module: str) -> Path:
         target = new / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / file, target)
-    path = new / PACKAGE / module
+    path = new / PACKAGES / module
     mutated = mutate_file_contents(str(path), undecorated(path.read_text(encoding="utf-8")))
     path.write_text(mutated.code, encoding="utf-8")
     (new / "names").write_text("\n".join(mutated.mutant_names), encoding="utf-8")
     return new.rename(folder)
+
+
+def tests_of(module: str) -> list[str]:
+    return next(tests for folder, tests in TESTS.items() if module.startswith(folder + "/"))
 
 
 def undecorated(source: str) -> str:
@@ -114,15 +127,15 @@ def undecorated(source: str) -> str:
 def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
     """Test the mutants of a module that have no result yet. Return the number of all, and the survivors."""
     folder = lay_out(module)
-    dotted = f"vllm_repro.{module.removesuffix('.py').replace('/', '.')}."
+    dotted = f"{module.removesuffix('.py').replace('/', '.')}."
     names = [dotted + name for name in (folder / "names").read_text(encoding="utf-8").split()]
     (folder / RESULTS).touch()
     missing = [name for name in names if name not in results(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(folder / PACKAGE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(folder / PACKAGES)}
     runs = []
     for job in range(min(jobs, len(missing))):
         (folder / f"mutants-{job}").write_text("\n".join(missing[job::jobs]), encoding="utf-8")
-        argv = [sys.executable, *PYTEST, f"--mutants=mutants-{job}", f"tests/{Path(module).parent}"]
+        argv = [sys.executable, *PYTEST, f"--mutants=mutants-{job}", *tests_of(module)]
         with (folder / f"log-{job}").open("wb") as log:
             runs.append(subprocess.Popen(argv, cwd=folder, env=environment, stdout=log, stderr=log))
     try:
@@ -134,7 +147,7 @@ def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
     if not tested.keys() >= set(names):
         raise SystemExit((folder / "log-0").read_text(encoding="utf-8", errors="replace")[-2000:])
     lived = [name.removeprefix(dotted) for name in names if tested[name] == "lived"]
-    return len(names), list(survivors_of(module, (folder / PACKAGE / module).read_text(encoding="utf-8"), lived))
+    return len(names), list(survivors_of(module, (folder / PACKAGES / module).read_text(encoding="utf-8"), lived))
 
 
 def results(folder: Path) -> dict[str, str]:
@@ -220,7 +233,7 @@ def _item(one: Survivor) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", default=MODULES, help="below harness/vllm_repro")
+    parser.add_argument("modules", nargs="*", default=MODULES, help="below harness")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()

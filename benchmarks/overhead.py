@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -28,6 +27,7 @@ from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.scenario.workload import Request
@@ -135,13 +135,13 @@ def harnessed(out: Path) -> Harnessed:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return median and range."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
 
 
 def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
-    wall = statistics.median(one.wall for one in b) / statistics.median(one.wall for one in a) - 1
     pairs = [100 * (with_it.wall / without.wall - 1) for without, with_it in zip(a, b, strict=True)]
-    lines = [
+    rows = [
         "| seconds: median (min..max) | bare | harness |",
         "|---|---|---|",
         f"| wall, all of it | {spread([o.wall for o in a])} | {spread([o.wall for o in b])} |",
@@ -150,27 +150,21 @@ def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
         f"| before the server starts | | {spread([o.before for o in b])} |",
         f"| after it is gone | | {spread([o.after for o in b])} |",
         f"| processor time of the harness's process | | {spread([o.cpu for o in b])} |",
+        f"| wall, harness over bare, pair by pair, % | | {spread(pairs, 1)} |",
     ]
-    cpu = [100 * one.cpu / one.wall for one in b]
-    around = [100 * (one.before + one.after) / one.wall for one in b]
-    text = (
-        f"n={len(a)} each. Wall time, harness over bare: {100 * wall:+.1f} % by the medians; pair by pair {spread(pairs, 1)} %. "
-        f"Processor time of the harness's own process: {spread(cpu)} % of its wall time (of one core). "
-        f"Before and after the server: {spread(around)} % of the wall time."
-    )
-    return "\n".join([*lines, "", text])
+    return "\n".join([f"n={len(a)} each.", "", *rows])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=6, metavar="N", help="boots of each; an even number")
     given = parser.parse_args()
-    if ReleaseCache().get(VERSION) is None:
+    if ReleaseCache().get(Source(release=VERSION)) is None:
         print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
         return
     scenario = find(SCENARIO)
     arm: Arm = next(arm for arm in scenario.arms if arm.name == ARM)
-    site = site_class(ServerKind.PROCESS)(ServerOptions(vllm=VERSION), scenario, print)
+    site = site_class(ServerKind.PROCESS)(ServerOptions(vllm=Source(release=VERSION)), scenario, print)
     (request,) = (step for step in scenario.workload_of(arm) if isinstance(step, Request))
     a: list[Bare] = []
     b: list[Harnessed] = []
@@ -179,10 +173,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
                 if which == "A":
                     a.append(bare(site.launch(scenario, arm, free_port()), request, Path(folder) / "server.log"))
-                    print(json.dumps({"bare": vars(a[-1])}), file=sys.stderr, flush=True)
                 else:
                     b.append(harnessed(Path(folder)))
-                    print(json.dumps({"harness": vars(b[-1])}), file=sys.stderr, flush=True)
     print(f"\n### The harness's own cost, vLLM {VERSION} as a process\n")
     print(table(a, b), flush=True)
 

@@ -11,23 +11,7 @@ lasted 16 s. The command alone shows nothing. The lab feeds a text model through
 token 77 every answer, and it is the stop token.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    dies,
-    lives,
-    patched,
-    request,
-    signature,
-    source_line,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 TWO_AND_A_PAUSE = [[11] * 40, [12] * 30, 1]
 BIAS = {"77": 100}
@@ -61,12 +45,8 @@ scenario = Scenario(
     ),
     workload=[request(name="session", path="/segments", body=SESSION)],
     trigger=answered("session", 200, 500),  # 500: the crash
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="request.num_output_placeholders >= 0",
-        frames=["update_from_output", "_update_request_with_output"],
+    signature=assertion(
+        "request.num_output_placeholders >= 0", frames=["update_from_output", "_update_request_with_output"]
     ),
     arms=[
         arm("reported", dies),
@@ -102,18 +82,6 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="async",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[
-            without("--hf-overrides", why="the tiny model is a text model"),
-            with_flags("--dtype float32", why="bfloat16 needs AMX to be enabled on some processors"),
-            with_flags(
-                "--middleware vllm_repro_lab.segments.route",
-                why="adds POST /segments: /v1/realtime serves audio models only",
-            ),
-        ],
-    ),
+    lab=session_lab(without("--hf-overrides", why="the tiny model is a text model")),
     related=["vllm-project/vllm#30142", "vllm-project/vllm#50692"],
 )

@@ -8,22 +8,7 @@ We found no issue about it; the pull request named here added the CPU backend. T
 CPU images. The published Triton has none, so the lab runs vLLM's kernels in Triton's interpreter.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    lives,
-    patched,
-    prefill_over,
-    signature,
-    source_line,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="dsv4-cpu-first-request",

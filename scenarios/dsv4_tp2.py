@@ -15,27 +15,7 @@ tokens on, so the workload has a longer chat after the reported one.
 Both ranks crash in the same step. The second `vllm serve` does not notice that the first one exited; it keeps its GPU until it is stopped.
 """
 
-from vllm_repro.vocabulary import (
-    Dummy,
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    chat,
-    dies,
-    lives,
-    patched,
-    signature,
-    sized,
-    source_line,
-    sparse_prefill_outgrown,
-    throughput,
-    together,
-    untriggered,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 SHORT = chat(name="short chat", prompt=sized(100, lab=400), max_tokens=4, stream=False)
 FITS = chat(name="longest chat that fits a release", prompt=1306, max_tokens=4, stream=False)

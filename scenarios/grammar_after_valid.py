@@ -5,19 +5,7 @@ makes `auto` choose another backend there, but EngineCore compiles it with xgram
 and crashes the engine for all clients. 0.26.0 answers 500 and lives.
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    sent_with,
-    signature,
-    source_line,
-    untriggered,
-)
+from vllm_repro.vocabulary import *
 
 BAD_GRAMMAR = {"grammar": 'root ::= "a"\nroot ::= "b"'}
 
@@ -31,13 +19,9 @@ scenario = Scenario(
         --max-model-len 2048
         --enforce-eager
     """,
-    model=Model(
+    model=public_model(
         "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
+        max_position=131072,
         tiny_will_do=True,
         why="the bug is in the compilation of grammars and does not depend on weights",
     ),

@@ -9,41 +9,13 @@ Up to 0.23.0 `LRUCache.touch` notes an unknown image; from 0.24.0 (#43595) it do
 An image takes 32 tokens here, the cache has room for three of them in bfloat16 and for one in float32.
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    hangs,
-    lives,
-    patched,
-    request,
-    source_line,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
-RED = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
-)
-GREEN = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNg+M8AAAICAQBF9FLUAAAAAElFTkSuQmCC"
-)
-BLUE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNgYPgPAAEDAQA2dBFAAAAAAElFTkSuQmCC"
-)
-WHITE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4//8/AAX+Av4zEpUUAAAAAElFTkSuQmCC"
-)
-BLACK = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNgYGAAAAAEAAHI6uv5AAAAAElFTkSuQmCC"
-)
-RED_IMAGE = {"type": "image_url", "image_url": {"url": RED}}
-GREEN_IMAGE = {"type": "image_url", "image_url": {"url": GREEN}}
-BLUE_IMAGE = {"type": "image_url", "image_url": {"url": BLUE}}
-WHITE_IMAGE = {"type": "image_url", "image_url": {"url": WHITE}}
-BLACK_IMAGE = {"type": "image_url", "image_url": {"url": BLACK}}
+RED_IMAGE = image("red")
+GREEN_IMAGE = image("green")
+BLUE_IMAGE = image("blue")
+WHITE_IMAGE = image("white")
+BLACK_IMAGE = image("black")
 CHAT = "/v1/chat/completions"
 LONG = {"type": "text", "text": "one two three four five six seven eight nine ten eleven twelve"}
 
@@ -57,18 +29,7 @@ scenario = Scenario(
         --max-model-len 64
         --mm-processor-cache-gb 0.001
     """,
-    model=Model(
-        "Salesforce/blip2-opt-2.7b",
-        architecture="Blip2ForConditionalGeneration",
-        heads=32,
-        kv_heads=32,
-        head_dim=80,
-        layers=32,
-        vocab_size=50304,
-        max_position=2048,
-        tiny_will_do=True,
-        why="the weights do not matter",
-    ),
+    model=public_model("Salesforce/blip2-opt-2.7b", tiny_will_do=True, why="the weights do not matter"),
     needs=Needs(),
     status=Status(bad="<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",

@@ -7,24 +7,7 @@ item that is larger than all of it with an exception, and nothing catches it. A 
 The report is about a video of Qwen3.8. Here the cache is made smaller instead: an image of 224 x 224 pixels takes 0.6 MB.
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    dies,
-    lives,
-    request,
-    signature,
-    source_line,
-    with_flags,
-)
-
-IMAGE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="image-larger-than-cache",
@@ -36,15 +19,8 @@ scenario = Scenario(
         --enforce-eager
         --mm-processor-cache-gb 0.0002
     """,
-    model=Model(
+    model=public_model(
         "Salesforce/blip2-opt-2.7b",
-        architecture="Blip2ForConditionalGeneration",
-        heads=32,
-        kv_heads=32,
-        head_dim=80,
-        layers=32,
-        vocab_size=50304,
-        max_position=2048,
         tiny_will_do=True,
         why="it takes images of one size, so the cache is the larger or the smaller of the two",
     ),
@@ -61,7 +37,7 @@ scenario = Scenario(
             name="image",
             path="/v1/chat/completions",
             body={
-                "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}],
+                "messages": [{"role": "user", "content": [image("red")]}],
                 "max_tokens": 4,
             },
         ),

@@ -8,28 +8,10 @@ Up to 0.27.0 every later request with the image fails with 500, until the API se
 after the first failure (#46747), so one request fails for each that was refused.
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    errs,
-    lives,
-    request,
-    source_line,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
-RED = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
-)
-GREEN = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNg+M8AAAICAQBF9FLUAAAAAElFTkSuQmCC"
-)
-RED_PROMPT = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": RED}}]}]
-GREEN_PROMPT = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": GREEN}}]}]
+RED_PROMPT = [{"role": "user", "content": [image("red")]}]
+GREEN_PROMPT = [{"role": "user", "content": [image("green")]}]
 
 REFUSED = request(
     name="refused",
@@ -47,15 +29,8 @@ scenario = Scenario(
         --max-model-len 1024
         --enforce-eager
     """,
-    model=Model(
+    model=public_model(
         "Salesforce/blip2-opt-2.7b",
-        architecture="Blip2ForConditionalGeneration",
-        heads=32,
-        kv_heads=32,
-        head_dim=80,
-        layers=32,
-        vocab_size=50304,
-        max_position=2048,
         tiny_will_do=True,
         why="the reports used larger models; the caches do not depend on the model",
     ),

@@ -10,31 +10,10 @@ Here an image takes one block of 32 tokens, and the encoder cache has room for o
 with green drops red from the encoder cache and grows until it needs every block; another with red is admitted beside it and preempted.
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    dies,
-    lives,
-    patched,
-    preempted,
-    request,
-    signature,
-    source_line,
-    together,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
-RED = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
-)
-GREEN = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNg+M8AAAICAQBF9FLUAAAAAElFTkSuQmCC"
-)
-RED_PROMPT = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": RED}}]}]
-GREEN_PROMPT = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": GREEN}}]}]
+RED_PROMPT = [{"role": "user", "content": [image("red")]}]
+GREEN_PROMPT = [{"role": "user", "content": [image("green")]}]
 CHAT = "/v1/chat/completions"
 
 scenario = Scenario(
@@ -53,15 +32,8 @@ scenario = Scenario(
         --max-num-seqs 2
         --max-num-batched-tokens 32
     """,
-    model=Model(
+    model=public_model(
         "Salesforce/blip2-opt-2.7b",
-        architecture="Blip2ForConditionalGeneration",
-        heads=32,
-        kv_heads=32,
-        head_dim=80,
-        layers=32,
-        vocab_size=50304,
-        max_position=2048,
         tiny_will_do=True,
         why="an image takes 32 tokens, so one block; the weights do not matter",
     ),

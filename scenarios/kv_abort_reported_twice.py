@@ -9,24 +9,7 @@ In the lab a connector without any transfer takes their place: it reports the lo
 it, in each boot in this order. On GPUs the command alone shows nothing: a second server must send the blocks.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    left_waiting,
-    lives,
-    patched,
-    signature,
-    source_line,
-    together,
-    untriggered,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 BUSY = completion(name="busy", prompt=64, max_tokens=3500, ignore_eos=True)
 BOTH = {"load_after_end": 100, "save": 200}  # steps from the abort to the report
@@ -51,17 +34,7 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}]}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "Qwen/Qwen3-1.7B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-1.7B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(gpus=2, gpu_memory_gb=16),
     status=Status(bad=">=0.19.1"),
     try_with="0.32.0",
@@ -72,13 +45,7 @@ scenario = Scenario(
     ),
     workload=[together(BUSY, LEAVES)],
     trigger=left_waiting("leaves"),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="req_id in self.requests",
-        frames=["update_from_output", "_update_from_kv_xfer_finished"],
-    ),
+    signature=assertion("req_id in self.requests", frames=["update_from_output", "_update_from_kv_xfer_finished"]),
     arms=[
         arm("reported", dies),
         arm(
@@ -105,17 +72,12 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
+    lab=scheduler_lab(
+        with_flags(
+            late_connector(),
+            why="a connector that moves nothing",
+        ),
         mechanism="late-connector",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--enforce-eager", why="no compiler is needed"),
-            with_flags(
-                '--kv-transfer-config \'{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"}\'',  # noqa: E501  # one flag is one word
-                why="a connector that moves nothing",
-            ),
-        ],
     ),
     related=["vllm-project/vllm#43226", "vllm-project/vllm#56089", "vllm-project/vllm#48821"],
 )

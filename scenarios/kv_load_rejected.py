@@ -10,22 +10,7 @@ runner, the default since 0.29.0, answers wrongly, because it does not go back (
 In the lab no model runs, and a connector that moves nothing offers the blocks of a prompt and reports that none came.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    hangs,
-    lives,
-    patched,
-    sent_with,
-    source_line,
-    untriggered,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="kv-load-rejected",
@@ -41,17 +26,7 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_load_failure_policy":"recompute"}'
     """,
-    model=Model(
-        "Qwen/Qwen3-1.7B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-1.7B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.20.2"),
     try_with="0.33.0",
@@ -85,17 +60,12 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="scheduler",
+    lab=scheduler_lab(
+        with_flags(
+            late_connector(rejects=True),
+            why="a connector that moves nothing, and rejects the load",
+        ),
         layers=["full"],
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--enforce-eager", why="no compiler is needed"),
-            with_flags(
-                '--kv-transfer-config \'{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both","kv_load_failure_policy":"recompute"}\'',  # noqa: E501  # one flag is one word
-                why="a connector that moves nothing, and rejects the load",
-            ),
-        ],
     ),
     related=["vllm-project/vllm#45146", "vllm-project/vllm#49250", "vllm-project/vllm#53298"],
 )

@@ -9,23 +9,7 @@ The pool has room for the prompt and one more block. Another request takes a sec
 is sent twice, rejected and alone, and both answers should be equal. Between the two another prompt takes the blocks.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    checks,
-    completion,
-    errs,
-    lives,
-    patched,
-    sent_with,
-    source_line,
-    together,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 SIZE = 2112  # 66 blocks; 45 steps of 47 tokens beside a request that decodes
 GROWS = completion(name="grows", prompt=1, max_tokens=90, ignore_eos=True)
@@ -62,17 +46,7 @@ scenario = Scenario(
         --max-num-batched-tokens 48
         --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_load_failure_policy":"recompute"}'
     """,
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.20.2"),
     try_with="0.33.0",
@@ -109,7 +83,7 @@ scenario = Scenario(
         why="in the made weights a token depends on all before it, so a lost block shows",
         changes=[
             with_flags(
-                '--kv-transfer-config \'{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both","kv_load_failure_policy":"recompute"}\'',  # noqa: E501  # one flag is one word
+                late_connector(rejects=True),
                 why="a connector that moves nothing, and rejects the load",
             ),
         ],

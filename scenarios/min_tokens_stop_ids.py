@@ -10,21 +10,7 @@ because it is in the sampler. The model runs in float32: with bfloat16 on a mach
 crashes with an illegal instruction in vLLM's attention (0.28.0, 0.29.0).
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    lives,
-    patched,
-    sent_with,
-    signature,
-    source_line,
-    untriggered,
-)
+from vllm_repro.vocabulary import *
 
 BEYOND_ANY_VOCABULARY = 999999
 

@@ -9,23 +9,7 @@ The command is the reported one; the role of its second connector is assumed. In
 place. The second reports each load 40 steps after the first. On GPUs the command alone shows nothing: another server must send the blocks.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    lives,
-    patched,
-    sent_with,
-    signature,
-    source_line,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="multi-connector-second-report",
@@ -39,17 +23,7 @@ scenario = Scenario(
         --kv-cache-dtype fp8
         --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_consumer","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_consumer"},{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}]}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(gpus=8, gpu_memory_gb=140),
     status=Status(bad=">=0.21.0"),
     try_with="0.26.0",
@@ -62,12 +36,8 @@ scenario = Scenario(
         completion(name="loads", prompt=200, max_tokens=200, ignore_eos=True, kv_transfer_params={"load": 5}),
     ],
     trigger=sent_with("kv_transfer_params"),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="RequestStatus.is_finished(req.status)",
-        frames=["update_from_output", "_update_from_kv_xfer_finished"],
+    signature=assertion(
+        "RequestStatus.is_finished(req.status)", frames=["update_from_output", "_update_from_kv_xfer_finished"]
     ),
     arms=[
         arm("reported", dies),
@@ -76,7 +46,7 @@ scenario = Scenario(
             lives,
             with_flags(
                 '--kv-transfer-config \'{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}\'',
-                lab='--kv-transfer-config \'{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"}\'',  # noqa: E501  # one flag is one word
+                lab=late_connector(),
             ),
             why="nobody reports the load a second time",
         ),

@@ -9,32 +9,9 @@ The first request stores its blocks in CPU memory. The second has the same promp
 and the fifth comes from another server, which is gone. Then the offloading connector offers it.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    hangs,
-    lives,
-    patched,
-    sent_with,
-    source_line,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
-GONE = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[1, 2, 3, 4, 5]],
-    "remote_engine_id": "gone",
-    "remote_request_id": "gone",
-    "remote_host": "localhost",
-    "remote_port": 5601,
-    "tp_size": 1,
-}
+GONE = remote_prefill("gone", 5601, blocks=[[1, 2, 3, 4, 5]])
 
 scenario = Scenario(
     id="nixl-failed-fetch-reserves",
@@ -49,17 +26,7 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_load_failure_policy":"recompute","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}]}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(gpus=2, gpu_memory_gb=8),
     status=Status(bad=">=0.32.0"),
     try_with="0.33.0",
@@ -94,10 +61,5 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="scheduler",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[with_flags("--enforce-eager", why="no compiler is needed")],
-    ),
+    lab=scheduler_lab(),
 )

@@ -9,43 +9,10 @@ It takes two requests, the failing one first, and a model with more than one KV 
 server's own blocks, whose content does not matter here; the first one names a server that is gone.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    hangs,
-    lives,
-    patched,
-    sent_with,
-    source_line,
-    together,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
-GONE = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]],
-    "remote_engine_id": "gone",
-    "remote_request_id": "gone",
-    "remote_host": "localhost",
-    "remote_port": 5601,
-    "tp_size": 1,
-}
-PREFILL = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]],
-    "remote_engine_id": "prefill",
-    "remote_request_id": "prefill",
-    "remote_host": "localhost",
-    "remote_port": 5600,
-    "tp_size": 1,
-}
+GONE = remote_prefill("gone", 5601, blocks=[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+PREFILL = remote_prefill("prefill", 5600, blocks=[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
 FAILS = completion(name="fails", prompt=310, kv_transfer_params=GONE)
 COMES = completion(name="comes", prompt=310, starts_after=0.3, kv_transfer_params=PREFILL)
 

@@ -11,48 +11,15 @@ and 97 tokens, and in none of 8 of 66. With windows of 4 and 32 tokens it was 7 
 a second server must send the blocks. The pull request named here brought NIXL to such models; we know of no report.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    checks,
-    completion,
-    errs,
-    lives,
-    patched,
-    source_line,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 LOSES = 65
 LIVES = 66
 
 FILE = "vllm/v1/core/single_type_kv_cache_manager.py"
 TO_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
-PREFILL = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[0, 3], [4, 5, 6]],
-    "remote_engine_id": "prefill",
-    "remote_request_id": "prefill",
-    "remote_host": "localhost",
-    "remote_port": 5600,
-    "tp_size": 1,
-}
-KEPT = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[2, 3], [4, 5, 6]],
-    "remote_engine_id": "prefill",
-    "remote_request_id": "prefill",
-    "remote_host": "localhost",
-    "remote_port": 5600,
-    "tp_size": 1,
-}
+PREFILL = remote_prefill("prefill", 5600, blocks=[[0, 3], [4, 5, 6]])
+KEPT = remote_prefill("prefill", 5600, blocks=[[2, 3], [4, 5, 6]])
 
 scenario = Scenario(
     id="nixl-fetch-loses-token",

@@ -9,22 +9,7 @@ for two tokens; the one token that a proxy asks a prefill server for needs no fu
 nothing. One Mamba layer stands for three of four.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    flag,
-    hangs,
-    lives,
-    patched,
-    sent_with,
-    source_line,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="nixl-mamba-preempted-for-ever",
@@ -42,18 +27,7 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'
     """,
-    model=Model(
-        "Qwen/Qwen3.5-9B",
-        architecture="Qwen3_5ForConditionalGeneration",
-        heads=16,
-        kv_heads=4,
-        head_dim=256,
-        layers=32,
-        full_attention_interval=4,
-        vocab_size=248320,
-        max_position=262144,
-        why="linear attention in three of four layers",
-    ),
+    model=public_model("Qwen/Qwen3.5-9B", why="linear attention in three of four layers"),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     status=Status(bad=">=0.28.0"),
     try_with="0.33.0",
@@ -86,11 +60,9 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="scheduler",
+    lab=scheduler_lab(
         family="granite_hybrid",
         layers=["full", "mamba"],
         why="the scheduler does not use weights; a real model sets its own block size, and needs another prompt and pool",
-        changes=[with_flags("--enforce-eager", why="no compiler is needed")],
     ),
 )

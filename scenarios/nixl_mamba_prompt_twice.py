@@ -8,23 +8,7 @@ A prompt of 64, 65 or 66 tokens with blocks of 16: only 65 kills. In the lab no 
 server alone shows it too, with NIXL installed; vLLM may enlarge the blocks there.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    flag,
-    lives,
-    patched,
-    prefix_hit,
-    signature,
-    source_line,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 KILLS = flag("--block-size") * 4 + 1
 LIVES = flag("--block-size") * 4 + 2
@@ -44,16 +28,8 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'
     """,
-    model=Model(
+    model=public_model(
         "Qwen/Qwen3.5-9B",
-        architecture="Qwen3_5ForConditionalGeneration",
-        heads=16,
-        kv_heads=4,
-        head_dim=256,
-        layers=32,
-        full_attention_interval=4,
-        vocab_size=248320,
-        max_position=262144,
         why="the report's KimiK3ForConditionalGeneration needs four GPUs; this model has linear attention in three of four layers too",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
@@ -69,9 +45,7 @@ scenario = Scenario(
         completion(name="again", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE),
     ],
     trigger=prefix_hit(),
-    signature=signature(
-        phase="request", exception="AssertionError", message="", source="num_new_tokens > 0", frames=["schedule"]
-    ),
+    signature=assertion("num_new_tokens > 0", frames=["schedule"]),
     arms=[
         arm("reported", dies),
         arm(
@@ -102,19 +76,13 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="scheduler",
+    lab=scheduler_lab(
+        with_flags("--block-size 16", why="the tiny model's blocks keep this size"),
+        with_flags(
+            '--hf-overrides \'{"layer_types":["full_attention","linear_attention"]}\'',
+            why="the lab's worker gives the second layer a Mamba state",
+        ),
         family="qwen3",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--enforce-eager", why="no compiler is needed"),
-            with_flags("--block-size 16", why="the tiny model's blocks keep this size"),
-            with_flags(
-                '--hf-overrides \'{"layer_types":["full_attention","linear_attention"]}\'',
-                why="the lab's worker gives the second layer a Mamba state",
-            ),
-        ],
     ),
     related=["vllm-project/vllm#53514", "vllm-project/vllm#53523"],
 )

@@ -9,23 +9,7 @@ It needs two groups of layers here, a full pool, shared prompts, and a request t
 would hardly ever show it. In the lab no model runs, the five requests share their first step, and a store takes nine steps.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    lives,
-    patched,
-    preempted,
-    signature,
-    source_line,
-    together,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="offloading-readmitted",
@@ -43,17 +27,7 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "google/gemma-3-1b-it",
-        architecture="Gemma3ForCausalLM",
-        heads=4,
-        kv_heads=1,
-        head_dim=256,
-        layers=26,
-        vocab_size=262144,
-        max_position=32768,
-        why="a small model with full attention and sliding windows",
-    ),
+    model=public_model("google/gemma-3-1b-it", why="a small model with full attention and sliding windows"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.23.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
@@ -72,12 +46,8 @@ scenario = Scenario(
         ),
     ],
     trigger=preempted(),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="not req_status.transfer_jobs",
-        frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"],
+    signature=assertion(
+        "not req_status.transfer_jobs", frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"]
     ),
     arms=[
         arm("reported", dies),
@@ -103,18 +73,13 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="scheduler",
+    lab=scheduler_lab(
+        with_flags(
+            offloading(327_680, store_polls=8, load_polls=0),
+            why="room for twenty blocks of the two layers; a store is under way for eight polls",
+        ),
         layers=["sliding", "full"],
         window=32,
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--enforce-eager", why="no compiler is needed"),
-            with_flags(
-                '--kv-transfer-config \'{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":327680,"store_polls":8,"load_polls":0}}\'',  # noqa: E501  # one flag is one word
-                why="room for twenty blocks of the two layers; a store is under way for eight polls",
-            ),
-        ],
     ),
     related=["vllm-project/vllm#46231", "vllm-project/vllm#46082"],
 )

@@ -9,24 +9,7 @@ We found no issue about it. The one named here is the nearest: another assertion
 of 0.25.1 is the first that names the requests of a reset in its next output. 0.33.0 flushes no loads of the same step.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    completion,
-    dies,
-    lives,
-    request,
-    signature,
-    source_line,
-    together,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 BUSY = completion(name="busy", prompt=200, max_tokens=2000, ignore_eos=True)
 
@@ -44,17 +27,7 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1073741824}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.25.1,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
@@ -70,13 +43,7 @@ scenario = Scenario(
         ),
     ],
     trigger=answered("reset", 200, during="busy"),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="self._jobs[any_jid].is_store",
-        frames=["schedule", "build_connector_meta"],
-    ),
+    signature=assertion("self._jobs[any_jid].is_store", frames=["schedule", "build_connector_meta"]),
     arms=[
         arm("reported", dies),
         arm(
@@ -87,11 +54,6 @@ scenario = Scenario(
         ),
         arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector loads blocks"),
     ],
-    lab=Lab(
-        mechanism="offloading",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[with_flags("--enforce-eager", why="no compiler is needed")],
-    ),
+    lab=scheduler_lab(mechanism="offloading"),
     related=["vllm-project/vllm#49118"],
 )

@@ -6,25 +6,7 @@ without hash among those counted as computed. 0.24.0 adds all local blocks first
 that is partly in each cache. In the lab no model runs, and all requests share a step. On GPUs this workload may show it rarely.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    lives,
-    patched,
-    preempted,
-    signature,
-    source_line,
-    together,
-    untriggered,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="offloading-two-groups",
@@ -42,17 +24,7 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "google/gemma-3-1b-it",
-        architecture="Gemma3ForCausalLM",
-        heads=4,
-        kv_heads=1,
-        head_dim=256,
-        layers=26,
-        vocab_size=262144,
-        max_position=32768,
-        why="a small model with full attention and sliding windows",
-    ),
+    model=public_model("google/gemma-3-1b-it", why="a small model with full attention and sliding windows"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
@@ -70,12 +42,8 @@ scenario = Scenario(
         ),
     ],
     trigger=preempted(),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="num_locally_computed_tokens",
-        frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"],
+    signature=assertion(
+        "num_locally_computed_tokens", frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"]
     ),
     arms=[
         arm("reported", dies),
@@ -103,18 +71,13 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="scheduler",
+    lab=scheduler_lab(
+        with_flags(
+            offloading(327_680),
+            why="room for twenty blocks of the two layers",
+        ),
         layers=["full", "sliding"],
         window=64,
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--enforce-eager", why="no compiler is needed"),
-            with_flags(
-                '--kv-transfer-config \'{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":327680}}\'',  # noqa: E501  # one flag is one word
-                why="room for twenty blocks of the two layers",
-            ),
-        ],
     ),
     related=["vllm-project/vllm#44409", "vllm-project/vllm#50454"],
 )

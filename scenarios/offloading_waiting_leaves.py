@@ -8,24 +8,7 @@ both lists are equally long fails in the scheduler. One whole block is enough: p
 Any disconnect, client timeout or cancelled stream does it while the server is busy. 0.27.0 takes only the tokens computed before the abort.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    left_waiting,
-    lives,
-    signature,
-    source_line,
-    together,
-    untriggered,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 BUSY = completion(name="busy", prompt=200, max_tokens=2000, ignore_eos=True)
 
@@ -42,17 +25,7 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1073741824}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.26.0,<0.27.0", good=">=0.27.0"),
     try_with="0.26.0",
@@ -65,12 +38,8 @@ scenario = Scenario(
         together(BUSY, completion(name="leaves", prompt=200, max_tokens=8, starts_after=1, leaves_after=1)),
     ],
     trigger=left_waiting("leaves"),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="len(offload_keys) == len(offload_block_ids)",
-        frames=["schedule", "build_connector_meta", "_build_store_jobs"],
+    signature=assertion(
+        "len(offload_keys) == len(offload_block_ids)", frames=["schedule", "build_connector_meta", "_build_store_jobs"]
     ),
     arms=[
         arm("reported", dies),
@@ -84,12 +53,6 @@ scenario = Scenario(
         ),
         arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector stores blocks"),
     ],
-    lab=Lab(
-        mechanism="offloading",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[with_flags("--enforce-eager", why="no compiler is needed")],
-        arms=["reported", "near-miss", "no-offloading"],
-    ),
+    lab=scheduler_lab(mechanism="offloading", arms=["reported", "near-miss", "no-offloading"]),
     related=["vllm-project/vllm#52170", "vllm-project/vllm#51013", "vllm-project/vllm#49285"],
 )

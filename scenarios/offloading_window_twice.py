@@ -9,23 +9,7 @@ requests of its own traffic; this workload alone may show it rarely there, since
 four requests share their first step, and a store takes two steps. 0.23.0 drops the blocks of a window that has moved on.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    dies,
-    lives,
-    preempted,
-    signature,
-    source_line,
-    together,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="offloading-window-twice",
@@ -43,17 +27,7 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":655360}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
-        "google/gemma-3-1b-it",
-        architecture="Gemma3ForCausalLM",
-        heads=4,
-        kv_heads=1,
-        head_dim=256,
-        layers=26,
-        vocab_size=262144,
-        max_position=32768,
-        why="the report does not name its model; this one has sliding windows",
-    ),
+    model=public_model("google/gemma-3-1b-it", why="the report does not name its model; this one has sliding windows"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.21.0,<0.23.0", good=">=0.23.0"),
     try_with="0.22.1",
@@ -89,23 +63,18 @@ scenario = Scenario(
             "more-room",
             lives,
             with_flags(
-                '--kv-transfer-config \'{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":26214400}}\'',  # noqa: E501  # one flag is one word
+                offloading(26_214_400),
             ),
             why="the CPU pool has room for each store, so none is put off",
         ),
         arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector stores blocks"),
     ],
-    lab=Lab(
-        mechanism="scheduler",
+    lab=scheduler_lab(
+        with_flags(
+            offloading(163_840, store_polls=1),
+            why="room for ten blocks of the two layers; a store is under way for one poll",
+        ),
         layers=["full", "sliding"],
         window=16,
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--enforce-eager", why="no compiler is needed"),
-            with_flags(
-                '--kv-transfer-config \'{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":163840,"store_polls":1}}\'',  # noqa: E501  # one flag is one word
-                why="room for ten blocks of the two layers; a store is under way for one poll",
-            ),
-        ],
     ),
 )

@@ -10,23 +10,7 @@ The issue named here reports it for Mamba states, in a unit test; PR #43569 take
 but caps the steps of a request that is alone: this workload does not reach them.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    checks,
-    completion,
-    errs,
-    lives,
-    patched,
-    preempted,
-    source_line,
-    together,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 SIZE = 2112  # steps of 1024, 512, 512 and 64 tokens
 VICTIM = completion(
@@ -55,17 +39,7 @@ scenario = Scenario(
         --long-prefill-token-threshold 512
         --enable-logging-iteration-details
     """,
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
-        tiny_will_do=True,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
     needs=Needs(),
     status=Status(bad=">=0.32.0"),
     try_with="0.32.0",

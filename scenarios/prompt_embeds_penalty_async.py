@@ -10,25 +10,7 @@ The issue gives the requests but no server command. The lab lets the CPU platfor
 with 256 hidden dimensions, which the tiny model has. On a GPU the exception is CUDA's, so a crash there is reported as another crash.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    completion,
-    dies,
-    lives,
-    patched,
-    request,
-    sent_with,
-    signature,
-    source_line,
-    untriggered,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 # 300 embeddings of ones: torch.save(torch.ones(1, 1).expand(300, 256)) in base64
 EMBEDS = (
@@ -52,14 +34,8 @@ scenario = Scenario(
         --max-model-len 4096
         --enforce-eager
     """,
-    model=Model(
+    model=public_model(
         "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
         tiny_will_do=True,
         why="the bug is in the batch of the model runner and does not depend on weights",
     ),

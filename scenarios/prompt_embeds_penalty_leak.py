@@ -10,22 +10,7 @@ but the prompt between them consists of 73. Each try needs a new boot: on the sa
 The issue gives the requests but no server command. The embeddings are for models with 256 hidden dimensions, which the tiny model has.
 """
 
-from vllm_repro.vocabulary import (
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    answered,
-    arm,
-    checks,
-    completion,
-    errs,
-    lives,
-    patched,
-    request,
-    sent_with,
-    source_line,
-)
+from vllm_repro.vocabulary import *
 
 # 300 embeddings of ones: torch.save(torch.ones(1, 1).expand(300, 256)) in base64
 EMBEDS = (
@@ -56,14 +41,8 @@ scenario = Scenario(
         --max-model-len 4096
         --enforce-eager
     """,
-    model=Model(
+    model=public_model(
         "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        max_position=40960,
         tiny_will_do=True,
         why="the bug is in the batch of the model runner and does not depend on weights",
     ),

@@ -10,32 +10,7 @@ removes this trigger but not the bug: a CPU pool full of stores in flight also t
 often it is listed.
 """
 
-from vllm_repro.vocabulary import (
-    Causes,
-    Dummy,
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    block_listed_twice,
-    cause,
-    chat,
-    dies,
-    lengths,
-    lives,
-    patched,
-    pause,
-    signature,
-    simple_cpu_offload,
-    sized,
-    source_line,
-    throughput,
-    untriggered,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 # The report says "about 90k". LONG is three tokens short of whole blocks (352, or 178 in the lab): an answer of eight fills the last one.
 # UNFILLED is five tokens longer than whole blocks: a short answer does not fill its last block.
@@ -109,11 +84,8 @@ scenario = Scenario(
         chat(name="prompt B", prompt=LONG, max_tokens=8, stream=False),
     ],
     trigger=block_listed_twice(),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="assert curr_block is not None",
+    signature=assertion(
+        "assert curr_block is not None",
         frames=["schedule", "allocate_slots", "allocate_new_blocks", "get_new_blocks", "popleft_n"],
     ),
     arms=[

@@ -8,24 +8,7 @@ The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. Re
 `sco-lazy-starves`. This bug was found by a search over the scheduler alone (`vllm-repro explore`).
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    lives,
-    offload_outgrown,
-    patched,
-    rest,
-    simple_cpu_offload,
-    source_line,
-    spins,
-    untriggered,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 FIRST = completion(prompt=400, max_tokens=8, ignore_eos=True, name="first")
 SECOND = completion(prompt=400, max_tokens=8, ignore_eos=True, name="second")
@@ -47,16 +30,9 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":58720256,"lazy_offload":true}}'
     """,  # noqa: E501  # one flag is one word
-    model=Model(
+    model=public_model(
         "Qwen/Qwen3-0.6B",
-        architecture="Qwen3ForCausalLM",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
         block_size=32,
-        max_position=40960,
         why="the scheduler does not use weights, and the connector uses only the block size",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=4),

@@ -13,23 +13,7 @@ This bug was found by a search over the scheduler alone (`vllm-repro explore`). 
 (vllm-project/vllm#45388, #53868, #57104); we found no report of this one.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    hangs,
-    lives,
-    patched,
-    prefix_hit,
-    source_line,
-    together,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 # The requests that share a step differ from boot to boot. Three waves of six make the hang likely in every boot.
 WAVE = together(

@@ -11,24 +11,7 @@ proposed in #44526 lowers the count to the new length of the prompt: the crash b
 stays hidden.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    dies,
-    drafting,
-    lives,
-    patched,
-    request,
-    signature,
-    source_line,
-    untriggered,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 SEGMENTS = [[11] * 64, 2, [12], 2, [12], 1]
@@ -44,15 +27,7 @@ scenario = Scenario(
         --no-async-scheduling
         --speculative-config '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
     """,
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", max_position=131072, why="the scheduler does not use weights"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.20.2,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
@@ -82,13 +57,7 @@ scenario = Scenario(
         ),
     ],
     trigger=drafting(),
-    signature=signature(
-        phase="request",
-        exception="AssertionError",
-        message="",
-        source="num_new_tokens > 0",
-        frames=["step", "schedule"],
-    ),
+    signature=assertion("num_new_tokens > 0", frames=["step", "schedule"]),
     arms=[
         arm("reported", dies),
         arm(
@@ -109,17 +78,6 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="async",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--dtype float32", why="bfloat16 needs AMX to be enabled on some processors"),
-            with_flags(
-                "--middleware vllm_repro_lab.segments.route",
-                why="adds POST /segments: /v1/realtime serves audio models only",
-            ),
-        ],
-    ),
+    lab=session_lab(),
     related=["vllm-project/vllm#28973", "vllm-project/vllm#53130"],
 )

@@ -11,23 +11,7 @@ feeds a text model through a route of its own: /v1/realtime serves audio models.
 in which a session waits for ever. 0.33.0 puts such sessions into their queue last.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    completion,
-    hangs,
-    lives,
-    patched,
-    preempted,
-    request,
-    source_line,
-    together,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 SESSION = {"segments": [[11] * 49, 2, [12] * 30, 1], "max_tokens": 1, "temperature": 0}
 
@@ -45,15 +29,7 @@ scenario = Scenario(
         --max-num-batched-tokens 2048
         --max-num-seqs 8
     """,
-    model=Model(
-        "Qwen/Qwen3-0.6B",
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        layers=28,
-        vocab_size=151936,
-        why="the scheduler does not use weights",
-    ),
+    model=public_model("Qwen/Qwen3-0.6B", max_position=131072, why="the scheduler does not use weights"),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.24.0,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
@@ -100,17 +76,6 @@ scenario = Scenario(
             ),
         ),
     ],
-    lab=Lab(
-        mechanism="async",
-        layers=2,
-        why="the scheduler does not use weights",
-        changes=[
-            with_flags("--dtype float32", why="bfloat16 needs AMX to be enabled on some processors"),
-            with_flags(
-                "--middleware vllm_repro_lab.segments.route",
-                why="adds POST /segments: /v1/realtime serves audio models only",
-            ),
-        ],
-    ),
+    lab=session_lab(),
     related=["vllm-project/vllm#49439"],
 )

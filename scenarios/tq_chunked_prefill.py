@@ -7,35 +7,7 @@ and lives. With `--enforce-eager`, or without CUDA graphs, the workspace is not 
 later reserve the room.
 """
 
-from vllm_repro.vocabulary import (
-    Causes,
-    Dummy,
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    attention_backend,
-    cause,
-    chat,
-    chunked_prefill,
-    completion,
-    continuation_over,
-    conversation,
-    dies,
-    flag,
-    lives,
-    patched,
-    prefix_hit,
-    signature,
-    source_line,
-    throughput,
-    untriggered,
-    with_flags,
-    without,
-    workspace_outgrown,
-)
+from vllm_repro.vocabulary import *
 
 BATCH = flag("--max-num-batched-tokens")
 BACKEND = "vllm/v1/attention/backends/turboquant_attn.py"

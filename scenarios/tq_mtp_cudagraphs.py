@@ -14,29 +14,7 @@ Released 0.20 refuses the reported hybrid model; the reporter removed that check
 so the shape here omits the other layers.
 """
 
-from vllm_repro.vocabulary import (
-    Dummy,
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    attention_backend,
-    chat,
-    checks,
-    dies,
-    drafting,
-    graphs_captured,
-    lives,
-    patched,
-    signature,
-    source_line,
-    throughput,
-    untriggered,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="tq-mtp-cudagraphs",

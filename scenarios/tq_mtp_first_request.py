@@ -9,25 +9,7 @@ The issue gives flags and numbers for a private quantization of Qwen3.6-27B on W
 those flags.
 """
 
-from vllm_repro.vocabulary import (
-    Dummy,
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    attention_backend,
-    chat,
-    dies,
-    drafting,
-    graphs_captured,
-    signature,
-    source_line,
-    untriggered,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 scenario = Scenario(
     id="tq-mtp-first-request",
@@ -41,17 +23,8 @@ scenario = Scenario(
         --max-num-seqs 1
         --speculative-config '{"method":"mtp","num_speculative_tokens":3}'
     """,
-    model=Model(
+    model=public_model(
         "Lorbus/Qwen3.6-27B-int4-AutoRound",
-        architecture="Qwen3_5ForConditionalGeneration",
-        heads=24,
-        kv_heads=4,
-        head_dim=256,
-        layers=64,
-        full_attention_interval=4,
-        block_size=1024,
-        vocab_size=248320,
-        max_position=262144,
         why="the issue does not name the reporter's quantization; its attention is that of this model",
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),

@@ -10,25 +10,7 @@ Only a comparison with the answer of a server without graphs shows the bug. The 
 command. The command here is built from those.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    attention_backend,
-    chat,
-    checks,
-    drafting,
-    errs,
-    graphs_captured,
-    lives,
-    patched,
-    source_line,
-    with_flags,
-    without,
-)
+from vllm_repro.vocabulary import *
 
 TURBOQUANT = attention_backend("TURBOQUANT")
 
@@ -44,17 +26,8 @@ scenario = Scenario(
         --max-num-seqs 1
         --speculative-config '{"method":"mtp","num_speculative_tokens":3}'
     """,
-    model=Model(
+    model=public_model(
         "Lorbus/Qwen3.6-27B-int4-AutoRound",
-        architecture="Qwen3_5ForConditionalGeneration",
-        heads=24,
-        kv_heads=4,
-        head_dim=256,
-        layers=64,
-        full_attention_interval=4,
-        block_size=1024,
-        vocab_size=248320,
-        max_position=262144,
         why="the issue does not name the reporter's quantization; its attention is that of this model",
     ),
     needs=Needs(gpus=2, gpu_memory_gb=24),

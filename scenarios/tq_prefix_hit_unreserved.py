@@ -10,27 +10,7 @@ For this model vLLM takes its second model runner from 0.22 on, which locks the 
 So the command asks for the first one.
 """
 
-from vllm_repro.vocabulary import (
-    Dummy,
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    attention_backend,
-    completion,
-    continuation_over,
-    dies,
-    lives,
-    patched,
-    prefix_hit,
-    signature,
-    source_line,
-    untriggered,
-    with_flags,
-    workspace_outgrown,
-)
+from vllm_repro.vocabulary import *
 
 PREFIX = 2048  # cached tokens: 8 MB to unpack, far more than the size locked for two sequences
 
@@ -48,16 +28,7 @@ scenario = Scenario(
         --no-enable-chunked-prefill
         --enable-prefix-caching
     """,
-    model=Model(
-        "Qwen/Qwen3-8B",
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        layers=36,
-        vocab_size=151936,
-        max_position=40960,
-        why="any model with full attention in all layers shows the bug",
-    ),
+    model=public_model("Qwen/Qwen3-8B", why="any model with full attention in all layers shows the bug"),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     dummy=Dummy(
         layers=1,

@@ -8,26 +8,7 @@ The scenario sends one prompt three times: to fill the cache, alone, and beside 
 equal. A long request keeps the engine busy while the two arrive, so that one step takes both. The issue gives no command.
 """
 
-from vllm_repro.vocabulary import (
-    Lab,
-    Model,
-    Needs,
-    Scenario,
-    Status,
-    arm,
-    attention_backend,
-    checks,
-    completion,
-    errs,
-    flag,
-    lives,
-    patched,
-    prefilled_together,
-    prefix_hit,
-    source_line,
-    together,
-    with_flags,
-)
+from vllm_repro.vocabulary import *
 
 SIZE = 543  # 512 tokens in whole blocks of 32, which the cache keeps, and 31 more
 FILLS = completion(name="fills the cache", prompt=SIZE, shared=SIZE, logprobs=2, return_token_ids=True)
@@ -48,16 +29,7 @@ scenario = Scenario(
         --max-num-batched-tokens 8192
         --enable-logging-iteration-details
     """,
-    model=Model(
-        "Qwen/Qwen3-8B",
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        layers=36,
-        vocab_size=151936,
-        max_position=40960,
-        why="the issue names this model",
-    ),
+    model=public_model("Qwen/Qwen3-8B", why="the issue names this model"),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     status=Status(bad=">=0.20.2"),
     try_with="0.24.0",

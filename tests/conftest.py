@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.browser import browser as browser
+from tests.browser import opened as opened
+from tests.patched_rehearsal import diffs as diffs
 from tests.report_examples import check_files
 from vllm_repro import cli
 from vllm_repro.host import machine

@@ -6,6 +6,7 @@ import py_compile
 from pathlib import Path
 
 from vllm_repro.releases.provision import Release
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.patch import Patch
 
 FILE = "vllm/answer.py"
@@ -35,6 +36,7 @@ def write_package(folder: Path, *, stale: bool = False) -> Path:
 def fake_release(version: str, folder: Path) -> Release:
     """The record of a release in `folder`, where nothing is installed."""
     return Release(
+        source=Source(release=version),
         version=version,
         torch="2.13.0",
         python=folder / "bin" / "python",

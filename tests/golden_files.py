@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "golden"
+TESTS = Path(__file__).parent
 
 
-def assert_golden(name: str, text: str) -> None:
-    """Compare `text` with a golden file; CI never rewrites it."""
-    path = FOLDER / name
+def assert_golden(name: str, text: str, feature: str = "") -> None:
+    """Compare `text` with a golden file; CI never rewrites it. feature: folder of tests that has it."""
+    path = TESTS / feature / "golden" / name
     if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
         path.write_text(text, encoding="utf-8")
     assert path.is_file(), f"no golden file {name}: UPDATE_GOLDEN=1 makes it"

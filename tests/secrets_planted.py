@@ -85,3 +85,5 @@ PRIVATE = {
     "prompt": Plant("janedoe5@boxname:~/work$ vllm serve", "janedoe5@boxname"),
     "email": Plant("Jane <jane.doe6@corp.example>", "jane.doe6"),
 }
+
+PLANTS = [*SECRETS.values(), *PRIVATE.values()]

@@ -77,7 +77,7 @@ def test_a_newer_run_of_a_command_replaces_the_older(tmp_path: Path) -> None:
         ("boot", "vllm_repro/running/watch.py", "vllm_repro/report/html.py"),
         ("boot", "vllm_repro/servers/witness/plugin", "vllm_repro/report/runs.py"),
         ("boot", "vllm_repro_lab/memory.py", "vllm_repro_explore/search.py"),
-        ("boot", "vllm_repro/cli/run.py", "vllm_repro_nights/night.py"),
+        ("boot", "vllm_repro/cli/run.py", "vllm_repro_nights/night_result.py"),
         ("search", "vllm_repro_explore/search.py", "vllm_repro/running/watch.py"),
         ("both", "vllm_repro_explore/causes.py", "vllm_repro_intake/text.py"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -13,7 +15,10 @@ import pytest
 
 import vllm_repro
 
+pytestmark = pytest.mark.features
+
 HARNESS = Path(vllm_repro.__file__).parents[1]
+TOP = HARNESS.parent
 
 LAYERS = (
     "errors",
@@ -45,6 +50,9 @@ BELOW_THE_CORE = {"vllm_repro_diagnosis", "vllm_repro_lab"}
 FEATURES = {f"vllm_repro_{name}" for name in ("cluster", "explore", "intake", "nights", "search")}
 MAY_IMPORT = {"vllm_repro_nights": {"vllm_repro_search"}}
 """Features that a feature imports."""
+
+MIXED = ("tests/live", "benchmarks")
+"""Folders of which a file goes with each feature that it imports (`tests.features`)."""
 
 MOST_FOR_CHECK = 60
 """Modules that `check` reaches."""
@@ -162,22 +170,50 @@ def reached(module: str) -> set[str]:
     return found
 
 
+def test_every_module_can_be_imported() -> None:
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    subprocess.run([sys.executable, "-c", code, *sorted(modules())], check=True, timeout=120)
+
+
 def test_check_reaches_few_modules() -> None:
     assert len(reached("vllm_repro.cli.check")) <= MOST_FOR_CHECK
 
 
 def test_httpx_is_imported_in_one_folder_and_in_one_module_of_the_tests() -> None:
-    root = Path(__file__).parents[1]
     importing = {
-        path.relative_to(root).as_posix()
+        path.relative_to(TOP).as_posix()
         for folder in ("harness", "tests", "fixtures", "scenarios")
-        for path in (root / folder).rglob("*.py")
+        for path in (TOP / folder).rglob("*.py")
         if "httpx" in {name.partition(".")[0] for name in imported_names(path)}
     }
     client = "harness/vllm_repro/client"
     assert importing == {f"{client}/client.py", f"{client}/sdk.py", "tests/web.py"}
 
 
-@pytest.mark.parametrize("feature", sorted(FEATURES))
-def test_every_feature_is_named(feature: str) -> None:
-    assert (HARNESS / feature / "__init__.py").is_file()
+def test_every_package_is_named() -> None:
+    """Else its imports are not looked at. A feature may have been deleted."""
+    packages = {path.parent.name for path in HARNESS.glob("*/__init__.py")}
+    assert packages <= {"vllm_repro", *BELOW_THE_CORE, *FEATURES}
+
+
+FOLDERS = {feature.removeprefix("vllm_repro_"): feature for feature in FEATURES}
+"""The feature of each folder of tests."""
+
+
+def feature_of(name: str) -> str:
+    """Return the feature of a dotted name, or its first part."""
+    first = package(name.removeprefix("tests."))
+    return FOLDERS.get(first, first)
+
+
+def test_tests_need_no_other_feature() -> None:
+    """Those of the core need none. A file of MIXED goes with each feature that it imports."""
+    broken = set()
+    for path in (*TOP.glob("tests/**/*.py"), *TOP.glob("fixtures/**/*.py"), *TOP.glob("scenarios/*.py")):
+        name = path.relative_to(TOP)
+        if name.is_relative_to(MIXED[0]):
+            continue
+        tested = FOLDERS.get(name.parts[1], "")
+        others = set(map(feature_of, imported_names(path))) & FEATURES - {tested} - MAY_IMPORT.get(tested, set())
+        broken |= {(f"{name}", feature) for feature in others}
+    assert broken == set()

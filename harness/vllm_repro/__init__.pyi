@@ -7,4 +7,4 @@ from vllm_repro_diagnosis.diagnosis import diagnose as diagnose
 from vllm_repro_nights import frames as frames
 
 __version__: str
-__all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "frames", "load_scenario", "run"]
+__all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario", "run"]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_repro.releases.sources import named_source
+from vllm_repro.releases.sources import parse_source
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import Run, run_of
 from vllm_repro.running.folders import default_out
@@ -79,7 +79,7 @@ def run(
     found = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     options = ServerOptions(
         server=server,
-        vllm=named_source(vllm) if vllm else None,
+        vllm=parse_source(vllm) if vllm else None,
         url=url,
         image=image,
         model=model,

@@ -52,7 +52,7 @@ class RunCopy:
             self.node = data.decode()
         elif name == OUTPUT:
             *lines, self._line = (self._line + data).split(b"\n")
-            what = " ".join(filter(None, (self._job.scenario.id, self._job.options.vllm)))
+            what = f"{self._job.scenario.id} {self._job.options.vllm or ''}".strip()
             for line in lines:
                 self.progress.line(f"{self.node}: {what}: {line.decode('utf-8', 'replace').strip()}")
         elif name == SITE:

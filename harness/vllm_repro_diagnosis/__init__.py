@@ -1,1 +1,4 @@
-"""Reading server logs and pasted tracebacks: what died, of what, in which phase, and whether it is a known bug. Pure."""
+"""Log parser: from a server log or a pasted traceback to a diagnosis.
+
+It imports the standard library alone: `python -m vllm_repro_diagnosis FILE`.
+"""

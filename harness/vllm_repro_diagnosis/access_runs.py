@@ -1,7 +1,8 @@
-"""Runs of access lines and counts of tokens, of which a long log mostly consists: skipped in blocks.
+"""Runs of access lines and token counts, of which a long log mostly consists: skipped in blocks.
 
-Of such lines only the number, the times and the last ones count. A line is skipped only if one of the same kind came just before it, and
-changed nothing but what the next one changes, too. Once the diagnosis is certain, all lines are skipped but those with given words.
+Of such lines only the number, the times and the last lines count. A line is skipped only if a line
+of the same kind came just before it, and changed nothing that the next line does not change too.
+Once the diagnosis is certain, only lines with certain words are read.
 """
 
 from __future__ import annotations
@@ -15,47 +16,54 @@ __all__ = ["AccessRuns", "kind_of"]
 
 _BLOCK = 1 << 22
 _MOST = 256
-"""Most kinds: two for each API server, and one for each engine."""
+"""Most kinds: two for each API server, a third for each engine."""
 _TIME = r"\d\d-\d\d \d\d:\d\d:\d\d"
-_ACCESS = r'\d{1,3}(?:\.\d{1,3}){3}:\d{1,5} - "(?:GET|POST) /[A-Za-z0-9_./-]{0,200} HTTP/1\.[01]" 200 OK'
+_ACCESS = (
+    r'\d{1,3}(?:\.\d{1,3}){3}:\d{1,5} - "(?:GET|POST) /[A-Za-z0-9_./-]{0,200} HTTP/1\.[01]" 200 OK'
+)
 # Requests without a new token are not skipped: they may be a hang.
 _COUNTS = (
     r"Avg prompt throughput: \d{1,9}\.\d tokens/s, Avg generation throughput: "
     r"(?:(?!0+\.0 )\d{1,9}\.\d tokens/s, Running: \d{1,6} reqs, Waiting: \d{1,6} reqs"
     r"|0\.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs)"
-    r", GPU KV cache usage: \d{1,3}\.\d%, Prefix cache hit rate: \d{1,3}\.\d%(?:, MM cache hit rate: \d{1,3}\.\d%)?"
+    r", GPU KV cache usage: \d{1,3}\.\d%, Prefix cache hit rate: \d{1,3}\.\d%"
+    r"(?:, MM cache hit rate: \d{1,3}\.\d%)?"
 )
 _PROCESS = r"(?:\([A-Za-z]\w{0,40} pid=\d{1,10}\) )?"
 # The stamps of `log_text._COLLECTORS`, in ASCII: of docker -t, Kubernetes, journald and syslog.
 _COLLECTOR = (
     r"(?>\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"
     r"(?:(?:stdout|stderr) [FP] |[\w.-]{1,80} [\w./@-]{1,80}\[\d{1,10}\]: ?)?"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? [!-~]{1,80} [\w./@-]{1,80}(?:\[\d{1,10}\])?: ?)?+"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? [!-~]{1,80} "
+    r"[\w./@-]{1,80}(?:\[\d{1,10}\])?: ?)?+"
 )
 _LINE = re.compile(
     rf"{_COLLECTOR}(?:({_PROCESS}INFO: {{5}}){_ACCESS}"
     rf"|({_PROCESS}INFO ){_TIME}( \[loggers\.py:\d{{1,5}}\] Engine \d{{1,5}}: ){_COUNTS})",
     re.ASCII,
 )
-_STAMP = re.compile(rf"{_COLLECTOR}({_PROCESS}INFO )({_TIME})( \[loggers\.py:\d+\] Engine \d+: )".encode())
+_STAMP = re.compile(
+    rf"{_COLLECTOR}({_PROCESS}INFO )({_TIME})( \[loggers\.py:\d+\] Engine \d+: )".encode()
+)
 
 
 class AccessRuns:
-    """Reader of a binary file that skips runs of such lines.
-
-    lines: number of those skipped so far; stamped: of those with a time. dropped, stamps: lines, and times by kind, that the caller has not
-    counted yet. off: nothing may be skipped. only: words of the lines that still count; None if all do.
-    """
+    """Reader of a binary file that skips runs of such lines."""
 
     def __init__(self) -> None:
-        self.lines = self.stamped = self.dropped = 0
+        # lines skipped so far, and how many of them have a time
+        self.lines = self.stamped = 0
+        # skipped lines that the caller has not counted yet, and (kind, time) of their counts
+        self.dropped = 0
         self.stamps: list[tuple[str, str]] = []
+        # nothing may be skipped
         self.off = True
+        # words of the lines that still count; None if all lines count
         self.only: Sequence[bytes] | None = None
         self._kinds: Sequence[str] = ()
 
     def skip(self, kinds: Collection[str]) -> None:
-        """Skip lines of these kinds, from the next line to the first other one."""
+        """Skip lines of these kinds, from the next line to the first of another kind."""
         self._kinds = sorted(kinds)[:_MOST]
 
     def read(self, file: BufferedReader, longest: int) -> Iterator[bytes]:
@@ -66,7 +74,11 @@ class AccessRuns:
                 yield from self._lines_with_words(block[at:last])
                 at = last
                 continue
-            if self._kinds and not self.off and (run := _pattern(tuple(self._kinds)).match(block, at)):
+            if (
+                self._kinds
+                and not self.off
+                and (run := _pattern(tuple(self._kinds)).match(block, at))
+            ):
                 yield from self._run(block, at, run.end())
                 at = run.end()
                 continue
@@ -86,7 +98,7 @@ class AccessRuns:
             at = end
 
     def _lines_with_words(self, text: bytes) -> Iterator[bytes]:
-        """Yield the lines that hold one of the words in `only`."""
+        """Yield the lines that hold a word of `only`."""
         starts = set()
         for word in self.only or ():
             place = -1
@@ -96,10 +108,14 @@ class AccessRuns:
             yield text[start : text.index(b"\n", start) + 1]
 
     def _run(self, block: bytes, begin: int, end: int) -> Iterator[bytes]:
-        """Yield the lines of a run that count: of each kind the last, the last three answers, and the last."""
+        """Yield the lines of a run that count: its last, the last of each kind, three answers."""
         stamps = list(_stamps(block, begin, end))
         kept = {_start(block, begin, end - 1), *{kind: start for start, kind, _ in stamps}.values()}
-        marks = [(b'"POST ', 3), (b" /health", 3), *((kind.encode(), 1) for kind in self._kinds if "\0" not in kind)]
+        marks = [
+            (b'"POST ', 3),
+            (b" /health", 3),
+            *((kind.encode(), 1) for kind in self._kinds if "\0" not in kind),
+        ]
         for mark, number in marks:
             place = end
             for _ in range(number):
@@ -121,10 +137,13 @@ class AccessRuns:
 
 
 def kind_of(raw: str) -> str | None:
-    """Return what lines of the same kind begin with, with a zero character in place of the time; None if no such line is ever skipped."""
-    if not raw.endswith(("OK", "%")) or (found := _LINE.fullmatch(raw)) is None:
+    """Return the beginning that lines of the same kind share; None if the line is never skipped.
+
+    A zero character stands for the time.
+    """
+    if not raw.endswith(("OK", "%")) or (match := _LINE.fullmatch(raw)) is None:
         return None
-    return found[1] or f"{found[2]}\0{found[3]}"
+    return match[1] or f"{match[2]}\0{match[3]}"
 
 
 def _start(block: bytes, begin: int, place: int) -> int:
@@ -137,14 +156,20 @@ def _stamps(block: bytes, begin: int, end: int) -> Iterator[tuple[int, str, str]
     place = begin
     while (place := block.find(b" Engine ", place, end)) >= 0:
         start = _start(block, begin, place)
-        if found := _STAMP.match(block, start):
-            yield start, f"{found[1].decode()}\0{found[3].decode()}", found[2].decode()
+        if match := _STAMP.match(block, start):
+            yield start, f"{match[1].decode()}\0{match[3].decode()}", match[2].decode()
         place += 1
 
 
 @cache
 def _pattern(kinds: tuple[str, ...]) -> re.Pattern[bytes]:
-    """Return a pattern of a run. It is possessive: of a million lines none must be tried in another way."""
+    """Return a pattern of a run.
+
+    It is possessive: the search must not try another way for any of a million lines.
+    """
     starts = [re.escape(kind).replace("\0", _TIME) for kind in kinds]
-    lines = [start + (_COUNTS if "\0" in kind else _ACCESS) for start, kind in zip(starts, kinds, strict=True)]
+    lines = [
+        start + (_COUNTS if "\0" in kind else _ACCESS)
+        for start, kind in zip(starts, kinds, strict=True)
+    ]
     return re.compile(rf"(?:{_COLLECTOR}(?:{'|'.join(lines)})\r?\n)++".encode())

@@ -1,7 +1,8 @@
-"""Facts that a server's log states: its boot, the scheduler dump at its death, and the lines of our own plugins.
+"""Facts that a server's log states: boot, scheduler dump at a death, observations of our plugins.
 
-They prove triggers: graphs were captured (only then is the workspace locked), the attention backend really in use,
-whether the step that died resumed a prompt. This module knows the wordings of all releases from 0.19 on.
+They prove triggers: graphs were captured (only then is the workspace locked), the attention backend
+in use, whether the step that died resumed a prompt. This module knows the wordings of all releases
+from 0.19 on.
 """
 
 from __future__ import annotations
@@ -35,66 +36,67 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class BootFacts:
-    """Facts of the boot; None, empty or False if the log does not state them.
+    """Facts of the boot; None, empty or False if the log does not state them."""
 
-    vllm_version: as the server prints it, nightlies with their commit (`0.20.2rc1.dev35+g4845aee6b`).
-    tq_hybrid_layers: full-attention layers that TurboQuant found in a hybrid model.
-    kv_cache_tokens: capacity of the pool. cudagraph_mode: `NONE`, `FULL_AND_PIECEWISE`, ….
-    graphs_captured: the capture finished, so the workspace was locked after it.
-    chunked_prefill, prefix_caching: as EngineCore uses them, whatever the API server printed before.
-    max_num_batched_tokens: largest chunk of a prompt in one step, in tokens.
-    runner_note: vLLM's sentence about its model runner.
-    workspace_locked: bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; the largest of several workspaces.
-    workspace_reserved: a backend reserved room there before the first request.
-    offload_blocks: capacity of the simple CPU offload connector.
-    args: the "non-default args" line as Python values.
-    """
-
+    # as the server prints it, nightlies with their commit (`0.20.2rc1.dev35+g4845aee6b`)
     vllm_version: str | None = None
     attention_backend: str | None = None
+    # full-attention layers that TurboQuant lists in a hybrid model
     tq_hybrid_layers: tuple[int, ...] = ()
+    # capacity of the pool
     kv_cache_tokens: int | None = None
+    # the capture finished, so the workspace was locked after it
     graphs_captured: bool = False
+    # `NONE`, `FULL_AND_PIECEWISE`, …
     cudagraph_mode: str | None = None
     enforce_eager: bool | None = None
+    # this and the next: as EngineCore uses them, whatever the API server printed before
     chunked_prefill: bool | None = None
     prefix_caching: bool | None = None
+    # largest chunk of a prompt in one step
     max_num_batched_tokens: int | None = None
+    # vLLM's sentence about its model runner
     runner_note: str | None = None
+    # bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; the largest of several workspaces
     workspace_locked: int | None = None
+    # a backend reserved room there before the first request
     workspace_reserved: bool = False
+    # capacity of the simple CPU offload connector
     offload_blocks: int | None = None
+    # the "non-default args" line as Python values
     args: Mapping[str, object] = field(default_factory=dict)
     ready: bool = False
 
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """One request of the step in which an engine crashed, from the dump in its log.
+    """One request of the step in which an engine crashed, from the dump in its log."""
 
-    computed: tokens before the step; scheduled: tokens in it; 0 if not printed. new: its first step, so `computed` came from the
-    prefix cache. resumed: its first step after a preemption.
-    """
-
+    # tokens before the step; 0 if not printed
     computed: int
+    # tokens in the step; 0 if not printed
     scheduled: int
+    # the request's first step, so `computed` came from the prefix cache
     new: bool = False
+    # the request's first step after a preemption
     resumed: bool = False
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One observation that our plugin printed inside the engine: its kind, such as "store", and its values."""
+    """One observation that our plugin printed inside the engine."""
 
+    # such as "store"
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SharedStep:
-    """One step that computed several prompts, or chunks of them, and their tokens in it together."""
+    """One step that computed several prompts, or chunks of prompts."""
 
     prompts: int
+    # of all prompts together
     tokens: int
 
 
@@ -130,48 +132,62 @@ _SIMULATED = {
     "LAB observed ": Evidence.LAB,
 }
 _MARKS = tuple(_SIMULATED)
-EVIDENCE_WORDS = {**_SIMULATED, **{f"device_config={device}": evidence for device, evidence in _DEVICES.items()}}
+EVIDENCE_WORDS = {
+    **_SIMULATED,
+    **{f"device_config={device}": evidence for device, evidence in _DEVICES.items()},
+}
 """Words in the lines that show what a server is evidence of."""
 
 
 class BootReader:
-    """Collector of `BootFacts` from lines. The first statement of a fact counts: other processes repeat it.
+    """Collector of `BootFacts` from lines.
 
-    evidence: what a run on this server is evidence of, as its log shows.
+    The first statement of a fact counts: other processes repeat it.
     """
 
     def __init__(self) -> None:
+        # what a run on this server is evidence of
         self.evidence = Evidence.UNKNOWN
         self._facts: dict[str, object] = {}
         self._stated: str | None = None
 
     def feed(self, line: Line) -> None:
         text = line.text
-        if text.startswith(_MARKS) and self.evidence is not Evidence.SCHEDULER:  # which observes as the lab does
-            self.evidence = next(evidence for mark, evidence in _SIMULATED.items() if text.startswith(mark))
+        if (
+            text.startswith(_MARKS) and self.evidence is not Evidence.SCHEDULER
+        ):  # which observes as the lab does
+            self.evidence = next(
+                evidence for mark, evidence in _SIMULATED.items() if text.startswith(mark)
+            )
         # Test for a fixed word before each search: nearly every line of a long log has none.
         if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
-            found = next((match for rx in _VERSIONS if (match := rx.search(text))), None)
-            self._set("vllm_version", found and found[1])
+            printed = next(filter(None, (version.search(text) for version in _VERSIONS)), None)
+            self._set("vllm_version", printed and printed[1])
             if self._stated is None and (stated := _STATED.search(text)):
                 self._stated = stated[1]
-        if "backend" in text and (found := _BACKEND.search(text)):
-            self._set("attention_backend", found[1] or found[2] or found[3])
-        if "TQ hybrid" in text and (found := _TQ_LAYERS.search(text)):
-            self._set("tq_hybrid_layers", tuple(int(layer) for layer in found[1].split(",") if layer.strip()))
-        if "KV cache size" in text and (found := _KV_TOKENS.search(text)):
-            digits = found[1].replace(",", "")
+        if "backend" in text and (match := _BACKEND.search(text)):
+            self._set("attention_backend", match[1] or match[2] or match[3])
+        if "TQ hybrid" in text and (match := _TQ_LAYERS.search(text)):
+            self._set(
+                "tq_hybrid_layers",
+                tuple(int(layer) for layer in match[1].split(",") if layer.strip()),
+            )
+        if "KV cache size" in text and (match := _KV_TOKENS.search(text)):
+            digits = match[1].replace(",", "")
             self._set("kv_cache_tokens", int(digits) if digits else None)
-        if "Chunked prefill" in text and (found := _CHUNKED.search(text)):
+        if "Chunked prefill" in text and (match := _CHUNKED.search(text)):
             self._set("chunked_prefill", True)
-            self._facts["max_num_batched_tokens"] = int(found[1])  # in force, whatever the arguments asked for
+            self._facts["max_num_batched_tokens"] = int(
+                match[1]
+            )  # in force, whatever the arguments asked for
         if "LLM engine" in text:
-            # The CPU platform turns both off for some models, after the API server printed that chunks are on.
-            self._facts.update((found[1], found[2] == "True") for found in _IN_FORCE.finditer(text))
-            if self.evidence is Evidence.UNKNOWN and (found := _DEVICE.search(text)):
-                self.evidence = _DEVICES.get(found[1], Evidence.UNKNOWN)
-        if "cudagraph_mode" in text and (found := _GRAPH_MODE.search(text)):
-            self._set("cudagraph_mode", found[1] or found[2])
+            # The CPU platform turns both off for some models, after the API server printed that
+            # chunks are on.
+            self._facts.update((match[1], match[2] == "True") for match in _IN_FORCE.finditer(text))
+            if self.evidence is Evidence.UNKNOWN and (match := _DEVICE.search(text)):
+                self.evidence = _DEVICES.get(match[1], Evidence.UNKNOWN)
+        if "cudagraph_mode" in text and (match := _GRAPH_MODE.search(text)):
+            self._set("cudagraph_mode", match[1] or match[2])
         if "Graph capturing finished" in text:
             self._set("graphs_captured", True)
         if "Enforce eager set" in text or "enforce_eager=True" in text:
@@ -181,19 +197,19 @@ class BootReader:
         if "odel " in text and "unner" in text and _RUNNER.search(text):
             self._set("runner_note", text.strip())
         if "WORKSPACE DEBUG" in text:
-            if found := _LOCKED.search(text):
-                sizes = [float(size) for size in found[1].split(",") if size.strip()]
+            if match := _LOCKED.search(text):
+                sizes = [float(size) for size in match[1].split(",") if size.strip()]
                 self._set("workspace_locked", round(max(sizes, default=0.0) * 1024 * 1024))
             if ":_reserve_workspace'" in text:
                 self._set("workspace_reserved", True)
-        if "SimpleCPUOffload" in text and (found := _OFFLOAD.search(text)):
-            self._set("offload_blocks", int(found[1]))
+        if "SimpleCPUOffload" in text and (match := _OFFLOAD.search(text)):
+            self._set("offload_blocks", int(match[1]))
         if "Application startup complete" in text:
             self._set("ready", True)
         if (
             (at := text.find("non-default args: ")) >= 0
-            and (found := _ARGS.match(text, at))
-            and (args := _literal(found[1]))
+            and (match := _ARGS.match(text, at))
+            and (args := _literal(match[1]))
         ):
             self._set("args", args)
             if isinstance(batched := args.get("max_num_batched_tokens"), int):
@@ -206,7 +222,8 @@ class BootReader:
             self._facts.setdefault(name, value)
 
     def facts(self) -> BootFacts:
-        return BootFacts(**{"vllm_version": self._stated, **self._facts})  # type: ignore[arg-type]  # each name is set above with a value of its field's type
+        facts = {"vllm_version": self._stated, **self._facts}
+        return BootFacts(**facts)  # type: ignore[arg-type]  # `feed` sets values of these types
 
 
 def _literal(text: str) -> dict[str, object]:
@@ -245,7 +262,7 @@ _MAX_WRAPPED = 200
 
 
 def scheduler_dump(lines: Iterable[Line]) -> tuple[ScheduledChunk, ...]:
-    """Return the requests of the first scheduler step that the log dumps; empty without such a dump.
+    """Return the requests of the first scheduler step that the log dumps; empty without a dump.
 
     Other ranks may repeat the dump. Lines of a dump that was wrapped when it was pasted are joined.
     """
@@ -267,17 +284,19 @@ def scheduler_dump(lines: Iterable[Line]) -> tuple[ScheduledChunk, ...]:
 
 def _requests(text: str) -> tuple[ScheduledChunk, ...]:
     scheduled: dict[str, int] = {}
-    for found in _SCHEDULED.finditer(text):
-        for item in found[1].split(","):
+    for match in _SCHEDULED.finditer(text):
+        for item in match[1].split(","):
             request, _, tokens = item.strip().rpartition(":")
             if tokens.strip().isdigit():
                 scheduled[_unquoted(request)] = int(tokens)
     head, mark, tail = text.partition("CachedRequestData(")
     computed = _COMPUTED.search(tail if mark else text)
-    numbers = [int(number) for number in computed[1].split(",") if number.strip()] if computed else []
+    numbers = (
+        [int(number) for number in computed[1].split(",") if number.strip()] if computed else []
+    )
     ids = _IDS.search(tail)
     names = [_unquoted(name) for name in ids[1].split(",") if name.strip()] if ids else []
-    resumed = {_unquoted(name) for found in _RESUMED.finditer(tail) for name in found[1].split(",")}
+    resumed = {_unquoted(name) for match in _RESUMED.finditer(tail) for name in match[1].split(",")}
     requests = [
         ScheduledChunk(before or 0, scheduled.get(name, 0), resumed=name in resumed)
         for name, before in zip_longest(names, numbers[: len(names)])
@@ -285,7 +304,9 @@ def _requests(text: str) -> tuple[ScheduledChunk, ...]:
     parts = _NEW.split(head)
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         first = _NEW_COMPUTED.search(body)
-        requests.append(ScheduledChunk(int(first[1]) if first else 0, scheduled.get(name, 0), new=True))
+        requests.append(
+            ScheduledChunk(int(first[1]) if first else 0, scheduled.get(name, 0), new=True)
+        )
     return tuple(requests)
 
 
@@ -300,38 +321,46 @@ _MOST_OBSERVED = 10_000
 def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
     """Return the first 10,000 observations that our plugins printed into a log, in order.
 
-    `… LAB observed store {"event": 3, "blocks": 80}` and `REPRO observed imported {"file": "…", "pid": 4711}`.
+    They are lines such as `LAB observed store {"event": 3, "blocks": 80}` and
+    `REPRO observed imported {"file": "…", "pid": 4711}`.
     """
-    found: list[Observed] = []
+    observations: list[Observed] = []
     for line in lines:
         if " observed " not in line.text or not (match := _OBSERVED.search(line.text)):
             continue
         try:
-            found.append(Observed(match[1], json.loads(match[2])))
+            observations.append(Observed(match[1], json.loads(match[2])))
         except ValueError:
             continue  # cut off when the engine ended
-        if len(found) == _MOST_OBSERVED:
+        if len(observations) == _MOST_OBSERVED:
             break
-    return tuple(found)
+    return tuple(observations)
 
 
 def imported(lines: Iterable[Line]) -> tuple[str, ...]:
     """Return the patched files that a process imported."""
-    return tuple(dict.fromkeys(str(one.values["file"]) for one in observed(lines) if one.kind == "imported"))
+    return tuple(
+        dict.fromkeys(
+            str(each.values["file"]) for each in observed(lines) if each.kind == "imported"
+        )
+    )
 
 
 _ITERATION = re.compile(r"\bIteration\(\d+\): (\d+) context requests, (\d+) context tokens,")
 
 
 def shared_steps(lines: Iterable[Line]) -> tuple[SharedStep, ...] | None:
-    """Return the first 10,000 steps with several prompts; None if the log has no steps, as without --enable-logging-iteration-details."""
-    found: list[SharedStep] | None = None
+    """Return the first 10,000 steps with several prompts.
+
+    None means that the log has no steps, as without --enable-logging-iteration-details.
+    """
+    steps: list[SharedStep] | None = None
     for line in lines:
         if "Iteration(" not in line.text or not (match := _ITERATION.search(line.text)):
             continue
-        found = [] if found is None else found
+        steps = [] if steps is None else steps
         if int(match[1]) > 1:
-            found.append(SharedStep(int(match[1]), int(match[2])))
-        if len(found) == _MOST_OBSERVED:
+            steps.append(SharedStep(int(match[1]), int(match[2])))
+        if len(steps) == _MOST_OBSERVED:
             break
-    return None if found is None else tuple(found)
+    return None if steps is None else tuple(steps)

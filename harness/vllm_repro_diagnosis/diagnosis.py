@@ -1,15 +1,17 @@
 """Diagnosis of an engine from a server log or a pasted traceback. Pure.
 
-The last lines of a log mislead. `EngineDeadError` only reports a death, and an ordered shutdown can print it too. A killed
-process prints nothing. A refused request can print a whole traceback. An exception in the cleanup stands closer to the end
-than the one that mattered. If a log does not decide it, `died` is None and `why` names what is missing.
+The last lines of a log mislead. `EngineDeadError` only reports a death, and an ordered shutdown can
+print it too. A killed process prints nothing. A refused request can print a whole traceback. An
+exception in the cleanup stands closer to the end than its cause. If a log does not decide it,
+`died` is None and `why` names what is missing.
 
-The rules are in `vllm_repro_diagnosis.judgement`, the search for the root in `vllm_repro_diagnosis.root_cause`.
+The rules are in `vllm_repro_diagnosis.judgement`, the search for the root is in
+`vllm_repro_diagnosis.root_cause`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import BufferedReader
 
@@ -22,22 +24,27 @@ from vllm_repro_diagnosis.log_text import Line, read_lines
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 
+_Readable = str | bytes | BufferedReader
 
-def diagnose(source: str | bytes | BufferedReader | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
-    """Diagnose a server log, a part of one, or a pasted traceback. A file is read ten times as fast as its text.
 
-    we_terminated: the caller stopped this server itself; None if unknown. A log may hold several lives of a server, as of a container
-    that restarts. The first life that died counts, else the first that ended silently, else the last. Once the next life of a server
-    begins that died, only what a later line shows as evidence counts.
+def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
+    """Diagnose a server log, a part of one, or a pasted traceback.
+
+    A file is read ten times as fast as its text. A log may hold several lives of a server, as of a
+    container that restarts. The first life that died counts, else the first that ended silently,
+    else the last. After a life that died, later lives count only as evidence.
+
+    we_terminated: the caller stopped this server itself; None if unknown.
     """
-    streams: dict[str, _Server] = {}
-    order, seen = _Order(), set[Evidence]()
+    streams: dict[str, _Container] = {}
+    order, later_evidence = _Order(), set[Evidence]()
     runs, latest = AccessRuns(), dict[str, Line]()
-    for line in read_lines(source, runs) if isinstance(source, str | bytes | BufferedReader) else source:
+    lines = read_lines(source, runs) if isinstance(source, _Readable) else source
+    for line in lines:
         if runs.only is not None:
-            seen.add(evidence_in([line]))
+            later_evidence.add(evidence_in([line]))
             continue
-        server = streams.get(line.stream) or streams.setdefault(line.stream, _Server())
+        server = streams.get(line.stream) or streams.setdefault(line.stream, _Container())
         if runs.dropped:  # before the end of a run, which is a line of the same server
             server.life.skip(runs.dropped)
             for kind, time in runs.stamps:
@@ -47,95 +54,112 @@ def diagnose(source: str | bytes | BufferedReader | Iterable[Line], *, we_termin
             server.end_life()
             latest.clear()
             if server.died and len(streams) == 1 and not order.broken:
-                runs.only = _weaker(_evidence(server.died, server.seen))
+                runs.only = _weaker(_evidence(server.died, server.evidence))
         server.life.feed(line)
         order.feed(line)
-        if not line.stream and (own := kind_of(line.raw)):
-            latest[own] = line
-            runs.skip([kind for kind, one in latest.items() if server.life.is_settled(one)])
+        if not line.stream and (kind_here := kind_of(line.raw)):
+            latest[kind_here] = line
+            settled = server.life.is_settled
+            runs.skip([kind for kind, last in latest.items() if settled(last)])
         else:
             runs.skip(())
-    servers = list(streams.values()) or [_Server()]
-    diagnoses = [(server, server.diagnosis(we_terminated)) for server in servers]
-    # Other containers in the same log are no servers.
-    found = [diagnosis for server, diagnosis in diagnoses if server.of_vllm or _in_vllm(diagnosis)]
-    diagnosis = min(found or [diagnosis for _, diagnosis in diagnoses], key=_rank)
-    diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen.union(*(server.seen for server in servers))))
-    return _without_order(diagnosis, any(server.stopped for server in servers)) if order.broken else diagnosis
+    servers = list(streams.values()) or [_Container()]
+    diagnosis = _most_telling(servers, we_terminated)
+    seen = later_evidence.union(*(server.evidence for server in servers))
+    diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen))
+    if order.broken:
+        return _without_order(diagnosis, any(server.stopped for server in servers))
+    return diagnosis
 
 
 _MOST_SILENT = 64
-"""Most lives kept of which it is not known yet whether they ended silently or go on beside the next one."""
+"""Most lives kept of which it is open whether they ended silently or go on beside the next."""
 
 
 @dataclass(slots=True)
-class _Silent:
-    """A life without a known end: its number, and whether it can still turn out to go on."""
+class _SilentLife:
+    """A life without a known end."""
 
     number: int
     diagnosis: Diagnosis
     api_pid: int | None
+    # it can still turn out to go on
     open: bool = True
 
 
-class _Server:
-    """One server's lives. Each is judged when the next one begins, so that a log of many needs no more memory.
+class _Container:
+    """The lives of the server in one container.
 
-    life: the present one. died: diagnosis of the first life that died. seen, stopped, of_vllm: of all lives.
+    Each is judged when the next begins, so that a log of many lives needs no more memory.
     """
 
     def __init__(self) -> None:
+        # the present life
         self.life = ServerLife()
+        # diagnosis of the first life that died
         self.died: Diagnosis | None = None
-        self.seen: set[Evidence] = set()
+        # of all lives
+        self.evidence: set[Evidence] = set()
+        # a life logged a shutdown; a life logged lines of vLLM
         self.stopped = self.of_vllm = False
         self._lives = 1
-        self._silent: list[_Silent] = []
+        self._silent: list[_SilentLife] = []
 
     def end_life(self) -> None:
         """Judge the present life, and begin the next."""
         life = self.life
         self.life = ServerLife(life)
-        diagnosis = self._judged(life, None)
-        known = len(self._silent) >= _MOST_SILENT or any(not silent.open for silent in self._silent)
-        if diagnosis.open_end and not known:
-            self._silent.append(_Silent(self._lives, diagnosis, life.api_pid))
+        diagnosis = self._judge(life, None)
+        settled = any(not silent.open for silent in self._silent)
+        if diagnosis.open_end and not settled and len(self._silent) < _MOST_SILENT:
+            self._silent.append(_SilentLife(self._lives, diagnosis, life.api_pid))
         self._lives += 1
 
     def diagnosis(self, we_terminated: bool | None) -> Diagnosis:
         """Return the diagnosis of the life that counts."""
-        last = self._judged(self.life, we_terminated)
+        last = self._judge(self.life, we_terminated)
         if self.died is not None:
             return self.died
         if not self._silent:
             return last
         first = self._silent[0]
         why = (
-            f"This log holds {self._lives} lives of a server, and number {first.number} ended without a reason: it was "
-            "killed, or its last lines are not here."
+            f"This log holds {self._lives} lives of a server, and number {first.number} ended "
+            "without a reason: it was killed, or its last lines are not here."
         )
         return replace(first.diagnosis, died=None, why=why)
 
-    def _judged(self, life: ServerLife, we_terminated: bool | None) -> Diagnosis:
+    def _judge(self, life: ServerLife, we_terminated: bool | None) -> Diagnosis:
         diagnosis = judge_life(life, we_terminated)
         if self.died is None and diagnosis.died:
             self.died = diagnosis
-        self.seen.add(life.boot.evidence)
+        self.evidence.add(life.boot.evidence)
         self.stopped |= not life.stopping.isdisjoint(life.first)
         self.of_vllm |= life.of_vllm
-        # In a container each life has the same pid. Else a pid that still logs shares the log with another server.
+        # In a container each life has the same pid. Outside of one, a pid that still logs belongs
+        # to another server, which shares the log.
         for silent in self._silent:
             if silent.number == self._lives - 1:
                 silent.open = silent.api_pid not in (None, life.api_pid)
-        self._silent = [silent for silent in self._silent if not (silent.open and silent.api_pid in life.pids)]
+        self._silent = [
+            silent for silent in self._silent if not silent.open or silent.api_pid not in life.pids
+        ]
         return diagnosis
 
 
+def _most_telling(servers: Sequence[_Container], we_terminated: bool | None) -> Diagnosis:
+    """Return the diagnosis that counts among several containers."""
+    diagnoses = [(server, server.diagnosis(we_terminated)) for server in servers]
+    # Other containers in the same log are no servers.
+    of_vllm = [each for server, each in diagnoses if server.of_vllm or _in_vllm(each)]
+    return min(of_vllm or [each for _, each in diagnoses], key=_rank)
+
+
 def _evidence(diagnosis: Diagnosis, seen: set[Evidence]) -> Evidence:
-    """Return the weakest evidence that a life shows: a simulation announces itself before its boot, in the life before."""
+    """Return the weakest evidence: a simulation announces itself in the life before its boot."""
     if any(frame.file.startswith("vllm_repro_lab/") for frame in diagnosis.frames):
         seen = seen | {Evidence.LAB}
-    return next(one for one in _WEAKEST_FIRST if one in seen)
+    return next(evidence for evidence in _WEAKEST_FIRST if evidence in seen)
 
 
 _WEAKEST_FIRST = (
@@ -155,7 +179,7 @@ def _in_vllm(diagnosis: Diagnosis) -> bool:
 
 
 def _rank(diagnosis: Diagnosis) -> int:
-    """Return the order in which the diagnoses of several servers count: a death with its own cause first."""
+    """Return the rank of a container's diagnosis: first a death that no other death explains."""
     if diagnosis.died:
         return 0 if diagnosis.root is not None and not diagnosis.root.of_consequence else 1
     return 2 if diagnosis.died is None else 3
@@ -193,7 +217,9 @@ class _Order:
 
     @property
     def broken(self) -> bool:
-        return (self._earlier >= _FALLS and self._earlier * 2 > self._later) or self._reversed * 2 > self._headers
+        """Return True if the lines are in a wrong order."""
+        falls = self._earlier >= _FALLS and self._earlier * 2 > self._later
+        return falls or self._reversed * 2 > self._headers
 
 
 _FALLS = 3
@@ -205,7 +231,12 @@ def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
 
     stopped: a server logs a shutdown, and what it prints after it looks like a death.
     """
-    wrong = "the lines are not in the order of time, so no cause is named: sort them from the oldest to the newest"
+    wrong = (
+        "the lines are not in the order of time, so no cause is named: sort them from the oldest "
+        "to the newest"
+    )
     died = True if diagnosis.died and not stopped else None
-    why = f"A process reports the death of the engine; {wrong}." if died else f"{wrong[0].upper()}{wrong[1:]}."
+    why = f"A process reports the death of the engine; {wrong}."
+    if not died:
+        why = f"{wrong[0].upper()}{wrong[1:]}."
     return replace(diagnosis, died=died, why=why, phase=None, root=None)

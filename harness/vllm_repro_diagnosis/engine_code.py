@@ -1,13 +1,23 @@
 """Names of functions in vLLM's code, by the part of an engine's life they belong to.
 
-Function names outlive releases; files and lines do not. All that a diagnosis assumes about vLLM's source is listed here.
+Function names outlive releases; files and lines do not. All that a diagnosis assumes about vLLM's
+source is listed here.
 """
 
 from __future__ import annotations
 
 from vllm_repro_diagnosis.tracebacks import Raised
 
-__all__ = ["CLEANUP", "LOOPS", "TEARDOWN", "booting", "leaves_the_engine", "starting", "stepping", "warming_up"]
+__all__ = [
+    "CLEANUP",
+    "LOOPS",
+    "TEARDOWN",
+    "booting",
+    "leaves_the_engine",
+    "starting",
+    "stepping",
+    "warming_up",
+]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -15,35 +25,43 @@ def _names(text: str) -> frozenset[str]:
 
 
 LOOPS = _names("""
-    _execute_worker_rpc _process_engine_step _run_engine _run_worker_process engine_step run_busy_loop run_engine_core
-    run_engine_loop run_mp_engine start_worker_execution_loop worker_busy_loop worker_main
+    _execute_worker_rpc _process_engine_step _run_engine _run_worker_process engine_step
+    run_busy_loop run_engine_core run_engine_loop run_mp_engine start_worker_execution_loop
+    worker_busy_loop worker_main
 """)
-"""The loops of EngineCore and workers: an exception with one of them in its frames came from an engine."""
+"""Loops of EngineCore and workers: an exception with such a frame came from an engine."""
 
 CLEANUP = _names("""
-    __aexit__ __del__ __exit__ _cleanup _cleanup_profiling_kv_cache cleanup cleanup_dist_env_and_memory close destroy
-    destroy_process_group shutdown terminate
+    __aexit__ __del__ __exit__ _cleanup _cleanup_profiling_kv_cache cleanup
+    cleanup_dist_env_and_memory close destroy destroy_process_group shutdown terminate
 """)
 """Functions that run after an end; a second exception in one of them is not the cause."""
 
 TEARDOWN = CLEANUP - _names("__aexit__ __exit__ close")
-"""Those that run only when a process ends. A context manager also exits in a healthy step: a graph capture fails in `__exit__`."""
+"""Functions that run only when a process ends.
+
+A context manager also exits in a healthy step: a graph capture fails in `__exit__`.
+"""
 
 _WARMUP = _names("""
-    _capture_cudagraphs determine_num_available_blocks _dummy_pooler_run _dummy_run _dummy_sampler_run _warmup_and_capture capture_model
-    compile_or_warm_up_model determine_available_memory kernel_warmup profile_cudagraph_memory profile_run warming_up_model
+    _capture_cudagraphs determine_num_available_blocks _dummy_pooler_run _dummy_run
+    _dummy_sampler_run _warmup_and_capture capture_model compile_or_warm_up_model
+    determine_available_memory kernel_warmup profile_cudagraph_memory profile_run warming_up_model
 """)
 _STEP = _names("""
-    _process_engine_step engine_step execute_dummy_batch execute_model sample_tokens schedule step step_async step_fn
-    step_with_batch_queue
-    take_draft_token_ids update_from_output
+    _process_engine_step engine_step execute_dummy_batch execute_model sample_tokens schedule step
+    step_async step_fn step_with_batch_queue take_draft_token_ids update_from_output
 """)
-_BOOT = _names("_init_executor _initialize_kv_caches init_device initialize_from_config initialize_kv_cache load_model")
+_BOOT = _names(
+    "_init_executor _initialize_kv_caches init_device initialize_from_config initialize_kv_cache "
+    "load_model"
+)
 _START = _names("""
-    <module> build_async_engine_client build_async_engine_client_from_engine_args create_engine_config
-    create_server_socket from_engine_args run_headless run_server
+    <module> build_async_engine_client build_async_engine_client_from_engine_args
+    create_engine_config create_server_socket from_engine_args run_headless run_server
 """)
-# Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their failure and goes on.
+# Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their
+# failure and continues.
 _UTILITY = _names("_invoke_utility_method add_lora save_sharded_state sleep wake_up")
 _ENGINE_FILES = (
     *("vllm/v1/worker/", "vllm/v1/core/", "vllm/v1/engine/core", "vllm/v1/executor/"),
@@ -52,7 +70,10 @@ _ENGINE_FILES = (
 
 
 def warming_up(functions: frozenset[str]) -> bool:
-    """Return True in profiling, compiling or capturing, not in the dummy batches of an idle data-parallel engine."""
+    """Return True in profiling, compiling or capturing.
+
+    The dummy batches of an idle data-parallel engine do not count.
+    """
     return bool(functions & _WARMUP) and "execute_dummy_batch" not in functions
 
 
@@ -71,7 +92,7 @@ def starting(functions: frozenset[str]) -> bool:
 
 
 def leaves_the_engine(raised: Raised) -> bool:
-    """Return True if the exception passed through a step or a boot of EngineCore or a worker, where nothing catches it."""
+    """Return True if it passed through a step or boot of an engine, where nothing catches it."""
     functions = frozenset(raised.functions)
     inside = any(frame.file.startswith(_ENGINE_FILES) for frame in raised.frames)
     return inside and bool(functions & (_STEP | _WARMUP | _BOOT)) and not functions & _UTILITY

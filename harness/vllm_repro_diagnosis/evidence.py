@@ -22,18 +22,19 @@ class Evidence(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceFacts:
-    """Facts about one kind of evidence that reports print.
+    """Facts about one kind of evidence that reports print. `{release}` stands for the release."""
 
-    mark: word beside every claim; empty for a GPU. subject: what ran, in a heading. simulated: parts of vLLM did not run, so the mark
-    also stands beside each verdict. no_throughput: why throughput is not claimed; empty if it may be. banner: first line of a report,
-    with `{release}` for the release. actor: the subject of a sentence on what it did, with `{release}`.
-    """
-
+    # word beside every claim; "" for a GPU
     mark: str = ""
+    # what ran, in a heading
     subject: str = "vLLM"
+    # parts of vLLM did not run, so the mark also stands beside each verdict
     simulated: bool = False
+    # why throughput is not claimed; "" if it may be claimed
     no_throughput: str = ""
+    # first line of a report
     banner: str = ""
+    # subject of a sentence on what it did
     actor: str = "{release}"
 
 
@@ -58,30 +59,32 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         subject="SCHEDULER ONLY",
         simulated=True,
         no_throughput="No throughput is claimed: this is SCHEDULER ONLY, where no model computes",
-        banner="SCHEDULER ONLY: {release}'s own server, scheduler, KV cache manager and KV connector, without a model. Its answers "
-        "prove nothing.",
+        banner="SCHEDULER ONLY: {release}'s own server, scheduler, KV cache manager and KV "
+        "connector, without a model. Its answers prove nothing.",
         actor="{release} without a model",
     ),
     Evidence.REHEARSAL: EvidenceFacts(
         mark="REHEARSAL",
         subject="REHEARSAL of vLLM",
         simulated=True,
-        no_throughput="No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a model would compute",
-        banner="REHEARSAL: an engine of our own that imitates {release}. It shows scenario and harness at work and says "
-        "nothing about vLLM.",
+        no_throughput="No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a "
+        "model would compute",
+        banner="REHEARSAL: an engine of our own that imitates {release}. It shows scenario and "
+        "harness at work and says nothing about vLLM.",
         actor="The rehearsal's imitation of {release}",
     ),
     Evidence.UNKNOWN: EvidenceFacts(
         mark="UNKNOWN DEVICE",
         subject="vLLM on an unknown device",
         no_throughput="No throughput is claimed: the device of this server is not known",
-        banner="UNKNOWN DEVICE: {release} was already running, and neither its version nor its log shows its device.",
+        banner="UNKNOWN DEVICE: {release} was already running, and neither its version nor its log "
+        "shows its device.",
     ),
 }
 
 
 def facts_of(evidence: str | None) -> EvidenceFacts:
-    """Return what reports print about `evidence`, as a journal or report names it; None if no server ever ran."""
+    """Return what reports print about `evidence`; None stands for a run without a server."""
     return EVIDENCE[Evidence(evidence)] if evidence else EvidenceFacts()
 
 

@@ -1,7 +1,7 @@
 """Signs of life and death of an engine in its log, each with its line.
 
-Signs are only collected here; `vllm_repro_diagnosis.judgement` decides what they mean together. A sign stands at the
-beginning of a message: a prompt that quotes `EngineDeadError` is none.
+Signs are only collected here; `vllm_repro_diagnosis.judgement` decides what they mean together. A
+sign stands at the beginning of a message: a prompt that quotes `EngineDeadError` is no sign.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
-from vllm_repro_diagnosis.tracebacks import Finder, Unfinished
+from vllm_repro_diagnosis.tracebacks import Finder, OpenTraceback
 
 __all__ = ["HANDLER_FAILED", "ServerLife", "Sign", "SignKind"]
 
@@ -68,7 +68,8 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine process failed to start", SignKind.BOOT_FAILED),
     ("[shutdown] MPClient: engine core exited unexpectedly", SignKind.ENGINE_GONE),
-    ("RuntimeError('Engine process (pid", SignKind.ENGINE_GONE),  # this and the next three to 0.10
+    # this and the next four to 0.10
+    ("RuntimeError('Engine process (pid", SignKind.ENGINE_GONE),
     ("RuntimeError('Engine loop has died", SignKind.ENGINE_GONE),
     ("MQLLMEngine is already dead", SignKind.ENGINE_DEAD),
     ("AsyncLLMEngine is already dead", SignKind.ENGINE_DEAD),
@@ -81,7 +82,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
-    ("[shutdown] EngineCore: ", SignKind.ENGINE_STOP_ASKED),  # a dying EngineCore logs none of these
+    ("[shutdown] EngineCore: ", SignKind.ENGINE_STOP_ASKED),  # not logged by a dying EngineCore
     ("Shutdown initiated (timeout=", SignKind.ENGINE_STOP_ASKED),
     ("WorkerProc was terminated", SignKind.WORKER_STOPPED),
     ("[shutdown] WorkerProc: terminated by shutdown signal", SignKind.WORKER_STOPPED),
@@ -93,21 +94,21 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
 _ENGINE = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
 _FATAL = (
     "EngineCore encountered a fatal error.",
-    "EngineCore hit an exception: ",  # this and the next two to 0.8
+    # this and the next two to 0.8
+    "EngineCore hit an exception: ",
     "MulitprocExecutor got fatal signal from worker processes",
     "Got fatal signal from worker processes",
-    "Engine background task failed",  # this and the next one to 0.10
+    # to 0.10
+    "Engine background task failed",
     "Engine iteration timed out.",
 )
 _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     *((re.escape(start), kind) for start, kind in _STARTS),
     (r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly", SignKind.WORKER_DIED),
-    (
-        r"Worker \S+ pid \d+ died, exit code: (?!-15\b)",
-        SignKind.WORKER_DIED,
-    ),  # to 0.10, which ends the other workers with -15
+    # to 0.10, which ends the other workers with -15
+    (r"Worker \S+ pid \d+ died, exit code: (?!-15\b)", SignKind.WORKER_DIED),
     (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
-    # with its own text; else it is prose
+    # with its text; else it is prose
     (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
         SignKind.ENGINE_DEAD,
@@ -120,68 +121,89 @@ _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _BY_SIGNAL = re.compile(
-    r"(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)(?: \(core dumped\)|\b {4,}.*)?"
+    r"(?:\S+: line \d+: +\d+ )?"
+    r"(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)"
+    r"(?: \(core dumped\)|\b {4,}.*)?"
     r"|\S*vllm\S*: Main process exited, code=(?:killed|dumped), status=(?!2/|15/)\S+"
     r"|(?:exited|command terminated) with (?:exit )?code 13[245679]\b.*"
 )
-"""The line of a shell, systemd, compose or kubectl. A script's own also has the number of the line, the pid and the command."""
-_EXITED = re.compile(r"\S+: Main process exited, code=.*|(?:exited|command terminated) with (?:exit )?code \d+\b.*")
+"""The line of a shell, systemd, compose or kubectl.
+
+A script's line also has the number of the line, the pid and the command.
+"""
+_EXITED = re.compile(
+    r"\S+: Main process exited, code=.*|(?:exited|command terminated) with (?:exit )?code \d+\b.*"
+)
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
 _REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
-    r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
+    r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, "
+    r"Avg generation throughput: ([\d.]+) tokens/s, "
     r"Running: (\d+) reqs, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (\d+) reqs"
 )
-# In a pasted text without a log, the reporter's prose may name a death. Only vLLM's own sentences count, beside a traceback.
+# In a pasted text without a log, the reporter's prose may name a death. Only vLLM's sentences
+# count, beside a traceback.
 _QUOTED = re.compile(
-    r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start|Engine core initialization failed"
+    r"EngineCore encountered a(?:n issue| fatal error)|EngineCore failed to start"
+    r"|Engine core initialization failed"
 )
 
-# The output of `collect_env`, which users paste before the log. A traceback in it is not the server's.
+# The output of `collect_env`, which users paste before the log. A traceback in it is not the
+# server's.
 _ENVIRONMENT = ("Collecting environment information...", "System Info")
 _ENVIRONMENT_ENDS = ("```", "</details>")
 
 _PROSE = 20_000
 """Characters kept of a text that no server logged."""
 _SURVIVED = 3
-"""Answers after an unfinished traceback that prove the engine survived it; fewer may have been in flight."""
+"""Answers after an open traceback that prove the engine survived it; fewer may be in flight."""
 _DOUBTFUL = 10_000
 """Most lines kept that the engine's answers may refute."""
 _TEXT = 300
 
 
 class ServerLife:
-    """One life of a server, read line by line: its signs, exceptions and boot facts.
-
-    first: the first sign of each kind. prose: the lines without a server's prefix.
-    quoted: they hold a sentence with which vLLM reports a death.
-    booted: the log has a server's first lines. served: the server answered or counted requests, so it had booted.
-    usage: argparse's error, if the command line was refused. connector: class of the KV connector; empty if there is none.
-    of_vllm: a line has vLLM's own prefix. headless: a further node's rank. pids: names of the processes. api_pid: of the boot's first line.
-    first_engine_line: line number. engine_error: EngineCore or a worker logged an error.
-    busy: by engine, its last count has requests. stalls: its last counts in a row that have requests and no new token.
-    waits: a process reports that another one does not answer it, since the last token.
-    """
+    """One life of a server, read line by line: its signs, exceptions and boot facts."""
 
     stopping = frozenset({SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED})
 
     def __init__(self, earlier: ServerLife | None = None) -> None:
-        """earlier: the life before this one in the same log, whose processes may still log."""
-        self._known: set[int] = set() if earlier is None else earlier._known
-        self._doubtful: deque[Line] = deque(maxlen=_DOUBTFUL)
+        """Begin a life. earlier: the life before it in the log, whose processes may still log."""
         self.finder = Finder()
         self.boot = BootReader()
+        # the first sign of each kind
         self.first: dict[SignKind, Sign] = {}
-        self.quoted = self.booted = self.served = self.headless = self.engine_error = self.of_vllm = False
-        self.usage: str | None = None
-        self.connector: str | None = None
-        self.pids: dict[int, str] = {}
-        self.api_pid: int | None = None
+        # the log has a server's first lines
+        self.booted = False
+        # the server answered or counted requests, so it had booted
+        self.served = False
+        # a further node's rank
+        self.headless = False
+        # a line has vLLM's prefix
+        self.of_vllm = False
+        # EngineCore or a worker logged an error
+        self.engine_error = False
         self.first_engine_line: int | None = None
+        # argparse's error, if the command line was refused
+        self.usage: str | None = None
+        # class of the KV connector; "" if there is none, None if unknown
+        self.connector: str | None = None
+        # names of the processes
+        self.pids: dict[int, str] = {}
+        # pid of the boot's first line
+        self.api_pid: int | None = None
+        # by engine: its last count has requests
         self.busy: dict[str, bool] = {}
+        # by engine: its last counts in a row that have requests and no new token
         self.stalls: dict[str, int] = {}
+        # reports since the last token that a process does not answer another process
         self.waits = 0
+        # the lines without a server's prefix
         self.prose: list[str] = []
+        # they hold a sentence with which vLLM reports a death
+        self.quoted = False
+        self._known: set[int] = set() if earlier is None else earlier._known
+        self._doubtful: deque[Line] = deque(maxlen=_DOUBTFUL)
         self._in_environment = False
         self._lines = self._logged = self._prose_length = 0
         self._begun: dict[str, str] = {}
@@ -206,8 +228,8 @@ class ServerLife:
     def ended_by(self, line: Line) -> bool:
         """Return True if another server's log begins with this line.
 
-        The one before was ready or had ended, or began with the same words, which a server logs once. A line that a
-        collector wrote twice is no beginning.
+        The server before was ready or had ended, or began with the same words, which a server logs
+        once. A line that a collector wrote twice is no beginning.
         """
         if (first_words := begins(line)) is None:
             return False
@@ -217,27 +239,30 @@ class ServerLife:
 
     @property
     def survived_until(self) -> int:
-        """Return the line up to which the engine survived whatever it logged, because it answered after it."""
+        """Return the line up to which the engine survived all errors, because it answered later."""
         return self._answers[0] if len(self._answers) == _SURVIVED else 0
 
     @property
-    def cut_inside(self) -> Unfinished | None:
-        """Return the engine's traceback in which this log ends, unless requests were answered after it."""
-        for one in self.finder.unfinished():
-            engine = one.process.startswith(_ENGINE) or (not one.process and not LOOPS.isdisjoint(one.functions))
-            if engine and one.last_line > self.survived_until:
-                return one
+    def cut_inside(self) -> OpenTraceback | None:
+        """Return the engine's traceback in which this log ends, unless the engine survived it."""
+        for traceback in self.finder.unfinished():
+            if traceback.last_line > self.survived_until and _of_engine(traceback):
+                return traceback
         return None
 
     def feed(self, line: Line) -> None:
-        """Take one line. One of an unknown process counts only if the engine does not answer after it: a prompt may quote a log."""
+        """Take one line.
+
+        A line of an unknown process counts only if the engine does not answer after it: a prompt
+        may quote a log.
+        """
         if self._is_doubtful(line):
             self._doubtful.append(line)
         else:
             self._take(line)
 
     def is_settled(self, line: Line) -> bool:
-        """Return True if a further line of this kind changes nothing that the last one does not change, too."""
+        """Return True if the next line of this kind makes this line superfluous."""
         return not self._is_doubtful(line) and self.finder.is_idle(line)
 
     def skip(self, count: int) -> None:
@@ -246,13 +271,16 @@ class ServerLife:
         self._logged += count
 
     def finish(self) -> None:
-        """Take the lines that nothing refuted. A life after this one learns no process from them."""
+        """Take the lines that nothing refuted. The next life learns no process from them."""
         self._known = set()
         while self._doubtful:
             self._take(self._doubtful.popleft())
 
     def _is_doubtful(self, line: Line) -> bool:
-        """Return True if a server whose boot is in this log prints the line of a process that never logged, or none's."""
+        """Return True if the line may be quoted: its process never logged before, or has no name.
+
+        That counts only for a server whose boot is in this log.
+        """
         if not self.ready or not self.booted or self.first_engine_line is None:
             return False
         if not line.process:
@@ -262,16 +290,20 @@ class ServerLife:
 
     def _take(self, line: Line) -> None:
         text = line.text
-        quoting = line.level in ("DEBUG", "INFO") and bool(line.source)  # vLLM logs tracebacks and deaths as errors
+        quoting = line.level in ("DEBUG", "INFO") and bool(
+            line.source
+        )  # vLLM logs tracebacks and deaths as errors
         if quoting and ("Traceback (most recent call last)" in text or _FRAME.search(text)):
             return
         self.finder.feed(line)
         self.boot.feed(line)  # the environment names the release
         if self._is_environment(line):
             return
-        if not self.connector and "kv_connector" in text and (found := _CONNECTOR.search(text)):
-            self.connector = found[1]
-        elif self.connector is None and "non-default args: {" in text and text.rstrip().endswith("}"):
+        if not self.connector and "kv_connector" in text and (match := _CONNECTOR.search(text)):
+            self.connector = match[1]
+        elif (
+            self.connector is None and "non-default args: {" in text and text.rstrip().endswith("}")
+        ):
             self.connector = ""
         if text.strip():
             self._lines += 1
@@ -294,14 +326,17 @@ class ServerLife:
         if not line.level and not line.process:
             self._keep_prose(text)
         if (kind := self._kind(line)) is not None and not (quoting and kind in _DEATHS):
-            # The first line of an ordered shutdown names its trigger; without it, the shutdown began before this part of the log.
+            # The first line of an ordered shutdown names its trigger; without it, the shutdown
+            # began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
 
     def _is_environment(self, line: Line) -> bool:
         text = line.text.strip()
         if self._in_environment:
-            self._in_environment = not line.level and not line.process and not text.startswith(_ENVIRONMENT_ENDS)
+            self._in_environment = (
+                not line.level and not line.process and not text.startswith(_ENVIRONMENT_ENDS)
+            )
         elif text in _ENVIRONMENT:
             self._in_environment = True
         return self._in_environment
@@ -314,7 +349,9 @@ class ServerLife:
 
     def _kind(self, line: Line) -> SignKind | None:
         text = line.text if line.level or line.process else line.text.lstrip()
-        if text.startswith(_FATAL) and (line.level or (text.rstrip() in _FATAL and not self.booted)):
+        if text.startswith(_FATAL) and (
+            line.level or (text.rstrip() in _FATAL and not self.booted)
+        ):
             return SignKind.FATAL
         if not line.level and "watchdog thread terminated with exception: " in text:
             return SignKind.NATIVE_CRASH
@@ -323,20 +360,20 @@ class ServerLife:
                 return SignKind.BY_SIGNAL
             if _EXITED.fullmatch(text.rstrip()):
                 return SignKind.EXITED
-        if ' - "' in text and (found := _ACCESS.match(text)):
+        if ' - "' in text and (match := _ACCESS.match(text)):
             self.served = True
-            return self._access(found[1], found[2], found[3], line.number)
-        if _ANY_SIGN.match(text) and (found := _SIGN.match(text)):
-            kind = _WORDINGS[(found.lastindex or 1) - 1][1]
+            return self._access(match[1], match[2], match[3], line.number)
+        if _ANY_SIGN.match(text) and (match := _SIGN.match(text)):
+            kind = _WORDINGS[(match.lastindex or 1) - 1][1]
             if kind is SignKind.READY:  # a long compilation is no hang
                 self.waits = 0
             return kind
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
-        if "Avg prompt throughput: " in text and (found := _STATS.match(text)):
-            self._stats(found)
-        if "Killed process " in text and not line.level and (found := _OOM.search(text)):
-            return self._out_of_memory(int(found[1]), found[2])
+        if "Avg prompt throughput: " in text and (match := _STATS.match(text)):
+            self._stats(match)
+        if "Killed process " in text and not line.level and (match := _OOM.search(text)):
+            return self._out_of_memory(int(match[1]), match[2])
         if "error: " in text and _REFUSED.match(text):
             self.usage = self.usage or text.strip()[:_TEXT]
         if text.rstrip() == "Shutting down" and line.level:
@@ -365,17 +402,23 @@ class ServerLife:
             return SignKind.OOM_KILLED
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
-    def _stats(self, found: re.Match[str]) -> None:
+    def _stats(self, match: re.Match[str]) -> None:
         self.served = True
         if not self.stopping.isdisjoint(self.first):
             return  # the API server keeps logging the last counts after its engine ended
-        waiting = int(found[4]) + int(found[5]) > 0
-        still = float(found[2]) == 0.0 and float(found[3]) == 0.0
-        engine = found[1] or ""
+        waiting = int(match[4]) + int(match[5]) > 0
+        still = float(match[2]) == 0.0 and float(match[3]) == 0.0
+        engine = match[1] or ""
         if not (waiting and still):
             self.waits = 0
         self.busy[engine] = waiting
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
+
+
+def _of_engine(traceback: OpenTraceback) -> bool:
+    if traceback.process:
+        return traceback.process.startswith(_ENGINE)
+    return not LOOPS.isdisjoint(traceback.functions)
 
 
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")

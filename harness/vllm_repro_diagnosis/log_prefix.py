@@ -1,8 +1,8 @@
 """Prefixes of unknown log collectors, learnt from lines on which vLLM's own prefix follows.
 
-Slurm writes `0: `, stern `pod container `, `cat -n` a number, and there are more than can be listed. vLLM's
-`(APIServer pid=9) INFO 11-20 08:24:30` marks where such a prefix ends. Its pattern is learnt there and removed from
-lines that lack vLLM's prefix: uvicorn's, and those of a traceback.
+Slurm writes `0: `, stern `pod container `, `cat -n` a number, and there are more than can be
+listed. vLLM's `(APIServer pid=9) INFO 11-20 08:24:30` marks where such a prefix ends. Its pattern
+is learnt there and removed from lines that lack vLLM's prefix: uvicorn's, and lines of tracebacks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ __all__ = ["Prefixes"]
 
 _LONGEST = 240
 _ENOUGH = 2
-"""Lines with the same pattern before it counts: one alone may be a progress bar, or a sentence that quotes a log."""
+"""Lines with the same pattern before it counts.
+
+A single line may be a progress bar, or a sentence that quotes a log.
+"""
 _MANY = 32
 """Most patterns kept; a log of many pods has a few."""
 
-_STAMP = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d[ .,]")
+_STAMP = re.compile(
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d[ .,]"
+)
 _STAMPED = re.compile(
-    rf"(?:\([A-Za-z][\w.:-]{{0,60}}(?: [\w= ]{{1,20}})? pid=\d{{1,10}}(?:, ip=[^)\s]{{1,60}})?\) ?)*{_STAMP.pattern}"
+    r"(?:\([A-Za-z][\w.:-]{0,60}(?: [\w= ]{1,20})? pid=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?)*"
+    + _STAMP.pattern
 )
 """The beginning of a line of vLLM's logger."""
 _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
@@ -29,7 +35,8 @@ _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
 class Prefixes:
     """Patterns learnt so far.
 
-    None is removed while most vLLM lines come without a prefix: text before the others is then a progress bar or a message.
+    No prefix is removed while most vLLM lines come without any: text before the other lines is then
+    a progress bar or a message.
     """
 
     def __init__(self) -> None:
@@ -45,11 +52,11 @@ class Prefixes:
             return
         if _STAMP.search(raw, at, at + _LONGEST) is None:  # cheaper, and nearly every line has none
             return
-        found = _STAMPED.search(raw, at, at + _LONGEST)
-        if found is None:
+        stamp = _STAMPED.search(raw, at, at + _LONGEST)
+        if stamp is None:
             return
         self._prefixed += 1
-        pattern = _pattern(raw[at : found.start()])
+        pattern = _pattern(raw[at : stamp.start()])
         if pattern in self._patterns or len(self._seen) > _MANY * _MANY:
             return
         self._seen[pattern] += 1
@@ -69,22 +76,27 @@ class Prefixes:
         """Return the index after the learnt prefix of this line; `at` without one."""
         if self.active:
             for pattern in self._patterns.values():
-                if found := pattern.match(raw, at):
-                    return found.end()
+                if match := pattern.match(raw, at):
+                    return match.end()
         return at
 
 
 def _pattern(prefix: str) -> str:
-    """Return a pattern in which numbers and inner blanks vary. Blanks at the end are exact: indentation follows them."""
+    """Return a pattern in which numbers and inner blanks vary.
+
+    Blanks at the end are exact: indentation follows them.
+    """
     body = prefix.rstrip()
     parts, at = [], 0
-    for found in _VARIES.finditer(body):
-        parts.append(re.escape(body[at : found.start()]))
-        if found[1]:
-            parts.append(r"\d+" if found[1].isdigit() else "[0-9a-f]+")
+    for varying in _VARIES.finditer(body):
+        parts.append(re.escape(body[at : varying.start()]))
+        if varying[1]:
+            parts.append(r"\d+" if varying[1].isdigit() else "[0-9a-f]+")
         else:
-            parts.append(r"\s*" if found.start() == 0 else r"\s+")
-        at = found.end()
-    # A right-aligned number begins with blanks on some lines only; an empty line has lost the blanks at its end.
+            parts.append(r"\s*" if varying.start() == 0 else r"\s+")
+        at = varying.end()
+    # A right-aligned number begins with blanks on some lines only. An empty line has lost the
+    # blanks at its end.
     start = "" if body[:1].isspace() else r"\s*"
-    return f"{start}{''.join(parts)}{re.escape(body[at:])}(?:{re.escape(prefix[len(body) :])}|\\s*$)"
+    end = rf"(?:{re.escape(prefix[len(body) :])}|\s*$)"
+    return f"{start}{''.join(parts)}{re.escape(body[at:])}{end}"

@@ -1,8 +1,9 @@
 """Reader of server logs: each line with its process, level and message, without the prefixes.
 
 All other modules read logs through here, so only this module and `log_prefix` know a prefix: vLLM's
-(`(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] …`), uvicorn's (`INFO:     …`), those of compose, Docker,
-Kubernetes and journald, colours, JSON records, quotation marks and indentation of a post.
+(`(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] …`), uvicorn's (`INFO:     …`), prefixes of
+compose, Docker, Kubernetes and journald, colours, JSON records, quotation marks and indentation of
+a post.
 
 Reading is lazy and linear in the size of the log. A line is cut at `MAX_LINE` characters.
 """
@@ -33,25 +34,25 @@ _AHEAD = 400
 
 
 class Line(NamedTuple):
-    """One line of a log.
+    """One line of a log. A part that the line lacks is ""."""
 
-    number: counts from 1. stream: the container that printed it, in a log of several; "" if not named.
-    process: name in vLLM's prefix (`EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`); "" without one.
-    pid: from that prefix. A worker changes its name while it boots, so group lines by pid.
-    level: `INFO`, `ERROR`, …; "" without one, as in a traceback printed at interpreter exit.
-    time: of vLLM's logger, such as `11-20 08:24:30`; "" without one.
-    source: file and line of the logging call (`core.py:1138`); "" without one.
-    text: the message with its indentation. raw: the line as read.
-    """
-
+    # counts from 1
     number: int
+    # the container that printed the line, in a log of several
     stream: str
+    # name in vLLM's prefix: `EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`
     process: str
+    # from that prefix; a worker changes its name while it boots, so group lines by pid
     pid: int | None
+    # `INFO`, `ERROR`, …; a traceback printed at interpreter exit has none
     level: str
+    # of vLLM's logger, such as `11-20 08:24:30`
     time: str
+    # file and line of the logging call: `core.py:1138`
     source: str
+    # the message with its indentation
     text: str
+    # the line as read
     raw: str
 
     @property
@@ -61,10 +62,12 @@ class Line(NamedTuple):
 
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]_][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-"""Colours and cursor movement (CSI), titles, links and notes (OSC, APC), and the two-character escapes."""
+"""Colours and cursor movement (CSI), titles, links and notes (OSC, APC), two-character escapes."""
 
 # An escape that a collector wrote out, and a colour without its escape, as GitHub shows it.
-_WRITTEN_ESC = re.compile(r"(?:\^\[|#033|\\(?:0?33|x1[bB]|u001[bB]|e)|\u241b)(?=\[[0-?]*[ -/]*[@-~])")
+_WRITTEN_ESC = re.compile(
+    r"(?:\^\[|#033|\\(?:0?33|x1[bB]|u001[bB]|e)|\u241b)(?=\[[0-?]*[ -/]*[@-~])"
+)
 _WRITTEN_MARKS = ("\\", "^[", "#033", "\u241b")
 _NO_ESC = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,5}m(?!\])")
 
@@ -84,26 +87,31 @@ _COLLECTORS = (
     ),
     # kubectl logs --prefix
     re.compile(r"\[(?P<stream>pod/[\w.-]{1,253}/[\w.-]{1,63})\] ?"),
-    # compose, and its own line when a container ends
+    # compose, and its line when a container ends
     re.compile(r"(?P<stream>[A-Za-z0-9][\w.-]{0,80})(?: +\| ?| (?=exited with code \d))"),
-    # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions, Grafana (a tab), journald with its ISO forms ("… host vllm[7]: ")
+    # docker -t, Kubernetes CRI ("… stdout F "), GitHub Actions, Grafana (a tab), journald with its
+    # ISO forms ("… host vllm[7]: ")
     re.compile(
         r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"
         r"(?:(?:stdout|stderr) [FP] |[\w.-]{1,80} [\w./@-]{1,80}\[\d+\]: ?)?"
     ),
     # journald and syslog
-    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"),
+    re.compile(
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"
+    ),
 )
 
 # with a rank: 0.7 to 0.10; without a pid: shortened by a reporter
 _PROCESS = re.compile(
-    r"\((?:([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5}|(?: [A-Z]{2}\d{1,5})+)? pid=(\d{1,10})(?:, ip=[^)\s]{1,60})?"
+    r"\((?:([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5}|(?: [A-Z]{2}\d{1,5})+)? pid=(\d{1,10})"
+    r"(?:, ip=[^)\s]{1,60})?"
     r"|((?:APIServer|EngineCore|Worker)\w{0,60}))\) ?"
 )
 # torch puts the rank before an uncaught exception, and launchers before every line
 _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
-    r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
+    r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"(?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
     r"(?:\[([^\]\s]{1,160}:\d+)\]|([\w./-]{1,160}:\d+)\]) ?"
 )
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
@@ -114,18 +122,35 @@ _GLUED = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
 )
 
-# Docker, Loki and its CSV, CloudWatch and fluentd, Datadog, journald, structured loggers, Google Cloud, OpenTelemetry
-_RECORD_KEYS = ("log", "line", "Line", "message", "Message", "MESSAGE", "msg", "textPayload", "body", "Body")
+# Docker, Loki and its CSV, CloudWatch and fluentd, Datadog, journald, structured loggers, Google
+# Cloud, OpenTelemetry
+_RECORD_KEYS = (
+    "log",
+    "line",
+    "Line",
+    "message",
+    "Message",
+    "MESSAGE",
+    "msg",
+    "textPayload",
+    "body",
+    "Body",
+)
 _INNER = ("attributes", "_source", "jsonPayload")
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
 """A message in JSON that is printed over several lines."""
 
 
-def read_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRuns | None = None) -> Iterator[Line]:
+def read_lines(
+    source: str | bytes | Iterable[str | bytes], runs: AccessRuns | None = None
+) -> Iterator[Line]:
     """Yield the lines of a log or of a pasted text.
 
-    `source`: the whole text, an open file (text or binary), or an iterable of pieces that each hold whole lines. Bytes are
-    decoded as UTF-8 or UTF-16; invalid ones become U+FFFD. Lines without a message are yielded too. runs: skips lines of a binary file.
+    Bytes are decoded as UTF-8 or UTF-16; invalid bytes become U+FFFD. Lines without a message are
+    yielded too.
+
+    source: the whole text, an open file, or an iterable of pieces that each hold whole lines.
+    runs: skips lines of a binary file.
     """
     prefixes = Prefixes()
     runs = runs or AccessRuns()
@@ -143,11 +168,11 @@ def read_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRuns | N
         yield from _unglued(number + runs.lines, stream, piece, prefixes.end(piece, at))
 
 
-# ── lines of text ─────────────────────────────────────────────────────────────────────────────────────────
+# ── lines of text ───────────────────────────────────────────────────────────
 
 
 def _physical_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRuns) -> Iterator[str]:
-    """Yield the lines of `source` without their ends, a line of JSON replaced by the log lines in it."""
+    """Yield the lines of `source` without their ends; of a line of JSON the log lines in it."""
     if isinstance(source, io.BufferedReader) and _encoding(source.peek(2)) != "utf-8":
         source = source.read()
     if isinstance(source, bytes):
@@ -166,15 +191,17 @@ def _physical_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRun
     if table := _table(head):
         yield from _from_csv(every, *table)
     elif head and head[0].strip() in ("[", "{") and any(map(_FIELD.fullmatch, head)):
-        yield from (json.loads(found[1]) for line in every if (found := _FIELD.fullmatch(line)))
+        yield from (json.loads(match[1]) for line in every if (match := _FIELD.fullmatch(line)))
     else:
         runs.off = False
         for line in every:
-            yield from _from_record(line) if line.startswith(("{", "[{")) and len(line) > 2 else [line]
+            yield from (
+                _from_record(line) if line.startswith(("{", "[{")) and len(line) > 2 else [line]
+            )
 
 
 def _encoding(first: bytes) -> str:
-    """Return the encoding that the first bytes show: UTF-16 by its mark or by a zero byte, as PowerShell writes."""
+    """Return the encoding of the first bytes: UTF-16 has a mark, or a zero byte (PowerShell)."""
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
     if len(first) > 1 and 0 in first[:2]:
@@ -195,7 +222,7 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
 
 
 def _table(head: list[str]) -> tuple[str, int] | None:
-    """Return the delimiter of a table and the column whose title names a message; None if the text is no table."""
+    """Return a table's delimiter and its column with the messages; None if it is no table."""
     for delimiter in ",;":
         titles = next(_rows(head[:1], delimiter), [])
         column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
@@ -215,7 +242,9 @@ def _from_csv(lines: Iterable[str], delimiter: str, column: int) -> Iterator[str
 def _rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
     csv.field_size_limit(MAX_LINE)
     with suppress(csv.Error):
-        yield from csv.reader((line.replace("\r", "") + "\n" for line in lines), delimiter=delimiter)
+        yield from csv.reader(
+            (line.replace("\r", "") + "\n" for line in lines), delimiter=delimiter
+        )
 
 
 def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
@@ -234,15 +263,22 @@ def _from_record(line: str) -> list[str]:
     except (ValueError, RecursionError):
         return [line]
     if isinstance(record, list):
-        return [text for one in record for text in _from_record(json.dumps(one))]
+        return [text for item in record for text in _from_record(json.dumps(item))]
     if not isinstance(record, dict):
         return [line]
     # Datadog and Elasticsearch put the message one level deeper
-    for place in (record, *(inner for name in _INNER if isinstance(inner := record.get(name), dict))):
+    for place in (
+        record,
+        *(inner for name in _INNER if isinstance(inner := record.get(name), dict)),
+    ):
         for key in _RECORD_KEYS:
             text = place.get(key)
             # journald writes a message with colours as a list of bytes
-            if isinstance(text, list) and text and all(isinstance(byte, int) and 0 <= byte < 256 for byte in text):
+            if (
+                isinstance(text, list)
+                and text
+                and all(isinstance(byte, int) and 0 <= byte < 256 for byte in text)
+            ):
                 text = bytes(text).decode("utf-8", "replace")
             if isinstance(text, str):
                 return [*(_level(place) + text.rstrip("\r\n")).split("\n"), *_traceback(place)]
@@ -250,7 +286,7 @@ def _from_record(line: str) -> list[str]:
 
 
 def _level(record: dict[str, Any]) -> str:
-    """Return the level of a record that Python's logging wrote as JSON, as uvicorn prints it; other records hold a whole line."""
+    """Return the level of a JSON record of Python's logging; other records hold a whole line."""
     level = record.get("levelname")
     return f"{level}:     " if isinstance(level, str) else ""
 
@@ -260,11 +296,11 @@ def _traceback(record: dict[str, Any]) -> list[str]:
     return text.rstrip("\n").split("\n") if isinstance(text, str) else []
 
 
-# ── the parts of a line ───────────────────────────────────────────────────────────────────────────────────
+# ── the parts of a line ─────────────────────────────────────────────────────
 
 
 def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
-    """Return the pieces between carriage returns, each behind its container and the end of its known collectors' prefixes."""
+    """Return the pieces between carriage returns: container, end of known prefixes, and text."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
     if "\r" not in clean:
         return [(*_collected(clean), clean)]
@@ -286,33 +322,37 @@ def _collected(piece: str) -> tuple[str, int]:
     if piece.startswith("("):  # as vLLM's own prefix does, and no collector's
         return stream, at
     for collector in _COLLECTORS:
-        if found := collector.match(piece, at):
-            at = found.end()
-            stream = found["stream"] if collector.groups else stream
+        if match := collector.match(piece, at):
+            at = match.end()
+            stream = match["stream"] if collector.groups else stream
     return stream, at
 
 
 def _unglued(number: int, stream: str, piece: str, at: int) -> tuple[Line, ...]:
     line = _parse(number, stream, piece, at)
-    # Split only a piece without a vLLM prefix of its own: a message that quotes another log line stays whole.
+    # Split only a piece without vLLM's prefix: a message that quotes another log line stays whole.
     cut = None if line.level or " pid=" not in piece else _GLUED.search(piece, at + 1)
     if cut is None:
         return (line,)
-    return _parse(number, stream, piece[: cut.start()], at), _parse(number, stream, piece[cut.start() :], 0)
+    return _parse(number, stream, piece[: cut.start()], at), _parse(
+        number, stream, piece[cut.start() :], 0
+    )
 
 
 def _parse(number: int, stream: str, raw: str, at: int) -> Line:
     process, pid = "", None
-    # Ray puts its own prefix before vLLM's, and a launcher the rank; the innermost names the process.
-    while raw.startswith(("(", "[rank"), at) and (found := _PROCESS.match(raw, at) or _RANK.match(raw, at)):
-        if found.re is _PROCESS:
-            process, pid = found[1] or found[3], int(found[2]) if found[2] else None
+    # Ray puts a prefix before vLLM's, and a launcher the rank; the innermost names the process.
+    while raw.startswith(("(", "[rank"), at) and (
+        match := _PROCESS.match(raw, at) or _RANK.match(raw, at)
+    ):
+        if match.re is _PROCESS:
+            process, pid = match[1] or match[3], int(match[2]) if match[2] else None
         else:
-            process, pid = found[1], None
-        at = found.end()
+            process, pid = match[1], None
+        at = match.end()
     level = time = source = ""
-    if found := _VLLM.match(raw, at):
-        level, time, source, at = found[1], found[2] or "", found[3] or found[4], found.end()
-    elif found := _UVICORN.match(raw, at):
-        level, at = found[1], found.end()
+    if match := _VLLM.match(raw, at):
+        level, time, source, at = match[1], match[2] or "", match[3] or match[4], match.end()
+    elif match := _UVICORN.match(raw, at):
+        level, at = match[1], match.end()
     return Line(number, stream, process, pid, level, time, source, raw[at:], raw)

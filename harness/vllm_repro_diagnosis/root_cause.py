@@ -1,8 +1,8 @@
 """Search for the root cause among the exceptions of a log.
 
-vLLM passes an exception on through processes: a worker prints it, EngineCore prints a wrapper that quotes it, the API
-server prints `EngineDeadError`, and the cleanup may fail too. The root is found by structure, not by position, because
-lines of several processes come in any order.
+vLLM passes an exception on through processes: a worker prints it, EngineCore prints a wrapper that
+quotes it, the API server prints `EngineDeadError`, and the cleanup may fail too. The search goes by
+structure, not by position, because lines of several processes come in any order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Root", "find_root", "squeeze", "unwrap"]
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """The root cause as printed.
-
-    wrapped: EngineCore only quoted its text. class_known: False if that text is all that is known. quoted: the text in the wrapper.
-    """
+    """The root cause as printed."""
 
     raised: Raised
+    # EngineCore quoted it
     wrapped: bool = False
+    # False if the log holds no more than the quoted text
     class_known: bool = True
+    # the text in the wrapper
     quoted: str | None = None
 
     @property
@@ -49,7 +49,7 @@ class Root:
 
     @property
     def of_lost_peer(self) -> bool:
-        """Return True if it only reports that another rank was gone, which that rank's log explains."""
+        """Return True if it only reports a lost rank, which that rank's log explains."""
         return any(text in self.raised.message for text in _LOST_PEER)
 
     @property
@@ -58,8 +58,11 @@ class Root:
         return _is_consequence(self.raised)
 
 
-_WRAPPER = re.compile(r"Worker failed with error '(.*)',\s+please\s+check\s+the\s+stack\s+trace", re.DOTALL)
+_WRAPPER = re.compile(
+    r"Worker failed with error '(.*)',\s+please\s+check\s+the\s+stack\s+trace", re.DOTALL
+)
 _CUT_WRAPPER = re.compile(r"Worker failed with error '(.*)", re.DOTALL)
+# wrappers that quote nothing
 _EMPTY_WRAPPERS = (
     "Engine core initialization failed",
     "Engine process failed to start",
@@ -77,9 +80,14 @@ _ENGINE_RECORDS = (
     "Process VllmWorker",
     "RayWorkerProc ",
 )
-_LAST_WORDS = ("EngineCore encountered a fatal error.", "EngineCore failed to start.", "Engine background task failed")
+_LAST_WORDS = (
+    "EngineCore encountered a fatal error.",
+    "EngineCore failed to start.",
+    "Engine background task failed",
+)
 _TERMINATION_CLASSES = re.compile(
-    "SystemExit|KeyboardInterrupt|CancelledError|(?:Async|MQ)?EngineDeadError|BrokenPipeError|EOFError|ZMQError"
+    "SystemExit|KeyboardInterrupt|CancelledError|(?:Async|MQ)?EngineDeadError|BrokenPipeError"
+    "|EOFError|ZMQError"
 )
 _TERMINATION_TEXTS = ("cancelled", "Executor failed.")
 _LOST_PEER = (
@@ -91,78 +99,102 @@ _LOST_PEER = (
 )
 _CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ")
 _MISSED_OUTPUT = "model_runner_output.req_id_to_index["
-"""With asynchronous scheduling EngineCore takes the output of a step that failed in a worker for an empty one."""
-# Failed look-ups and a wait that was cancelled: the next exception of the chain states what is wrong.
+"""With asynchronous scheduling EngineCore takes the output of a failed step for an empty output."""
+# Failed look-ups and a cancelled wait: the next exception of the chain states what is wrong.
 _LOOKUPS = re.compile(
-    "Again|AttributeError|CancelledError|Empty|ImportError|KeyError|ModuleNotFoundError|StopAsyncIteration|StopIteration"
+    "Again|AttributeError|CancelledError|Empty|ImportError|KeyError|ModuleNotFoundError"
+    "|StopAsyncIteration|StopIteration"
 )
 
 
 def squeeze(text: str) -> str:
-    """Return the text with single blanks and straight quotes, undoing what pasting and wrapping change."""
+    """Undo what pasting and wrapping change: return single blanks and straight quotes."""
     return " ".join(text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}).split())
 
 
 def unwrap(message: str) -> str | None:
-    """Return the text quoted by `Worker failed with error '…'`; None if `message` is no such wrapper."""
-    found = _WRAPPER.search(message) or _CUT_WRAPPER.search(message)
-    return found[1].rstrip() if found else None
+    """Return the text in `Worker failed with error '…'`; None if `message` is no such wrapper."""
+    match = _WRAPPER.search(message) or _CUT_WRAPPER.search(message)
+    return match[1].rstrip() if match else None
 
 
 def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 0) -> Root | None:
     """Return the root cause among all exceptions of one life; None if none came from the engine.
 
     paste: the text is no log, so exceptions of any process count.
+    survived: line up to which the engine survived its exceptions.
     """
-    known = [one for one in raised if not _first_link(one).of_dead_engine]
-    from_engine = [one for one in known if _from_engine(one)]
-    # A pasted text has no process names: prefer what an engine raised, then what passed through vLLM.
-    in_vllm = [one for one in known if any("vllm" in frame.file for frame in one.frames)]
-    candidates = from_engine or (in_vllm or known if paste else [])
+    candidates = _candidates(raised, paste)
     if not candidates:
         return None
-    preferences: tuple[Callable[[Raised], bool], ...] = (
-        lambda one: one.headline in _LAST_WORDS,
-        lambda one: bool(one.frames) and not _of_termination(one) and not _empty_wrapper(one),
-        lambda one: not _of_termination(one),
-        lambda _: True,
-    )
-    main = next(one for wanted in preferences for one in candidates if wanted(one))
-    fresh = [one for one in candidates if one is main or (one.first_line > survived and one.level != "WARNING")]
+    main = _main(candidates)
+    fresh = [each for each in candidates if each is main or _is_fresh(each, survived)]
     root = _through_wrappers(_first_link(main), candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
-        # A rank that lost its peer logs that too. The peer's own exception is the root, if it logged one.
-        own = next((one for one in fresh if _is_block(one) and not _is_consequence(one)), None)
-        if own is not None:
-            return Root(raised=_first_link(own), wrapped=root.wrapped)
+        # A rank that lost its peer logs that too. The peer's own exception is the root, if it
+        # logged any.
+        for each in fresh:
+            if _is_block(each) and not _is_consequence(each):
+                return Root(raised=_first_link(each), wrapped=root.wrapped)
     return root
 
 
+def _candidates(raised: Sequence[Raised], paste: bool) -> list[Raised]:
+    """Return the exceptions among which the root is."""
+    causes = [each for each in raised if not _first_link(each).of_dead_engine]
+    from_engine = [each for each in causes if _from_engine(each)]
+    if from_engine or not paste:
+        return from_engine
+    # A pasted text has no process names: prefer exceptions that passed through vLLM.
+    return [each for each in causes if any("vllm" in frame.file for frame in each.frames)] or causes
+
+
+def _main(candidates: Sequence[Raised]) -> Raised:
+    """Return the exception to begin with: the last words of an engine, else the most telling."""
+    preferences: tuple[Callable[[Raised], bool], ...] = (
+        lambda each: each.headline in _LAST_WORDS,
+        lambda each: bool(each.frames) and not _of_termination(each) and not _empty_wrapper(each),
+        lambda each: not _of_termination(each),
+    )
+    for preferred in preferences:
+        for each in candidates:
+            if preferred(each):
+                return each
+    return candidates[0]
+
+
+def _is_fresh(raised: Raised, survived: int) -> bool:
+    return raised.first_line > survived and raised.level != "WARNING"
+
+
 def _through_wrappers(link: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
+    """Return the exception behind a wrapper, or `link` if it is none."""
     quoted = unwrap(link.message)
     if quoted is not None:
-        wanted = squeeze(quoted)
-        for one in candidates:
-            first = _first_link(one)
-            if any(_quotes(wanted, each) for each in one.links) and unwrap(first.message) is None:
+        text = squeeze(quoted)
+        for each in candidates:
+            first = _first_link(each)
+            if unwrap(first.message) is None and any(_quotes(text, part) for part in each.links):
                 return Root(raised=first, wrapped=True, quoted=quoted)
         return Root(raised=link, wrapped=True, class_known=False, quoted=quoted)
     if _empty_wrapper(link):
-        for one in fresh:
-            first = _first_link(one)
-            if not _empty_wrapper(first) and not _of_termination(first) and _is_block(one):
+        for each in fresh:
+            first = _first_link(each)
+            if not _empty_wrapper(first) and not _of_termination(first) and _is_block(each):
                 return Root(raised=first, wrapped=True)
         return Root(raised=link, wrapped=True)
     return Root(raised=link)
 
 
-def _quotes(wanted: str, raised: Raised) -> bool:
+def _quotes(text: str, raised: Raised) -> bool:
+    """Return True if a wrapper's text is this exception's message, perhaps cut."""
     message = squeeze(raised.message)
-    if not wanted and not message:
+    if not text and not message:
         # A bare assertion is quoted as ''.
-        return bool(raised.frames) and raised.headline.startswith(("WorkerProc ", "Error getting async"))
-    shorter, longer = sorted((wanted, message))  # the beginning of a text sorts before it
-    return wanted == message or (len(shorter) > 20 and longer.startswith(shorter))
+        of_worker = raised.headline.startswith(("WorkerProc ", "Error getting async"))
+        return bool(raised.frames) and of_worker
+    shorter, longer = sorted((text, message))  # the beginning of a text sorts before it
+    return text == message or (len(shorter) > 20 and longer.startswith(shorter))
 
 
 def _first_link(raised: Raised) -> Raised:
@@ -182,11 +214,19 @@ def _empty_wrapper(raised: Raised) -> bool:
 
 
 def _is_block(raised: Raised) -> bool:
-    return bool(raised.frames or raised.native) and unwrap(raised.message) is None and not _empty_wrapper(raised)
+    return (
+        bool(raised.frames or raised.native)
+        and unwrap(raised.message) is None
+        and not _empty_wrapper(raised)
+    )
 
 
 def _is_consequence(raised: Raised) -> bool:
-    return _of_termination(raised) or _misses_output(raised) or any(text in raised.message for text in _CONSEQUENCES)
+    return (
+        _of_termination(raised)
+        or _misses_output(raised)
+        or any(text in raised.message for text in _CONSEQUENCES)
+    )
 
 
 def _misses_output(raised: Raised) -> bool:
@@ -200,7 +240,11 @@ def _in_cleanup(raised: Raised) -> bool:
 def _of_termination(raised: Raised) -> bool:
     link = _first_link(raised)
     by_class = _TERMINATION_CLASSES.fullmatch(bare_name(link.exception)) is not None
-    return by_class or link.message in _TERMINATION_TEXTS or bool(TEARDOWN.intersection(link.functions))
+    return (
+        by_class
+        or link.message in _TERMINATION_TEXTS
+        or bool(TEARDOWN.intersection(link.functions))
+    )
 
 
 def _from_engine(raised: Raised) -> bool:
@@ -208,5 +252,8 @@ def _from_engine(raised: Raised) -> bool:
         raised.native
         or raised.process.startswith(_ENGINE_NAMES)
         or raised.headline.startswith(_ENGINE_RECORDS)
-        or (not raised.process and any(not LOOPS.isdisjoint(link.functions) for link in raised.links))
+        or (
+            not raised.process
+            and any(not LOOPS.isdisjoint(link.functions) for link in raised.links)
+        )
     )

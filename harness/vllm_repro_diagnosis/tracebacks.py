@@ -1,9 +1,10 @@
 """Parser for Python tracebacks in a log or a pasted text.
 
-In a real log the tracebacks of several processes are interleaved, repeated and chained, and other records follow without
-a blank line. In an issue they lack the `Traceback` header or the indentation, have several frames on one line, or consist
-of the last line alone. `Finder` reads all of these in one pass. Line numbers of source files move with every release, so
-nothing may compare them.
+In a real log the tracebacks of several processes are interleaved, repeated and chained, and other
+records follow without a blank line. In an issue they lack the `Traceback` header or the
+indentation, have several frames on one line, or consist of the last line alone. `Finder` reads all
+of these in one pass. Line numbers of source files move with every release, so nothing may compare
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm_repro_diagnosis.log_text import Line
 
-__all__ = ["Finder", "Frame", "Raised", "Unfinished", "bare_name", "shorten"]
+__all__ = ["Finder", "Frame", "OpenTraceback", "Raised", "bare_name", "shorten"]
 
 _MAX_MESSAGE_LINES = 40
 """Most lines of an exception's message; further ones belong to the rest of the log."""
@@ -21,39 +22,42 @@ _MAX_MESSAGE_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. file: from the package on (`vllm/v1/worker/workspace.py`). source: the echoed line or "". line: its number."""
+    """One frame of a traceback."""
 
+    # from the package on: `vllm/v1/worker/workspace.py`
     file: str
     function: str
+    # the echoed line, or ""
     source: str = ""
+    # the number of that line
     line: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """One exception as printed.
+    """One exception as printed."""
 
-    exception: class as printed, perhaps qualified (`torch.OutOfMemoryError`); compare on `bare_name()`.
-    message: lines joined by newlines, or "". frames: outermost first; () for a lone last line.
-    headline: the line before it in the same record (`WorkerProc hit an exception.`), or "".
-    cause: the exception before it in a chain; explicit: it was "the direct cause".
-    native: thrown by C++ code, which ends the process.
-    """
-
+    # class as printed, perhaps qualified (`torch.OutOfMemoryError`); compare on `bare_name()`
     exception: str
+    # lines joined by newlines, or ""
     message: str
+    # outermost first; () for a lone last line
     frames: tuple[Frame, ...] = ()
     process: str = ""
     level: str = ""
+    # the line before it in the same record (`WorkerProc hit an exception.`), or ""
     headline: str = ""
     first_line: int = 0
+    # the exception before it in a chain
     cause: Raised | None = None
+    # it was "the direct cause"
     explicit: bool = False
+    # thrown by C++ code, which ends the process
     native: bool = False
 
     @property
     def links(self) -> tuple[Raised, ...]:
-        """Return the whole chain, oldest first, this one last."""
+        """Return the whole chain, oldest first."""
         chain: list[Raised] = []
         link: Raised | None = self
         while link is not None:
@@ -68,7 +72,11 @@ class Raised:
     @property
     def of_dead_engine(self) -> bool:
         """Return True for the class that reports a dead engine to the API server."""
-        return bare_name(self.exception) in ("EngineDeadError", "AsyncEngineDeadError", "MQEngineDeadError")
+        return bare_name(self.exception) in (
+            "EngineDeadError",
+            "AsyncEngineDeadError",
+            "MQEngineDeadError",
+        )
 
     @property
     def reports_dead_engine(self) -> bool:
@@ -79,11 +87,13 @@ class Raised:
 
     @property
     def of_other_program(self) -> bool:
-        """Return True if a client or `collect_env` printed it, whose output users paste beside the server's."""
+        """Return True if a client or `collect_env` printed it, as pasted beside a server's log."""
         files = [frame.file for frame in self.frames]
         if any(file.endswith("collect_env.py") for file in files):
             return True
-        return not any("vllm" in file for file in files) and any(file.startswith(_CLIENTS) for file in files)
+        return not any("vllm" in file for file in files) and any(
+            file.startswith(_CLIENTS) for file in files
+        )
 
 
 def bare_name(exception: str) -> str:
@@ -120,7 +130,8 @@ _CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
 _THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
 _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
 _WATCHDOG = re.compile(
-    r"watchdog thread terminated with exception: (.*)|Watchdog caught (collective operation timeout.*)"
+    r"watchdog thread terminated with exception: (.*)"
+    r"|Watchdog caught (collective operation timeout.*)"
 )
 _HEADER = re.compile(r"Traceback \(most recent call last\):?")
 _FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})\d*(?:, in (<\w+>|[\w.<>]+))?')
@@ -129,42 +140,46 @@ _REPEATED = re.compile(r"\[Previous line repeated \d+ more times?\]")
 _DOTTED = r"(?:[A-Za-z_]\w*\.)*"
 _KNOWN_CLASS = (
     _DOTTED
-    + r"(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Fault|Timeout|Timedout|Failure|Failed|Died|Cancelled"
-    + r"|Iteration|ExceptionGroup)"
+    + r"(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Fault|Timeout|Timedout|Failure|Failed|Died"
+    + r"|Cancelled|Iteration|ExceptionGroup)"
 )
-# Anywhere in a text only names like `…Error` count as exceptions; at the end of a traceback any class name does.
-# Python prints a class with its module, unless it is a built-in one, which is capitalised: a lone lower-case word
-# before a colon (`nanobind: leaked 4 instances!`) is no exception.
+# Anywhere in a text only names like `…Error` count as exceptions; at the end of a traceback any
+# class name does. Python prints a class with its module, unless the class is built in, and then it
+# is capitalised: a lone lower-case word before a colon (`nanobind: leaked 4 instances!`) is no
+# exception.
 _LIKELY = re.compile(rf"({_KNOWN_CLASS})(?:: ?(.*)|$)", re.DOTALL)
 _ANY = re.compile(r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", re.DOTALL)
-_ON_ONE_LINE = re.compile(rf"(?<!\S)(?<!raise )(?<!except )({_KNOWN_CLASS})(?:: +(?=\S)(.*)|\s*$)", re.DOTALL)
+_ON_ONE_LINE = re.compile(
+    rf"(?<!\S)(?<!raise )(?<!except )({_KNOWN_CLASS})(?:: +(?=\S)(.*)|\s*$)", re.DOTALL
+)
 _EXPLICIT = "The above exception was the direct cause of the following exception:"
 _IMPLICIT = "During handling of the above exception, another exception occurred:"
 _GROUP_MARGIN = re.compile(r"\s*[|+](?:-[-+]*(?: \d+ -+)?|[ |+]*\|)? ?")
 _RECORD = re.compile(
     r"(?:EngineCore (?:encountered a fatal error|failed to start)\."
     r"|WorkerProc (?:hit an exception|failed(?: to start)?)\."
-    r"|Error getting async model runner output|AsyncLLM output_handler failed\.|Error in .{0,80}generator\.?"
+    r"|Error getting async model runner output|AsyncLLM output_handler failed\."
+    r"|Error in .{0,80}generator\.?"
     r"|Exception in ASGI application|Process [\w.-]+:|Invocation of .{0,80} method failed)\s*$"
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Block:
-    """An open traceback.
+    """A traceback of which more lines may come."""
 
-    line: its first. header_indent: of the `Traceback` line; None without one. done: the message is complete, and only a chain marker
-    can follow, which is then `chained`.
-    """
-
+    # the first line
     line: Line
     headline: str
+    # of the `Traceback` line; None without it
     header_indent: int | None = None
     frames: list[Frame] = field(default_factory=list)
     frame_indent: int = 0
     exception: str | None = None
     message: list[str] = field(default_factory=list)
+    # the message is complete, and only a chain marker can follow
     done: bool = False
+    # the chain marker that followed
     chained: str = ""
     cause: Raised | None = None
     explicit: bool = False
@@ -186,8 +201,8 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfinished:
-    """A traceback without its end: its process, last line and functions."""
+class OpenTraceback:
+    """A traceback without its end."""
 
     process: str
     last_line: int
@@ -195,32 +210,37 @@ class Unfinished:
 
 
 @dataclass(slots=True)
-class _Output:
-    """The output of one process through one logging call (or raw), in which the lines of a traceback belong together."""
+class _Channel:
+    """Output of one process through one logging call, or raw: a traceback's lines stay together."""
 
+    # the last line
     line: Line
     block: _Block | None = None
+    # the last text that is no underline
     previous: str = ""
 
     @property
-    def unfinished(self) -> Unfinished | None:
+    def unfinished(self) -> OpenTraceback | None:
         if self.block is not None and self.block.exception is None:
             functions = tuple(frame.function for frame in self.block.frames)
         elif self.block is None and _RECORD.match(self.previous):  # the log ends after its headline
             functions = ()
         else:
             return None
-        return Unfinished(process=self.line.process, last_line=self.line.number, functions=functions)
+        return OpenTraceback(
+            process=self.line.process, last_line=self.line.number, functions=functions
+        )
 
 
 class Finder:
-    """Collector of tracebacks from lines, linear in the log. unread: line of the last one whose frames are not readable."""
+    """Collector of tracebacks from lines, linear in the log."""
 
     def __init__(self) -> None:
-        self._outputs: dict[tuple[int | str, str], _Output] = {}
-        self._last_output: dict[int | str, tuple[int | str, str]] = {}
-        self._found: list[Raised] = []
+        self._channels: dict[tuple[int | str, str], _Channel] = {}
+        self._last_channel: dict[int | str, tuple[int | str, str]] = {}
+        self._raised: list[Raised] = []
         self._thrown = ""
+        # line of the last traceback whose frames are not readable
         self.unread = 0
 
     def feed(self, line: Line) -> None:
@@ -230,142 +250,163 @@ class Finder:
         # uvicorn prints its record's first line with a level and the traceback without one
         if key[1] == line.level and line.level and _RECORD.match(line.text):
             key = (line.speaker, "")
-        output = self._outputs.setdefault(key, _Output(line))
-        output.line = line
-        interrupted = self._last_output.get(line.speaker, key) != key
-        self._last_output[line.speaker] = key
-        self._read(output, line, interrupted)
+        channel = self._channels.setdefault(key, _Channel(line))
+        channel.line = line
+        interrupted = self._last_channel.get(line.speaker, key) != key
+        self._last_channel[line.speaker] = key
+        self._read(channel, line, interrupted)
 
     def is_idle(self, line: Line) -> bool:
         """Return True if no traceback is open where this line was printed."""
-        output = self._outputs.get((line.speaker, line.source or line.level))
-        return output is not None and output.block is None
+        channel = self._channels.get((line.speaker, line.source or line.level))
+        return channel is not None and channel.block is None
 
     def finish(self) -> tuple[Raised, ...]:
-        """Return all exceptions of the server, in the order of their first lines. Call `unfinished` before it."""
-        for output in self._outputs.values():
-            self._close(output)
-        own = (raised for raised in self._found if not raised.of_other_program)
-        return tuple(sorted(own, key=lambda raised: raised.first_line))
+        """Return all exceptions of the server, in the order of their first lines.
+
+        Call `unfinished` before it.
+        """
+        for channel in self._channels.values():
+            self._close(channel)
+        of_server = (raised for raised in self._raised if not raised.of_other_program)
+        return tuple(sorted(of_server, key=lambda raised: raised.first_line))
 
     def _read_native(self, line: Line) -> None:
-        """Read an exception of C++ code, which has no traceback: of the NCCL watchdog, or one that nothing caught."""
+        """Read an exception of C++ code without a traceback: of NCCL's watchdog, or uncaught."""
         exception, message = "c10::DistBackendError", None
-        if "atchdog" in line.text and (found := _WATCHDOG.search(line.text)):
-            message = found[1] or found[2]
-        elif "terminate called" in line.text and (found := _THROWN.search(line.text)):
-            self._thrown = found[1]
-        elif self._thrown and (found := _WHAT.match(line.text)):
-            exception, message = self._thrown, found[1]
+        if "atchdog" in line.text and (match := _WATCHDOG.search(line.text)):
+            message = match[1] or match[2]
+        elif "terminate called" in line.text and (match := _THROWN.search(line.text)):
+            self._thrown = match[1]
+        elif self._thrown and (match := _WHAT.match(line.text)):
+            exception, message = self._thrown, match[1]
         if message is not None:
             raised = Raised(
-                exception=exception, message=message, process=line.process, first_line=line.number, native=True
+                exception=exception,
+                message=message,
+                process=line.process,
+                first_line=line.number,
+                native=True,
             )
-            self._found.append(raised)
+            self._raised.append(raised)
 
-    def unfinished(self) -> tuple[Unfinished, ...]:
+    def unfinished(self) -> tuple[OpenTraceback, ...]:
         """Return the tracebacks that processes had not finished in their last lines."""
-        last = (self._outputs[key] for key in self._last_output.values())
-        return tuple(open_ for output in last if (open_ := output.unfinished) is not None)
+        last = (self._channels[key] for key in self._last_channel.values())
+        return tuple(open_ for channel in last if (open_ := channel.unfinished) is not None)
 
-    def _close(self, output: _Output) -> None:
-        block, output.block = output.block, None
+    def _close(self, channel: _Channel) -> None:
+        block, channel.block = channel.block, None
         if block is None:
             return
         if block.header_indent is not None and not block.frames:
             self.unread = max(self.unread, block.line.number)
         if (raised := block.close()) is not None:
-            self._found.append(raised)
+            self._raised.append(raised)
 
-    def _read(self, output: _Output, line: Line, interrupted: bool) -> None:
+    def _read(self, channel: _Channel, line: Line, interrupted: bool) -> None:
         text = line.text.rstrip()
         if text[:12].strip()[:1] in ("|", "+"):
             text = _GROUP_MARGIN.sub("", text, count=1)
         stripped = text.strip()
-        block = output.block
+        block = channel.block
         if block is not None and block.exception is not None and not block.done:
             block.done = interrupted or not stripped or len(block.message) >= _MAX_MESSAGE_LINES
-        if "Traceback (" in text and (found := _HEADER.search(text)):
-            block = self._begin(output, line, indent=len(text) - len(text.lstrip()))
-            _take_frames(block, text[found.end() :])
+        if "Traceback (" in text and (match := _HEADER.search(text)):
+            block = self._begin(channel, line, indent=_indent(text))
+            _take_frames(block, text[match.end() :])
         elif stripped in (_EXPLICIT, _IMPLICIT):
             if block is not None and block.exception is not None:
                 block.done, block.chained = True, stripped
         elif 'File "' in text and _FRAME.search(text):
             if block is None or block.exception is not None:
-                block = self._begin(output, line, indent=None)
+                block = self._begin(channel, line, indent=None)
             _take_frames(block, text)
         elif block is None or block.done or (not stripped and block.exception is not None):
-            self._loose(output, line, stripped)
+            self._loose(channel, line, stripped)
         elif block.exception is not None:
-            self._message_of(output, block, text)
+            self._message_of(channel, block, text)
         elif stripped:
-            self._inside(output, block, text)
+            self._inside(channel, block, text)
         if stripped and not (stripped[0] in "^~" and _CARETS.fullmatch(stripped)):
-            output.previous = stripped
+            channel.previous = stripped
 
-    def _begin(self, output: _Output, line: Line, *, indent: int | None) -> _Block:
-        before = output.block
+    def _begin(self, channel: _Channel, line: Line, *, indent: int | None) -> _Block:
+        before = channel.block
         cause, explicit = None, False
         if before is not None and before.chained:
             cause, explicit, headline = before.close(), before.chained == _EXPLICIT, before.headline
         else:
-            fresh = before is None or before.exception is None or _RECORD.match(output.previous)
-            headline = output.previous if fresh else ""
-            self._close(output)
-        output.block = _Block(line=line, headline=headline, header_indent=indent, cause=cause, explicit=explicit)
-        return output.block
+            fresh = before is None or before.exception is None or _RECORD.match(channel.previous)
+            headline = channel.previous if fresh else ""
+            self._close(channel)
+        channel.block = _Block(
+            line=line, headline=headline, header_indent=indent, cause=cause, explicit=explicit
+        )
+        return channel.block
 
-    def _inside(self, output: _Output, block: _Block, text: str) -> None:
-        """Read a line of an open traceback that is no frame: the source, its underline, or the exception."""
+    def _inside(self, channel: _Channel, block: _Block, text: str) -> None:
+        """Read a line that is no frame: the source, its underline, or the exception."""
         stripped = text.strip()
         if _CARETS.fullmatch(stripped) or _REPEATED.fullmatch(stripped):
             return
-        indent = len(text) - len(text.lstrip())
+        indent = _indent(text)
         echoed = not block.frames or bool(block.frames[-1].source)
         deeper = indent > block.frame_indent
         at_header = (
-            block.header_indent is not None and indent <= block.header_indent and indent < max(block.frame_indent, 1)
+            block.header_indent is not None
+            and indent <= block.header_indent
+            and indent < max(block.frame_indent, 1)
         )
-        raised = (_ANY if at_header else _LIKELY).fullmatch(stripped) if at_header or not deeper or echoed else None
+        raised = (
+            (_ANY if at_header else _LIKELY).fullmatch(stripped)
+            if at_header or not deeper or echoed
+            else None
+        )
         if raised is not None and (block.frames or block.header_indent is not None):
             block.exception, block.message = raised[1], [raised[2] or ""]
         elif not echoed:
             block.frames[-1] = replace(block.frames[-1], source=stripped)
-        elif block.header_indent is None and output.previous != stripped and indent == 0:
+        elif block.header_indent is None and channel.previous != stripped and indent == 0:
             # Prose after frames without an exception: the pasted traceback ends here.
-            output.block = None
+            channel.block = None
 
-    def _message_of(self, output: _Output, block: _Block, text: str) -> None:
-        line, stripped = output.line, text.strip()
+    def _message_of(self, channel: _Channel, block: _Block, text: str) -> None:
+        line, stripped = channel.line, text.strip()
         fenced = stripped.startswith("```")  # the end of a block of code in an issue
         if fenced or _RECORD.match(stripped) or (line.level and line.level != block.line.level):
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
-            self._loose(output, line, stripped)
+            self._loose(channel, line, stripped)
         else:
             block.message.append(text if block.line.level else stripped)
 
-    def _loose(self, output: _Output, line: Line, stripped: str) -> None:
-        """Read a line outside of a traceback: the last line of one, pasted alone, still names an exception."""
-        if output.block is not None and (not stripped or output.block.chained):
+    def _loose(self, channel: _Channel, line: Line, stripped: str) -> None:
+        """Read a line outside of a traceback: a last line, pasted alone, names an exception too."""
+        if channel.block is not None and (not stripped or channel.block.chained):
             return
-        self._close(output)
+        self._close(channel)
         alone = _LIKELY.fullmatch(stripped) if stripped and not line.source else None
         if alone is not None and alone[2]:
-            output.block = _Block(line=line, headline=output.previous, exception=alone[1], message=[alone[2]])
+            channel.block = _Block(
+                line=line, headline=channel.previous, exception=alone[1], message=[alone[2]]
+            )
 
 
 def _take_frames(block: _Block, text: str) -> None:
-    """Read the frames on one line: several, and the exception, if a web page removed the newlines."""
-    found = list(_FRAME.finditer(text))
-    for at, match in enumerate(found):
-        end = found[at + 1].start() if at + 1 < len(found) else len(text)
+    """Read the frames on a line: a web page may have joined several, and the exception."""
+    matches = list(_FRAME.finditer(text))
+    for at, match in enumerate(matches):
+        end = matches[at + 1].start() if at + 1 < len(matches) else len(text)
         after = text[match.end() : end].strip(" ,:")
-        raised = _ON_ONE_LINE.search(after) if at + 1 == len(found) and after else None
+        raised = _ON_ONE_LINE.search(after) if at + 1 == len(matches) and after else None
         source = (after[: raised.start()] if raised else after).strip()
         block.frames.append(Frame(shorten(match[1]), match[3] or "<module>", source, int(match[2])))
         if raised:
             block.exception, block.message = raised[1], [(raised[2] or "").strip()]
-    if found:
-        block.frame_indent = len(text) - len(text.lstrip())
+    if matches:
+        block.frame_indent = _indent(text)
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())

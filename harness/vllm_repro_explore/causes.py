@@ -15,6 +15,7 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.format import plural
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, choice_of
@@ -25,7 +26,7 @@ from vllm_repro.scenario.scenario import Arm, Cause, Causes, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
-from vllm_repro.verdict.verdict import Expect, Expected, exit_status
+from vllm_repro.verdict.verdict import Expect, Expected, Standing, exit_status
 from vllm_repro_diagnosis.boot_facts import imported
 from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_explore.cause_rows import CauseRow, booted, case_of, lines, tried
@@ -139,9 +140,9 @@ def _rows(
 
 
 def _as_released(scenario: Scenario, cause: Cause) -> Cause:
-    arm = _arm(scenario, cause)
-    bad = scenario.status_of(arm).standing(cause.release)
-    expected = Expected.DIES if bad == "bad" else Expected.LIVES
+    """Return the trial of the release of `cause` without any change. Without a declared bug its engine should live."""
+    standing = scenario.status_of(_arm(scenario, cause)).standing(cause.release)
+    expected = Expected.DIES if standing is Standing.BAD else Expected.LIVES
     return replace(cause, name="as released", patches=(), expected=expected, believed="")
 
 
@@ -158,7 +159,7 @@ class _OnEngine:
 
     def __call__(self, cause: Cause) -> CauseRow:
         self._progress.notify(f"{cause.release}: {cause.name}")
-        release = provision(cause.release, self._progress.line)
+        release = provision(Source(release=cause.release), self._progress.line)
         patched: Mapping[str, str] = {}
         if cause.patches:
             made = make_overlay(cache_root(), release.packages, cause.patches, self._progress.line)
@@ -197,7 +198,7 @@ class _OnServers:
         job = Job(
             name=self._name,
             scenario=self._scenario,
-            options=ServerOptions(server=self._choice.kind.value, vllm=cause.release),
+            options=ServerOptions(server=self._choice.kind.value, vllm=Source(release=cause.release)),
             choice=self._choice,
             arms=[changed],
             named_arms=[changed.name],

@@ -46,20 +46,28 @@ class PatchTally:
 
     def add(self, seed: int, released: str, patched: str) -> None:
         """Count a case by its worst finding as released and with the patch; empty for none."""
-        if patched:
-            self.first["still" if released else "newly"].setdefault(patched, seed)
         if released:
-            outcome = "fixed" if not patched else "same" if patched == released else "other"
-            self.kinds.setdefault(released, Counter())[outcome] += 1
-        if released and patched:
-            self.still += 1
-            self.other += released != patched
-            self.still_as[patched] += 1
-        elif released:
-            self.fixed += 1
+            self._add_failing(seed, released, patched)
         elif patched:
             self.newly += 1
             self.newly_as[patched] += 1
+            self.first["newly"].setdefault(patched, seed)
+
+    def _add_failing(self, seed: int, released: str, patched: str) -> None:
+        """Count a case that fails as released."""
+        outcomes = self.kinds.setdefault(released, Counter())
+        if not patched:
+            self.fixed += 1
+            outcomes["fixed"] += 1
+            return
+        self.still += 1
+        self.still_as[patched] += 1
+        self.first["still"].setdefault(patched, seed)
+        if patched == released:
+            outcomes["same"] += 1
+        else:
+            self.other += 1
+            outcomes["other"] += 1
 
     def as_json(self) -> dict[str, Any]:
         return {

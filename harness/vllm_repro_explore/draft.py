@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 
+from vllm_repro.scenario.writer import ScenarioWriter, Source, command_text, one_a_line
 from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler
 from vllm_repro_explore.finding import Finding, FindingKind, known
 from vllm_repro_explore.search import Found
@@ -49,67 +51,35 @@ def draft_id(finding: Finding, version: str) -> str:
 def draft(found: Found, version: str) -> str:
     """Return the text of the scenario file. Its status names only the release that was searched."""
     case, finding = found.shrunk, found.finding
+    file, setup = ScenarioWriter(), case.setup
     issue = re.search(r"vllm-project/vllm#\d+", known(finding))
-    shows = _SHOWS[finding.kind]
-    used = {
-        "together": any(len(wave) > 1 for wave in case.waves),
-        "signature": finding.kind is FindingKind.DEATH,
-        "rest": finding.kind is FindingKind.RESTLESS,
-    }
-    words = ["Lab", "Model", "Needs", "Scenario", "Status", "arm", "completion", shows, "sent_with"]
-    words += [word for word, there in used.items() if there]
-    lines = [
-        f'"""{_sentence(finding)}',
-        "",
-        f"Found by a search of vLLM {version} (seed {found.seed}), then shrunk.",
-        '"""',
-        "",
-        "from vllm_repro.vocabulary import (",
-        *(f"    {word}," for word in sorted([*words, "with_flags"], key=lambda word: (word.islower(), word))),
-        ")",
-        "",
-        "scenario = Scenario(",
-        f"    id={_text(draft_id(finding, version))},",
-        f"    issue={_text(issue[0] if issue else 'vllm-project/vllm#0')},",
-        *([] if issue else ["    filed=False,"]),
-        f"    title={_text(_sentence(finding))},",
-        '    command="""',
-        *(f"        {line}" for line in _command(case.setup)),
-        '    """,',
-        "    model=Model(",
-        '        "tiny",',
-        "        heads=4,",
-        "        kv_heads=2,",
-        "        head_dim=32,",
-        f"        layers={len(case.setup.layers)},",
-        "        vocab_size=4096,",
-        f"        block_size={case.setup.block},",
-        f"        max_position={_POSITIONS},",
-        '        why="the bug is in the scheduler, which reads no weights",',
-        "    ),",
-        "    needs=Needs(memory_gb=6),",
-        f"    status=Status(bad={_text('==' + version)}),",
-        f"    try_with={_text(version)},",
-        "    workload=[",
-        *(f"        {line}" for line in _workload(case.waves)),
-        *(["        rest(within=30),"] if finding.kind is FindingKind.RESTLESS else []),
-        "    ],",
-        '    trigger=sent_with("ignore_eos"),',
-        *(_signature(finding) if finding.kind is FindingKind.DEATH else []),
-        f'    arms=[arm("reported", {shows})],',
-        "    lab=Lab(",
-        f"        mechanism={_text(_mechanism(case.setup))},",
-        f"        layers=[{', '.join(map(_text, case.setup.layers))}],",
-        *([f"        window={case.setup.window},"] if "sliding" in case.setup.layers else []),
-        '        why="the layers of the shrunk case",',
-        "        changes=[",
-        '            with_flags("--enforce-eager", why="boots in seconds, because nothing is compiled"),',
-        '            with_flags("--dtype bfloat16", why="the CPU attention needs it"),',
-        "        ],",
-        "    ),",
-        ")",
-    ]
-    return "\n".join(lines) + "\n"
+    file.put("id", draft_id(finding, version))
+    file.put("issue", issue[0] if issue else "vllm-project/vllm#0")
+    if not issue:
+        file.put("filed", False)
+    file.put("title", _sentence(finding))
+    file.put("command", command_text("\n".join(_command(setup))))
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 32, "layers": len(setup.layers), "vocab_size": 4096}
+    sizes |= {"block_size": setup.block, "max_position": _POSITIONS}
+    why = "the bug is in the scheduler, which reads no weights"
+    file.put("model", file.block("Model", "tiny", **sizes, why=why))
+    file.put("needs", file.call("Needs", memory_gb=6))
+    file.put("status", file.call("Status", bad=f"=={version}"))
+    file.put("try_with", version)
+    rest = [file.call("rest", within=30)] if finding.kind is FindingKind.RESTLESS else []
+    file.put("workload", one_a_line([*_workload(file, case.waves), *rest]))
+    file.put("trigger", file.call("sent_with", "ignore_eos"))
+    if finding.kind is FindingKind.DEATH:
+        file.put("signature", file.block("signature", **_signature(finding)))
+    file.put("arms", [file.call("arm", "reported", file.word(_SHOWS[finding.kind]))])
+    changes = (
+        file.call("with_flags", "--enforce-eager", why="boots in seconds, because nothing is compiled"),
+        file.call("with_flags", "--dtype bfloat16", why="the CPU attention needs it"),
+    )
+    window = {"window": setup.window} if "sliding" in setup.layers else {}
+    layers = {"mechanism": _mechanism(setup), "layers": setup.layers, **window}
+    file.put("lab", file.block("Lab", **layers, why="the layers of the shrunk case", changes=one_a_line(changes)))
+    return file.text(f"{_sentence(finding)}\n\nFound by a search of vLLM {version} (seed {found.seed}), then shrunk.\n")
 
 
 def _mechanism(setup: Setup) -> str:
@@ -122,10 +92,6 @@ def _mechanism(setup: Setup) -> str:
 def _sentence(finding: Finding) -> str:
     text = re.sub(r"\s+", " ", finding.site if finding.kind is FindingKind.DEATH else f"{finding.kind}: {finding.site}")
     return text.replace('"', "'").replace("\\", "/")[:100].rstrip(" .:")
-
-
-def _text(value: str) -> str:
-    return json.dumps(value)
 
 
 def _command(setup: Setup) -> Iterator[str]:
@@ -153,31 +119,19 @@ def _command(setup: Setup) -> Iterator[str]:
         yield f"--kv-transfer-config '{json.dumps(config)}'"
 
 
-def _workload(waves: Sequence[Sequence[Request]]) -> Iterator[str]:
-    number = 0
+def _workload(file: ScenarioWriter, waves: Sequence[Sequence[Request]]) -> Iterator[Source]:
+    numbers = itertools.count(1)
     for wave in waves:
         calls = []
         for ask in wave:
-            number += 1
-            shared = f", shared={ask.shared}" if ask.shared else ""
-            calls.append(
-                f"completion(prompt={ask.prompt}{shared}, max_tokens={ask.answer}, ignore_eos=True, name={_text(f'request {number}')})"
-            )
-        if len(calls) == 1:
-            yield f"{calls[0]},"
-        else:
-            yield "together("
-            yield from (f"    {call}," for call in calls)
-            yield "),"
+            size = {"prompt": ask.prompt, **({"shared": ask.shared} if ask.shared else {}), "max_tokens": ask.answer}
+            calls.append(file.call("completion", **size, ignore_eos=True, name=f"request {next(numbers)}"))
+        yield calls[0] if len(calls) == 1 else file.block("together", *calls)
 
 
-def _signature(finding: Finding) -> Iterator[str]:
+def _signature(finding: Finding) -> dict[str, object]:
+    """Return the arguments of `signature`."""
     message = finding.message.replace("{", "{{").replace("}", "}}")
-    yield "    signature=signature("
-    yield '        phase="request",'
-    yield f"        exception={_text(finding.exception)},"
-    yield f"        message={_text(message)},"
-    if finding.source and not message:
-        yield f"        source={_text(finding.source)},"
-    yield f"        frames=[{', '.join(_text(frame) for frame in finding.frames if frame.isidentifier())}],"
-    yield "    ),"
+    source = {"source": finding.source} if finding.source and not message else {}
+    frames = [frame for frame in finding.frames if frame.isidentifier()]
+    return {"phase": "request", "exception": finding.exception, "message": message, **source, "frames": frames}

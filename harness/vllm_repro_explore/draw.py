@@ -12,7 +12,7 @@ from random import Random
 
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_of
 
-__all__ = ["MIXES", "draw", "mixes_of"]
+__all__ = ["MIXES", "draw"]
 
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _MULTI, _NIXL, _STORE = "MultiConnector", "NixlConnector", "StoreConnector"
@@ -152,13 +152,6 @@ def draw(seed: int, mix: str) -> Case:
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
     waves = _waves(of, asks) if of.has("waves") else (asks,)
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
-
-
-def mixes_of(connector: str) -> tuple[str, ...]:
-    """Return the mixes whose cases have this connector; `none` for those without one."""
-    connectors = {_OFFLOADING, _SIMPLE, _MULTI, _NIXL, "fetch"}
-    wanted = {connector} - {"none"}
-    return tuple(mix for mix, chances in MIXES.items() if chances.keys() & connectors == wanted)
 
 
 def _connector(of: _Seed) -> str:

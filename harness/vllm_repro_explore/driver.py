@@ -43,7 +43,7 @@ class Driver:
     """Player of cases, as a context manager.
 
     model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own layers. errors: log file of the process.
-    nice: niceness of the process. case_s: seconds after which a case counts as hung. patched: files whose import `errors` reports.
+    case_s: seconds after which a case counts as hung. patched: files whose import `errors` reports.
     Playing raises `Unsupported` if the release lacks what the driver needs, and `InfraError` if the process does not start.
     """
 
@@ -53,12 +53,11 @@ class Driver:
         model: Path,
         errors: Path,
         *,
-        nice: int = 0,
         case_s: float = _CASE_S,
         patched: Collection[str] = (),
     ) -> None:
         self._release, self._model, self._errors, self._patched = release, model, errors, patched
-        self._nice, self._case_s = nice, case_s
+        self._case_s = case_s
         self._process: Forked | None = None
         self._played = 0
         self._buffer = b""
@@ -124,8 +123,6 @@ class Driver:
         with self._errors.open("ab") as errors:
             python, environment = self._release.python, self.environment()
             self._process = fork(python, "vllm_repro_driver", env=environment, errors=errors)
-        if pid := self._process.pid:
-            os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         self._played, self._buffer = 0, b""
         line = self._line(_BOOT_S)
         first = json.loads(line) if line else {}

@@ -24,6 +24,7 @@ from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
@@ -34,7 +35,7 @@ from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.compare import Comparison, PatchTally, Play, compare
 from vllm_repro_explore.draft import draft, draft_id, unlike_live
-from vllm_repro_explore.draw import MIXES, draw, mixes_of
+from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
 from vllm_repro_explore.record import read_record
@@ -42,8 +43,6 @@ from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
 from vllm_repro_explore.summary import SearchSummary, as_json, heading, page, searched, terminal
-
-_CONNECTORS = ("none", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
 
 _EPILOG = """
 
@@ -67,7 +66,7 @@ nothing of this package."""
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
-        example="vllm-repro explore --connector SimpleCPUOffloadConnector --vllm 0.20.2 --seeds 500",
+        example="vllm-repro explore --engine --mix sco-long --vllm 0.20.2 --seeds 500",
         prints="the content of explore.json",
         more=_EPILOG,
     )
@@ -75,11 +74,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "scenario", nargs="?", metavar="SCENARIO", help="search workloads for this scenario's server in the lab"
     )
     parser.add_argument(
-        "--connector",
-        choices=_CONNECTORS,
-        help="instead of a scenario: draw the server too, from the mixes with this KV connector",
+        "--engine",
+        action="store_true",
+        help="instead of a scenario: draw the server too, from all mixes, or those of --mix",
     )
-    parser.add_argument("--engine", action="store_true", help="instead of both: draw from all mixes, or those of --mix")
     parser.add_argument(
         "--mix",
         metavar="M,...",
@@ -119,7 +117,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--boot", action="store_true", help="then run each finding that has a scenario file on a server in the lab"
     )
-    parser.add_argument("--nice", type=_nice, default=0, metavar="N", help="of the process that plays, up to 19")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where searches are written (default: reports)")
 
 
@@ -131,25 +128,27 @@ def _jobs(text: str) -> int:
     return number(text, least=1, most=256, what="number of processes")
 
 
-def _nice(text: str) -> int:
-    return number(text, least=0, most=19, what="niceness from 0 to 19")
-
-
 @dataclass(kw_only=True)
 class _Exploring:
-    """One search. words: of its command, what makes it this one."""
+    """One search."""
 
-    version: str
+    source: Source
     start: str
     case: Callable[[int], Case]
     arguments: argparse.Namespace
+    # The part of its command that makes it this one.
     words: list[str]
     mixes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
 
+    @property
+    def version(self) -> str:
+        """The vLLM as `--vllm` names it."""
+        return str(self.source)
+
     def run(self) -> tuple[SearchSummary, Path]:
         arguments = self.arguments
-        release_ = provision(self.version, self.progress.line)
+        release_ = provision(self.source, self.progress.line)
         out = arguments.out or default_out()
         record = read_record(out, self.version, searched(self.start, self.mixes))
         if arguments.go_on:
@@ -161,9 +160,7 @@ class _Exploring:
             logs = [
                 folder / f"driver{'' if number == 1 else f'-{number}'}.log" for number in range(1, arguments.jobs + 1)
             ]
-            drivers = [
-                running.enter_context(Driver(release_, driver_model(), log, nice=arguments.nice)) for log in logs
-            ]
+            drivers = [running.enter_context(Driver(release_, driver_model(), log)) for log in logs]
 
             def keep(found: Found) -> None:
                 with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
@@ -221,7 +218,7 @@ class _Exploring:
     def compare(self) -> tuple[Comparison, bool, float, Path]:
         """Play the cases as released and with each patch. Return the counts, whether it was interrupted, seconds, and the folder."""
         arguments = self.arguments
-        release = provision(self.version, self.progress.line)
+        release = provision(self.source, self.progress.line)
         changed = {
             str(path): make_overlay(cache_root(), release.packages, read_diff(path), self.progress.line)
             for path in arguments.patch
@@ -234,9 +231,7 @@ class _Exploring:
 
             def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
                 changed = replace(release, packages=packages)
-                return drivers.enter_context(
-                    Driver(changed, driver_model(), log, nice=arguments.nice, patched=patched)
-                ).play
+                return drivers.enter_context(Driver(changed, driver_model(), log, patched=patched)).play
 
             def progress(now: Comparison) -> None:
                 self.progress.notify(f"{now.trials} cases, {now.failing} fail as released")
@@ -293,11 +288,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--boot is for a search without --patch and --json", hint="leave one of them out")
     if arguments.patch and arguments.jobs > 1:
         raise UsageError("--jobs is for a search without --patch", hint="leave one of them out")
-    if [arguments.scenario is not None, arguments.connector is not None, arguments.engine].count(True) != 1:
-        raise UsageError(
-            "name one of a SCENARIO, a --connector and --engine to explore",
-            hint=f"--connector takes {', '.join(_CONNECTORS)}",
-        )
+    if bool(arguments.scenario) is arguments.engine:
+        raise UsageError("name a SCENARIO or --engine to explore", hint="vllm-repro explore --engine --for 10m")
     if arguments.go_on and (arguments.first or arguments.patch):
         raise UsageError("--go-on is for a search without --from and --patch", hint="leave one of them out")
     if arguments.mix and not arguments.engine:
@@ -362,14 +354,12 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
     mixes, words = tuple(MIXES), ["--engine"]
-    if arguments.connector:
-        mixes, words = mixes_of(arguments.connector), ["--connector", arguments.connector]
-    elif arguments.mix:
+    if arguments.mix:
         mixes, words = tuple(arguments.mix.split(",")), ["--engine", "--mix", arguments.mix]
     if unknown := [name for name in mixes if name not in MIXES]:
         raise UsageError(f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}")
     return _Exploring(
-        version=arguments.vllm or NEWEST,
+        source=arguments.vllm or Source(release=NEWEST),
         start="general",
         mixes=mixes,
         case=lambda seed: draw(seed, mixes[seed % len(mixes)]),
@@ -382,10 +372,9 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     scenario = find(arguments.scenario)
     (arm, *_) = find_arms(scenario, [arguments.arm] if arguments.arm else None)
     setup = setup_from(scenario, arm)
-    version = arguments.vllm or scenario.try_with
     words = [arguments.scenario, *folder_words(), *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(
-        version=version,
+        source=arguments.vllm or Source(release=scenario.try_with),
         start=f"{scenario.id}, arm {arm.name}" if arguments.arm else scenario.id,
         case=lambda seed: draw_for(setup, seed),
         arguments=arguments,

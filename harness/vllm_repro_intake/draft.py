@@ -6,9 +6,8 @@ that begins with GAP.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from vllm_repro.command.flag_table import KNOWN
 from vllm_repro.command.flags import flag_mistakes, positive
 from vllm_repro.errors import CommandError, UsageError
 from vllm_repro.scenario.scenario import Model
+from vllm_repro.scenario.writer import ScenarioWriter, Source, command_text, one_a_line
 from vllm_repro.secret_names import is_secret_name, steers_vllm
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.evidence import Evidence
@@ -62,19 +62,16 @@ _MOST_WORDS = 6
 
 @dataclass
 class Draft:
-    """A draft. id: of the scenario; the file's name with hyphens. gaps: what the text does not state. guesses: what to confirm."""
+    """A draft of a scenario."""
 
+    # of the scenario; the file's name with hyphens
     id: str
     text: str = ""
+    # what the text does not state
     gaps: list[str] = field(default_factory=list)
+    # what to confirm
     guesses: list[str] = field(default_factory=list)
-    _words: set[str] = field(default_factory=lambda: {"Model", "Needs", "Scenario", "Status", "arm"})
-    _lines: list[str] = field(default_factory=list)
-
-    def word(self, name: str) -> str:
-        """Return a word of the vocabulary, and import it."""
-        self._words.add(name)
-        return name
+    file: ScenarioWriter = field(default_factory=ScenarioWriter)
 
     def gap(self, what: str) -> None:
         self.gaps.append(what)
@@ -82,48 +79,13 @@ class Draft:
 
     def guess(self, what: str, words: str) -> None:
         self.guesses.append(f"{what}: “{words}”" if words else what)
-        self._comment(f"{what}: “{words}”" if words else what)
+        self._comment(self.guesses[-1])
+
+    def put(self, name: str, value: Any) -> None:
+        self.file.put(name, value)
 
     def _comment(self, text: str) -> None:
-        self._lines.append(f"    # {shortened(text, 300)}")
-
-    def put(self, name: str, source: str) -> None:
-        self._lines.append(f"    {name}={source},")
-
-    def finish(self, about: str) -> Draft:
-        """Set the text of the file. about: its docstring."""
-        head = [_prose(about), "", "from vllm_repro.vocabulary import ("]
-        head += [f"    {word}," for word in sorted(self._words, key=lambda word: (word.islower(), word))]
-        self.text = "\n".join([*head, ")", "", "scenario = Scenario(", *self._lines, ")", ""])
-        ast.parse(self.text)
-        return self
-
-
-def literal(value: Any) -> str:
-    """Return data as Python source in one line: strings, numbers, lists and dictionaries of them alone."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{literal(str(key))}: {literal(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(literal, value)) + "]"
-    if isinstance(value, str):
-        quoted = repr(value)
-        return quoted if '"' in value or "\\" in quoted else f'"{quoted[1:-1]}"'
-    return repr(value) if value is None or isinstance(value, bool | int | float) else literal(str(value))
-
-
-def _prose(text: str) -> str:
-    """Return a docstring."""
-    inside = text.replace("\\", "\\\\").replace('"', '\\"')
-    made = f'"""{inside}"""'
-    return made if ast.literal_eval(made) == text else literal(text)
-
-
-def _lines_of(text: str) -> str:
-    """Return a command as a string over several lines."""
-    body = "\n".join(f"        {line}" for line in text.split("\n"))
-    made = '"""\n' + body.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '\n    """'
-    printable = all(char.isprintable() or char == "\n" for char in text)
-    return made if printable and ast.literal_eval(made) == f"\n{body}\n    " else literal(text)
+        self.file.comment(shortened(text, 300))
 
 
 def draft(
@@ -150,18 +112,18 @@ def draft(
             hint="paste the whole issue, with its `vllm serve …` or `docker run … IMAGE …` line",
         )
     made = Draft(name)
-    made.put("id", literal(name))
+    made.put("id", name)
     if facts.issue:
-        made.put("issue", literal(facts.issue))
+        made.put("issue", facts.issue)
     else:
         made.gap("the number of the issue is not stated")
-        made.put("issue", literal("vllm-project/vllm#0"))
+        made.put("issue", "vllm-project/vllm#0")
     title = facts.title
     if not title:
         made.gap("the title is not stated")
         root = facts.diagnosis
         title = shortened(f"{root.exception}: {root.message or ''}".rstrip(": "), 150) if root.exception else "untitled"
-    made.put("title", literal(title))
+    made.put("title", title)
     command = _put_command(made, facts, command, known_flags)
     _put_model(made, facts, command, models)
     _put_needs(made, facts, command)
@@ -170,12 +132,13 @@ def draft(
     _put_signature(made, facts)
     _put_arms(made, facts, command)
     if facts.related:
-        made.put("related", literal(list(facts.related)))
+        made.put("related", facts.related)
     about = title.rstrip(".…")
-    return made.finish(
+    made.text = made.file.text(
         f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. Every other "
         "comment is a guess or a note:\nconfirm it or correct it, and remove the comment.\n"
     )
+    return made
 
 
 def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None) -> ServeCommand:
@@ -228,7 +191,7 @@ def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: 
                 made.guess(f"left out: {setting[0]} is not a variable of vLLM or its libraries", "")
         box = replace(box, env=tuple(one for one in box.env if steers_vllm(one[0]) or is_secret_name(one[0])))
     command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
-    made.put("command", _lines_of(rendered(command)))
+    made.put("command", command_text(rendered(command)))
     return command
 
 
@@ -251,8 +214,7 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
         )
         sizes |= {"heads": sizes["kv_heads"] or 1} if "heads" in missing else {}
         sizes |= {ours: 1 for ours in missing if ours != "heads"}
-    body = "".join(f"        {ours}={literal(size)},\n" for ours, size in sizes.items() if size)
-    made.put("model", f"Model(\n        {literal(name)},\n{body}    )")
+    made.put("model", made.file.block("Model", name, **{ours: size for ours, size in sizes.items() if size}))
 
 
 def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
@@ -260,18 +222,19 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
         command.container is not None and "-cpu" in command.container.image
     )
     count = 0 if on_cpu else parallel(command)
-    needs = [f"gpus={count}"]
+    needs = {"gpus": count}
     if facts.gpus is not None and count:
         made.guess(f"reported on {facts.gpus.value}", facts.gpus.words)
         stated = re.search(r" of (\d+) GB$", facts.gpus.value)
         kinds = [kind for kind in _MEMORY if re.search(rf"(?<!\w){kind}\b", facts.gpus.value, re.IGNORECASE)]
         if size := int(stated[1]) if stated else max((_MEMORY[kind] for kind in kinds), default=0):
-            needs.append(f"gpu_memory_gb={size}")
+            needs["gpu_memory_gb"] = size
     elif count:
         made.gap("the GPUs are not stated: their number is that of the parallel sizes")
-    if nodes := command.get("--nnodes"):
-        needs += [f"nodes={nodes}"] if nodes.isdecimal() and 1 < int(nodes) < 100 else []
-    made.put("needs", f"Needs({', '.join(needs)})")
+    nodes = command.get("--nnodes") or ""
+    if nodes.isdecimal() and 1 < int(nodes) < 100:
+        needs["nodes"] = int(nodes)
+    made.put("needs", made.file.call("Needs", **needs))
 
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
@@ -288,28 +251,28 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
         for one in facts.versions[1:4]:
             made.guess(f"also named: {one.value}", one.words)
     bad = version or (stated.value if stated else newest)
-    made.put("status", f"Status(bad={literal(f'=={bad}')})")
-    made.put("try_with", literal(bad))
+    made.put("status", made.file.call("Status", bad=f"=={bad}"))
+    made.put("try_with", bad)
 
 
 def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     """Add the requests, and the trigger that follows from their sizes."""
     limit, batch = (_number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens"))
-    steps: list[list[str]] = []
+    steps: list[list[Source]] = []
     sizes: list[int] = []
     for at, one in enumerate(facts.requests, 1):
         answer = one.answer or facts.answer or _ANSWER
         if one.body is not None:
-            body = f"path={literal(one.path)}, body={literal(one.body)}"
-            step = f'{made.word("request")}({body}, name="request {at}")'
+            step = made.file.call("request", path=one.path, body=one.body, name=f"request {at}")
         elif limit and one.tokens + answer > limit:
             made.guess(f"left out, as it exceeds --max-model-len {limit}: a prompt of {one.tokens:,} tokens", one.words)
             continue
         else:
             if not one.beside or not steps:
                 made.guess(f"request {at}: {one.tokens:,} tokens", one.words)
-            word = made.word("completion" if one.path == "/v1/completions" else "chat")
-            step = f'{word}(prompt={one.tokens}, max_tokens={answer}, stream=False, name="request {at}")'
+            word = "completion" if one.path == "/v1/completions" else "chat"
+            size = {"prompt": one.tokens, "max_tokens": answer}
+            step = made.file.call(word, **size, stream=False, name=f"request {at}")
             sizes.append(one.tokens)
         if one.beside and steps:
             steps[-1].append(step)
@@ -317,27 +280,22 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             steps.append([step])
     if not steps:
         made.gap(f"no prompt size is stated: {_PROMPT} tokens stand for it")
-        steps = [[f"{made.word('chat')}(prompt={_PROMPT}, max_tokens={facts.answer or _ANSWER}, stream=False)"]]
+        answer = facts.answer or _ANSWER
+        steps = [[made.file.call("chat", prompt=_PROMPT, max_tokens=answer, stream=False)]]
     if not facts.answer and not all(one.answer or one.body for one in facts.requests):
         made.gap(f"the length of the answers is not stated: {_ANSWER} tokens stand for it")
-    written = "".join(f"        {_beside(made, step)},\n" for step in steps)
-    made.put("workload", f"[\n{written}    ]")
+    beside = (step[0] if len(step) == 1 else made.file.block("together", *step) for step in steps)
+    made.put("workload", one_a_line(beside))
     longest = max(sizes, default=0)
     if batch and longest > batch:
         made.guess(f"the longest prompt exceeds --max-num-batched-tokens {batch}", "")
-        made.put("trigger", f"{made.word('chunked_prefill')}(chunks=2)")
+        made.put("trigger", made.file.call("chunked_prefill", chunks=2))
         return
     made.gap("the boundary of the bug is not stated: until you name a condition, a quiet run is no evidence")
-    in_chunks = f"{made.word('chunked_prefill')}(chunks=2) | " if longest and not batch else ""
-    made.put("trigger", f"{in_chunks}{made.word('prefill_over')}({max(1, longest - 1)})")
-
-
-def _beside(made: Draft, requests: Sequence[str]) -> str:
-    """Return the step that sends these requests at the same time."""
-    if len(requests) == 1:
-        return requests[0]
-    lines = "".join(f"            {one},\n" for one in requests)
-    return f"{made.word('together')}(\n{lines}        )"
+    trigger = made.file.call("prefill_over", max(1, longest - 1))
+    if longest and not batch:
+        trigger = Source(f"{made.file.call('chunked_prefill', chunks=2).text} | {trigger.text}")
+    made.put("trigger", trigger)
 
 
 def _number(command: ServeCommand, name: str) -> int:
@@ -373,8 +331,8 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
     parts = {"phase": str(phase or "request"), "exception": found.exception, "message": found.message, "source": found.source,
              "frames": list(found.frames)}  # fmt: skip
-    body = "".join(f"        {key}={literal(value)},\n" for key, value in parts.items() if value is not None)
-    made.put("signature", f"{made.word('signature')}(\n{body}    )")
+    stated = {key: value for key, value in parts.items() if value is not None}
+    made.put("signature", made.file.block("signature", **stated))
 
 
 def _frames(frames: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -396,7 +354,7 @@ def _template(message: str) -> str:
 
 def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     symptom = facts.symptom if facts.diagnosis.root is None else "dies"
-    arms = [f"        arm({literal('reported')}, {made.word(symptom)}),\n"]
+    arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
     for one in facts.tried:
         flags = one.flags
@@ -407,10 +365,10 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
         if not name or name in names:
             continue
         names.add(name)
-        edit = f"{made.word('without' if one.removed else 'with_flags')}({', '.join(map(literal, flags))})"
-        result = made.word("lives") if one.lives else made.word("dies" if symptom == "dies" else symptom)
-        made.guesses.append(f"arm {name} {result}: “{one.words}”")
-        arms.append(f"        # “{one.words}”\n        arm({literal(name)}, {result}, {edit}),\n")
+        edit = made.file.call("without" if one.removed else "with_flags", *flags)
+        result = made.file.word("lives" if one.lives else symptom)
+        made.guesses.append(f"arm {name} {result.text}: “{one.words}”")
+        arms.append(Source(f"# “{one.words}”\n{made.file.call('arm', name, result, edit).text}"))
     for said in facts.unclear[:6]:
         made.guess("tried, with an unclear result", said)
-    made.put("arms", "[\n" + "".join(arms) + "    ]")
+    made.put("arms", one_a_line(arms))

@@ -21,7 +21,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help=f"write to FILE (default: {DRAFT} in the folder)"
     )
-    parser.add_argument("--anyway", action="store_true", help="print the command also for a bug that is declared fixed")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,11 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     if made.title and not report.bug_seen:
         print(f"{path}: {len(made.body):,} characters, to look at. No command: the bug was not seen in this run.")
         return 0
-    if made.fixed_in and report.verdict is not Verdict.REGRESSED and not arguments.anyway:
+    if made.fixed_in and report.verdict is not Verdict.REGRESSED:
         print(
             f"{path}: {len(made.body):,} characters, to look at. No command: the bug is declared fixed in {made.fixed_in}."
         )
-        print("  next: vllm-repro draft --anyway prints it")
         return 0
     kind = f"a new issue for {made.issue.partition('#')[0]}" if made.title else f"a comment on {made.issue}"
     print(f"{path}: {kind}, {len(made.body):,} of {MOST:,} characters. Nothing is sent; once you have read it:")

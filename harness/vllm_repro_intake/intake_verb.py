@@ -17,6 +17,7 @@ from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.request_fields import server_flags
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
@@ -63,13 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     known = all_scenarios(warn=to_stderr)
     number = facts.issue.partition("#")[2]
     name = output.stem.replace("_", "-") if output else f"issue-{number}" if number else "my-bug"
-    version = arguments.vllm or (facts.versions[0].value if facts.versions else "")
+    reported = Source(release=facts.versions[0].value) if facts.versions else None
+    source = arguments.vllm or reported
     made = draft(
         facts,
         name,
         models=[one.model for one in known],
-        known_flags=server_flags(version) if version else None,
-        version=arguments.vllm or "",
+        known_flags=server_flags(source) if source else None,
+        version=f"{arguments.vllm or ''}",
         newest=NEWEST,
     )
     path = output or Path(name.replace("-", "_") + ".py")

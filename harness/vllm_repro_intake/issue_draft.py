@@ -17,7 +17,7 @@ from vllm_repro.report.format import limited
 from vllm_repro.report.markdown import root_traceback
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
-from vllm_repro.report.tables import soak_section, throughput_section
+from vllm_repro.report.tables import throughput_section
 from vllm_repro.report.text import cell, code, fence, html, plain, shorten, size
 from vllm_repro.report.wording import avoids, boundary, lab_rule, not_run_word, refusals
 from vllm_repro.scenario.matching import matches, twins
@@ -346,11 +346,10 @@ def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
 
 
 def _measured(report: RunReport) -> Iterator[_Part]:
-    for section in (throughput_section(report.measured), soak_section(report.measured)):
-        heading, _, text = section.partition("\n\n")
-        if text:
-            summary = heading.removeprefix("## ")
-            yield summary, _folded(summary, text)
+    heading, _, text = throughput_section(report.measured).partition("\n\n")
+    if text:
+        summary = heading.removeprefix("## ")
+        yield summary, _folded(summary, text)
 
 
 def _differences(report: RunReport) -> str:

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling on vLLM's CPU platform. `parts_async` lists the replaced names with their reasons."""
+"""Asynchronous scheduling on vLLM's CPU platform. `parts_connectors` lists the replaced names with their reasons."""
 
 from __future__ import annotations
 

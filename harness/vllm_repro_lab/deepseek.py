@@ -1,4 +1,4 @@
-"""DeepSeek-V4's NVIDIA attention class on vLLM's CPU platform. `parts_deepseek` lists each replaced name with its reason.
+"""DeepSeek-V4's NVIDIA attention class on vLLM's CPU platform. `parts_kernels` lists each replaced name with its reason.
 
 The model is vLLM's CPU model. Its attention layers get the methods of the class for Hopper GPUs, which reserve and request workspace;
 their kernels are replaced by PyTorch. Triton's interpreter runs the kernels of the metadata builders.

@@ -1,6 +1,6 @@
 """Boot steps of the GPU worker that the CPU worker lacks: create the workspace, profile, run the capture and so lock the workspace.
 
-`parts_dry_run` lists each replaced name with its reason. All sizes and the lock come from vLLM.
+`parts_kernels` lists each replaced name with its reason. All sizes and the lock come from vLLM.
 """
 
 from __future__ import annotations

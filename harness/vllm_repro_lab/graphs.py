@@ -1,7 +1,7 @@
 """vLLM's own capture of CUDA graphs on its CPU platform, under the guard of `capture`.
 
 The steps of the GPU worker that the CPU worker lacks run here, in the same order and under the same conditions.
-`parts_graphs` lists each replaced name with its reason.
+`parts_kernels` lists each replaced name with its reason.
 """
 
 from __future__ import annotations

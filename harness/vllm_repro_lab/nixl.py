@@ -1,4 +1,6 @@
-"""Worker half of vLLM's NIXL connector without NIXL, on a server that is its own prefill server. `parts_nixl` lists the replaced names.
+"""Worker half of vLLM's NIXL connector without NIXL, on a server that is its own prefill server.
+
+`parts_connectors` lists the replaced names.
 
 The blocks of a request that ends with `do_remote_decode` are held until a later request has fetched them: from `remote_engine_id` of this
 server (`"engine_id"` in `--kv-transfer-config`). A fetch ends after `FETCH_S` seconds. From any other engine it fails.

@@ -1,4 +1,4 @@
-"""vLLM's simple CPU offload connector on its CPU platform. `parts_offload` lists each replaced name with its reason.
+"""vLLM's simple CPU offload connector on its CPU platform. `parts_connectors` lists each replaced name with its reason.
 
 Only the worker half, which copies blocks, is replaced. The scheduler half, which chooses and frees blocks, is vLLM's own.
 The lab also logs the blocks of each store, and a free list that is too short.

@@ -1,4 +1,4 @@
-"""vLLM's offloading connector on its CPU platform. `parts_offloading` lists the replaced name with its reason.
+"""vLLM's offloading connector on its CPU platform. `parts_connectors` lists the replaced name with its reason.
 
 Only what copies blocks is replaced. Both halves of the connector, its manager and its spec are vLLM's own.
 A transfer is under way for `store_polls` or `load_polls` polls, one for each step: keys of `kv_connector_extra_config`, 1 by default.

@@ -4,44 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 
-from . import (
-    parts_async,
-    parts_deepseek,
-    parts_dry_run,
-    parts_graphs,
-    parts_late_connector,
-    parts_nixl,
-    parts_offload,
-    parts_offloading,
-    parts_scheduler,
-    parts_turboquant,
-)
+from . import parts_connectors as connectors
+from . import parts_kernels as kernels
 from .record import Part
 
 __all__ = ["GRAPHS", "MECHANISMS", "Mechanism"]
 
-GRAPHS: Mapping[str, tuple[Part, ...]] = {"guard": parts_graphs.GUARDED, "record": parts_graphs.RECORDED}
+GRAPHS: Mapping[str, tuple[Part, ...]] = {"guard": kernels.GUARDED, "record": kernels.RECORDED}
 """Names replaced for each value of REPRO_LAB_CAPTURE, besides those of the mechanism."""
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Set of replacements that runs one bug's code on a CPU.
-
-    install: installs them in the calling process; takes a key of `GRAPHS`, or "". parts: always replaced.
-    dry_run: replaced in addition without a key of `GRAPHS`, to run the batches of a capture. env: variables of the server.
-    alone: cannot be combined with `GRAPHS`. attention: the CPU build's own attention serves the model.
-    scheduled: its bugs are decided in the scheduler or a KV connector, so the mechanism `scheduler` shows them without a model.
-    """
+    """Set of replacements that runs one bug's code on a CPU."""
 
     name: str
+    # always replaced
     parts: tuple[Part, ...]
+    # installs them in the calling process; takes a key of `GRAPHS`, or an empty string
     install: Callable[[str], None]
+    # replaced in addition without a key of `GRAPHS`, to run the batches of a capture
     dry_run: tuple[Part, ...] = ()
+    # variables of the server
     env: Mapping[str, str] = field(default_factory=dict)
+    # cannot be combined with `GRAPHS`
     alone: bool = False
+    # the CPU build's own attention serves the model
     attention: bool = True
+    # its bugs are decided in the scheduler or a connector: the mechanism `scheduler` shows them too
     scheduled: bool = False
 
     def parts_with(self, graphs: str) -> tuple[Part, ...]:
@@ -61,74 +53,37 @@ def _install_turboquant_flash(graphs: str) -> None:
     turboquant.install(graphs=bool(graphs), flash=True)
 
 
-def _install_offload(_: str) -> None:
-    from . import offload
+def _installs(*modules: str) -> Callable[[str], None]:
+    """Return the function that installs these modules, in this order. It imports them, and they import torch and vllm."""
 
-    offload.install()
+    def install(_: str) -> None:
+        for module in modules:
+            import_module(f".{module}", __package__).install()
 
-
-def _install_offloading(_: str) -> None:
-    from . import offloading
-
-    offloading.install()
-
-
-def _install_scheduler(_: str) -> None:
-    from . import scheduler
-
-    scheduler.install()
-
-
-def _install_nixl(_: str) -> None:
-    from . import nixl
-
-    nixl.install()
-
-
-def _install_async(_: str) -> None:
-    from . import async_steps
-
-    async_steps.install()
-
-
-def _install_nothing(_: str) -> None:
-    """Install nothing: vLLM loads what the command line names."""
-
-
-def _install_deepseek(_: str) -> None:
-    from . import interpreter
-
-    interpreter.install()  # before the next line, which imports vLLM modules that use Triton
-    from . import deepseek
-
-    deepseek.install()
-
-
-def _install_interpreter(_: str) -> None:
-    from . import interpreter
-
-    interpreter.install()
+    return install
 
 
 _INTERPRET = {"TRITON_INTERPRET": "1"}  # Triton reads it at import, before vLLM loads plugins
 
+# `late-connector` installs nothing: vLLM loads what the command line names.
+# `interpreter` goes before `deepseek`, which imports modules of vLLM that use Triton.
 MECHANISMS: Mapping[str, Mechanism] = {
-    "turboquant": Mechanism(
-        "turboquant", parts_turboquant.PARTS, _install_turboquant, parts_dry_run.PARTS, attention=False
-    ),
+    "turboquant": Mechanism("turboquant", kernels.TURBOQUANT, _install_turboquant, kernels.DRY_RUN, attention=False),
     "turboquant-flash": Mechanism(
         "turboquant-flash",
-        parts_turboquant.PARTS + parts_turboquant.FLASH,
+        kernels.TURBOQUANT + kernels.FLASH,
         _install_turboquant_flash,
-        parts_dry_run.PARTS,
+        kernels.DRY_RUN,
         attention=False,
     ),
-    "offload": Mechanism("offload", parts_offload.PARTS, _install_offload, scheduled=True),
-    "late-connector": Mechanism("late-connector", parts_late_connector.PARTS, _install_nothing, scheduled=True),
-    "offloading": Mechanism("offloading", parts_offloading.PARTS, _install_offloading, scheduled=True),
-    "nixl": Mechanism("nixl", parts_nixl.PARTS, _install_nixl),
-    "scheduler": Mechanism("scheduler", parts_scheduler.PARTS, _install_scheduler, alone=True, scheduled=True),
-    "async": Mechanism("async", parts_async.PARTS, _install_async, alone=True),
-    "deepseek": Mechanism("deepseek", parts_deepseek.PARTS, _install_deepseek, env=_INTERPRET, alone=True),
-    "interpreter": Mechanism("interpreter", parts_deepseek.INTERPRETER, _install_interpreter, env=_INTERPRET),
+    "offload": Mechanism("offload", connectors.OFFLOAD, _installs("offload"), scheduled=True),
+    "late-connector": Mechanism("late-connector", connectors.LATE_CONNECTOR, _installs(), scheduled=True),
+    "offloading": Mechanism("offloading", connectors.OFFLOADING, _installs("offloading"), scheduled=True),
+    "nixl": Mechanism("nixl", connectors.NIXL, _installs("nixl")),
+    "scheduler": Mechanism("scheduler", connectors.SCHEDULER, _installs("scheduler"), alone=True, scheduled=True),
+    "async": Mechanism("async", connectors.ASYNC, _installs("async_steps"), alone=True),
+    "deepseek": Mechanism(
+        "deepseek", kernels.DEEPSEEK, _installs("interpreter", "deepseek"), env=_INTERPRET, alone=True
+    ),
+    "interpreter": Mechanism("interpreter", kernels.INTERPRETER, _installs("interpreter"), env=_INTERPRET),
 }

@@ -1,4 +1,4 @@
-"""vLLM's engine without a model. `parts_scheduler` lists the replaced names with their reasons.
+"""vLLM's engine without a model. `parts_connectors` lists the replaced names with their reasons.
 
 API server, EngineCore, scheduler, KV cache manager, executor and both halves of a KV connector are vLLM's own. `scheduler_worker.Worker`
 stands for the worker with its model runner. Requests that reach an idle engine within `GATHER` seconds of the first enter it together,

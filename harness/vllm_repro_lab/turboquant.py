@@ -1,4 +1,4 @@
-"""vLLM's TurboQuant attention backend on its CPU platform. `parts_turboquant` lists each replaced name with its reason."""
+"""vLLM's TurboQuant attention backend on its CPU platform. `parts_kernels` lists each replaced name with its reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The nightly job, and what changed over many nights."""
 
+# Module and help line of each verb.
 VERBS = {
     "nightly": (
         "vllm_repro_nights.nightly_verb",
@@ -10,4 +11,3 @@ VERBS = {
         "show what changed since the last nights: fixes, regressions, and throughput",
     ),
 }
-"""Module and help line of each verb."""

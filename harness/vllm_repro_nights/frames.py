@@ -1,10 +1,14 @@
-"""Runs, trials, requests and version maps as pandas frames. docs/api.md has the columns; times are in seconds."""
+"""Runs, trials, requests and version maps as pandas frames.
+
+docs/api.md has the columns; times are in seconds. pandas is imported on demand: it takes half a
+second.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,61 +19,97 @@ from vllm_repro.conversion import decode
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import legible, read
 from vllm_repro.report.build import build
-from vllm_repro.report.json_report import report_dict
-from vllm_repro.report.runs import read_runs
+from vllm_repro.report.json_report import ArmJson, report_dict
+from vllm_repro.report.runs import Run, read_runs
 from vllm_repro.running.folders import default_out
-from vllm_repro_nights.text import run_table
+from vllm_repro_nights.history import night_of
+from vllm_repro_nights.setups import setup_of, signature_of
 from vllm_repro_search.versions.json_map import VersionMapJson
 
-if TYPE_CHECKING:  # importing pandas takes half a second
+if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["requests", "runs", "trials", "versions"]
+__all__ = ["as_csv", "requests", "runs", "trials", "versions"]
 
 Folder = str | os.PathLike[str]
 
-_TRIALS = (
-    *("arm", "trial", "outcome", "phase", "crossed", "exception", "message", "signature", "detected_by", "latency_s"),
-    *("boot_s", "duration_s", "sent", "ok", "failed", "output_tok_s", "ttft_s", "tpot_s", "client_error", "why", "log"),
-)
-_REQUESTS = (
-    *("arm", "trial", "name", "sent", "duration_s", "status", "ok"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens", "ttft_s", "token_times"),
-)
-_VERSIONS = (
-    *("version", "vllm_version", "compiled", "arm", "expected", "declared", "fate", "result", "k", "n", "boot_s"),
-    *("verdict", "as_expected", "why", "run"),
-)
+_FIGURES = ["output_tok_s", "tpot_s", "ttft_s"]
+_COLUMNS = {
+    "runs": "night id scenario started_at host hardware evidence server version verdict expected "
+    "name result crashed boots signature setup output_tok_s tpot_s ttft_s",
+    "trials": "arm trial outcome phase crossed exception message signature detected_by latency_s "
+    "boot_s duration_s sent ok failed output_tok_s ttft_s tpot_s client_error why log",
+    "requests": "arm trial name sent duration_s status ok prompt_tokens cached_tokens "
+    "completion_tokens ttft_s token_times",
+    "versions": "version vllm_version compiled arm expected declared fate result k n boot_s "
+    "verdict as_expected why run",
+}
 
 
 def runs(folder: Folder | None = None) -> pd.DataFrame:
-    """Return one row per run and arm below a folder of reports, the oldest run first: the table of `history --csv`.
+    """Return one row per run and arm below a folder of reports, the oldest run first.
 
-    folder: by default `$VLLM_REPRO_REPORTS`, else `reports`. Warns of folders whose journal holds no run.
+    folder: by default `$VLLM_REPRO_REPORTS`, else `reports`. Warns of folders whose journal holds
+    no run. Figures are medians over boots, at the first load of the scenario.
     """
-    found, unreadable = read_runs(Path(folder) if folder is not None else default_out())
+    known, unreadable = read_runs(Path(folder) if folder is not None else default_out())
     for name in unreadable:
         warnings.warn(f"skipped, its journal holds no run: {name}", stacklevel=2)
-    return run_table(found, None)
+    return _run_frame(known)
+
+
+def as_csv(known: Sequence[Run]) -> str:
+    """Return the same table as CSV, without the figures that no run has."""
+    table = _run_frame(known)
+    unknown = [name for name in _FIGURES if table[name].isna().all()]
+    return str(table.drop(columns=unknown).to_csv(index=False))
+
+
+def _run_frame(known: Iterable[Run]) -> pd.DataFrame:
+    return _frame("runs", (_run(run, arm) for run in known for arm in run.arms))
+
+
+def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
+    boots = [trial.throughput for trial in arm.trials if trial.throughput is not None]
+    row = {name: getattr(run, name, None) for name in _COLUMNS["runs"].split()}
+    for name in _FIGURES:
+        figures = [figure for boot in boots if (figure := getattr(boot, name)) is not None]
+        row[name] = median(figures) if figures else None
+    return row | {
+        "night": night_of(run.started_at, None),
+        "server": next((arm.server.kind for arm in run.arms if arm.server.kind), ""),
+        "version": run.vllm_version,
+        "expected": None if run.undecided else run.expected,
+        "name": arm.name,
+        "result": arm.result,
+        "crashed": arm.k,
+        "boots": arm.n,
+        "signature": signature_of(arm),
+        "setup": setup_of(arm),
+    }
 
 
 def trials(run: Folder) -> pd.DataFrame:
-    """Return one row per trial of a run, from its journal. run: its folder. Raises `UsageError` if that holds no run."""
+    """Return one row per trial of a run's folder. Raises `UsageError` if that holds no run."""
     with legible(Path(run)):
         report = report_dict(build(Path(run)))
-    return _frame(_TRIALS, (_trial(arm["name"], trial) for arm in report["arms"] for trial in arm["trials"]))
+    arms = ((arm["name"], trial) for arm in report["arms"] for trial in arm["trials"])
+    return _frame("trials", (_trial(name, trial) for name, trial in arms))
 
 
 def _trial(arm: str, trial: Mapping[str, Any]) -> dict[str, Any]:
     death, speed, saw = (trial[name] or {} for name in ("death", "throughput", "client_saw"))
     known = {"arm": arm, "crossed": trial["trigger"]["crossed"], "client_error": saw.get("error")}
-    parts = (speed, death, trial["requests"], trial, known)
-    return {name: next((part[name] for part in reversed(parts) if name in part), None) for name in _TRIALS}
+    return {**speed, **death, **trial["requests"], **trial, **known}
 
 
 def requests(run: Folder) -> pd.DataFrame:
-    """Return one row per request of a run, without those of `/tokenize`. run: its folder. Raises `UsageError` without its requests."""
-    return _frame(_REQUESTS, (_request(entry.fields) for entry in read(Path(run) / "requests.jsonl").of("request")))
+    """Return one row per request of a run's folder, without those of `/tokenize`.
+
+    Raises `UsageError` if the folder does not have its requests.
+    """
+    entries = read(Path(run) / "requests.jsonl").of("request")
+    return _frame("requests", (_request(entry.fields) for entry in entries))
 
 
 def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,34 +125,34 @@ def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def versions(version_map: Folder) -> pd.DataFrame:
-    """Return one row per release and arm of a version map. version_map: its folder. Raises `UsageError` if that holds no map."""
+    """Return one row per release and arm of a version map's folder.
+
+    Raises `UsageError` if that holds no map.
+    """
     path = Path(version_map) / "versions.json"
     try:
-        found = msgspec.to_builtins(decode(path.read_bytes(), VersionMapJson))
+        releases = msgspec.to_builtins(decode(path.read_bytes(), VersionMapJson))["rows"]
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"no version map in {version_map}: {error}", hint="name the folder of versions.json"
         ) from error
-    return _frame(
-        _VERSIONS,
-        (
-            {
-                **row,
-                **arm,
-                "arm": arm["name"],
-                "as_expected": None if row["undecided"] else row["expected"],
-                "boot_s": median(boots)
-                if (boots := [one["boot_s"] for one in arm["trials"] if one["boot_s"]])
-                else None,
-            }
-            for row in found["rows"]
-            for arm in row["arms"]
-        ),
-    )
+    return _frame("versions", (_release(row, arm) for row in releases for arm in row["arms"]))
 
 
-def _frame(columns: tuple[str, ...], rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+def _release(row: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
+    boots = [trial["boot_s"] for trial in arm["trials"] if trial["boot_s"]]
+    return {
+        **row,
+        **arm,
+        "arm": arm["name"],
+        "as_expected": None if row["undecided"] else row["expected"],
+        "boot_s": median(boots) if boots else None,
+    }
+
+
+def _frame(kind: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
-    table = pd.DataFrame(list(rows), columns=list(columns))
+    columns = _COLUMNS[kind].split()
+    table = pd.DataFrame(list(rows), columns=columns)
     return table.astype({name: float for name in columns if name.endswith("_s")})

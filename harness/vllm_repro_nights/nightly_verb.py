@@ -1,8 +1,9 @@
-"""`vllm-repro nightly`: every scenario that this machine can run, at one release, and one result: green, red or amber."""
+"""`vllm-repro nightly`: every scenario that this machine can run, and one result."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
-from vllm_repro.releases.sources import named_source
+from vllm_repro.releases.sources import Source, parse_source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
@@ -21,22 +22,30 @@ from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
-from vllm_repro_nights.night import Night, annotation, markdown
+from vllm_repro_nights.night_result import Light, Night, annotation, markdown
 from vllm_repro_nights.run_night import no_gpus_in_containers, run_night
 
 __all__ = ["jobs_from"]
 
 NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
-
-_SERVER, _IMAGE, _VLLM, _SCENARIOS = (f"VLLM_REPRO_NIGHTLY_{name}" for name in ("SERVER", "IMAGE", "VLLM", "SCENARIOS"))
+# Value of `--server`: for each scenario the kind that runs it without a GPU.
 CPU = "cpu"
-"""Value of `--server`: for each scenario the kind that runs it without a GPU."""
+_VARIABLE = "VLLM_REPRO_NIGHTLY_"
 _EPILOG = f"""
 
---server cpu is for a machine without a GPU: the newest release, and SOURCE if --vllm names one, each on a CPU as it is if the scenario
-needs no GPU, else in the lab. It runs only the arms that show the bug.
-Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber, undecided or trouble of the host.
-A CI file may set {_SERVER}, {_IMAGE}, {_VLLM} and {_SCENARIOS} instead of the options; docs/nightly.md."""
+--server cpu is for a machine without a GPU: the newest release, and SOURCE if --vllm names one,
+each on a CPU as it is if the scenario needs no GPU, else in the lab. It runs only the arms that
+show the bug.
+Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber,
+undecided or trouble of the host.
+A CI file may set {_VARIABLE}SERVER, _IMAGE, _VLLM, _SCENARIOS and _FAIL_ON instead of the options;
+docs/nightly.md."""
+# Values of `--fail-on`: the mildest result with which a night does not exit with 0.
+FAIL_ON = ("red", "trouble", "amber")
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(f"{_VARIABLE}{name}", "")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +54,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         choices=("auto", CPU, *kinds(lambda facts: facts.started)),
-        default=os.environ.get(_SERVER) or "auto",
-        help="where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm on PATH; never a rehearsal). "
-        "cpu: a release on this CPU, in the lab if the scenario needs GPUs",
+        default=_variable("SERVER") or "auto",
+        help="where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm "
+        "on PATH; never a rehearsal). cpu: a release on this CPU, in the lab if the scenario needs "
+        "GPUs",
     )
     add_server_options(parser, which=("image", "vllm", "weights"))
     add_run_options(parser, arm="only this arm; may be given again", auto=True, on="its scenarios side by side")
@@ -55,8 +65,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-time",
         type=duration,
         metavar="TIME",
-        help="start no run that would end after this time, if it takes as long as the last run of its scenario: 90s, 30m or 2h; those that "
-        "ran longest ago come first",
+        default=math.inf,
+        help="start no run that would end after this time, if it takes as long as the last run of its "
+        "scenario: 90s, 30m or 2h; those that ran longest ago come first",
     )
     parser.add_argument(
         "--least-disk",
@@ -65,11 +76,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="disk space that must be free for the runs (default: 20)",
     )
+    parser.add_argument(
+        "--fail-on",
+        choices=FAIL_ON,
+        default=_variable("FAIL_ON") or "amber",
+        help="exit with 0 after a night that is better. trouble: an amber night exits with 2 only if "
+        "the host had trouble or nothing ran, not if runs were undecided (default: amber)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
-    if arguments.on and arguments.max_time is not None:
+    if arguments.on and arguments.max_time < math.inf:
         raise UsageError(
             "--max-time is for runs one after the other, and --on begins all at once", hint="leave one out"
         )
@@ -77,52 +95,64 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "--server auto looks at this machine, and --on runs on others", hint=f"--server {CPU} or docker"
         )
-    out = arguments.out or default_out()
     jobs = jobs_from(arguments, options)
     if options.server == CPU:
         options = replace(options, server=ServerKind.LAB)
     night, folder = run_night(
-        jobs, options, out, arguments.least_disk, lambda line: print(line, flush=True), arguments.max_time
+        jobs,
+        options,
+        arguments.out or default_out(),
+        arguments.least_disk,
+        lambda line: print(line, flush=True),
+        arguments.max_time,
     )
     _publish(night, folder)
-    return INTERRUPTED if night.interrupted else night.light.status
+    if night.interrupted:
+        return INTERRUPTED
+    fails = {"red": False, "trouble": night.had_trouble, "amber": True}[arguments.fail_on]
+    return 0 if night.light is Light.AMBER and not fails else night.light.status
 
 
 def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job]:
-    """Return the jobs of each scenario, once, named as it was named first. Raises `UsageError`, before anything runs."""
-    named = arguments.scenarios or os.environ.get(_SCENARIOS, "").split()
-    scenarios = [(name, find(name)) for name in named] or [(one.id, one) for one in all_scenarios(warn=to_stderr)]
-    jobs: dict[tuple[str, str | None], Job] = {}
+    """Return the jobs of each scenario, once. Raises `UsageError`, before anything runs."""
+    named = arguments.scenarios or _variable("SCENARIOS").split()
+    scenarios = [(name, find(name)) for name in named] or [
+        (scenario.id, scenario) for scenario in all_scenarios(warn=to_stderr)
+    ]
+    jobs: dict[tuple[str, Source | None], Job] = {}
     for name, scenario in scenarios:
         arms = find_arms(scenario, arguments.arm)
-        for own in _on_cpu(scenario, options) if options.server == CPU else (options,):
-            choice = ServerChoice(ServerKind(own.server), "")
-            job = job_from(arguments, name=name, scenario=scenario, options=own, choice=choice, arms=arms)
+        for server in _on_cpu(scenario, options) if options.server == CPU else (options,):
+            choice = ServerChoice(ServerKind(server.server), "")
+            job = job_from(arguments, name=name, scenario=scenario, options=server, choice=choice, arms=arms)
             if options.server == CPU and not arguments.arm:
                 job = replace(job, arms=scenario.leading, named_arms=[arm.name for arm in scenario.leading])
-            jobs.setdefault((scenario.id, own.vllm), job)
+            jobs.setdefault((scenario.id, server.vllm), job)
     return list(jobs.values())
 
 
 def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
-    """Return the options of a scenario's runs without a GPU: in the newest release, and in the SOURCE that was named."""
+    """Return the options of a scenario's runs without a GPU: the newest release, and SOURCE."""
     kind = ServerKind.LAB if scenario.lab else ServerKind.PROCESS
-    return [replace(options, server=kind, vllm=source) for source in dict.fromkeys((NEWEST, options.vllm)) if source]
+    sources = dict.fromkeys((Source(release=NEWEST), options.vllm))
+    return [replace(options, server=kind, vllm=source) for source in sources if source]
 
 
 def _options(arguments: argparse.Namespace) -> ServerOptions:
-    """Return the options, completed by the environment, with `auto` resolved. Raises `UsageError`."""
+    """Return the options with those of the environment, `auto` resolved. Raises `UsageError`."""
     options = server_options(arguments)
+    source = _variable("VLLM")
     options = replace(
         options,
-        image=options.image or os.environ.get(_IMAGE) or None,
-        vllm=options.vllm or (named_source(os.environ[_VLLM]) if os.environ.get(_VLLM) else None),
+        image=options.image or _variable("IMAGE") or None,
+        vllm=options.vllm or (parse_source(source) if source else None),
     )
-    known = ("auto", CPU, *kinds(lambda facts: facts.started))
-    if options.server not in known:
-        raise UsageError(f"{_SERVER} is {options.server!r}", hint=f"{', '.join(known[:-1])} or {known[-1]}")
+    allowed = {"SERVER": ("auto", CPU, *kinds(lambda facts: facts.started)), "FAIL_ON": FAIL_ON}
+    for name, value in (("SERVER", options.server), ("FAIL_ON", arguments.fail_on)):
+        if value not in allowed[name]:
+            raise UsageError(f"{_VARIABLE}{name} is {value!r}", hint=f"one of {', '.join(allowed[name])}")
     if options.server == CPU and options.image:
-        raise UsageError(f"--server {CPU} runs no image", hint=f"leave out --image, or the variable {_IMAGE}")
+        raise UsageError(f"--server {CPU} runs no image", hint=f"leave out --image, or the variable {_VARIABLE}IMAGE")
     if options.server == "auto":
         local = not options.image and bool(options.vllm or local_vllm()) and bool(no_gpus_in_containers())
         on_gpus = kinds(lambda facts: facts.on_gpus)

@@ -1,8 +1,9 @@
-"""One night: a run of every scenario that this machine can run, at one release, and one result: green, red or amber."""
+"""One night: a run of every scenario that this machine can run, at one release, and one result."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +22,17 @@ from vllm_repro.running.folders import link_to, private_folders, private_sources
 from vllm_repro.running.job import Job
 from vllm_repro.running.run import run_one, signals_later
 from vllm_repro.running.terminal import Progress
-from vllm_repro.servers.docker_engine import connect, engine_errors, explain, gpu_prefix
+from vllm_repro.servers.docker_engine import Engine, connect, engine_errors, explain, gpu_prefix
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of
-from vllm_repro_nights.night import Light, Night, Slot, light_of, markdown, suites
-from vllm_repro_nights.page import page
-from vllm_repro_nights.summary import summarize
-from vllm_repro_nights.text import news_lines
+from vllm_repro_nights.history import history
+from vllm_repro_nights.history_formats import change_lines, html_page
+from vllm_repro_nights.night_result import Light, Night, ScenarioNight, judged, markdown, suites
 
 __all__ = ["host_problems", "no_gpus_in_containers", "run_night"]
 
 _GB = 10**9
+_FREE_SPACE = "free some space"
 
 
 def run_night(
@@ -40,57 +41,60 @@ def run_night(
     out: Path,
     least_disk_gb: float,
     show: Callable[[str], None],
-    most_seconds: float | None = None,
+    most_seconds: float = math.inf,
 ) -> tuple[Night, Path]:
-    """Run the jobs that fit this machine, write the night's files, and return the night and its folder.
+    """Run the jobs that fit this machine, write the night's files, return the night and its folder.
 
-    options: what all jobs have in common, with `auto` resolved. show: called with one line per scenario. most_seconds: start no run that
-    would end later, by the time that it took before; those that ran longest ago come first.
+    options: what all jobs have in common, with `auto` resolved. show: called with one line per
+    scenario. most_seconds: start no run that would end later, by the time that it took before.
     """
-    kind = ServerKind(options.server)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
     here = not any(job.elsewhere for job in jobs)
-    wrong = list(host_problems(kind, out, least_disk_gb, runs_here=here))
-    slots: list[Slot] = []
+    trouble: list[str] = []
+    done: dict[int, ScenarioNight] = {}
     near: dict[str, str] = {}
     interrupted = None
     try:
-        if not wrong and here:
-            wrong += _pull_moving_tag(options)
-        for slot in _slots(jobs, out, most_seconds) if not wrong else ():
-            slots.append(slot)
-            show(f"{slot.light}: {slot.scenario}: {slot.why}")
-            if slot.report is not None:
-                interrupted = interrupted or slot.report.interrupted
-                copy = folder / slot.scenario
-                copy = folder / f"{slot.scenario}-{slot.report.folder.name}" if copy.exists() else copy
-                near[run_id(slot.report)] = f"{copy.name}/report.html"
-                wrong += _copy_reports(slot.report, copy)
+        trouble += host_problems(ServerKind(options.server), out, least_disk_gb, runs_here=here)
+        if here and not trouble:
+            trouble += filter(None, [_pull_moving_tag(options)])
+        for job, result in _run_jobs(jobs, out, most_seconds) if not trouble else ():
+            done[id(job)] = result
+            show(f"{result.light}: {result.scenario}: {result.why}")
+            if result.report is not None:
+                interrupted = interrupted or result.report.interrupted
+                copy = folder / result.scenario
+                copy = copy if not copy.exists() else folder / f"{copy.name}-{result.report.folder.name}"
+                near[run_id(result.report)] = f"{copy.name}/report.html"
+                trouble += _copy_reports(result.report, copy)
     except KeyboardInterrupt as signal:
-        interrupted = f"{signal}" or "SIGINT"  # between two runs, or in an install; a run takes the signals itself
+        interrupted = f"{signal}" or "SIGINT"  # a run takes the signals itself
     with signals_later():  # a second Ctrl-C must not cost the summary
-        rows, _ = read_runs(out)
-        summary = summarize(rows, None)
-        public = Redactor([*private_folders(), *private_sources(job.options.vllm for job in jobs)]).text
+        not_run = [job for job in jobs if interrupted and id(job) not in done]
+        scenarios = [*done.values(), *map(_not_run, not_run)]
+        runs, _ = read_runs(out)
+        past = history(runs, None)
+        names = [*private_folders(), *private_sources(job.options.vllm for job in jobs)]
+        public = Redactor(names).text
         night = Night(
             asked=public(_request(jobs, options)),
             started_at=started,
-            slots=tuple(replace(slot, why=public(slot.why)) for slot in slots),
-            trouble=tuple(map(public, wrong)),
+            scenarios=tuple(replace(result, why=public(result.why)) for result in scenarios),
+            trouble=tuple(map(public, trouble)),
             interrupted=interrupted,
-            changes=None if summary.since is None else tuple(news_lines(summary)),
+            changes=None if past.since is None else tuple(change_lines(past)),
         )
-        write_file(folder / "summary.md", markdown(night), hint="free some space")
-        write_file(folder / "junit.xml", suites(night), hint="free some space")
-        if rows:  # none if nothing ever ran
-            file = folder / "nights.html"
-            write_file(file, page(summary, link_to(out, file), near=near), hint="free some space")
+        write_file(folder / "summary.md", markdown(night), hint=_FREE_SPACE)
+        write_file(folder / "junit.xml", suites(night), hint=_FREE_SPACE)
+        if runs:  # none if nothing ever ran
+            page = folder / "nights.html"
+            write_file(page, html_page(past, link_to(out, page), near), hint=_FREE_SPACE)
     return night, folder
 
 
 def host_problems(kind: ServerKind, out: Path, least_disk_gb: float, *, runs_here: bool = True) -> Iterator[str]:
-    """Yield a sentence for each reason why this machine cannot run a night, or if other machines run it, keep its reports."""
+    """Yield why this machine cannot run a night, or keep its reports if other machines run it."""
     folder = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(folder).free / _GB
     if free < least_disk_gb:
@@ -111,11 +115,23 @@ def host_problems(kind: ServerKind, out: Path, least_disk_gb: float, *, runs_her
 
 
 def no_gpus_in_containers() -> str:
-    """Return why no container can use a GPU; empty if one can, or if there is no image to try it with."""
+    """Return why no container can use a GPU; empty if one can, or if no image is here."""
+    return _engine_problem(lambda engine: engine.client.images.list() and gpu_prefix(engine))
+
+
+def _pull_moving_tag(options: ServerOptions) -> str:
+    """Pull an image whose tag is another build every night. Return why it could not be pulled."""
+    image = options.image or ""
+    if not ServerKind(options.server).facts.container or not image.endswith((":nightly", ":latest")):
+        return ""
+    return _engine_problem(lambda engine: engine.client.images.pull(*image.rpartition(":")[::2]))
+
+
+def _engine_problem(use: Callable[[Engine], object]) -> str:
+    """Return why `use` of the container engine failed, or an empty text."""
     try:
         with contextlib.closing(connect()) as engine:
-            if engine.client.images.list():
-                gpu_prefix(engine)
+            use(engine)
     except (InfraError, Unsupported) as error:
         return error.with_hint
     except engine_errors() as error:
@@ -123,32 +139,57 @@ def no_gpus_in_containers() -> str:
     return ""
 
 
-def _pull_moving_tag(options: ServerOptions) -> Iterator[str]:
-    """Pull an image whose tag is another build every night. Yield why it could not be pulled."""
-    image = options.image or ""
-    if not ServerKind(options.server).facts.container or not image.endswith((":nightly", ":latest")):
-        return
-    try:
-        with contextlib.closing(connect()) as engine:
-            engine.client.images.pull(*image.rpartition(":")[::2])
-    except InfraError as error:
-        yield error.with_hint
-    except engine_errors() as error:
-        yield explain(error).with_hint
-
-
 def _request(jobs: Sequence[Job], options: ServerOptions) -> str:
     """Return what was asked for, as a phrase."""
     sources = dict.fromkeys(source for source in (options.vllm, *(job.options.vllm for job in jobs)) if source)
-    release = options.image or " and ".join(f"vLLM {source}" for source in sources) or "the installed vllm"
-    if not ServerKind(options.server).facts.on_gpus and not sources:
-        release = "the release that each scenario is tried with"
     servers = dict.fromkeys(job.options.server for job in jobs) or {options.server: None}
+    on_gpus = ServerKind(options.server).facts.on_gpus
+    usual = "the installed vllm" if on_gpus else "the release that each scenario is tried with"
+    release = options.image or " and ".join(f"vLLM {source}" for source in sources) or usual
     return f"{release}, server {' or '.join(servers)}"
 
 
+def _run_jobs(jobs: Sequence[Job], out: Path, most_seconds: float) -> Iterator[tuple[Job, ScenarioNight]]:
+    """Run the jobs, here one after the other until one is interrupted, elsewhere all at once.
+
+    With a limit of time those that ran longest ago come first.
+    """
+    began = time.monotonic()
+    runs = read_runs(out)[0] if most_seconds < math.inf else []
+    # The last run of each scenario in each release, and under None in any release.
+    last = {(run.scenario, release): run for run in runs for release in (run.vllm_version, None)}
+
+    def last_run(job: Job) -> Run | None:
+        return last.get((job.scenario.id, f"{job.options.vllm}"), last.get((job.scenario.id, None)))
+
+    def work(job: Job) -> ScenarioNight:
+        took = run.duration_s if (run := last_run(job)) is not None else 0.0
+        left = most_seconds - (time.monotonic() - began)
+        if left <= took and not _unfit(job):
+            why = f"{max(0.0, left):.0f} s of {most_seconds:.0f} s were left, and it took {took:.0f} s before"
+            return ScenarioNight(scenario=job.scenario.id, light=Light.LATE, why=why)
+        return _run_job(job)
+
+    ordered = sorted(jobs, key=lambda job: run.started_at if (run := last_run(job)) else "")
+    elsewhere = next((job.elsewhere for job in jobs), None)
+    for job, result in results(work, ordered, elsewhere):
+        yield job, result
+        if elsewhere is None and result.report is not None and result.report.interrupted:
+            return
+
+
+def _run_job(job: Job) -> ScenarioNight:
+    if unfit := _unfit(job):
+        return ScenarioNight(scenario=job.scenario.id, light=Light.NONE, why=unfit)
+    try:
+        return judged(run_one(job, Progress()))
+    except ReproError as error:  # also a fault of our own: the other scenarios can still run
+        light = Light.NONE if isinstance(error, Unsupported) else Light.AMBER
+        return ScenarioNight(scenario=job.scenario.id, light=light, why=error.with_hint)
+
+
 def _unfit(job: Job) -> str:
-    """Return why this machine, or this kind of server, cannot run the scenario; empty if it can."""
+    """Return why this machine or this kind of server cannot run the scenario; empty if it can."""
     scenario, options = job.scenario, job.options
     facts = ServerKind(options.server).facts
     if facts.in_lab and scenario.lab is None:
@@ -160,51 +201,13 @@ def _unfit(job: Job) -> str:
     return "" if job.elsewhere else lacking(needs_of(scenario, options), gpus())
 
 
-def _slots(jobs: Sequence[Job], out: Path, most_seconds: float | None) -> Iterator[Slot]:
-    """Run the jobs, here one after the other until one is interrupted, elsewhere all at once."""
-    began = time.monotonic()
-    runs = read_runs(out)[0] if most_seconds is not None else ()
-    last = {(run.scenario, which): run for run in runs for which in (run.vllm_version, None)}
-
-    def before(job: Job) -> Run | None:
-        """Return the last run of the scenario in this release, else in any."""
-        return last.get((job.scenario.id, job.options.vllm), last.get((job.scenario.id, None)))
-
-    def slot(job: Job) -> Slot:
-        name = job.scenario.id
-        if unfit := _unfit(job):
-            return Slot(scenario=name, light=Light.NONE, why=unfit)
-        took = run.duration_s if (run := before(job)) else 0.0
-        if most_seconds is not None and (left := most_seconds - (time.monotonic() - began)) <= took:
-            why = f"{max(0.0, left):.0f} s of {most_seconds:.0f} were left" + (
-                f"; it took {took:.0f} s" if took else ""
-            )
-            return Slot(scenario=name, light=Light.LATE, why=why)
-        try:
-            return _slot(run_one(job, Progress()))
-        except Unsupported as error:
-            return Slot(scenario=name, light=Light.NONE, why=error.with_hint)
-        except ReproError as error:  # also a fault of our own: the other scenarios can still run
-            return Slot(scenario=name, light=Light.AMBER, why=error.with_hint)
-
-    ordered = sorted(jobs, key=lambda job: run.started_at if (run := before(job)) else "")
-    elsewhere = next((job.elsewhere for job in jobs), None)
-    for _, found in results(slot, ordered, elsewhere):
-        yield found
-        if elsewhere is None and found.report is not None and found.report.interrupted:
-            return
-
-
-def _slot(report: RunReport) -> Slot:
-    light = light_of(report)
-    why = report.because
-    if light is Light.NONE and report.imitated:
-        why = next(trial.why for arm in report.arms for trial in arm.trials)
-    return Slot(scenario=report.scenario, light=light, why=why, report=report)
+def _not_run(job: Job) -> ScenarioNight:
+    why = "not run: the night was interrupted before"
+    return ScenarioNight(scenario=job.scenario.id, light=Light.CUT, why=why)
 
 
 def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
-    """Copy the redacted reports beside the night; journal and logs stay in the run's folder. Yield why it failed."""
+    """Copy the redacted reports beside the night, without journal and logs. Yield why it failed."""
     try:
         folder.mkdir()
         for name in FORMATS.values():

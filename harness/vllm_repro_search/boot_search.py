@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import private_sources, redactor, stamped_folder
@@ -72,8 +73,8 @@ class BootSearch(ABC, Generic[Found, Next]):
         """Return for each boot if it gave an answer, for a search that does not choose something else after one without."""
         return []
 
-    def _sources(self) -> list[str | None]:
-        """Return a SOURCE of each folder that the search takes a vLLM from."""
+    def _sources(self) -> list[Source | None]:
+        """Return a source of each folder that the search takes a vLLM from."""
         return [self.job.options.vllm]
 
     def _boot_arm(self, arm: Arm) -> RunReport:

@@ -39,7 +39,7 @@ def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, mo
     add_common(parser, example=example, prints=prints, more=more)
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
     add_limits(parser)
-    add_server_options(parser, which=("server", "image", "vllm", "model", "weights", "port"))
+    add_server_options(parser, which=("server", "image", "vllm", "model", "weights"))
     add_run_options(parser, arm="this arm instead of the first", trials=False)
 
 

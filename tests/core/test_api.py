@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
 import re
-import tempfile
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from traitlets.config import Config
 
 import vllm_repro
-from tests.report_examples import EXAMPLES
 from vllm_repro.errors import ScenarioError, UsageError
+from vllm_repro.features import additions
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-NAMES = ["EngineDied", "RunResult", "VllmServer", "diagnose", "frames", "load_scenario", "run"]
+NAMES = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario", "run"]
 BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL)
 TESTS = [block for block in BLOCKS if "def test_" in block]
 
 
+@pytest.mark.features
 def test_the_names_are_the_contract_for_programs_and_type_checkers() -> None:
     assert vllm_repro.__all__ == NAMES
     assert [name for name in NAMES if not hasattr(vllm_repro, name)] == []
@@ -33,7 +29,8 @@ def test_the_names_are_the_contract_for_programs_and_type_checkers() -> None:
     assigned = [node.value for node in stub.body if isinstance(node, ast.Assign)]
     assert [ast.literal_eval(value) for value in assigned] == [NAMES]
     imported = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported == set(NAMES)
+    assert imported == {*NAMES, *additions("api")}
+    assert [name for name in additions("api") if not hasattr(vllm_repro, name)] == []
     assert Path(vllm_repro.__file__).with_name("py.typed").is_file()
     with pytest.raises(AttributeError, match="has no attribute 'VllmSever'"):
         vllm_repro.VllmSever  # type: ignore[attr-defined]  # noqa: B018
@@ -76,15 +73,13 @@ def test_the_examples_of_the_docs_run(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     namespace: dict[str, object] = {}
     for block in BLOCKS:
-        if block not in TESTS:
+        if block not in TESTS and "import frames" not in block:
             exec(compile(block, "docs/api.md", "exec"), namespace)
     out = capsys.readouterr().out
     assert re.search(
         r"^IndexError index 999999 is out of bounds .* vllm/v1/sample/.*:apply /\S+log$", out, re.MULTILINE
     )
     assert "True IndexError apply 0.28.0" in out
-    assert re.search(r"min-tokens-stop-ids +\S+ +reported +reproduces", out)
-    assert "completion with an unknown stop token" in out
     assert len(list(tmp_path.glob("vllm-repro-server-*"))) == 1, "the log of a death stays"
 
 
@@ -98,33 +93,3 @@ def test_the_tests_of_the_docs_run(pytester: pytest.Pytester, monkeypatch: pytes
     for number, block in enumerate(TESTS):
         pytester.makepyfile(**{f"test_{number}": block})
     pytester.runpytest_inprocess().assert_outcomes(passed=2)
-
-
-def test_the_columns_of_the_docs_are_those_of_the_frames(tmp_path: Path) -> None:
-    text = (DOCS / "api.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^\| `frames\.(\w+)\(.*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
-    assert tables == ["runs", "trials", "requests", "versions"]
-    for name, rows in re.findall(
-        r"^\| `frames\.(\w+)\([^\n]*\n\|---\|---\|\n(.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE
-    ):
-        documented = [word for row in rows.splitlines() for word in re.findall(r"`(\w+)`", row.split("|")[1])]
-        made = {"runs": EXAMPLES[0].parent, "versions": EXAMPLES[0].parent / "versions" / "sco-hybrid"}
-        source = made.get(name, EXAMPLES[0])
-        if name == "requests":
-            source = tmp_path
-            (tmp_path / "requests.jsonl").touch()
-        assert sorted(documented) == sorted(getattr(vllm_repro.frames, name)(source)), name
-
-
-def test_the_notebook_gives_what_it_shows() -> None:
-    # A kernel on TCP picks its ports before it binds them: another test can take one.
-    kept = json.loads((DOCS / "versions.ipynb").read_text(encoding="utf-8"))
-    made = nbformat.reads(json.dumps(kept), as_version=4)  # type: ignore[no-untyped-call]  # nbformat has no types
-    with tempfile.TemporaryDirectory() as sockets:  # tmp_path can be too long for a socket
-        kernel = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
-        NotebookClient(made, config=kernel, resources={"metadata": {"path": str(DOCS)}}).execute()
-    shown, again = (
-        [out["data"]["text/plain"] for cell in one["cells"] for out in cell.get("outputs", ())] for one in (kept, made)
-    )
-    assert ["".join(lines) for lines in shown] == again
-    assert len(again) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.recordings import DATA
+from tests.diagnosis.logs import DATA
 from vllm_repro_diagnosis.access_runs import AccessRuns, kind_of
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro_diagnosis.evidence import Evidence
@@ -18,10 +18,17 @@ from vllm_repro_diagnosis.log_text import Line, read_lines
 LOGS = sorted((*(DATA / "recordings").glob("*.log"), *(DATA / "pasted").glob("*.txt")))
 STATS = (
     "INFO 11-20 08:24:{1:02} [loggers.py:257] Engine 00{2}: Avg prompt throughput: {0}.0 tokens/s, "
-    "Avg generation throughput: {0}.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%"
+    "Avg generation throughput: {0}.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs, "
+    "GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%"
 )
 STAMPS = (
-    *("", "", "2026-07-01T08:24:35.123456789Z ", "2026-07-01T08:24:35.1234Z stdout F ", "[2026-07-01 08:24:35] "),
+    *(
+        "",
+        "",
+        "2026-07-01T08:24:35.123456789Z ",
+        "2026-07-01T08:24:35.1234Z stdout F ",
+        "[2026-07-01 08:24:35] ",
+    ),
     *("Jul  1 08:24:35 gpu-7 vllm[71]: ", "2026-07-01T08:24:35+0000 gpu-7 vllm[71]: "),
 )
 OTHERS = (
@@ -47,8 +54,13 @@ def access_lines(chance: random.Random, prefixes: list[str], count: int) -> Iter
         elif kind < counts + 0.002:
             yield chance.choice((prefix, "")) + chance.choice(OTHERS)
         else:
-            path = chance.choice(("GET /health", "GET /metrics")) if kind < counts + 0.02 else "POST /v1/completions"
-            yield f'{prefix}INFO:     10.0.0.{chance.randrange(256)}:{chance.randrange(65536)} - "{path} HTTP/1.1" 200 OK'
+            path = (
+                chance.choice(("GET /health", "GET /metrics"))
+                if kind < counts + 0.02
+                else "POST /v1/completions"
+            )
+            client = f"10.0.0.{chance.randrange(256)}:{chance.randrange(65536)}"
+            yield f'{prefix}INFO:     {client} - "{path} HTTP/1.1" 200 OK'
 
 
 def padded(path: Path, chance: random.Random) -> bytes:
@@ -81,7 +93,9 @@ COUNTS = "(APIServer pid=9) " + STATS.format(7, 30, 0)
 STAMPED = [*map("".join, zip(STAMPS[2:], (ACCESS, COUNTS, ACCESS, ACCESS, COUNTS), strict=True))]
 
 
-@pytest.mark.parametrize("lines", [[ACCESS], [COUNTS], [ACCESS, COUNTS], *([line] for line in STAMPED)])
+@pytest.mark.parametrize(
+    "lines", [[ACCESS], [COUNTS], [ACCESS, COUNTS], *([line] for line in STAMPED)]
+)
 def test_a_run_is_skipped_but_for_its_first_and_last_lines(lines: list[str]) -> None:
     times = 200_000 // len(lines)
     log = "".join(line + "\n" for line in lines).encode() * times + b"end\n"
@@ -121,8 +135,15 @@ BY_HAND = {
     "an exception goes on in access lines": [OF_ENGINE] * 500
     + [f"(EngineCore pid=10) INFO:     {line}" for line in DEATH]
     + [OF_ENGINE] * 50
-    + ["(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal error."],
-    "lines without a process, too many to keep": [BOOT[0], STATS.format(7, 30, 0), *BOOT[1:], *DEATH]
+    + [
+        "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal error."
+    ],
+    "lines without a process, too many to keep": [
+        BOOT[0],
+        STATS.format(7, 30, 0),
+        *BOOT[1:],
+        *DEATH,
+    ]
     + [STATS.format(7, 30, 0)] * 15_000,
     "the last count of an engine": BOOT
     + [ACCESS, COUNTS] * 250
@@ -143,7 +164,10 @@ BY_HAND = {
 
 
 LIFE = [*BOOT, *(f"(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] {line}" for line in DEATH)]
-DEAD = [*LIFE, "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal error."]
+DEAD = [
+    *LIFE,
+    "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal error.",
+]
 
 
 @pytest.mark.parametrize("life", [DEAD, BOOT], ids=["died", "silent"])
@@ -163,7 +187,9 @@ def test_memory_does_not_grow_with_the_number_of_lives(life: list[str]) -> None:
 
 def test_the_lives_after_a_death_count_only_as_evidence() -> None:
     lab = "(EngineCore pid=10) INFO 11-20 08:24:01 [lab.py:1] LAB observed store {}"
-    log = "".join(f"{line}\n" for line in [*DEAD, *BOOT, *DEAD[:-4], lab, *(["noise"] * 9)] * 3).encode()
+    log = "".join(
+        f"{line}\n" for line in [*DEAD, *BOOT, *DEAD[:-4], lab, *(["noise"] * 9)] * 3
+    ).encode()
     runs = skipping(log)
     assert (runs.died, runs.exception, runs.evidence) == (True, "ValueError", Evidence.LAB)
     assert runs == diagnose(log)

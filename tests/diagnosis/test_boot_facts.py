@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.recordings import pasted, recording
+from tests.diagnosis.logs import pasted, recording
 from vllm_repro_diagnosis.boot_facts import (
     BootFacts,
     Observed,
@@ -20,10 +20,6 @@ def facts_of(text: str) -> BootFacts:
     return boot_facts(read_lines(text))
 
 
-def dump_of(text: str) -> tuple[ScheduledChunk, ...]:
-    return scheduler_dump(read_lines(text))
-
-
 @pytest.mark.parametrize("version", ["0.20.2", "0.32.0"])
 def test_a_real_boot(version: str) -> None:
     facts = facts_of(recording(f"v{version}-boot"))
@@ -35,9 +31,12 @@ def test_a_real_boot(version: str) -> None:
 
 
 def test_what_a_platform_turned_off_is_off() -> None:
-    """The API server logs before its platform does; EngineCore's own list comes after."""
-    listed = "Initializing a V1 LLM engine (v0.32.0) with config: model='m', enable_prefix_caching=False, enable_chunked_prefill=False, x=1"
-    facts = facts_of(f"Chunked prefill is enabled with max_num_batched_tokens=4096.\n{listed}\n")
+    """The API server logs before its platform does; EngineCore's list comes after."""
+    facts = facts_of(
+        "Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+        "Initializing a V1 LLM engine (v0.32.0) with config: model='m', "
+        "enable_prefix_caching=False, enable_chunked_prefill=False, x=1\n"
+    )
     assert (facts.chunked_prefill, facts.prefix_caching) == (False, False)
     assert facts_of(recording("v0.32.0-boot")).prefix_caching is True
 
@@ -61,7 +60,11 @@ def test_a_headless_rank_names_its_version_too() -> None:
         ("TQ hybrid: full-attention layers []", "tq_hybrid_layers", ()),
         ("GPU + host KV cache size: 145,274 tokens", "kv_cache_tokens", 145_274),
         ("Graph capturing finished in 3 secs, took 0.21 GiB", "graphs_captured", True),
-        ("Chunked prefill is enabled with max_num_batched_tokens=4096.", "max_num_batched_tokens", 4096),
+        (
+            "Chunked prefill is enabled with max_num_batched_tokens=4096.",
+            "max_num_batched_tokens",
+            4096,
+        ),
         (
             "Model Runner V2 requires Triton; using the V1 model runner instead.",
             "runner_note",
@@ -81,71 +84,88 @@ def test_a_headless_rank_names_its_version_too() -> None:
     ],
 )
 def test_single_lines(line: str, field: str, value: object) -> None:
-    assert getattr(facts_of(f"(EngineCore pid=1) INFO 11-20 08:24:30 [a.py:1] {line}"), field) == value
-
-
-def test_the_dump_of_a_real_death() -> None:
-    assert dump_of(recording("v0.32.0-fault-workspace-mp-inflight")) == tuple(
-        ScheduledChunk(tokens, 1) for tokens in (111, 110, 109, 108)
+    assert (
+        getattr(facts_of(f"(EngineCore pid=1) INFO 11-20 08:24:30 [a.py:1] {line}"), field) == value
     )
-    assert dump_of(pasted("tq-chunked-prefill")) == (ScheduledChunk(4096, 3497),)
 
 
-def test_new_requests_and_a_dump_over_several_lines() -> None:
-    text = """Dumping scheduler output for model execution: SchedulerOutput(
-scheduled_new_reqs=[NewRequestData(req_id=cmpl-a,prompt_token_ids_len=700,mm_features=[],block_ids=([1],),
+DUMP = """\
+Dumping scheduler output for model execution: SchedulerOutput(
+scheduled_new_reqs=[NewRequestData(req_id=cmpl-a,prompt_token_ids_len=700,block_ids=([1],),
 num_computed_tokens=256,lora_request=None)],
-scheduled_cached_reqs=CachedRequestData(req_ids=['cmpl-b'],resumed_req_ids={'cmpl-b'},new_block_ids=[None],num_computed_tokens=[10],num_output_tokens=[1]),
-num_scheduled_tokens={cmpl-a: 444, cmpl-b: 1}, total_num_scheduled_tokens=445, finished_req_ids=[])
-"""
-    assert dump_of(text) == (ScheduledChunk(10, 1, resumed=True), ScheduledChunk(256, 444, new=True))
-
-
-def test_no_dump() -> None:
-    assert dump_of(recording("v0.32.0-boot")) == ()
-    assert dump_of("SchedulerOutput( and nothing more") == ()
-
-
-LOG = """\
-(EngineCore pid=7) INFO 11-21 20:22:35 [offload.py:9] LAB observed store {"event": 3, "blocks": 80, "distinct": 54}
-(EngineCore pid=7) INFO 11-21 20:22:35 [core.py:9] something else
-(EngineCore pid=7) INFO 11-21 20:22:36 [offload.py:9] LAB observed store {"event": 4, "blo
-(EngineCore pid=7) INFO 11-21 20:22:37 [offload.py:9] LAB observed free_list {"counter": 106}
+scheduled_cached_reqs=CachedRequestData(req_ids=['cmpl-b'],resumed_req_ids={'cmpl-b'},
+new_block_ids=[None],num_computed_tokens=[10],num_output_tokens=[1]),
+num_scheduled_tokens={cmpl-a: 444, cmpl-b: 1}, total_num_scheduled_tokens=445)
 """
 
 
-def test_observations_come_in_order_and_a_line_that_was_cut_is_left_out() -> None:
-    assert observed(read_lines(LOG)) == (
+@pytest.mark.parametrize(
+    ("text", "chunks"),
+    [
+        (
+            recording("v0.32.0-fault-workspace-mp-inflight"),
+            [ScheduledChunk(tokens, 1) for tokens in (111, 110, 109, 108)],
+        ),
+        (pasted("tq-chunked-prefill"), [ScheduledChunk(4096, 3497)]),
+        # New requests, and a dump over several lines.
+        (DUMP, [ScheduledChunk(10, 1, resumed=True), ScheduledChunk(256, 444, new=True)]),
+        (recording("v0.32.0-boot"), []),
+        ("SchedulerOutput( and nothing more", []),
+    ],
+)
+def test_the_dump_of_a_death(text: str, chunks: list[ScheduledChunk]) -> None:
+    assert scheduler_dump(read_lines(text)) == tuple(chunks)
+
+
+CORE = "(EngineCore pid=7) INFO 11-21 20:22:35 [offload.py:9] "
+OBSERVED = f"""\
+{CORE}LAB observed store {{"event": 3, "blocks": 80, "distinct": 54}}
+{CORE}something else
+{CORE}LAB observed store {{"event": 4, "blo
+{CORE}LAB observed free_list {{"counter": 106}}
+"""
+
+
+def test_observations_come_in_order_without_cut_lines() -> None:
+    assert observed(read_lines(OBSERVED)) == (
         Observed("store", {"event": 3, "blocks": 80, "distinct": 54}),
         Observed("free_list", {"counter": 106}),
     )
 
 
-def test_a_day_of_observations_stays_small() -> None:
+STEP = (
+    CORE + "Iteration(4): {} context requests, {} context tokens, 1 generation requests, "
+    "1 generation tokens, iteration elapsed time: 3.05 ms\n"
+)
+# the wording of newer releases
+NEWER = STEP.replace("Iteration", "Engine 000: Iteration").replace("ms", "ms, CPU KV cache: 0.1%")
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        (OBSERVED, None),
+        (STEP.format(1, 512), ()),
+        (STEP.format(0, 0), ()),
+        (
+            STEP.format(2, 1031) + STEP.format(1, 9) + STEP.format(3, 40),
+            (SharedStep(2, 1031), SharedStep(3, 40)),
+        ),
+        (NEWER.format(2, 9), (SharedStep(2, 9),)),
+    ],
+)
+def test_steps_with_several_prompts(text: str, steps: tuple[SharedStep, ...] | None) -> None:
+    assert shared_steps(read_lines(text)) == steps
+
+
+def test_facts_of_a_day_stay_small() -> None:
     line = 'INFO x] LAB observed store {"event": 1}\n'
     assert len(observed(read_lines(line * 10_050))) == 10_000
-
-
-STEP = """\
-(EngineCore pid=7) INFO 11-21 20:22:35 [core.py:450] Iteration(4): {} context requests, {} context tokens, 1 generation requests, \
-1 generation tokens, iteration elapsed time: 3.05 ms
-(APIServer pid=5) INFO 11-21 20:22:35 [loggers.py:197] Engine 000: Iteration(5): 0 context requests, 0 context tokens, \
-1 generation requests, 1 generation tokens, iteration elapsed time: 3.05 ms, CPU KV cache usage: 0.1%
-"""
-
-
-def test_steps_with_several_prompts_are_read_in_both_wordings() -> None:
-    assert shared_steps(read_lines(LOG)) is None
-    assert shared_steps(read_lines(STEP.format(1, 512))) == ()
-    assert shared_steps(read_lines(STEP.format(2, 1031) + STEP.format(3, 40))) == (
-        SharedStep(2, 1031),
-        SharedStep(3, 40),
-    )
-    newer = STEP.format(0, 0).replace("0 context requests, 0 context", "2 context requests, 9 context").splitlines()[1]
-    assert shared_steps(read_lines(newer)) == (SharedStep(2, 9),)
     assert len(shared_steps(read_lines(STEP.format(2, 9) * 10_050)) or ()) == 10_000
 
 
 @pytest.mark.parametrize("text", ["{{'model': 'a'}}", "{[1]: 2}", "{'a': " * 400 + "}" * 400])
 def test_arguments_that_are_no_dictionary_are_no_facts(text: str) -> None:
-    assert boot_facts(read_lines(f"INFO 01-01 00:00:00 [a.py:1] non-default args: {text}")).args == {}
+    assert (
+        boot_facts(read_lines(f"INFO 01-01 00:00:00 [a.py:1] non-default args: {text}")).args == {}
+    )

@@ -23,10 +23,13 @@ def life_of(*lines: str) -> ServerLife:
         (CORE + "EngineCore encountered a fatal error.", SignKind.FATAL),
         (CORE + "EngineCore failed to start.", SignKind.BOOT_FAILED),
         (
-            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
+            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See above.",
             SignKind.BOOT_FAILED,
         ),
-        (CORE + "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", SignKind.WORKER_DIED),
+        (
+            CORE + "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.",
+            SignKind.WORKER_DIED,
+        ),
         (CORE + "Engine core proc EngineCore_DP0 died unexpectedly.", SignKind.ENGINE_GONE),
         (CORE + "AsyncLLM output_handler failed.", SignKind.ENGINE_DEAD),
         ("Fatal Python error: Segmentation fault", SignKind.NATIVE_CRASH),
@@ -35,8 +38,14 @@ def life_of(*lines: str) -> ServerLife:
         ("INFO:     Shutting down ", SignKind.SHUTDOWN),
         ("Killed ", SignKind.BY_SIGNAL),
         ("EngineCore encountered a fatal error. ", SignKind.FATAL),
-        ("[rank1]:[E8 P.cpp:1] watchdog thread terminated with exception: CUDA error", SignKind.NATIVE_CRASH),
-        ('INFO:     1.2.3.4:5 - "GET /health HTTP/1.1" 503 Service Unavailable', SignKind.HEALTH_503),
+        (
+            "[rank1]:[E8 P.cpp:1] watchdog thread terminated with exception: CUDA error",
+            SignKind.NATIVE_CRASH,
+        ),
+        (
+            'INFO:     1.2.3.4:5 - "GET /health HTTP/1.1" 503 Service Unavailable',
+            SignKind.HEALTH_503,
+        ),
         ('INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 500 x', SignKind.SERVER_ERROR),
     ],
 )
@@ -67,24 +76,24 @@ def test_a_line_that_quotes_a_sign_is_none(line: str) -> None:
     assert not life_of(line).first
 
 
-@pytest.mark.parametrize("line", ["Traceback (most recent call last):", '  File "/x/y.py", line 1, in run_busy_loop'])
-def test_a_traceback_that_a_request_log_quotes_is_none(line: str) -> None:
-    for quoting, cut in ((CORE.replace("ERROR", "INFO"), False), (CORE, True)):
-        assert (life_of(quoting + line).cut_inside is not None) is cut
+HEAD, LOOP = "Traceback (most recent call last):", '  File "/x/y.py", line 1, in run_busy_loop'
+OTHER = LOOP.replace("run_busy_loop", "f")
+INFO = CORE.replace("ERROR", "INFO")
 
 
 @pytest.mark.parametrize(
-    ("prefix", "function", "cut"),
+    ("prefix", "lines", "cut"),
     [
-        (CORE, "f", True),
-        (API.replace("INFO", "ERROR"), "run_busy_loop", False),
-        ("", "run_busy_loop", True),
-        ("", "f", False),
+        # a request log quotes it
+        *((prefix, [line], prefix is CORE) for prefix in (INFO, CORE) for line in (HEAD, LOOP)),
+        (CORE, [HEAD, OTHER], True),
+        (API.replace("INFO", "ERROR"), [HEAD, LOOP], False),
+        ("", [HEAD, LOOP], True),
+        ("", [HEAD, OTHER], False),
     ],
 )
-def test_a_traceback_of_an_engine_is_cut(prefix: str, function: str, cut: bool) -> None:
-    life = life_of(prefix + "Traceback (most recent call last):", f'{prefix}  File "/x/y.py", line 1, in {function}')
-    assert (life.cut_inside is not None) is cut
+def test_a_traceback_of_an_engine_is_cut(prefix: str, lines: list[str], cut: bool) -> None:
+    assert (life_of(*(prefix + line for line in lines)).cut_inside is not None) is cut
 
 
 BOOT = API + "vLLM API server version 0.32.0"
@@ -109,28 +118,42 @@ def test_a_server_that_begins_ends_the_one_before(before: str, line: str, ended:
 
 @pytest.mark.parametrize(("words", "number"), [("shutdown triggered", 2), ("waiting", 0)])
 def test_a_stop_without_its_trigger_began_before_the_log(words: str, number: int) -> None:
-    assert life_of("x", f"{API}[shutdown] API server: {words}").line_of(SignKind.STOP_ASKED) == number
+    assert (
+        life_of("x", f"{API}[shutdown] API server: {words}").line_of(SignKind.STOP_ASKED) == number
+    )
 
 
 def test_prose_is_kept_up_to_a_limit() -> None:
     assert life_of("(EngineCore pid=2) x", "INFO:     x", "y").prose == ["y"]
     assert len(life_of(*["x" * 15_000] * 4).prose) == 2
-    life = life_of("x", "EngineCore failed to start", "x")
-    assert (life.quoted, life_of("x").quoted) == (True, False)
+    quoting = life_of("x", "EngineCore failed to start", "x")
+    assert (quoting.quoted, life_of("x").quoted) == (True, False)
 
 
-def test_a_text_is_a_log_only_with_lines_of_a_server() -> None:
-    assert not life_of("").is_log
-    assert not life_of("\n", "\n").is_log
-    assert not life_of("prose", "more prose", API + "x").is_log
-    assert life_of("prose", API + "x").is_log
+@pytest.mark.parametrize(
+    ("lines", "is_log"),
+    [
+        ([""], False),
+        (["\n", "\n"], False),
+        (["prose", "more prose", API + "x"], False),
+        (["prose", API + "x"], True),
+    ],
+)
+def test_a_text_is_a_log_only_with_lines_of_a_server(lines: list[str], is_log: bool) -> None:
+    assert life_of(*lines).is_log is is_log
 
 
 def stats(
-    *, prompt: str = "0.0", generated: str = "0.0", running: int = 0, waiting: int = 0, engine: str = "Engine 000: "
+    *,
+    prompt: str = "0.0",
+    generated: str = "0.0",
+    running: int = 0,
+    waiting: int = 0,
+    engine: str = "Engine 000: ",
 ) -> str:
     return (
-        f"{API}{engine}Avg prompt throughput: {prompt} tokens/s, Avg generation throughput: {generated} tokens/s, "
+        f"{API}{engine}Avg prompt throughput: {prompt} tokens/s, "
+        f"Avg generation throughput: {generated} tokens/s, "
         f"Running: {running} reqs, Waiting: {waiting} reqs"
     )
 
@@ -147,8 +170,16 @@ WAIT = API + "No available shared memory broadcast block found in 60 seconds."
         ([stats(running=1, waiting=1)], {"000": 1}, {"000": True}),
         ([stats(prompt="9.0", running=2)], {"000": 0}, {"000": True}),
         ([stats(running=2), stats(running=2)], {"000": 2}, {"000": True}),
-        ([stats(running=2), stats(running=2), stats(generated="55.0", running=2)], {"000": 0}, {"000": True}),
-        ([stats(running=2), stats(running=2, engine="")], {"000": 1, "": 1}, {"000": True, "": True}),
+        (
+            [stats(running=2), stats(running=2), stats(generated="55.0", running=2)],
+            {"000": 0},
+            {"000": True},
+        ),
+        (
+            [stats(running=2), stats(running=2, engine="")],
+            {"000": 1, "": 1},
+            {"000": True, "": True},
+        ),
         ([stats(running=2), ANSWER], {}, {"000": True}),
         ([API + "[shutdown] API server: shutdown triggered", stats(running=2)], {}, {}),
     ],
@@ -182,19 +213,15 @@ def test_an_engine_survived_what_three_answers_follow(answers: int, line: int) -
     assert life_of(API + "x", *[ANSWER] * answers).survived_until == line
 
 
-def test_a_traceback_of_the_environment_is_not_the_servers() -> None:
-    trace = ["Traceback (most recent call last):", '  File "/x/y.py", line 1, in run', "ValueError: no such tool"]
-    for end in ("```", "</details>", API + "x"):
-        lines = [
-            "Collecting environment information...",
-            "Killed",
-            "kv_connector='X'",
-            end,
-            "Killed",
-            "kv_connector='Y'",
-        ]
-        life = life_of(*lines)
-        assert (life.first[SignKind.BY_SIGNAL].line, life.connector) == (5, "Y"), end
+@pytest.mark.parametrize("end", ["```", "</details>", API + "x"])
+def test_the_environment_is_not_the_servers(end: str) -> None:
+    quoted = ["Killed", "kv_connector='X'", end, "Killed", "kv_connector='Y'"]
+    life = life_of("Collecting environment information...", *quoted)
+    assert (life.first[SignKind.BY_SIGNAL].line, life.connector) == (5, "Y")
+
+
+def test_a_traceback_in_the_environment_is_no_prose() -> None:
+    trace = [HEAD, '  File "/x/y.py", line 1, in run', "ValueError: no such tool"]
     assert life_of("System Info", *trace).prose == []
     assert life_of(*trace).prose == trace
 
@@ -207,15 +234,30 @@ def test_facts_that_a_life_collects() -> None:
         "(EngineCore pid=2) INFO 11-20 08:24:30 [core.py:1] up",
         CORE + "down",
     )
-    assert (life.booted, life.api_pid, life.first_engine_line, life.engine_error) == (True, 1, 4, True)
+    processes = (life.booted, life.api_pid, life.first_engine_line, life.engine_error)
+    assert processes == (True, 1, 4, True)
     assert life.pids == {1: "APIServer", 2: "EngineCore", 3: "Worker"}
-    assert (life.connector, life.headless, life.ready, life.usage) == ("NixlConnector", False, False, None)
-    for level, error in (("INFO", False), ("ERROR", True), ("CRITICAL", True)):
-        assert life_of(CORE.replace("ERROR", level) + "x").engine_error is error
-    for line, of_vllm in (("x", False), ("(X pid=2) x", True), ("INFO 11-20 08:24:30 [a.py:1] x", True)):
-        assert life_of(line, "y").of_vllm is of_vllm
-    assert SignKind.HEALTH_503 not in life_of(
-        ANSWER.replace("POST /v1/completions", "GET /health").replace("200", "503"), BOOT
-    )
-    assert life_of("(MainProcess pid=1) INFO 11-20 08:24:30 [a.py:1] x").headless
-    assert life_of("vllm: error: first", "vllm serve: error: second").usage == "vllm: error: first"
+    facts = (life.connector, life.headless, life.ready, life.usage)
+    assert facts == ("NixlConnector", False, False, None)
+
+
+UNWELL = ANSWER.replace("POST /v1/completions", "GET /health").replace("200", "503")
+HEADLESS = "(MainProcess pid=1) INFO 11-20 08:24:30 [a.py:1] x"
+
+
+@pytest.mark.parametrize(
+    ("lines", "fact", "value"),
+    [
+        ([CORE + "x"], "engine_error", True),
+        ([INFO + "x"], "engine_error", False),
+        ([CORE.replace("ERROR", "CRITICAL") + "x"], "engine_error", True),
+        (["x", "y"], "of_vllm", False),
+        (["(X pid=2) x", "y"], "of_vllm", True),
+        (["INFO 11-20 08:24:30 [a.py:1] x", "y"], "of_vllm", True),
+        ([HEADLESS], "headless", True),
+        (["vllm: error: a", "vllm serve: error: b"], "usage", "vllm: error: a"),
+        ([UNWELL, BOOT], "first", {}),  # another server answered
+    ],
+)
+def test_a_fact_of_a_life(lines: list[str], fact: str, value: object) -> None:
+    assert getattr(life_of(*lines), fact) == value

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.diagnosis.recordings import DATA, recording
+from tests.diagnosis.logs import DATA, recording
 from vllm_repro_diagnosis.log_text import MAX_LINE, Line, read_lines
 
 
@@ -19,15 +19,24 @@ def one(text: str) -> Line:
 @pytest.mark.parametrize(
     ("raw", "parts"),
     [
-        ("(EngineCore_DP0 pid=7) INFO 11-20 08:24:30 [core.py:1] x", ("EngineCore_DP0", 7, "INFO", "core.py:1", "x")),
-        ('ERROR 09-30 15:18:57 [v1/core.py:7]   File "a.py"', ("", None, "ERROR", "v1/core.py:7", '  File "a.py"')),
+        (
+            "(EngineCore_DP0 pid=7) INFO 11-20 08:24:30 [core.py:1] x",
+            ("EngineCore_DP0", 7, "INFO", "core.py:1", "x"),
+        ),
+        (
+            'ERROR 09-30 15:18:57 [v1/core.py:7]   File "a.py"',
+            ("", None, "ERROR", "v1/core.py:7", '  File "a.py"'),
+        ),
         ("INFO 05-01 10:00:00 core.py:55] old", ("", None, "INFO", "core.py:55", "old")),
         ("INFO 11-20 08:24:30.123 [core.py:1] x", ("", None, "INFO", "core.py:1", "x")),
-        ("INFO:     Application startup complete.", ("", None, "INFO", "", "Application startup complete.")),
+        (
+            "INFO:     Application startup complete.",
+            ("", None, "INFO", "", "Application startup complete."),
+        ),
         ("(APIServer pid=3) ERROR:    Exception", ("APIServer", 3, "ERROR", "", "Exception")),
         ("(Worker pid=4) RuntimeError: bare", ("Worker", 4, "", "", "RuntimeError: bare")),
         (
-            "(RayWorkerWrapper pid=8, ip=10.0.0.1) (EngineCore pid=5) INFO 11-20 08:24:30 [a.py:1] z",
+            "(RayWorker pid=8, ip=10.0.0.1) (EngineCore pid=5) INFO 11-20 08:24:30 [a.py:1] z",
             ("EngineCore", 5, "INFO", "a.py:1", "z"),
         ),
         ("(EngineCore_0 pid=5) (VllmWorker TP0 pid=7) y", ("VllmWorker", 7, "", "", "y")),
@@ -73,39 +82,64 @@ def test_prefixes_of_vllm(raw: str, parts: tuple[str, int | None, str, str, str]
 def test_known_collectors_are_removed(collector: str) -> None:
     bare = "(EngineCore pid=5) ERROR 11-20 08:24:30 [core.py:1138]     raise AssertionError("
     line = one(collector.format(bare))
-    assert (line.process, line.pid, line.level, line.source) == ("EngineCore", 5, "ERROR", "core.py:1138")
+    parts = (line.process, line.pid, line.level, line.source)
+    assert parts == ("EngineCore", 5, "ERROR", "core.py:1138")
     assert line.text == "    raise AssertionError("
 
 
-def test_a_colour_around_the_prefix_is_removed() -> None:
-    line = one("[1;36m(APIServer pid=9627)[0;0m INFO 11-20 08:24:30 [a.py:1] x")
-    assert (line.process, line.level, line.text) == ("APIServer", "INFO", "x")
-    assert one("rate(requests[5m]) and a[10] stay").text == "rate(requests[5m]) and a[10] stay"
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("[1;36m(APIServer pid=9627)[0;0m INFO 11-20 08:24:30 [a.py:1] x", "x"),
+        ("rate(requests[5m]) and a[10] stay", "rate(requests[5m]) and a[10] stay"),
+        # Indentation without a vLLM prefix stays.
+        ("    raise AssertionError(", "    raise AssertionError("),
+        (">     raise AssertionError(", "    raise AssertionError("),
+        ("2026-11-20T08:24:30Z   File 'a.py'", "  File 'a.py'"),
+        # Other JSON than a collector's record stays whole.
+        *(
+            (text, text)
+            for text in (
+                *('{"log": broken', '{"error": {"message": "x"}}', '{"log": 3}'),
+                *("{}", '{"a": [1]}', '{"log": [1, 999]}'),
+            )
+        ),
+        # A message that quotes a log line stays whole.
+        (
+            "INFO 11-20 08:24:30 [a.py:1] prompt: (Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x",
+            "prompt: (Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x",
+        ),
+    ],
+)
+def test_the_text_of_a_line(raw: str, text: str) -> None:
+    assert one(raw).text == text
 
 
-def test_indentation_without_a_vllm_prefix_is_kept() -> None:
-    assert one("    raise AssertionError(").text == "    raise AssertionError("
-    assert one(">     raise AssertionError(").text == "    raise AssertionError("
-    assert one("2026-11-20T08:24:30Z   File 'a.py'").text == "  File 'a.py'"
-
-
-@pytest.mark.parametrize("key", ["log", "line", "message", "MESSAGE", "msg", "textPayload", "journald in colour"])
-def test_json_records_are_read_like_their_log(key: str) -> None:
+@pytest.mark.parametrize("key", ["log", "line", "message", "MESSAGE", "msg", "textPayload"])
+@pytest.mark.parametrize("in_colour", [False, True])
+def test_json_records_are_read_like_their_log(key: str, in_colour: bool) -> None:
     text = recording("v0.32.0-killed-inflight")
-    records: list[dict[str, object]]
-    if key == "journald in colour":
-        records = [{"MESSAGE": list(f"\x1b[1m{line}".encode())} for line in text.splitlines()]
-    else:
-        records = [{"time": "x", key: line} for line in text.splitlines()]
+    # journald writes a message with colours as a list of bytes
+    records = [
+        {"time": "x", key: list(f"\x1b[1m{line}".encode()) if in_colour else line}
+        for line in text.splitlines()
+    ]
     read = read_lines("\n".join(map(json.dumps, records)))
     assert [line.text for line in read] == [line.text for line in read_lines(text)]
 
 
-@pytest.mark.parametrize(
-    "text", ['{"log": broken', '{"error": {"message": "x"}}', '{"log": 3}', "{}", '{"a": [1]}', '{"log": [1, 999]}']
-)
-def test_other_json_stays_whole(text: str) -> None:
-    assert one(text).text == text
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_read_with_and_without_a_mark(encoding: str) -> None:
+    log = "first\nthe “cause”".encode(encoding)
+    for source in (log, io.BufferedReader(io.BytesIO(log))):
+        assert [line.text for line in read_lines(source)] == ["first", "the “cause”"]
+
+
+def test_text_with_commas_is_no_table() -> None:
+    text = ["1, a b", "2, c d", "x, e f"]
+    assert [line.text for line in read_lines("\n".join(text))] == text
+    never_closed = 'Date,Line\n9,first\n9,"' + "x" * 2_000_000 + "\nlast\n"
+    assert [line.text for line in read_lines(never_closed)][:2] == ["Line", "first"]
 
 
 class Endless(io.RawIOBase):
@@ -128,34 +162,37 @@ def test_an_endless_line_is_read_in_pieces() -> None:
     assert file.left == 0
 
 
+STAMPED = "(Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
+BAR = "100%|##| 5/5 [00:01]"
+
+
 def test_a_log_line_after_a_progress_bar_is_split_off() -> None:
-    text = "Capturing: 50%|#\rCapturing: 100%|##| 5/5 [00:01](Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x\nnext"
-    lines = list(read_lines(text))
-    assert [line.number for line in lines] == [1, 2, 2, 3]
-    assert (lines[2].process, lines[2].text) == ("Worker", "x")
-    assert lines[3].text == "next"
+    lines = list(read_lines(f"50%|#\r{BAR}{STAMPED}\nnext"))
+    assert [(line.number, line.process, line.text) for line in lines] == [
+        *((1, "", "50%|#"), (2, "", BAR), (2, "Worker", "x"), (3, "", "next"))
+    ]
 
 
-def test_a_prefix_is_learnt_only_if_most_lines_have_it() -> None:
-    stamped = "(Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
-    bar = f"100%|##| 5/5 [00:01]{stamped}\n100%|##| 5/5 [00:01]{stamped}\n"
-    words = [line.text for line in read_lines(bar + f"{stamped}\n" * 3 + "100%|##| 5/5 [00:01]")]
-    assert words[-1] == "100%|##| 5/5 [00:01]", "a bar is no prefix"
-    lines = list(read_lines(f"0: first\n0: {stamped}\n1: {stamped}\n0:     raise x\n0:"))
-    assert [line.text for line in lines] == ["first", "x", "x", "    raise x", ""]
-    assert next(line.text for line in read_lines(f"0: first\n0: {stamped}")) == "0: first", "one line shows no rule"
-
-
-def test_a_message_that_quotes_a_log_line_stays_whole() -> None:
-    quoted = "(APIServer pid=1) INFO 11-20 08:24:30 [a.py:1] prompt: (Worker pid=2) ERROR 11-20 08:24:30 [w.py:1] x"
-    assert one(quoted).text.startswith("prompt: (Worker")
+@pytest.mark.parametrize(
+    ("lines", "texts"),
+    [
+        # a bar is no prefix
+        ([f"{BAR}{STAMPED}"] * 2 + [STAMPED] * 3 + [BAR], [BAR, "x"] * 2 + ["x"] * 3 + [BAR]),
+        (
+            ["0: first", f"0: {STAMPED}", f"1: {STAMPED}", "0:     raise x", "0:"],
+            ["first", "x", "x", "    raise x", ""],
+        ),
+        # one line shows no rule
+        (["0: first", f"0: {STAMPED}"], ["0: first", f"0: {STAMPED}"]),
+    ],
+)
+def test_a_prefix_is_learnt_if_most_lines_have_it(lines: list[str], texts: list[str]) -> None:
+    assert [line.text for line in read_lines("\n".join(lines))] == texts
 
 
 def test_broken_utf8_is_replaced_and_a_long_line_is_cut() -> None:
     lines = list(read_lines(b"a\xff\n" + b"x" * (MAX_LINE + 10) + b"\nend"))
-    assert lines[0].text == "a�"
-    assert len(lines[1].raw) == MAX_LINE
-    assert lines[2].text == "end"
+    assert [line.text for line in lines] == ["a�", "x" * MAX_LINE, "end"]
 
 
 def test_an_open_binary_file_reads_like_its_text() -> None:
@@ -164,7 +201,8 @@ def test_an_open_binary_file_reads_like_its_text() -> None:
         from_file = list(read_lines(file))
     text = path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
     assert from_file == list(read_lines(text))
-    assert {line.number for line in from_file} == set(range(1, text.removesuffix("\n").count("\n") + 2))
+    last = len(text.removesuffix("\n").split("\n"))
+    assert {line.number for line in from_file} == set(range(1, last + 1))
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
@@ -172,5 +210,4 @@ def test_an_open_binary_file_reads_like_its_text() -> None:
 def test_any_text_is_read(text: str) -> None:
     lines = list(read_lines(text))
     assert [line.number for line in lines] == sorted(line.number for line in lines)
-    for line in lines:
-        assert line.raw.endswith(line.text)
+    assert all(line.raw.endswith(line.text) for line in lines)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,25 +9,48 @@ from vllm_repro_diagnosis.root_cause import Root, find_root, squeeze, unwrap
 from vllm_repro_diagnosis.tracebacks import Frame, Raised
 
 FATAL = "EngineCore encountered a fatal error."
+FAILED = "EngineCore failed to start."
+HIT = "WorkerProc hit an exception."
 QUOTED = "Workspace is locked but allocation requires 16.00 MB"
+WRAPPER = "Worker failed with error '{}', please check the stack trace above"
 
 
 def raised(
-    exception: str, message: str, *functions: str, process: str = "EngineCore", headline: str = "", line: int = 1
+    exception: str,
+    message: str,
+    *functions: str,
+    process: str = "EngineCore",
+    headline: str = "",
+    line: int = 1,
 ) -> Raised:
-    frames = tuple(Frame("vllm/v1/a.py", function) for function in functions)
     return Raised(
-        exception=exception, message=message, frames=frames, process=process, headline=headline, first_line=line
+        exception=exception,
+        message=message,
+        frames=tuple(Frame("vllm/v1/a.py", function) for function in functions),
+        process=process,
+        headline=headline,
+        first_line=line,
     )
 
 
-WORKER = raised("AssertionError", QUOTED, "worker_busy_loop", "reserve", process="Worker_TP0")
+def in_worker(message: str, headline: str = HIT) -> Raised:
+    return raised(
+        "AssertionError",
+        message,
+        *("worker_busy_loop", "reserve"),
+        process="Worker_TP0",
+        headline=headline,
+    )
+
+
+def wrapper(message: str, headline: str = FATAL) -> Raised:
+    return raised("RuntimeError", message, "run_busy_loop", headline=headline)
 
 
 @pytest.mark.parametrize(
     ("message", "quoted"),
     [
-        (f"Worker failed with error '{QUOTED}', please check the stack trace above", QUOTED),
+        (WRAPPER.format(QUOTED), QUOTED),
         (f"Worker failed with error '{QUOTED}',\nplease  check the stack trace", QUOTED),
         (f"Worker failed with error '{QUOTED} ", QUOTED),  # cut off
         ("no wrapper", None),
@@ -40,15 +64,11 @@ def test_squeeze_undoes_wrapping_and_curly_quotes() -> None:
     assert squeeze(" a\n  \u2018b\u2019 \u201cc\u201d ") == "a 'b' \"c\""
 
 
-def in_worker(message: str, headline: str = "WorkerProc hit an exception.") -> Raised:
-    return raised("AssertionError", message, "worker_busy_loop", "reserve", process="Worker_TP0", headline=headline)
-
-
 TWENTY_ONE = "Workspace is locked !"
 
 
 @pytest.mark.parametrize(
-    ("quoted", "own", "found"),
+    ("quoted", "cause", "same"),
     [
         (QUOTED, in_worker(QUOTED), True),
         (QUOTED, in_worker(QUOTED.replace(" ", "\n ")), True),
@@ -63,88 +83,107 @@ TWENTY_ONE = "Workspace is locked !"
         ("", in_worker("", headline="Error getting async model runner output"), True),
         ("", in_worker("", headline=""), False),
         ("", in_worker(QUOTED), False),
-        ("", raised("AssertionError", "", process="Worker_TP0", headline="WorkerProc hit an exception."), False),
+        ("", raised("AssertionError", "", process="Worker_TP0", headline=HIT), False),
     ],
 )
-def test_the_exception_that_a_wrapper_quotes(quoted: str, own: Raised, found: bool) -> None:
-    wrapper = raised("RuntimeError", f"Worker failed with error '{quoted}', please check the stack trace", "step")
-    root = find_root([replace(wrapper, headline=FATAL), own])
-    assert root is not None
-    assert (root.raised is own, root.class_known, root.quoted) == (found, found, quoted)
-    assert root.message == (own.message if found else quoted)
-
-
-@pytest.mark.parametrize("end", ["', please check the stack trace above", ""])
-def test_a_wrapper_leads_to_the_exception_that_it_quotes(end: str) -> None:
-    wrapper = raised(
-        "RuntimeError",
-        f"Worker failed with error '{QUOTED}{end}",
-        "run_busy_loop",
-        headline="EngineCore encountered a fatal error.",
+def test_the_exception_that_a_wrapper_quotes(quoted: str, cause: Raised, same: bool) -> None:
+    quoting = wrapper(WRAPPER.format(quoted))
+    root = find_root([quoting, cause])
+    assert root == Root(
+        raised=cause if same else quoting, wrapped=True, class_known=same, quoted=quoted
     )
-    root = find_root([wrapper, WORKER])
-    assert root is not None
-    assert (root.raised, root.wrapped, root.class_known) == (WORKER, True, True)
-    alone = find_root([wrapper])
-    assert alone is not None
-    assert (alone.message, alone.frames, alone.class_known) == (QUOTED, (), False)
+    assert root.message == (cause.message if same else quoted)
+    assert root.frames == (cause.frames if same else ())
+
+
+def chain(*links: Raised) -> Raised:
+    """Return the last exception with the ones before it as its causes."""
+    last = links[0]
+    for link in links[1:]:
+        last = replace(link, cause=last)
+    return last
+
+
+CAUSE = raised("ValueError", "no such layer", "worker_busy_loop", process="Worker_TP0", line=9)
+CUT = wrapper(f"Worker failed with error '{QUOTED}")
+MEMORY = raised("ValueError", "No memory", "worker_main", process="Worker_TP0", line=9)
+BARE = raised("RuntimeError", "no frames")
+EXIT = raised("SystemExit", "1", "worker_busy_loop")
+EMPTY = wrapper("Engine core initialization failed", FAILED)
+GAVE_UP = raised("RuntimeError", "gave up", "step")
+LOOK_UP = raised("KeyError", "x", "step")
+LAST = raised("IndexError", "out of bounds", "run_busy_loop", line=20)
+LOST = raised("RuntimeError", "Connection closed by peer", "worker_busy_loop", process="Worker_TP1")
+QUOTES_LOST = wrapper(WRAPPER.format(LOST.message))
+# vLLM 0.24.0 and newer, with asynchronous scheduling: the step failed in the worker.
+MISSED = replace(
+    raised("KeyError", "'cmpl-1'", headline=FATAL, line=9),
+    frames=(
+        Frame(
+            "vllm/v1/core/sched/scheduler.py",
+            "update_from_output",
+            "req_index = model_runner_output.req_id_to_index[req_id]",
+        ),
+    ),
+)
+TORCH = replace(raised("ValueError", "x", process=""), frames=(Frame("torch/a.py", "f"),))
+IN_VLLM = raised("KeyError", "x", "get", process="")
+OF_API = raised("ValueError", "bad request", "run_server", process="APIServer")
+AFTER = replace(chain(EMPTY, raised("ValueError", "gave up", "step")), explicit=True)
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("known", "root"),
     [
-        "Engine core initialization failed. See root cause above.",
-        "WorkerProc initialization failed due to an exception",
-        "Input socket thread died during startup",
+        ([CUT, in_worker(QUOTED)], Root(raised=in_worker(QUOTED), wrapped=True, quoted=QUOTED)),
+        ([CUT], Root(raised=CUT, wrapped=True, class_known=False, quoted=QUOTED)),
+        # An empty wrapper leads to the first exception with frames.
+        *(
+            (
+                [wrapper(message, FAILED), EXIT, raised("OSError", "no frames"), MEMORY],
+                Root(raised=MEMORY, wrapped=True),
+            )
+            for message in (
+                "Engine core initialization failed. See root cause above.",
+                "WorkerProc initialization failed due to an exception",
+                "Input socket thread died during startup",
+            )
+        ),
+        ([AFTER], Root(raised=EMPTY, wrapped=True)),
+        # An output that EngineCore misses leads to the worker's exception.
+        ([CAUSE, MISSED], Root(raised=CAUSE)),
+        ([MISSED], Root(raised=MISSED)),
+        # A wrapper of a lost peer leads to the peer's exception.
+        ([QUOTES_LOST, LOST, CAUSE], Root(raised=CAUSE, wrapped=True)),
+        ([QUOTES_LOST, LOST], Root(raised=LOST, wrapped=True, quoted=LOST.message)),
+        ([EXIT, BARE], Root(raised=BARE)),
+        # A look-up that fails before a cleanup does is the root.
+        ([chain(LOOK_UP, raised("OSError", "", "shutdown"), GAVE_UP)], Root(raised=LOOK_UP)),
+        # The last words of the engine come before earlier exceptions.
+        *(
+            (known, Root(raised=root))
+            for headline in (FATAL, FAILED, "Engine background task failed")
+            for last in [replace(LAST, headline=headline)]
+            for lost in [replace(last, exception="RuntimeError", message=LOST.message)]
+            for known, root in (([CAUSE, last], last), ([lost], lost), ([lost, CAUSE], CAUSE))
+        ),
+        ([TORCH, IN_VLLM], None),
+        ([OF_API], None),
+        ([raised("EngineDeadError", "", "step")], None),
+        # An empty wrapper that is not the last word is passed over.
+        ([replace(EMPTY, headline=""), MEMORY], Root(raised=MEMORY)),
     ],
 )
-def test_an_empty_wrapper_leads_to_the_first_exception_with_frames(message: str) -> None:
-    wrapper = raised("RuntimeError", message, "run_engine_core", headline="EngineCore failed to start.")
-    memory = raised("ValueError", "No available memory", "worker_main", "load_model", process="Worker_TP0", line=9)
-    root = find_root([wrapper, raised("SystemExit", "1", "worker_main"), raised("OSError", "no frames"), memory])
-    assert root is not None
-    assert (root.raised, root.wrapped) == (memory, True)
+def test_the_root(known: Sequence[Raised], root: Root | None) -> None:
+    assert find_root(known) == root
 
 
-@pytest.mark.parametrize("exception", ["KeyError", "CancelledError"])
-def test_a_failed_look_up_is_not_the_root(exception: str) -> None:
-    lookup = raised(exception, "", "step")
-    stated = replace(lookup, exception="ValueError", message="unknown layer x", cause=lookup)
-    root = find_root([stated])
-    assert root is not None
-    assert root.raised is stated
-
-
-def test_exceptions_of_the_api_server_count_in_a_paste_only() -> None:
-    api = raised("ValueError", "bad request", "run_server", process="APIServer")
-    assert find_root([api]) is None
-    assert find_root([api], paste=True) is not None
-    assert find_root([raised("EngineDeadError", "", "step")]) is None
-
-
-def test_empty_wrappers_are_passed_over() -> None:
-    wrapper = raised("RuntimeError", "Engine core initialization failed", "run_engine_core")
-    memory = raised("ValueError", "No available memory", "worker_main", process="Worker_TP0", line=9)
-    root = find_root([wrapper, memory])
-    assert root is not None
-    assert (root.raised, root.wrapped) == (memory, False)
-    lost = raised("RuntimeError", "Connection closed by peer", "worker_busy_loop", process="Worker_TP1")
-    root = find_root([lost, wrapper, memory])
-    assert root is not None
-    assert root.raised is memory
-
-
-def test_an_exception_caused_by_an_empty_wrapper_is_not_the_root() -> None:
-    wrapper = raised(
-        "RuntimeError", "Engine core initialization failed", "run_engine_core", headline="EngineCore failed to start."
-    )
-    after = replace(wrapper, exception="ValueError", message="gave up", headline="", cause=wrapper, explicit=True)
-    root = find_root([wrapper, after])
-    assert root is not None
-    assert (root.raised, root.wrapped) == (wrapper, True)
-
-
-OWN = raised("ValueError", "no such layer", "worker_busy_loop", "load", process="Worker_TP0", line=9)
+@pytest.mark.parametrize(
+    ("known", "root"),
+    [([TORCH, IN_VLLM], IN_VLLM), ([TORCH], TORCH), ([OF_API], OF_API), ([], None)],
+)
+def test_the_root_in_a_paste(known: Sequence[Raised], root: Raised | None) -> None:
+    assert find_root(known, paste=True) == (root and Root(raised=root))
 
 
 @pytest.mark.parametrize(
@@ -152,24 +191,20 @@ OWN = raised("ValueError", "no such layer", "worker_busy_loop", "load", process=
     [
         ("ValueError", "bad", "step", True),
         ("queue.Empty", "", "step", False),
+        ("CancelledError", "", "step", False),
+        ("KeyError", "x", "step", False),
         ("TimeoutError", "", "step", False),
         ("TimeoutError", "after 10 s", "step", True),
-        ("KeyError", "x", "shutdown", True),  # an exception in the cleanup is not what the look-up meant
+        ("KeyError", "x", "shutdown", True),  # a cleanup does not state what the look-up meant
         ("KeyErrors", "x", "step", True),
     ],
 )
-def test_the_oldest_exception_of_a_chain_that_is_no_look_up(first: str, message: str, then: str, oldest: bool) -> None:
-    link = raised(first, message, "step")
-    last = replace(raised("RuntimeError", "gave up", then), cause=link)
-    root = find_root([last])
-    assert root is not None
-    assert root.raised is (link if oldest else last)
-
-
-def test_a_look_up_that_fails_before_a_cleanup_does_is_the_root() -> None:
-    lookup = raised("KeyError", "x", "step")
-    in_cleanup = replace(raised("OSError", "gone", "shutdown"), cause=lookup)
-    assert find_root([replace(raised("RuntimeError", "gave up", "step"), cause=in_cleanup)]) == Root(raised=lookup)
+def test_the_oldest_exception_that_is_no_look_up(
+    first: str, message: str, then: str, oldest: bool
+) -> None:
+    link, last = raised(first, message, "step"), raised("RuntimeError", "gave up", then)
+    root = find_root([chain(link, last)])
+    assert root == Root(raised=link if oldest else chain(link, last))
 
 
 @pytest.mark.parametrize(
@@ -177,72 +212,26 @@ def test_a_look_up_that_fails_before_a_cleanup_does_is_the_root() -> None:
     [
         *(
             raised(name, "x", "worker_busy_loop", process="Worker_TP1")
-            for name in (
-                "SystemExit",
-                "KeyboardInterrupt",
-                "CancelledError",
-                "BrokenPipeError",
-                "EOFError",
-                "zmq.ZMQError",
-            )
+            for name in ("SystemExit", "KeyboardInterrupt", "CancelledError", "BrokenPipeError")
         ),
-        raised("RuntimeError", "cancelled", "worker_busy_loop", process="Worker_TP1"),
-        raised("RuntimeError", "Executor failed.", "worker_busy_loop", process="Worker_TP1"),
+        *(
+            raised(name, "x", "worker_busy_loop", process="Worker_TP1")
+            for name in ("EOFError", "zmq.ZMQError")
+        ),
+        *(
+            raised("RuntimeError", message, "worker_busy_loop", process="Worker_TP1")
+            for message in ("cancelled", "Executor failed.", "Broken pipe")
+        ),
         raised("RuntimeError", "x", "destroy_process_group", process="Worker_TP1"),
         raised("RuntimeError", "no frames", process="Worker_TP1"),
         raised("RuntimeError", "RPC call to execute_model timed out.", "step"),
-        raised("RuntimeError", "Broken pipe", "worker_busy_loop", process="Worker_TP1"),
     ],
 )
-def test_what_only_follows_another_exception_is_not_the_root(other: Raised) -> None:
-    for known in ([other, OWN], [OWN, other]):
-        root = find_root(known)
-        assert root is not None
-        assert (root.raised, root.wrapped) == (OWN, False)
+def test_a_consequence_is_the_root_only_alone(other: Raised) -> None:
+    assert find_root([other, CAUSE]) == find_root([CAUSE, other]) == Root(raised=CAUSE)
     alone = find_root([other])
     assert alone is not None
     assert alone.raised is other
-
-
-def test_an_exception_without_frames_comes_before_one_of_termination() -> None:
-    bare = raised("RuntimeError", "no frames")
-    assert find_root([raised("SystemExit", "1", "worker_busy_loop"), bare]) == Root(raised=bare)
-
-
-def test_the_last_words_of_the_engine_come_before_earlier_exceptions() -> None:
-    for headline in (FATAL, "EngineCore failed to start.", "Engine background task failed"):
-        last = raised("IndexError", "out of bounds", "run_busy_loop", headline=headline, line=20)
-        root = find_root([OWN, last])
-        assert root is not None
-        assert root.raised is last
-        lost = replace(last, exception="RuntimeError", message="Connection closed by peer")
-        assert find_root([lost]) == Root(raised=lost)
-        assert find_root([lost, OWN]) == Root(raised=OWN)
-
-
-def test_an_output_that_engine_core_misses_leads_to_the_workers_exception() -> None:
-    """vLLM 0.24.0 and newer, with asynchronous scheduling: the step failed in the worker."""
-    line = Frame(
-        "vllm/v1/core/sched/scheduler.py",
-        "update_from_output",
-        "req_index = model_runner_output.req_id_to_index[req_id]",
-    )
-    missed = replace(raised("KeyError", "'cmpl-1'", "run_engine_core", headline=FATAL, line=9), frames=(line,))
-    own = raised("IndexError", "index out of range in self", "worker_busy_loop", "embedding", process="Worker", line=5)
-    assert find_root([own, missed]) == Root(raised=own)
-    assert find_root([missed]) == Root(raised=missed)
-
-
-def test_a_wrapper_of_a_lost_peer_leads_to_the_peers_exception() -> None:
-    lost = raised("RuntimeError", "Connection closed by peer", "worker_busy_loop", process="Worker_TP1")
-    wrapper = raised(
-        "RuntimeError",
-        "Worker failed with error 'Connection closed by peer', please check the stack trace",
-        "step",
-        headline=FATAL,
-    )
-    assert find_root([wrapper, lost, OWN]) == Root(raised=OWN, wrapped=True)
-    assert find_root([wrapper, lost]) == Root(raised=lost, wrapped=True, quoted="Connection closed by peer")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +241,7 @@ def test_a_wrapper_of_a_lost_peer_leads_to_the_peers_exception() -> None:
         ("RayWorkerWrapper", "", "f", False, True),
         ("APIServer", "", "run_busy_loop", False, False),
         ("APIServer", "Process EngineCore_0:", "f", False, True),
-        ("APIServer", "WorkerProc hit an exception.", "f", False, True),
+        ("APIServer", HIT, "f", False, True),
         ("APIServer", "Worker says", "f", False, False),
         ("APIServer", "", "f", True, True),
         ("", "", "run_busy_loop", False, True),
@@ -262,18 +251,7 @@ def test_a_wrapper_of_a_lost_peer_leads_to_the_peers_exception() -> None:
 def test_exceptions_that_come_from_an_engine(
     process: str, headline: str, function: str, native: bool, counts: bool
 ) -> None:
-    one = replace(raised("ValueError", "x", function, process=process, headline=headline), native=native)
-    assert (find_root([one]) is not None) is counts
-    after = replace(raised("ValueError", "after", "f", process=process, headline=headline), cause=one, native=native)
-    assert (find_root([after]) is not None) is counts
-
-
-def test_a_paste_prefers_what_passed_through_vllm() -> None:
-    other = replace(raised("ValueError", "x", process=""), frames=(Frame("torch/a.py", "f"),))
-    ours = raised("KeyError", "x", "get", process="")
-    root = find_root([other, ours], paste=True)
-    assert root is not None
-    assert root.raised is ours
-    assert find_root([other], paste=True) == Root(raised=other)
-    assert find_root([other, ours]) is None
-    assert find_root([], paste=True) is None
+    first = raised("ValueError", "x", function, process=process, headline=headline)
+    first = replace(first, native=native)
+    after = replace(first, message="after", frames=IN_VLLM.frames, cause=first)
+    assert [find_root([each]) is not None for each in (first, after)] == [counts, counts]

@@ -4,17 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from tests.diagnosis.recordings import pasted, recording
+from tests.diagnosis.logs import pasted, recording
 from vllm_repro_diagnosis.diagnosis import Phase, diagnose
 from vllm_repro_diagnosis.signature import How, Signature, compare, failed_nodes, quotes
 
 TQ = Signature(
     exception="AssertionError",
     message=(
-        "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires {asked} MB, "
-        "current size is {locked} MB."
+        "Workspace is locked but allocation from '{file}:{line}:_continuation_prefill' requires "
+        "{asked} MB, current size is {locked} MB."
     ),
-    frames=("_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"),
+    frames=(
+        "_prefill_attention",
+        "_continuation_prefill",
+        "get_simultaneous",
+        "_ensure_workspace_size",
+    ),
     phase=Phase.REQUEST,
 )
 MTP = Signature(
@@ -26,8 +31,8 @@ MTP = Signature(
 DSV4 = Signature(
     exception="AssertionError",
     message=(
-        "Workspace is locked but allocation from '{file}:{line}:_forward_prefill' requires {asked} MB, "
-        "current size is {locked} MB."
+        "Workspace is locked but allocation from '{file}:{line}:_forward_prefill' requires "
+        "{asked} MB, current size is {locked} MB."
     ),
     frames=("_forward_prefill", "get_simultaneous", "_ensure_workspace_size"),
     phase=Phase.REQUEST,
@@ -62,80 +67,133 @@ ALL = {"tq": TQ, "mtp": MTP, "dsv4": DSV4, "sco": SCO, "min-tokens": MIN_TOKENS}
         (recording("v0.32.0-boot"), None),
     ],
 )
-def test_each_death_matches_its_own_signature_and_no_other(text: str, belongs: str | None) -> None:
+def test_a_death_matches_only_its_signature(text: str, belongs: str | None) -> None:
     diagnosis = diagnose(text)
     hows = {name: compare(signature, diagnosis).how for name, signature in ALL.items()}
     assert hows == {name: How.MATCH if name == belongs else How.OTHER for name in ALL}
 
 
-def test_the_numbers_of_the_message_are_captured() -> None:
-    captured = compare(TQ, diagnose(pasted("tq-chunked-prefill"))).captured
-    assert captured == {"file": "turboquant_attn.py", "line": "720", "asked": "16.00", "locked": "1.02"}
-    captured = compare(DSV4, diagnose(pasted("dsv4-tp2"))).captured
-    assert (captured["asked"], captured["locked"]) == ("21.80", "21.62")
+def logged(prefix: str, *lines: str) -> str:
+    return "\n".join(prefix + line for line in lines)
+
+
+X_PY = "/venv/site-packages/vllm/v1/worker/x.py"
 
 
 def worker_block(exception: str, message: str, *functions: str) -> str:
-    lines = ["WorkerProc hit an exception.", "Traceback (most recent call last):"]
-    for function in ("worker_busy_loop", "execute_model", *functions):
-        lines += [f'  File "/venv/site-packages/vllm/v1/worker/x.py", line 1, in {function}', f"    call_{function}()"]
-    lines.append(f"{exception}: {message}" if message else exception)
-    return "\n".join(f"(Worker_TP0 pid=9) ERROR 11-20 08:13:11 [multiproc_executor.py:948] {line}" for line in lines)
+    frames = [
+        f'  File "{X_PY}", line 1, in {function}\n    call_{function}()'
+        for function in ("worker_busy_loop", "execute_model", *functions)
+    ]
+    return logged(
+        "(Worker_TP0 pid=9) ERROR 11-20 08:13:11 [multiproc_executor.py:948] ",
+        *("WorkerProc hit an exception.", "Traceback (most recent call last):"),
+        *"\n".join(frames).splitlines(),
+        f"{exception}: {message}" if message else exception,
+    )
 
 
 def engine_wrapper(message: str) -> str:
-    lines = [
-        "EngineCore encountered a fatal error.",
-        "Traceback (most recent call last):",
+    return logged(
+        "(EngineCore pid=5) ERROR 11-20 08:13:11 [core.py:1197] ",
+        *("EngineCore encountered a fatal error.", "Traceback (most recent call last):"),
         '  File "/venv/site-packages/vllm/v1/engine/core.py", line 1, in run_engine_core',
         "    engine_core.run_busy_loop()",
-        '  File "/venv/site-packages/vllm/v1/executor/multiproc_executor.py", line 1, in get_response',
-        "    raise RuntimeError(",
-        f"RuntimeError: Worker failed with error '{message}', please check the stack trace above for the root cause",
-    ]
-    return "\n".join(f"(EngineCore pid=5) ERROR 11-20 08:13:11 [core.py:1197] {line}" for line in lines)
+        f"RuntimeError: Worker failed with error '{message}', please check the stack trace above",
+    )
 
 
 LOCKED = (
-    "Workspace is locked but allocation from '{where}' requires 0.76 MB, current size is 0.00 MB. "
+    "Workspace is locked but allocation from '{}' requires 0.76 MB, current size is 0.00 MB. "
     "Workspace growth is not allowed after locking."
 )
-
-
-@pytest.mark.parametrize("block", [True, False], ids=["with the worker's block", "only quoted by EngineCore"])
-def test_a_wrapped_death_matches_with_and_without_the_workers_own_lines(block: bool) -> None:
-    message = LOCKED.format(where="turboquant_attn.py:747:_continuation_prefill")
-    text = engine_wrapper(message)
-    if block:
-        text = worker_block("AssertionError", message, *TQ.frames) + "\n" + text
-    comparison = compare(TQ, diagnose(text))
-    assert comparison.how is How.MATCH, comparison.why
-    assert comparison.captured["asked"] == "0.76"
+CONTINUED = LOCKED.format("turboquant_attn.py:747:_continuation_prefill")
+WHOLE = worker_block("AssertionError", CONTINUED, *TQ.frames)
+OTHER_CLASS = worker_block("ValueError", CONTINUED, *TQ.frames)
+KEY = Signature(exception="KeyError", message="{} missing")
+KEY_DEATH = worker_block("KeyError", "a missing", "last")
+PASTED_TQ, PASTED_SCO = pasted("tq-chunked-prefill"), pasted("sco-hybrid")
+STEPS = ("schedule", "allocate_slots", "get_new_blocks")
 
 
 @pytest.mark.parametrize(
-    ("where", "functions"),
+    ("signature", "text"),
     [
-        (
-            "turboquant_attn.py:879:_decode_attention",
-            ("_decode_attention", "get_simultaneous", "_ensure_workspace_size"),
-        ),
-        ("deepseek_v4_attention.py:1457:_forward_prefill", DSV4.frames),
-        ("b12x.py:354:_run_compressed_mla", ("_run_compressed_mla", "get_simultaneous", "_ensure_workspace_size")),
+        (TQ, WHOLE),
+        (TQ, WHOLE + "\n" + engine_wrapper(CONTINUED)),
+        (TQ, engine_wrapper(CONTINUED)),
+        (TQ, PASTED_TQ),
+        # A match may end at any frame.
+        (replace(KEY, frames=("worker_busy_loop",)), KEY_DEATH),
+        (replace(KEY, frames=("execute_model",)), KEY_DEATH),
+        (replace(KEY, frames=("last",)), KEY_DEATH),
+        # White space, quotes and line breaks do not count.
+        (DSV4, pasted("dsv4-tp2").replace("'", "\u2019").replace("requires ", "requires\n   ")),
     ],
 )
-@pytest.mark.parametrize("block", [True, False])
-def test_cousins_of_the_workspace_assertion_are_not_it(where: str, functions: tuple[str, ...], block: bool) -> None:
-    message = LOCKED.format(where=where)
-    text = engine_wrapper(message)
-    if block:
-        text = worker_block("AssertionError", message, *functions) + "\n" + text
-    assert compare(TQ, diagnose(text)).how is How.OTHER
+def test_a_match(signature: Signature, text: str) -> None:
+    assert compare(signature, diagnose(text)).how is How.MATCH
 
 
-CONTINUED = LOCKED.format(where="turboquant_attn.py:747:_continuation_prefill")
-WHOLE = worker_block("AssertionError", CONTINUED, *TQ.frames)
-KEY = Signature(exception="KeyError", message="{} missing")
+@pytest.mark.parametrize(
+    ("signature", "text"),
+    [
+        (TQ, worker_block("AssertionError", CONTINUED, "forward", "get_simultaneous")),
+        (TQ, worker_block("AssertionError", "something else", *TQ.frames)),
+        (TQ, OTHER_CLASS),
+        (replace(TQ, phase=Phase.BOOT), PASTED_TQ),
+        # The same text from another place.
+        (MTP, worker_block("RuntimeError", MTP.message + " unless.", "_dummy_run", "_suppress")),
+        (SCO, PASTED_SCO.replace("curr_block is not None", "self.num_free_blocks >= n")),
+    ],
+)
+def test_half_of_it_is_near(signature: Signature, text: str) -> None:
+    assert compare(signature, diagnose(text)).how is How.NEAR
+
+
+@pytest.mark.parametrize(
+    ("signature", "text"),
+    [
+        (TQ, worker_block("ValueError", CONTINUED, "forward")),
+        # Relatives of the bare assertion.
+        (SCO, worker_block("ValueError", "Cannot get 5 free blocks from the pool", *STEPS)),
+        (SCO, worker_block("AssertionError", "Expected 512 hit tokens, got 0", "schedule")),
+        (SCO, worker_block("AssertionError", "", "schedule", "allocate_slots")),
+        (SCO, "AssertionError: with words"),
+        (replace(MIN_TOKENS, not_in_message=("size 4096",)), recording("v0.28.0-min-tokens")),
+        # Relatives of the workspace assertion, with and without the worker's lines.
+        *(
+            (TQ, block + engine_wrapper(LOCKED.format(f"{file}:{functions[0]}")))
+            for file, functions in (
+                ("turboquant_attn.py:879", ("_decode_attention", *TQ.frames[2:])),
+                ("deepseek_v4_attention.py:1457", DSV4.frames),
+                ("b12x.py:354", ("_run_compressed_mla", *TQ.frames[2:])),
+            )
+            for message in [LOCKED.format(f"{file}:{functions[0]}")]
+            for block in ("", worker_block("AssertionError", message, *functions) + "\n")
+        ),
+    ],
+)
+def test_another_death(signature: Signature, text: str) -> None:
+    assert compare(signature, diagnose(text)).how is How.OTHER
+
+
+@pytest.mark.parametrize(
+    ("signature", "text", "captured"),
+    [
+        (TQ, PASTED_TQ, {"file": "turboquant_attn.py", "line": "720", "asked": "16.00"}),
+        (TQ, PASTED_TQ, {"locked": "1.02"}),
+        (DSV4, pasted("dsv4-tp2"), {"asked": "21.80", "locked": "21.62"}),
+        (TQ, WHOLE, {"asked": "0.76"}),
+        (TQ, engine_wrapper(CONTINUED), {"asked": "0.76"}),
+        (TQ, OTHER_CLASS, {"asked": "0.76"}),
+        (replace(KEY, message="{{{key}}} missing"), "KeyError: {c1a} missing", {"key": "c1a"}),
+    ],
+)
+def test_named_holes_are_captured(
+    signature: Signature, text: str, captured: dict[str, str]
+) -> None:
+    assert captured.items() <= compare(signature, diagnose(text)).captured.items()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +204,11 @@ KEY = Signature(exception="KeyError", message="{} missing")
         (KEY, "KeyError: c1a missing", "class and message agree"),
         (replace(KEY, message="{}"), "KeyError: c1a missing", "only the class agrees"),
         (TQ, "", "no exception of this death is known"),
-        (replace(TQ, not_in_message=("0.76 MB",)), WHOLE, "the message holds “0.76 MB”, which excludes this bug"),
+        (
+            replace(TQ, not_in_message=("0.76 MB",)),
+            WHOLE,
+            "the message holds “0.76 MB”, which excludes this bug",
+        ),
         (TQ, WHOLE.replace("Workspace is", "It is"), "the message differs"),
         (
             SCO,
@@ -158,18 +220,16 @@ KEY = Signature(exception="KeyError", message="{} missing")
             worker_block("ValueError", CONTINUED),
             "ValueError is not AssertionError; the frames do not go first → last",
         ),
-        (TQ, WHOLE.replace("vllm/v1/worker", "mine/v1"), "it failed in mine/v1/x.py, outside of vLLM"),
+        (
+            TQ,
+            WHOLE.replace("vllm/v1/worker", "mine/v1"),
+            "it failed in mine/v1/x.py, outside of vLLM",
+        ),
         (replace(TQ, phase=Phase.BOOT), WHOLE, "it died in phase request, not boot"),
     ],
 )
 def test_why_it_matches_or_does_not(signature: Signature, text: str, why: str) -> None:
     assert compare(signature, diagnose(text)).why == why
-
-
-def test_a_match_may_end_at_any_frame() -> None:
-    text = worker_block("KeyError", "a missing", "last")
-    for name in ("worker_busy_loop", "execute_model", "last"):
-        assert compare(replace(KEY, frames=(name,)), diagnose(text)).how is How.MATCH
 
 
 def test_a_message_alone_is_recognized_by_16_fixed_characters() -> None:
@@ -179,67 +239,21 @@ def test_a_message_alone_is_recognized_by_16_fixed_characters() -> None:
         assert not quotes(signature, "other")
 
 
-def test_half_of_it_is_near() -> None:
-    message = CONTINUED
-    other_way = worker_block("AssertionError", message, "forward", "get_simultaneous")
-    assert compare(TQ, diagnose(other_way)).how is How.NEAR
-    other_words = worker_block("AssertionError", "something else", *TQ.frames)
-    assert compare(TQ, diagnose(other_words)).how is How.NEAR
-    other_class = worker_block("ValueError", message, *TQ.frames)
-    assert compare(TQ, diagnose(other_class)).how is How.NEAR
-    assert compare(TQ, diagnose(other_class)).captured["asked"] == "0.76"
-    only_words = worker_block("ValueError", message, "forward")
-    assert compare(TQ, diagnose(only_words)).how is How.OTHER
-
-
-def test_the_same_text_from_another_place_is_only_near() -> None:
-    text = worker_block("RuntimeError", MTP.message + " unless pinned.", "_dummy_run", "_suppress_token_ids")
-    assert compare(MTP, diagnose(text)).how is How.NEAR
-
-
-def test_another_phase_is_only_near() -> None:
-    assert compare(TQ, diagnose(pasted("tq-chunked-prefill"))).how is How.MATCH
-    at_boot = replace(TQ, phase=Phase.BOOT)
-    assert compare(at_boot, diagnose(pasted("tq-chunked-prefill"))).how is How.NEAR
-
-
-def test_the_near_relatives_of_the_bare_assertion() -> None:
-    steps = ("schedule", "allocate_slots", "get_new_blocks")
-    exhausted = worker_block("ValueError", "Cannot get 5 free blocks from the pool", *steps)
-    hits = worker_block("AssertionError", "Expected 512 hit tokens, got 0", "schedule", "update_state_after_alloc")
-    bare_elsewhere = worker_block("AssertionError", "", "schedule", "allocate_slots")
-    for text in (exhausted, hits, bare_elsewhere):
-        assert compare(SCO, diagnose(text)).how is How.OTHER
-    other_line = pasted("sco-hybrid").replace("curr_block is not None", "self.num_free_blocks >= n")
-    assert compare(SCO, diagnose(other_line)).how is How.NEAR
-    assert compare(SCO, diagnose("AssertionError: with words")).how is How.OTHER
-
-
-def test_an_excluded_text_rules_it_out() -> None:
-    signature = replace(MIN_TOKENS, not_in_message=("with size 4096",))
-    assert compare(signature, diagnose(recording("v0.28.0-min-tokens"))).how is How.OTHER
-
-
-def test_white_space_quotes_and_line_breaks_do_not_count() -> None:
-    text = pasted("dsv4-tp2").replace("'", "\u2019").replace("requires ", "requires\n   ")
-    assert compare(DSV4, diagnose(text)).how is How.MATCH
-
-
 @pytest.mark.parametrize("message", ["{a} and {a}", "open {", "close }", "{0a}"])
-def test_a_template_that_cannot_be_read_is_refused_where_it_is_declared(message: str) -> None:
+def test_a_wrong_template_is_refused_when_declared(message: str) -> None:
     with pytest.raises(ValueError, match="template"):
         Signature(exception="ValueError", message=message)
 
 
-def test_braces_can_be_said() -> None:
-    signature = Signature(exception="KeyError", message="{{{key}}} missing")
-    assert compare(signature, diagnose("KeyError: {c1a} missing")).captured == {"key": "c1a"}
-
-
 FORWARD_PREFILL = replace(DSV4, message="Workspace is locked", frames=("_forward_prefill",))
-PASTED = 'Traceback (most recent call last):\n  File "vllm/a.py", line 1, in _forward_prefill\nAssertionError: Workspace is locked\n'
+HEAD = "Traceback (most recent call last):\n"
+PASTED = (
+    f'{HEAD}  File "vllm/a.py", line 1, in _forward_prefill\nAssertionError: Workspace is locked\n'
+)
 LOST = "(MainProcess pid=3964) ERROR 11-20 15:00:00 [multiproc_executor.py:315] "
-CLOSED = 'Traceback (most recent call last):\n  File "vllm/b.py", line 1, in all_reduce\nRuntimeError: Connection closed by peer\n'
+CLOSED = (
+    f'{HEAD}  File "vllm/b.py", line 1, in all_reduce\nRuntimeError: Connection closed by peer\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -247,15 +261,19 @@ CLOSED = 'Traceback (most recent call last):\n  File "vllm/b.py", line 1, in all
     [
         (
             CLOSED,
-            LOST + "Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor.\n",
+            LOST + "Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down.\n",
             (1,),
         ),
         (LOST + "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\n", CLOSED, (0,)),
         (PASTED, PASTED, (0, 1)),
         (CLOSED, PASTED, (1,)),
         (PASTED, CLOSED, (0,)),
-        # With two workers a node the second node's first one is worker 2, and its log is that of node 1.
-        (CLOSED, LOST + "Worker proc VllmWorker-2 died unexpectedly, shutting down executor.\n", (1,)),
+        # With two workers a node, worker 2 is the first of node 1.
+        (
+            CLOSED,
+            LOST + "Worker proc VllmWorker-2 died unexpectedly, shutting down executor.\n",
+            (1,),
+        ),
         (CLOSED, "", (0,)),
         ("", "", ()),
     ],

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.recordings import find_raised, pasted, recording
-from vllm_repro_diagnosis.tracebacks import Frame, bare_name, shorten
+from tests.diagnosis.logs import find_raised, pasted, recording
+from vllm_repro_diagnosis.tracebacks import Frame, Raised, bare_name, shorten
 
 
 @pytest.mark.parametrize(
@@ -25,125 +25,46 @@ def test_paths_begin_at_the_package(path: str, short: str) -> None:
     assert shorten(path) == short
 
 
-def test_a_workers_block_is_found_twice_and_the_wrapper_once() -> None:
-    raised = find_raised(recording("v0.32.0-fault-workspace-mp-inflight"))
-    worker = [one for one in raised if one.process == "Worker"]
-    assert len(worker) == 2
-    assert (worker[0].message, worker[0].functions) == (worker[1].message, worker[1].functions)
-    assert worker[0].headline == "WorkerProc hit an exception."
-    assert worker[0].exception == "AssertionError"
-    assert worker[0].frames[-1] == Frame(
-        "vllm/v1/worker/workspace.py", "_ensure_workspace_size", "raise AssertionError("
-    )
-    assert worker[0].frames[-1].line == 243
-    (wrapper,) = [one for one in raised if one.process == "EngineCore"]
-    assert wrapper.message.startswith("Worker failed with error 'Workspace is locked")
+def shown(raised: Raised) -> tuple[str, str, tuple[str, ...]]:
+    return raised.exception, raised.message, raised.functions
 
 
-def test_messages_end_where_the_next_record_begins() -> None:
-    raised = find_raised(recording("v0.32.0-killed-inflight"))
-    assert {one.message for one in raised} == {
-        "EngineCore encountered an issue. See stack trace (above) for the root cause."
-    }
-    assert {bare_name(one.exception) for one in raised} == {"EngineDeadError"}
+HEAD = "Traceback (most recent call last):\n"
+CHAIN = """\
+Traceback (most recent call last):
+  File "/a/vllm/x.py", line 1, in inner
+    boom()
+ValueError: first
 
+The above exception was the direct cause of the following exception:
 
-def test_a_chain_keeps_its_order_and_kind() -> None:
-    (last,) = [
-        one for one in find_raised(recording("v0.20.2-fault-workspace-uni-inflight")) if "Process" in one.headline
-    ]
-    assert [link.exception for link in last.links] == ["AssertionError", "RuntimeError"]
-    assert last.message.startswith("Found no NVIDIA driver")
-    assert not last.explicit
-
-
-def test_an_explicit_cause() -> None:
-    text = (
-        "Traceback (most recent call last):\n"
-        '  File "/a/vllm/x.py", line 1, in inner\n    boom()\nValueError: first\n\n'
-        "The above exception was the direct cause of the following exception:\n\n"
-        "Traceback (most recent call last):\n"
-        '  File "/a/vllm/x.py", line 2, in outer\n    inner()\nRuntimeError: second\n'
-    )
-    (raised,) = find_raised(text)
-    assert raised.explicit
-    assert raised.cause is not None
-    assert (raised.cause.exception, raised.cause.message, raised.functions) == ("ValueError", "first", ("outer",))
-
-
-def test_pasted_without_header_or_indentation() -> None:
-    (raised,) = find_raised(pasted("sco-hybrid"))
-    assert (raised.exception, raised.message) == ("AssertionError", "")
-    assert raised.functions[-2:] == ("get_new_blocks", "popleft_n")
-    assert raised.frames[-1].source == "assert curr_block is not None"
-    (with_prose,) = find_raised(pasted("sco-hybrid-with-prose"))
-    assert (with_prose.exception, with_prose.message) == ("AssertionError", "")
-    flat = "\n".join(line.strip() for line in pasted("sco-hybrid").splitlines())
-    (again,) = find_raised(flat)
-    assert (again.exception, again.message, again.functions) == (raised.exception, raised.message, raised.functions)
-
-
-def test_frames_that_a_web_page_put_on_one_line() -> None:
-    one_line, wrapped = (find_raised(pasted(f"tq-mtp-cudagraphs{kind}"))[0] for kind in ("-one-line", ""))
-    assert one_line.functions == wrapped.functions
-    assert one_line.functions[0] == "determine_available_memory"
-    assert " ".join(one_line.message.split()) == " ".join(wrapped.message.split())
-    assert wrapped.message.count("\n") == 2
-    assert wrapped.frames[-1].source == one_line.frames[-1].source == "qsl = query_start_loc.tolist()"
-
-
-def test_the_seed_with_blank_lines_between_frames() -> None:
-    lone, full = find_raised(pasted("tq-chunked-prefill"))
-    assert lone.frames == ()
-    assert full.headline == "EngineCore encountered a fatal error."
-    assert full.functions[-3:] == ("_continuation_prefill", "get_simultaneous", "_ensure_workspace_size")
-    assert full.message == lone.message
-
-
-def test_a_lone_last_line_that_was_wrapped() -> None:
-    (raised,) = find_raised(pasted("dsv4-tp2"))
-    assert raised.exception == "AssertionError"
-    assert "'deepseek_v4_attention.py:1457:_forward_prefill' requires 21.80 MB," in raised.message
-    assert raised.message.endswith("not allowed after locking.")
-
-
-def test_two_processes_line_by_line() -> None:
-    def block(process: str, function: str, message: str) -> list[str]:
-        prefix = f"({process}) ERROR 11-20 08:13:11 [x.py:1] "
-        lines = ["Traceback (most recent call last):", f'  File "/v/vllm/a.py", line 3, in {function}', "    go()"]
-        return [prefix + line for line in [*lines, f"RuntimeError: {message}"]]
-
-    mixed = [
-        line
-        for pair in zip(block("Worker_TP0 pid=1", "left", "l"), block("Worker_TP1 pid=2", "right", "r"), strict=True)
-        for line in pair
-    ]
-    assert [(one.functions, one.message) for one in find_raised("\n".join(mixed))] == [
-        (("left",), "l"),
-        (("right",), "r"),
-    ]
-
-
-def test_old_logs_without_process_prefix_are_kept_apart_by_their_logger() -> None:
-    text = """\
+Traceback (most recent call last):
+  File "/a/vllm/x.py", line 2, in outer
+    inner()
+RuntimeError: second
+"""
+TWO_PROCESSES = """\
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1] Traceback (most recent call last):
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1] Traceback (most recent call last):
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1]   File "/v/vllm/a.py", line 3, in left
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1]   File "/v/vllm/a.py", line 3, in right
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1]     go()
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1]     go()
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1] RuntimeError: l
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1] RuntimeError: r
+"""
+TWO_LOGGERS = """\
 ERROR 09-30 15:18:57 [v1/engine/core.py:720] EngineCore encountered a fatal error.
 ERROR 09-30 15:18:57 [v1/engine/core.py:720] Traceback (most recent call last):
-ERROR 09-30 15:18:57 [v1/engine/async_llm.py:480] AsyncLLM output_handler failed.
-ERROR 09-30 15:18:57 [v1/engine/core.py:720]   File "/v/vllm/v1/engine/core.py", line 711, in run_engine_core
-ERROR 09-30 15:18:57 [v1/engine/async_llm.py:480] Traceback (most recent call last):
+ERROR 09-30 15:18:57 [async_llm.py:480] AsyncLLM output_handler failed.
+ERROR 09-30 15:18:57 [v1/engine/core.py:720]   File "/v/core.py", line 711, in run_engine_core
+ERROR 09-30 15:18:57 [async_llm.py:480] Traceback (most recent call last):
 ERROR 09-30 15:18:57 [v1/engine/core.py:720]     engine_core.run_busy_loop()
-ERROR 09-30 15:18:57 [v1/engine/async_llm.py:480]   File "/v/vllm/v1/engine/async_llm.py", line 438, in output_handler
+ERROR 09-30 15:18:57 [async_llm.py:480]   File "/v/async_llm.py", line 438, in output_handler
 ERROR 09-30 15:18:57 [v1/engine/core.py:720] ValueError: the root
-ERROR 09-30 15:18:57 [v1/engine/async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: dead
+ERROR 09-30 15:18:57 [async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: dead
 """
-    assert [(one.exception, one.functions) for one in find_raised(text)] == [
-        ("ValueError", ("run_engine_core",)),
-        ("vllm.v1.engine.exceptions.EngineDeadError", ("output_handler",)),
-    ]
-
-
-def test_an_exception_group_is_read_through_its_margin() -> None:
-    text = """\
+GROUP = """\
   + Exception Group Traceback (most recent call last):
   |   File "/v/vllm/a.py", line 1, in outer
   |     run()
@@ -155,25 +76,116 @@ def test_an_exception_group_is_read_through_its_margin() -> None:
     | ValueError: inside
     +------------------------------------
 """
-    assert [(one.exception, one.message.split(" (")[0], one.functions) for one in find_raised(text)] == [
-        ("ExceptionGroup", "unhandled errors in a TaskGroup", ("outer",)),
-        ("ValueError", "inside", ("inner",)),
-    ]
+FRAME = HEAD + '  File "a.py", line 1, in f\n    g()\n'
 
 
-def test_a_message_of_many_lines_from_the_interpreter() -> None:
-    (raised,) = find_raised(recording("v0.28.0-no-config"))
-    assert raised.exception == "pydantic_core._pydantic_core.ValidationError"
-    assert raised.functions[0] == "<module>"
-    assert "Please verify the following requirements" in raised.message
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (CHAIN, [("RuntimeError", "second", ("outer",))]),
+        (TWO_PROCESSES, [("RuntimeError", "l", ("left",)), ("RuntimeError", "r", ("right",))]),
+        (
+            TWO_LOGGERS,
+            [
+                ("ValueError", "the root", ("run_engine_core",)),
+                ("vllm.v1.engine.exceptions.EngineDeadError", "dead", ("output_handler",)),
+            ],
+        ),
+        (
+            GROUP,
+            [
+                (
+                    "ExceptionGroup",
+                    "unhandled errors in a TaskGroup (1 sub-exception)",
+                    ("outer",),
+                ),
+                ("ValueError", "inside", ("inner",)),
+            ],
+        ),
+        # Levels, headlines and sentences are no exceptions.
+        ("INFO:     Shutting down\nERROR: nothing\nsee: AssertionError\nNo. ValueError: no", []),
+        (FRAME + "nanobind: leaked 4 instances!\n", []),
+        *(
+            (f"{FRAME}{exception}: x\n", [(exception, "x", ("f",))])
+            for exception in ("zmq.error.Again", "socket.timeout", "Empty", "KeyError")
+        ),
+    ],
+)
+def test_the_exceptions_in_a_text(text: str, found: list[tuple[str, str, tuple[str, ...]]]) -> None:
+    assert [shown(raised) for raised in find_raised(text)] == found
 
 
-def test_levels_and_headlines_do_not_become_exceptions() -> None:
-    assert find_raised("INFO:     Shutting down\nERROR: nothing\nsee: AssertionError\nA sentence. ValueError: no") == ()
+def test_a_chain_keeps_its_order_and_kind() -> None:
+    log = recording("v0.20.2-fault-workspace-uni-inflight")
+    (last,) = [raised for raised in find_raised(log) if "Process" in raised.headline]
+    assert [link.exception for link in last.links] == ["AssertionError", "RuntimeError"]
+    assert last.message.startswith("Found no NVIDIA driver")
+    (explicit,) = find_raised(CHAIN)
+    assert [shown(link) for link in explicit.links[:-1]] == [("ValueError", "first", ("inner",))]
+    assert (last.explicit, explicit.explicit) == (False, True)
 
 
-def test_a_small_word_before_a_colon_is_no_exception() -> None:
-    head = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
-    assert find_raised(head + "nanobind: leaked 4 instances!\n") == ()
-    for exception in ("zmq.error.Again", "socket.timeout", "Empty", "KeyError"):
-        assert [one.exception for one in find_raised(f"{head}{exception}: x\n")] == [exception]
+def test_a_workers_block_comes_twice_and_the_wrapper_once() -> None:
+    log = recording("v0.32.0-fault-workspace-mp-inflight")
+    by_process: dict[str, list[Raised]] = {}
+    for raised in find_raised(log):
+        by_process.setdefault(raised.process, []).append(raised)
+    first, second = by_process["Worker"]
+    assert shown(first) == shown(second)
+    assert (first.exception, first.headline) == ("AssertionError", "WorkerProc hit an exception.")
+    inner = Frame("vllm/v1/worker/workspace.py", "_ensure_workspace_size", "raise AssertionError(")
+    assert (first.frames[-1], first.frames[-1].line) == (inner, 243)
+    (wrapper,) = by_process["EngineCore"]
+    assert wrapper.message.startswith("Worker failed with error 'Workspace is locked")
+
+
+def test_messages_end_where_the_next_record_begins() -> None:
+    raised = find_raised(recording("v0.32.0-killed-inflight"))
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    assert {(bare_name(each.exception), each.message) for each in raised} == {
+        ("EngineDeadError", message)
+    }
+
+
+def test_pasted_without_header_or_indentation() -> None:
+    text = pasted("sco-hybrid")
+    (raised,) = find_raised(text)
+    assert shown(raised)[:2] == ("AssertionError", "")
+    assert raised.functions[-2:] == ("get_new_blocks", "popleft_n")
+    assert raised.frames[-1].source == "assert curr_block is not None"
+    (flat,) = find_raised("\n".join(line.strip() for line in text.splitlines()))
+    assert shown(flat) == shown(raised)
+    (with_prose,) = find_raised(pasted("sco-hybrid-with-prose"))
+    assert shown(with_prose)[:2] == ("AssertionError", "")
+
+
+def test_frames_that_a_web_page_put_on_one_line() -> None:
+    joined, wrapped = (
+        find_raised(pasted(f"tq-mtp-cudagraphs{kind}"))[0] for kind in ("-one-line", "")
+    )
+    assert joined.functions == wrapped.functions
+    assert joined.functions[0] == "determine_available_memory"
+    assert " ".join(joined.message.split()) == " ".join(wrapped.message.split())
+    assert wrapped.message.count("\n") == 2
+    assert joined.frames[-1].source == wrapped.frames[-1].source
+    assert joined.frames[-1].source == "qsl = query_start_loc.tolist()"
+
+
+def test_blank_lines_between_frames() -> None:
+    lone, full = find_raised(pasted("tq-chunked-prefill"))
+    assert (lone.frames, lone.message) == ((), full.message)
+    assert full.headline == "EngineCore encountered a fatal error."
+    inner = ("_continuation_prefill", "get_simultaneous", "_ensure_workspace_size")
+    assert full.functions[-3:] == inner
+
+
+def test_messages_of_several_lines() -> None:
+    (wrapped,) = find_raised(pasted("dsv4-tp2"))
+    assert wrapped.exception == "AssertionError"
+    part = "'deepseek_v4_attention.py:1457:_forward_prefill' requires 21.80 MB,"
+    assert part in wrapped.message
+    assert wrapped.message.endswith("not allowed after locking.")
+    (of_pydantic,) = find_raised(recording("v0.28.0-no-config"))
+    assert of_pydantic.exception == "pydantic_core._pydantic_core.ValidationError"
+    assert of_pydantic.functions[0] == "<module>"
+    assert "Please verify the following requirements" in of_pydantic.message

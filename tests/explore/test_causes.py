@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report_examples import replace
-from tests.search.test_version_map import run_of
+from tests.report_examples import replace, run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.report.model import RunReport
@@ -52,7 +51,7 @@ def test_each_change_is_booted_beside_its_release(
     asked = made_up(as_declared)
     assert main(["causes", "tq-chunked-prefill", "--trials", "2", "--json"]) == 0
     shown = capsys.readouterr()
-    assert [(job.options.vllm, len(job.arms[0].patches)) for job in asked] == [
+    assert [(str(job.options.vllm), len(job.arms[0].patches)) for job in asked] == [
         ("0.23.0", 0),
         ("0.23.0", 1),
         ("0.24.0", 0),
@@ -80,7 +79,7 @@ def test_each_change_is_booted_beside_its_release(
 def test_a_change_that_does_nothing_is_a_surprise(
     made_up: Callable[[Answer], list[Job]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made_up(lambda job: run_of("0.23.0", [CRASH if job.options.vllm == "0.23.0" else CLEAN]))
+    made_up(lambda job: run_of("0.23.0", [CRASH if str(job.options.vllm) == "0.23.0" else CLEAN]))
     assert main(["causes", "tq-chunked-prefill"]) == 1
     out = capsys.readouterr().out
     assert "1 boot of each, lab servers" in out
@@ -91,7 +90,7 @@ def test_what_could_not_be_booted_says_nothing(
     made_up: Callable[[Answer], list[Job]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(job: Job) -> RunReport:
-        if job.options.vllm == "0.32.0":
+        if str(job.options.vllm) == "0.32.0":
             raise InfraError("no such wheel", hint="look at the index")
         return as_declared(job)
 

@@ -15,6 +15,7 @@ from vllm_repro.cli import main
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.overlay import Overlay
 from vllm_repro.releases.provision import Release
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.reader import check_file, read
@@ -75,8 +76,8 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
 
             def __exit__(self, *_: object) -> None: ...
 
-        def provision(version: str, _: object) -> Release:
-            return fake_release(version, tmp_path)
+        def provision(source: Source, _: object) -> Release:
+            return fake_release(source.release, tmp_path)
 
         def overlay(_: Path, __: Path, patches: tuple[Patch, ...], ___: object) -> Overlay:
             return Overlay(Path(patches[0].was), dict.fromkeys((patch.file for patch in patches), ""))
@@ -97,7 +98,7 @@ def folder_of(tmp_path: Path) -> Path:
 
 def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Path, capsys: Any) -> None:
     playing(lambda _: dies_of_long_prompts)
-    words = ["explore", "--connector", "none", "--vllm", "v0.20.2", "--seeds", "9", "--json"]
+    words = ["explore", "--engine", "--mix", "plain,v2", "--vllm", "v0.20.2", "--seeds", "9", "--json"]
     assert main(words) == 1
     shown = capsys.readouterr()
     given = json.loads(shown.out)
@@ -115,7 +116,7 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     printed = capsys.readouterr().out
     assert printed == (folder / "test_explored_popleft_n_0_20_2.py").read_text(encoding="utf-8")
     assert "WAVES = [[dict(prompt=41, answer=1)]]" in printed
-    assert given["reproduce"] == "vllm-repro explore --connector none --vllm 0.20.2 --seeds 9"
+    assert given["reproduce"] == "vllm-repro explore --engine --mix plain,v2 --vllm 0.20.2 --seeds 9"
 
 
 def test_a_finding_with_a_scenario_file_is_booted_at_once(
@@ -129,7 +130,7 @@ def test_a_finding_with_a_scenario_file_is_booted_at_once(
         return 0
 
     monkeypatch.setattr("vllm_repro.cli.main", run)
-    words = ["explore", "--connector", "none", "--seeds", "9", "--out", str(tmp_path / "out"), "--boot"]
+    words = ["explore", "--engine", "--mix", "plain,v2", "--seeds", "9", "--out", str(tmp_path / "out"), "--boot"]
     assert main(words) == 1
     ((verb, scenario, *options),) = booted
     assert (verb, options[:2], options[-2:]) == ("run", ["--server", "lab"], ["--out", str(tmp_path / "out")])
@@ -209,7 +210,7 @@ def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: An
 
 def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any) -> None:
     playing(lambda _: lambda _: PlayResult(invalid="ValueError: no such connector"))
-    assert main(["explore", "--connector", "OffloadingConnector", "--seeds", "2"]) == 2
+    assert main(["explore", "--engine", "--mix", "off", "--seeds", "2"]) == 2
     assert "2 of them were refused by vLLM at start" in capsys.readouterr().out
 
 
@@ -223,7 +224,7 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
         return dies_of_long_prompts(case)
 
     playing(lambda _: interrupted)
-    assert main(["explore", "--connector", "none", "--seeds", "900"]) == 130
+    assert main(["explore", "--engine", "--mix", "plain,v2", "--seeds", "900"]) == 130
     assert "interrupted" in capsys.readouterr().out
     assert json.loads((folder_of(tmp_path) / "explore.json").read_text(encoding="utf-8"))["interrupted"] is True
 
@@ -231,13 +232,13 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explore"], "name one of a SCENARIO, a --connector and --engine"),
-        (["explore", "--engine", "--connector", "none"], "name one of a SCENARIO, a --connector and --engine"),
-        (["explore", "--connector", "none", "--mix", "plain"], "--mix needs --engine"),
+        (["explore"], "name a SCENARIO or --engine to explore"),
+        (["explore", "--engine", "sco-hybrid"], "name a SCENARIO or --engine to explore"),
+        (["explore", "sco-hybrid", "--mix", "plain"], "--mix needs --engine"),
         (["explore", "--engine", "--mix", "plain,of"], "no mix is called of"),
         (["explore", "tq-chunked-prefill"], "tq-chunked-prefill has no server that can be played"),
         (["explore", "--engine", "--go-on", "--from", "7"], "--go-on is for a search without --from and --patch"),
-        (["explore", "--connector", "none", "--arm", "reported"], "--arm needs a SCENARIO"),
+        (["explore", "--engine", "--mix", "plain,v2", "--arm", "reported"], "--arm needs a SCENARIO"),
         (["explore", "--engine", "--boot", "--json"], "--boot is for a search without --patch and --json"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
@@ -305,7 +306,7 @@ def test_a_patch_that_breaks_sound_cases_is_no_fix(playing: Any, capsys: Any) ->
         return lambda case: PlayResult(invalid="refused") if all(a.prompt <= 40 for a in case.asks) else quiet(case)
 
     playing(player)
-    assert main(["explore", "--connector", "none", "--seeds", "60", "--patch", str(PAIR[0])]) == 1
+    assert main(["explore", "--engine", "--mix", "plain,v2", "--seeds", "60", "--patch", str(PAIR[0])]) == 1
     out = capsys.readouterr().out
     assert "newly fails:" in out
     assert "refused at start" in out
@@ -330,7 +331,7 @@ def test_a_patch_that_the_search_does_not_load_is_not_called_tested(
         "".join(f"--- a/{one}\n+++ b/{one}\n@@ -1 +1 @@\n-old\n+new\n" for one in PATCHED), encoding="utf-8"
     )
     playing(lambda release: quiet if patch_of(release) else dies_of_long_prompts, loads)
-    words = ["explore", "--connector", "none", "--seeds", "9", "--patch", str(diff), "--json"]
+    words = ["explore", "--engine", "--mix", "plain,v2", "--seeds", "9", "--patch", str(diff), "--json"]
     assert main(words) == status
     shown = capsys.readouterr()
     (patch,) = json.loads(shown.out)["patches"]
@@ -405,7 +406,7 @@ def test_the_table_of_causes() -> None:
         row("one that helps a little", 38, dies),
         row("one that was to protect", 12, lives),
     ]
-    assert_golden("causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n")
+    assert_golden("causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n", "explore")
     assert reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4)) == "too few trials to tell"
     assert reading(row("x", 4, dies, n=4), row("as released", 4, dies, n=4)) == "changes nothing that was seen"
     assert reading(row("x", 0, lives, n=1), row("as released", 1, dies, n=1)) == "protects"

@@ -194,7 +194,7 @@ def account() -> SearchSummary:
         [alone(60), alone(30), Case(Setup(connector="OffloadingConnector"), ((Request(9, 2, 4, 1, 3),) * 2,), 1)]
     )
     live = ["vllm-repro run explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2", "none: a server would live"]
-    again = "vllm-repro explore --connector none --seeds 3"
+    again = "vllm-repro explore --engine --mix plain,v2 --seeds 3"
     return SearchSummary(
         version="0.20.2",
         start="general",
@@ -208,7 +208,7 @@ def account() -> SearchSummary:
 
 
 def test_the_account_of_a_search() -> None:
-    assert_golden("explore.txt", terminal(account()) + "\n")
+    assert_golden("explore.txt", terminal(account()) + "\n", "explore")
     given = as_json(account())
     assert given["seeds"] == [1, 3]
     assert [one["kind"] for one in given["findings"]] == ["death", "corrupted"]

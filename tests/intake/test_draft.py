@@ -1,29 +1,12 @@
-"""The draft's own parts: literals, the signature's template and frames, and what stands for a gap."""
+"""The draft's own parts: the signature's template and frames, and what stands for a gap."""
 
 from __future__ import annotations
 
-import ast
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.intake.texts import SERVE, checked, drafted
 from vllm_repro_diagnosis.diagnosis import diagnose
 from vllm_repro_diagnosis.signature import How, compare
-from vllm_repro_intake.draft import literal
-
-DATA = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-@given(DATA)
-def test_a_literal_is_the_same_data_in_one_line(value: object) -> None:
-    written = literal(value)
-    assert ast.literal_eval(written) == value
-    assert "\n" not in written
 
 
 def traceback(

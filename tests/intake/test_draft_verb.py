@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import Harness
 from tests.report_examples import DIED, EXAMPLES, REHEARSAL
+from vllm_repro.scenario.catalogue import all_scenarios
 
 
 def run_of(example: Path, folder: Path) -> Path:
@@ -15,7 +19,9 @@ def run_of(example: Path, folder: Path) -> Path:
     return run
 
 
-def test_a_draft_is_a_file_and_a_command_and_nothing_more(harness: Harness, tmp_path: Path) -> None:
+def test_a_draft_is_a_file_and_a_command_and_nothing_more(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = run_of(DIED, tmp_path)
     (run / "logs").mkdir()
     (run / "logs" / "reported-1.log").write_text("INFO\nERROR boom for HF_TOKEN=abcdef\nend\n", encoding="utf-8")
@@ -23,10 +29,13 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(harness: Harness, tmp_
     gh = tmp_path / "bin" / "gh"
     gh.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n", encoding="utf-8")
     gh.chmod(0o755)
-    fixed = harness("draft", str(run))
+    env = {"PATH": f"{gh.parent}:/usr/bin:/bin"}
+    fixed = harness("draft", str(run), env=env)
     assert (fixed.status, "gh issue" in fixed.out) == (0, False)
     assert "No command: the bug is declared fixed in >=0.24.0" in fixed.out
-    done = harness("draft", str(run), "--anyway", env={"PATH": f"{gh.parent}:/usr/bin:/bin"})
+    unfixed = [replace(one, status=replace(one.status, good="")) for one in all_scenarios()]
+    monkeypatch.setattr("vllm_repro_intake.run_draft.all_scenarios", lambda **_: unfixed)
+    done = harness("draft", str(run), env=env)
     assert done.status == 0, done.err
     (command,) = [line for line in done.out.splitlines() if line.startswith("gh ")]
     assert shlex.split(command)[:3] == ["gh", "issue", "comment"]
@@ -62,6 +71,26 @@ def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(harness
     assert "the bug was not seen in this run" in done.out
     assert "the run decided nothing" in done.err
     assert cause not in (run / "issue.md").read_text(encoding="utf-8"), "it would explain what nobody saw"
+
+
+def test_a_journal_of_a_newer_release_is_wrong_usage(harness: Harness, tmp_path: Path) -> None:
+    journal = run_of(REHEARSAL, tmp_path) / "journal.jsonl"
+    journal.write_text(journal.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8")
+    done = harness("draft", str(journal.parent))
+    assert done.status == 64
+    assert "has schema 99, and this release reads schema 1" in done.err
+
+
+def test_a_folder_of_several_runs_is_named(harness: Harness) -> None:
+    done = harness("draft", str(REHEARSAL.parent / "bisect" / "tq-chunked-prefill"))
+    assert done.status == 64
+    assert "is a bisection, not a run" in done.err
+
+
+def test_a_draft_that_cannot_be_written_is_named(harness: Harness) -> None:
+    done = harness("draft", str(REHEARSAL), "-o", "/proc/nowrite/x")
+    assert done.status == 64
+    assert "cannot write /proc/nowrite/x" in done.err
 
 
 def test_where_there_is_no_run(harness: Harness, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import Harness
 from tests.intake.texts import ISSUES, SERVE
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.reader import check_file
 
 URL = "https://github.com/vllm-project/vllm/issues/41726"
@@ -51,9 +52,9 @@ def test_without_a_file_it_prints_the_draft(harness: Harness) -> None:
 
 
 def test_json_holds_draft_gaps_and_guesses(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    asked: list[Source] = []
 
-    def flags(source: str) -> frozenset[str]:
+    def flags(source: Source) -> frozenset[str]:
         asked.append(source)
         return frozenset({"--max-model-len"})
 
@@ -63,7 +64,7 @@ def test_json_holds_draft_gaps_and_guesses(harness: Harness, monkeypatch: pytest
     assert {"draft", "file", "gaps", "guesses", "matches", "problems", "scenario"} == set(shown)
     assert (shown["problems"], shown["matches"], shown["file"]) == ([], ["tq-chunked-prefill"], None)
     assert 'try_with="0.23.0"' in shown["draft"]
-    assert asked == ["0.23.0"]
+    assert asked == [Source(release="0.23.0")]
     unknown = [guess.partition(" ")[0] for guess in shown["guesses"] if "is not a flag of this release" in guess]
     assert "--kv-cache-dtype" in unknown
     assert "--max-model-len" not in unknown

@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests import report_examples as examples
+from tests.core.report.hostile_logs import HOSTILE
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
+from tests.core.report.test_files import with_refused_requests, without_a_tested_boundary
 from tests.github_markdown import Rendered, render
 from tests.report_examples import EXAMPLES, replace, report
 from vllm_repro.report.json_report import PatchedFile
@@ -27,26 +30,6 @@ from vllm_repro_intake.issue_draft import MOST, draft, duplicates
 from vllm_repro_intake.run_draft import make_draft
 
 DIED = report(examples.DIED)
-
-HOSTILE = [
-    "```",
-    "````````````````````````````````````",
-    "`" * 40_000,
-    "~~~\n~~~",
-    "</details></details>\n\n# out",
-    "<!-- swallowed",
-    "<script>alert(1)</script> <img src=x onerror=y> <b>bold</b>",
-    "@vllm-project/maintainers and @user, see #123, vllm-project/vllm#1, GH-12",
-    "https://github.com/vllm-project/vllm/issues/1 http://x.y/z www.github.com",
-    "[a](https://evil.example) ![b](https://evil.example/c.png) [d]: https://evil.example",
-    "a | b | c\n|---|---|",
-    "\x1b[31mred\x1b[0m \x00 \ud800 \u202eevil\u2066 \r\n\r x \x85 \u2028 y",
-    "$$x$$ **bold** _it_ ~~gone~~ &amp; &#64;user \\@user",
-    "- list\n1. one\n> quote\n# head\n===\n---\n    code",
-    "x" * 1_000_000,
-    "语言模型" * 30_000,
-    "`@user` ``#1`` `<b>`",
-]
 
 
 def assert_sound(body: str, meant: list[str]) -> Rendered:
@@ -261,6 +244,25 @@ def test_the_fields_are_all_that_a_journal_has() -> None:
         "exited": "detail",
     }
     assert {(event, key) for event, keys in expected.items() for key in keys.split()} <= kinds
+
+
+def test_requests_that_were_refused_are_named() -> None:
+    shown = "2 of 2 requests were refused (400 x 2)"
+    assert f" eager: {shown}." in make_draft(with_refused_requests()).body
+
+
+def test_a_boundary_that_was_not_tested_is_named() -> None:
+    assert "Boundary not tested" in make_draft(without_a_tested_boundary()).body
+
+
+def test_a_crash_before_an_interrupt_is_named() -> None:
+    """The trial counts as interrupted, and the draft still has its crash."""
+    arm = DIED.arms[0]
+    cut = f"{arm.trials[0].why}; the run was interrupted before the trial came to its end"
+    trial = replace(arm.trials[0], outcome=Outcome.CANCELLED, why=cut)
+    result = arm_result(arm.name, arm.expected, [Outcome.CANCELLED])
+    body = make_draft(replace(DIED, arms=(replace(arm, trials=(trial,), result=result),))).body
+    assert cut in unescape(body)
 
 
 def test_a_huge_run_fits_and_says_what_is_missing() -> None:

@@ -11,6 +11,7 @@ import vllm_repro.servers.lab
 from tests.fake_package import fake_release
 from vllm_repro.errors import InfraError
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.reader import read as read_scenario
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -140,7 +141,7 @@ def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyP
     tq = find("tq-chunked-prefill")
     assert ServerKind.LAB.facts.release(tq) == tq.try_with
     monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: ())
-    monkeypatch.setattr(ReleaseCache, "get", lambda _, version: "here" if version == "0.32.0" else None)
+    monkeypatch.setattr(ReleaseCache, "get", lambda _, source: "here" if source.release == "0.32.0" else None)
     assert choose(DSV4, ServerOptions(), download=False).kind is ServerKind.LAB
 
 
@@ -152,7 +153,7 @@ def test_auto_prefers_the_lab_for_a_cpu_bug_with_a_mechanism(monkeypatch: pytest
     for memory in (16.0, 1024.0):
         monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda memory=memory: memory)
         assert choose(ON_A_CPU, ServerOptions(), download=False).kind is ServerKind.LAB
-        assert choose(ON_A_CPU, ServerOptions(vllm="0.32.0"), download=False).kind is ServerKind.LAB
+        assert choose(ON_A_CPU, ServerOptions(vllm=Source(release="0.32.0")), download=False).kind is ServerKind.LAB
     monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda: 16.0)
     assert choose(ON_A_CPU, ServerOptions()).why == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
 

@@ -23,7 +23,7 @@ from vllm_repro.scenario.reader import read as read_scenario
 from vllm_repro.scenario.scenario import Arm, Capture
 from vllm_repro.servers.base import Replaced, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.lab import LabServer, LabSite, capture_of, plugin_folder, read_replaced
+from vllm_repro.servers.lab import LabServer, LabSite, plugin_folder, read_replaced
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
@@ -88,11 +88,13 @@ def test_graphs_are_turned_off_in_several_ways(flags: str, mode: str) -> None:
 
 @pytest.mark.parametrize("capture", ["guard", "record"])
 def test_the_guard_captures_full_graphs(capture: Capture) -> None:
+    lab = replace(TQ.lab, capture=capture)  # type: ignore[type-var]  # it has one
+
     def launched(arm: str) -> Launch:
         chosen = TQ.arm(arm)
         assert chosen is not None
         release = {"vllm": ("vllm",), "version": "0.23.0"}
-        return lab_launch(TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, capture=capture)  # type: ignore[arg-type]  # by name
+        return lab_launch(TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, lab=lab)  # type: ignore[arg-type]  # by name
 
     launch = launched("reported")
     assert launch.env["REPRO_LAB_CAPTURE"] == capture
@@ -101,27 +103,6 @@ def test_the_guard_captures_full_graphs(capture: Capture) -> None:
     assert launched("graphs-off").command.get("--compilation-config.cudagraph_mode") == "none"
     assert not launched("eager").command.has("--compilation-config.cudagraph_mode")
     assert "REPRO_LAB_CAPTURE" not in launch_of("reported").env
-
-
-def test_the_command_line_can_only_make_the_capture_mode_stricter() -> None:
-    lab = TQ.lab
-    assert lab is not None
-    assert [capture_of(lab, options) for options in (ServerOptions(), ServerOptions(guard=True), ServerOptions(record=True))] == [
-        "", "guard", "record",
-    ]  # fmt: skip
-    recording = replace(lab, capture="record")
-    assert [capture_of(recording, options) for options in (ServerOptions(), ServerOptions(guard=True))] == [
-        "record",
-        "record",
-    ]
-
-
-def test_a_mechanism_that_captures_by_itself_is_not_guarded() -> None:
-    lab = find("dsv4-tp2").lab
-    assert lab is not None
-    assert capture_of(lab, ServerOptions()) == ""
-    with pytest.raises(UsageError, match="mechanism deepseek"):
-        capture_of(lab, ServerOptions(guard=True))
 
 
 def test_weights_that_were_made_are_loaded() -> None:
@@ -154,16 +135,18 @@ def test_the_lab_refuses_other_weights() -> None:
             LabSite(options, TQ)
 
 
-def test_weights_are_made_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_made_if_the_scenario_asks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
-    small = replace(TQ, lab=replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=265))  # type: ignore[type-var]  # it has one
     for weights, dummy in (("made", False), ("dummy", True)):
-        launch = LabSite(ServerOptions(weights=weights), small).launch(small, small.arms[0], 1)
+        lab = replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=265, weights=weights)  # type: ignore[type-var]  # it has one
+        small = replace(TQ, lab=lab)
+        launch = LabSite(ServerOptions(), small).launch(small, small.arms[0], 1)
         assert launch.command.has("--load-format") is dummy
         assert launch.weights.startswith("dummy" if dummy else "made")
         assert (Path(launch.command.model or "") / "model.safetensors").exists() is not dummy
+    other = find("dsv4-tp2")
     with pytest.raises(UsageError, match="not for deepseek_v4"):
-        LabSite(ServerOptions(weights="made"), find("dsv4-tp2"))
+        LabSite(ServerOptions(), replace(other, lab=replace(other.lab, weights="made")))  # type: ignore[type-var]
 
 
 def test_piecewise_graphs_are_refused() -> None:

@@ -17,7 +17,7 @@ from tests.live import kept
 from tests.live.inputs import inputs_of_test
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.provision import provision
-from vllm_repro.releases.sources import is_release
+from vllm_repro.releases.sources import parse_source
 
 HERE = Path(__file__).parent
 PASSED = cache_root() / "tests" / "passed"
@@ -62,8 +62,8 @@ def harness(harness: Harness, request: pytest.FixtureRequest, tmp_path: Path) ->
             runs.lines.append(f"judged again: {' '.join(found.words[1:])}")
             return kept.judge(found, tmp_path / "reports")
         release = kept.option(words, "--vllm")
-        if release and is_release(release):
-            provision(release)  # before the run, so that its time limit does not include the install
+        if release and (source := parse_source(release)).release:
+            provision(source)  # before the run, so that its time limit does not include the install
         done = harness(*words, **options)
         if key and done.folder:
             runs.booted[key] = (words, done)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.servers.lab import plugin_folder
 
 pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
@@ -33,7 +34,7 @@ PASS = {
 
 @pytest.fixture(scope="module")
 def table() -> dict[str, list[str]]:
-    release = provision("0.20.2")
+    release = provision(Source(release="0.20.2"))
     done = subprocess.run(
         [str(release.python), str(Path(__file__).with_name("capture_table.py"))],
         env={"PYTHONPATH": str(plugin_folder()), "PATH": "/usr/bin:/bin"},

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 
 pytestmark = pytest.mark.live
 
@@ -29,7 +30,7 @@ def test_the_scheduler_dies_of_its_own_assertion(harness: Harness, scenario: str
     death = trial["death"]
     assert (trial["outcome"], death["exception"], death["signature"]) == ("crash", "AssertionError", "match")
     assert death["frames"][-1].endswith(f":{function}")
-    assert done.kept or strange_frames(death["frames"], provision(vllm).packages) == []
+    assert done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
 
 
 @by_hand

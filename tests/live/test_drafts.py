@@ -11,6 +11,7 @@ import pytest
 
 from tests.report_examples import EXAMPLES, replace, report
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_diffs
 
 pytestmark = [pytest.mark.live, pytest.mark.depends("all")]
@@ -21,7 +22,7 @@ PATCHED = [folder for folder in EXAMPLES if list(folder.glob("*.diff"))]
 @pytest.mark.parametrize("folder", PATCHED, ids=lambda folder: folder.name)
 def test_git_applies_every_diff_of_a_draft_to_its_release(folder: Path, tmp_path: Path) -> None:
     made = report(folder)
-    packages = provision(made.vllm_version or "").packages
+    packages = provision(Source(release=made.vllm_version or "")).packages
     body = (folder / "issue.md").read_text(encoding="utf-8")
     shown = re.findall(r"for git apply</summary>\n\n```diff\n(.*?)\n```", body, re.S)
     assert shown

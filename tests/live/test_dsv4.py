@@ -13,6 +13,7 @@ from tests.live.lab_frames import strange_frames
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.trigger.sparse_prefill import Shapes, Sizes, prefill_bytes
 from vllm_repro_diagnosis.boot_facts import observed
@@ -44,7 +45,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
     death = trial["death"]
     assert (trial["outcome"], death["signature"], death["ranks"]) == ("crash", "match", [0, 1])
     assert DEATH in death["message"]
-    assert done.kept or strange_frames(death["frames"], provision(RELEASE).packages) == []
+    assert done.kept or strange_frames(death["frames"], provision(Source(release=RELEASE)).packages) == []
 
     logs = [done.folder / name for name in (trial["log"], *trial["rank_logs"])]
     assert len(logs) == 2
@@ -68,7 +69,7 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
 @pytest.mark.depends("search")
 def test_the_replacements_do_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own kernels: Triton's in its interpreter, and the CPU's."""
-    release = provision(RELEASE)
+    release = provision(Source(release=RELEASE))
     found = {"PYTHONPATH": f"{release.packages}:{plugin_folder()}", "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [str(release.python), str(COMPARISON)],

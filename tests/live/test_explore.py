@@ -13,6 +13,7 @@ import uv
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import Release, provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro_explore.cause_rows import case_of, tried
@@ -30,7 +31,7 @@ def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path:
     cause = next(one for one in scenario.causes.changes if one.release == "0.20.2")
     setup = setup_from(scenario, scenario.arms[0])
     cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 21)]
-    with Driver(provision("0.20.2"), driver_model(), tmp_path / "driver.log") as driver:
+    with Driver(provision(Source(release="0.20.2")), driver_model(), tmp_path / "driver.log") as driver:
         row = tried(cause, cases, driver.play)
     assert (row.died, row.listed) == (10, 11)
     assert all(site.startswith("AssertionError in") for site in row.sites)
@@ -42,7 +43,7 @@ def test_a_fix_is_told_from_a_patch_that_hides_the_crash(tmp_path: Path, name: s
     scenario = find("sco-hybrid")
     case = draw_for(setup_from(scenario, scenario.arms[0]), 31)
     diff = Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff"
-    released = provision("0.21.0")
+    released = provision(Source(release="0.21.0"))
     patched = replace(released, packages=make_overlay(cache_root(), released.packages, read_diff(diff), print).folder)
     found = []
     for release in (released, patched):
@@ -61,7 +62,7 @@ ENDS = {"death": "dies", "stuck": "hangs", "restless": "spins"}
 )
 def test_the_workload_of_each_arm_ends_as_on_a_server(name: str, tmp_path: Path) -> None:
     scenario = find(name)
-    release, log = provision(scenario.try_with), tmp_path / "driver.log"
+    release, log = provision(Source(release=scenario.try_with)), tmp_path / "driver.log"
     with Driver(release, driver_model(), log) as released:
         for arm in scenario.arms:
             if arm.patches:
@@ -78,7 +79,7 @@ def test_the_workload_of_each_arm_ends_as_on_a_server(name: str, tmp_path: Path)
 def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install pytest into a folder of its own, for interpreters that have none."""
     folder = tmp_path_factory.mktemp("pytest")
-    python = provision("0.32.0").python
+    python = provision(Source(release="0.32.0")).python
     command = [
         uv.find_uv_bin(),
         "pip",
@@ -119,7 +120,7 @@ def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> st
 def test_a_finding_fails_without_this_package_and_its_patch_mends_it(
     name: str, pytest_folder: Path, tmp_path: Path
 ) -> None:
-    scenario, released = find(name), provision("0.32.0")
+    scenario, released = find(name), provision(Source(release="0.32.0"))
     text = scenario_test(scenario)
     assert "400 steps without progress" in failed(released, text, pytest_folder, tmp_path)
     patches = next(arm.patches for arm in scenario.arms if arm.name == "patched")
@@ -134,5 +135,5 @@ def test_a_crash_of_the_search_fails_in_the_same_releases(
     scenario = find("sco-hybrid")
     case = draw_for(setup_from(scenario, scenario.arms[0]), 31)
     found = {"kind": "death", "site": "popleft_n", "detail": "", "known": None, "case": case.as_json()}
-    shown = failed(provision(release), finding_test(found, release), pytest_folder, tmp_path)
+    shown = failed(provision(Source(release=release)), finding_test(found, release), pytest_folder, tmp_path)
     assert ("assert curr_block is not None" in shown) == bool(exception)

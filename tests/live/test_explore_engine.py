@@ -12,6 +12,7 @@ import pytest
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.patch import Patch
 from vllm_repro_explore import forks
 from vllm_repro_explore.draw import draw
@@ -134,14 +135,16 @@ PLANTED: dict[str, tuple[str, Patch]] = {
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    with Driver(provision(RELEASE), driver_model(), tmp_path_factory.mktemp("sound") / "driver.log") as driver:
+    with Driver(
+        provision(Source(release=RELEASE)), driver_model(), tmp_path_factory.mktemp("sound") / "driver.log"
+    ) as driver:
         yield driver
 
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> None:
     mix, patch = PLANTED[fault]
-    release = provision(RELEASE)
+    release = provision(Source(release=RELEASE))
     broken = replace(release, packages=make_overlay(cache_root(), release.packages, [patch], print).folder)
     with Driver(broken, driver_model(), tmp_path / "driver.log") as driver:
         cases = (draw(seed, mix) for seed in range(1, 401))
@@ -159,7 +162,7 @@ def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> 
     ],
 )
 def test_a_death_is_found_again_and_named(version: str, mix: str, known: str, tmp_path: Path) -> None:
-    with Driver(provision(version), driver_model(), tmp_path / "driver.log") as driver:
+    with Driver(provision(Source(release=version)), driver_model(), tmp_path / "driver.log") as driver:
         worst = (driver.play(draw(seed, mix)).worst for seed in range(1, 401))
         deaths = (finding for finding in worst if finding is not None and finding.kind is FindingKind.DEATH)
         assert known_as(next(deaths)) == known
@@ -168,7 +171,7 @@ def test_a_death_is_found_again_and_named(version: str, mix: str, known: str, tm
 
 
 def test_the_seeds_that_find_a_death_kill_no_fixed_release(tmp_path: Path) -> None:
-    with Driver(provision("0.24.0"), driver_model(), tmp_path / "driver.log") as driver:
+    with Driver(provision(Source(release="0.24.0")), driver_model(), tmp_path / "driver.log") as driver:
         results = [driver.play(draw(seed, "sco-long")) for seed in range(1, 301)]
     assert not [result.invalid for result in results if result.invalid]
     # Cases that reach no event would find nothing in any release.

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.servers.lab import plugin_folder
 
 pytestmark = pytest.mark.live
@@ -39,7 +40,7 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
         "vllm/v1/worker/workspace.py:get_simultaneous",
         "vllm/v1/worker/workspace.py:_ensure_workspace_size",
     ]
-    assert done.kept or strange_frames(death["frames"], provision("0.23.0").packages) == []
+    assert done.kept or strange_frames(death["frames"], provision(Source(release="0.23.0")).packages) == []
     assert arm["server"]["kind"] == "lab"
     assert {part["name"].rsplit(".", 1)[-1] for part in arm["server"]["replaced"]} >= {
         "_tq_full_dequant_kv",
@@ -107,7 +108,7 @@ def test_the_hole_in_the_reservation_and_the_change_that_closes_it(harness: Harn
 @pytest.mark.depends("search")
 def test_the_replacements_write_and_read_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own Triton kernels in Triton's interpreter."""
-    release = provision("0.23.0")
+    release = provision(Source(release="0.23.0"))
     done = subprocess.run(
         [str(release.python), str(COMPARISON)],
         env={

@@ -21,6 +21,7 @@ from tests.web import httpx
 from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members, start
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.releases.tiny_model_folder import cached_model
 from vllm_repro.report.script import script
 from vllm_repro.scenario.catalogue import find
@@ -84,7 +85,7 @@ def test_serves(vllm_server):
 
 def test_a_test_of_a_user_fails_with_the_root_exception_of_0_28_0_and_nothing_is_left(tmp_path: Path) -> None:
     """In a process of its own, as `pytest` runs it. The second request is the one that kills."""
-    provision("0.28.0")
+    provision(Source(release="0.28.0"))
     (tmp_path / "test_served.py").write_text(_TEST_OF_A_USER, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -115,7 +116,7 @@ def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
 
 @pytest.mark.by_hand
 def test_token_ids_and_responses_are_evidence(harness: Harness) -> None:
-    provision("0.29.0")
+    provision(Source(release="0.29.0"))
     scenario = Path(__file__).parents[1] / "data" / "declared" / "responses.py"
     done = harness("run", str(scenario), "--server", "process", "--vllm", "0.29.0")
     (trial,) = done.report["arms"][0]["trials"]
@@ -147,7 +148,7 @@ def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[str]:
     """Start a server by hand, unknown to the harness, with its output in a file."""
-    release = provision("0.28.0")
+    release = provision(Source(release="0.28.0"))
     model = cached_model(TinyModel())
     port = free_port()
     words = [
@@ -204,7 +205,7 @@ def _words(process: psutil.Process) -> str:
 
 
 def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness, tmp_path: Path) -> None:
-    provision("0.28.0")
+    provision(Source(release="0.28.0"))
     environment = {**os.environ, "VLLM_REPRO_REPORTS": str(tmp_path / "reports"), "CI": "true"}
     command = [sys.executable, "-m", "vllm_repro", "run", SCENARIO, "--server", "process", "--vllm", "0.28.0"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -240,7 +241,7 @@ def test_the_script_of_a_report_finds_the_same_without_this_package(
     tmp_path: Path, release: str, status: int, printed: str
 ) -> None:
     known = find(SCENARIO)
-    installed = provision(release)
+    installed = provision(Source(release=release))
     (tmp_path / "repro.py").write_text(script(known, known.arms[0]), encoding="utf-8")
     command = [str(installed.python), "repro.py", "--model", str(cached_model(TinyModel())), "--load-format", "dummy"]
     environment = {"PATH": f"{installed.executable.parent}:/usr/bin:/bin", "HOME": str(tmp_path)}

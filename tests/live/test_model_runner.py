@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro_explore import driver as module
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
@@ -61,7 +62,7 @@ SECOND: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.parametrize("version", [RELEASE, "0.33.0"])
 def test_each_step_is_that_of_the_model_runner(version: str, tmp_path: Path) -> None:
-    with Driver(provision(version), driver_model(), tmp_path / "driver.log") as driver:
+    with Driver(provision(Source(release=version)), driver_model(), tmp_path / "driver.log") as driver:
         compared = 0
         for seed in range(1, 12):
             for mix in MIXES:
@@ -96,14 +97,14 @@ def plant(program: Path, mix: str, was: str, now: str) -> str:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_rule_is_seen(fault: str, program: Path, tmp_path: Path) -> None:
     mix = plant(program, *FAULTS[fault])
-    with Driver(provision(RELEASE), driver_model(), tmp_path / "driver.log") as driver:
+    with Driver(provision(Source(release=RELEASE)), driver_model(), tmp_path / "driver.log") as driver:
         results = (driver.play(draw(seed, mix), "both") for seed in range(1, 301))
         assert any(one.site == UNLIKE for result in results for one in result.findings)
 
 
 @pytest.mark.parametrize("fault", SECOND)
 def test_a_fault_in_a_rule_of_the_second_runner_is_a_finding(fault: str, program: Path, tmp_path: Path) -> None:
-    mix, release = SECOND[fault][0], provision(RELEASE)
+    mix, release = SECOND[fault][0], provision(Source(release=RELEASE))
     with (
         Driver(release, driver_model(), tmp_path / "sound.log") as sound,
         Driver(release, driver_model(), tmp_path / "driver.log") as driver,

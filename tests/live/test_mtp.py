@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Harness
 from tests.live.lab_frames import strange_frames
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 
 pytestmark = pytest.mark.live
 
@@ -33,7 +34,7 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert own[-1].endswith("turboquant_attn.py:_prefill_attention")
     assert functions[-3:] == ["__torch_function__", "check_call", "refuse"]
     assert "profile_cudagraph_memory" in functions
-    assert done.kept or strange_frames(own, provision("0.20.2").packages) == []
+    assert done.kept or strange_frames(own, provision(Source(release="0.20.2")).packages) == []
     replaced = {part["name"]: part for part in arm["server"]["replaced"]}
     assert {"torch.cuda.graphs.graph", "vllm.v1.worker.cpu_worker.CPUWorker.determine_available_memory"} <= set(
         replaced

@@ -16,6 +16,7 @@ from tests.live.ray_hosts import Hosts
 from tests.live.two_ranks import Run
 from tests.skipping import cannot_run
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 
 pytestmark = [pytest.mark.live, pytest.mark.by_hand, pytest.mark.alone]
 
@@ -29,7 +30,7 @@ DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
 def hosts() -> Iterator[Hosts]:
     if os.geteuid() != 0:
         cannot_run("network namespaces need root")
-    provision(RELEASE)  # before the runs, so that their time limits do not include the install
+    provision(Source(release=RELEASE))  # before the runs, so that their time limits do not include the install
     hosts = Hosts(nodes=3)
     yield hosts
     hosts.end()

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Harness
-from tests.core.releases.test_made_history import MAKE
 from tests.live.lab_frames import strange_frames
+from tests.search.test_made_history import MAKE
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 
 pytestmark = pytest.mark.live
 
@@ -36,7 +37,7 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
         "vllm/v1/core/block_pool.py:get_new_blocks",
         "vllm/v1/core/kv_cache_utils.py:popleft_n",
     ]
-    assert done.kept or strange_frames(death["frames"], provision("0.21.0").packages) == []
+    assert done.kept or strange_frames(death["frames"], provision(Source(release="0.21.0")).packages) == []
     # Computed from the request, and observed at the connector and the free list.
     computed, listed, short = trial["trigger"]["evidence"]
     assert computed.endswith("the eager connector lists 26 blocks twice in one store event to 0.21.0")
@@ -67,7 +68,7 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
 @pytest.mark.by_hand  # about eight boots
 def test_the_commit_of_the_fix_is_found_in_a_made_checkout(harness: Harness, tmp_path: Path) -> None:
     for release in ("0.23.0", "0.24.0"):
-        cached = provision(release).packages.parents[3]
+        cached = provision(Source(release=release)).packages.parents[3]
     words = ["--old", "0.23.0", "--new", "0.24.0", "--apart", "vllm/v1/core/block_pool.py"]
     words += ["--text", "blocks_without_hash.append", "--releases", str(cached)]
     made = subprocess.run([sys.executable, MAKE, tmp_path / "vllm", *words], check=True, capture_output=True, text=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.scenario import Scenario
 
@@ -33,7 +34,7 @@ def lines_of(source: str, function: str) -> Sequence[str]:
 def test_the_quoted_line_stands_in_its_function(scenario: Scenario) -> None:
     quoted = scenario.defect
     assert quoted is not None
-    release = ReleaseCache().get(scenario.try_in_lab)
+    release = ReleaseCache().get(Source(release=scenario.try_in_lab))
     if release is None:
         pytest.skip(f"vLLM {scenario.try_in_lab} is not in the cache")
     source = (release.packages / quoted.file).read_text(encoding="utf-8")

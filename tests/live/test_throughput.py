@@ -1,4 +1,4 @@
-"""Throughput, soak and output check on a real release: the client counts what the server counts."""
+"""Throughput and output check on a real release: the client counts what the server counts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from tests.conftest import Harness
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.measurements import measurements
-from vllm_repro.verdict.throughput import Point, Round, disagreements
+from vllm_repro.verdict.throughput import Point, Round
 
 pytestmark = pytest.mark.live
 
@@ -44,10 +45,8 @@ def scenario(folder: Path) -> Path:
 
 @pytest.mark.alone  # compares times
 def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harness, tmp_path: Path) -> None:
-    provision("0.29.0")  # before the run, so that its time limit does not include the install
-    done = harness(
-        "run", str(scenario(tmp_path)), "--server", "process", "--vllm", "0.29.0", "--throughput", "--soak", "10s"
-    )
+    provision(Source(release="0.29.0"))  # before the run, so that its time limit does not include the install
+    done = harness("run", str(scenario(tmp_path)), "--server", "process", "--vllm", "0.29.0", "--throughput")
     assert done.status == 0, done.out + done.err
     report = done.report
     trials: dict[str, dict[str, Any]] = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
@@ -61,7 +60,7 @@ def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harne
 
     journal = read(done.folder / "journal.jsonl")
     points = list(journal.of("throughput-point"))
-    assert len(points) == 2 * 3  # two points, and the first once more at the end, for two arms
+    assert len(points) == 2 * 2  # two points for two arms
     for point in points:
         load = point["point"]
         requests = (point["warm_ups"] + point["rounds"]) * load["concurrency"]
@@ -70,7 +69,7 @@ def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harne
     assert not list(journal.of("measure-stopped"))
     found = measurements(journal)
     assert found is not None
-    left_out = [text for text in found.stopped if "is left out: " in text and ", measured again," not in text]
+    left_out = [text for text in found.stopped if "is left out: " in text]
     assert len(found.speeds) + len(left_out) == 4, "the client may be late on two busy cores"
     assert all(row.figures.output_tok_s.n == 5 for row in found.speeds)
     for row in found.speeds:
@@ -87,13 +86,6 @@ def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harne
         assert figures.output_tok_s.median == pytest.approx(rate, rel=0.5)
         assert figures.tpot_s.median * (figures.point.output - 1) > 0.1 * alone
 
-    for name, trial in trials.items():
-        soak = trial["soak"]
-        assert (soak["errors"], soak["restarts"]) == (0, 0), name
-        assert soak["seconds"] == 10
-        # A busy machine may stop it for some seconds, but not for a third of the time.
-        assert any(soak["tenths"][:4]), soak["tenths"]
-        assert any(soak["tenths"][-4:]), soak["tenths"]
     lines = [json.loads(line) for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
     taken = [line for line in lines if line["name"] == "throughput"]
     assert taken
@@ -107,21 +99,16 @@ def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harne
 
 
 def agree(journal: Recording, arm: str) -> None:
-    """Check that client and server agree about the tokens and latencies of an arm."""
+    """Check that client and server agree about the tokens of an arm."""
     rounds = [entry for entry in journal.of("throughput-round") if entry["arm"] == arm]
-    assert len({(entry["point"]["concurrency"], entry["again"]) for entry in rounds}) == 3
+    assert {entry["point"]["concurrency"] for entry in rounds} == {4, 8}
     for entry in rounds:
         point, found = msgspec.convert(entry["point"], Point), msgspec.convert(entry["figures"], Round)
-        steps = {name: sum(number for *_, number in buckets) for name, buckets in entry["latencies"].items()}
-        requests = point.concurrency
-        assert steps == {"ttft_s": requests, "itl_s": requests * (point.output - 1), "e2e_s": requests}
-        assert found.output_tokens == requests * point.output
-        # The API server shares both cores with an engine that spins: it may send a piece late, but not each of them.
-        assert disagreements(found, entry["latencies"]) == [] or found.slept_s > 0.1 * found.wall_s, entry
+        assert found.output_tokens == point.concurrency * point.output
     phases = [entry for entry in journal.of("counters") if entry["arm"] == arm]
     assert phases[0]["phase"] == "workload"
     measured = [entry for entry in phases if "point" in entry.fields]
-    assert len(measured) == len(phases) - 2  # the workload and the soak
+    assert len(measured) == len(phases) - 1
     for entry in measured:
         point, counted = msgspec.convert(entry["point"], Point), entry["counted"]
         tokens = (point.concurrency * point.prompt, point.concurrency * point.output)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.launch import process_launch
 from vllm_repro.servers.options import ServerOptions, weights_for
@@ -35,7 +36,7 @@ def words(name: str, *, quantized: bool = False) -> list[str]:
 
 def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
     """Return the answer of a script of this folder, run by a release's interpreter."""
-    release = provision(version)
+    release = provision(Source(release=version))
     environment = {**os.environ, "PYTHONPATH": str(release.packages), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [release.python, FOLDER / script],

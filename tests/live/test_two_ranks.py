@@ -19,6 +19,7 @@ from tests.live.two_ranks import Run
 from tests.skipping import cannot_run
 from vllm_repro.host.processes import session_members
 from vllm_repro.releases.provision import provision
+from vllm_repro.releases.sources import Source
 
 pytestmark = pytest.mark.live
 
@@ -27,7 +28,7 @@ RELEASE = "0.32.0"
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    provision(RELEASE)  # before the run, so that its time limit does not include the install
+    provision(Source(release=RELEASE))  # before the run, so that its time limit does not include the install
     started: list[Run] = []
 
     def start(*options: str, within: Sequence[str] = ()) -> Run:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.conftest import Harness
-from tests.nights.simulated import FIXED, FLAKY, LOSSY, Weeks
+from tests.nights.test_history import fortnight
 from tests.report_examples import EXAMPLES
 
 UTC = {"TZ": "UTC"}
@@ -17,10 +17,9 @@ UTC = {"TZ": "UTC"}
 
 @pytest.fixture
 def reports(tmp_path: Path) -> Path:
-    """Write simulated weeks into the reports folder."""
+    """Write the runs of some nights into the reports folder."""
     root = tmp_path / "reports"
-    root.mkdir()
-    for run in Weeks(0).rows():
+    for _, run in fortnight():
         folder = root / run.id
         folder.mkdir(parents=True)
         (folder / "journal.jsonl").touch()
@@ -28,36 +27,31 @@ def reports(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_loss_and_the_fix_and_nothing_else_is_called(harness: Harness, reports: Path) -> None:
-    page = reports / "nights.html"
-    done = harness("history", "--json", "--nights", "40", "--html", str(page), env=UTC)
-    assert done.status == 0, done.err
-    given = json.loads(done.out)
-    assert [(news["kind"], news["scenario"]) for news in given["news"]] == [("fix", FIXED), ("slower", LOSSY)]
-    assert all(news["call"] for news in given["news"])
-    assert [one["scenario"] for one in given["scenarios"] if one["flaky"]] == [FLAKY]
-    assert f"page: {page}" in done.err
-    assert "What changed since the night of 30 September" in page.read_text(encoding="utf-8")
-
-
 @pytest.mark.usefixtures("reports")
-def test_one_night_without_news_is_a_line(harness: Harness, tmp_path: Path) -> None:
-    table = tmp_path / "runs.csv"
-    done = harness("history", "--scenario", "tq-prefix-hit", "--csv", str(table), env=UTC)
-    lines = table.read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 1 + 70 * 2 * 3  # nights, hosts, arms
-    assert f"table: {table}" in done.out
-    assert "since the night of 2026-11-08:\n  nothing changed" in done.out
-    assert "min-tokens-stop-ids" not in done.out
+def test_the_last_nights_are_compared_with_those_before(harness: Harness) -> None:
+    done = harness("history", "--json", "--nights", "4", env=UTC)
+    assert [change["scenario"] for change in json.loads(done.out)["changes"]] == ["tq-chunked-prefill"]
+    done = harness("history", "--scenario", "sco-hybrid", env=UTC)
+    assert "since the night of 2026-09-15:\n  nothing changed" in done.out
+    assert "tq-prefix-hit" not in done.out
+
+
+def test_a_file_is_written_and_no_table_printed(harness: Harness, reports: Path) -> None:
+    page, table = reports / "nights.html", reports / "runs.csv"
+    done = harness("history", "--html", str(page), "--csv", str(table), "--scenario", "sco-hybrid", env=UTC)
+    assert (done.status, done.out) == (0, "")
+    assert done.err == f"wrote {page}\nwrote {table}\n"
+    assert "What changed since the night of 15 September" in page.read_text(encoding="utf-8")
+    assert len(table.read_text(encoding="utf-8").splitlines()) == 1 + 16
 
 
 @pytest.mark.usefixtures("reports")
 @pytest.mark.parametrize(
     ("option", "first", "last"),
-    [("--csv", "night,id,scenario,", "2026-11-09,"), ("--html", "<!doctype html>", "</html>")],
+    [("--csv", "night,id,scenario,", "2026-09-16,"), ("--html", "<!doctype html>", "</html>")],
 )
 def test_a_dash_prints_it_and_nothing_else(harness: Harness, option: str, first: str, last: str) -> None:
-    done = harness("history", "--scenario", FIXED, option, "-", env=UTC)
+    done = harness("history", option, "-", env=UTC)
     assert (done.status, done.err) == (0, "")
     lines = done.out.lower().splitlines()
     assert lines[0].startswith(first)
@@ -72,18 +66,18 @@ def test_a_folder_of_copies_is_named_as_that(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "message"),
+    ("words", "message"),
     [
-        (("--scenario", "tq-prefix"), 64, "it has: min-tokens-stop-ids"),
-        (("--nights", "0"), 64, "is no number of nights"),
-        (("--out", "/nowhere/at/all"), 64, "there is no folder"),
-        (("--html", "/nowhere/at/all.html"), 64, "there is no folder"),
-        (("--csv", "/proc/nowrite"), 64, "name another file with --csv"),
-        (("--html", "-", "--csv", "-"), 64, "only one of --json, --html - and --csv - can be printed"),
+        (("--scenario", "tq-prefix"), "it has: dsv4-tp2, sco-hybrid"),
+        (("--nights", "14"), "is no number of nights from 1 to 13"),
+        (("--out", "/nowhere/at/all"), "there is no folder"),
+        (("--html", "/nowhere/at/all.html"), "name another file with --html"),
+        (("--csv", "/proc/nowrite"), "name another file with --csv"),
+        (("--html", "-", "--csv", "-"), "only one of --json, --html - and --csv - can be printed"),
     ],
 )
 @pytest.mark.usefixtures("reports")
-def test_what_cannot_be_told_is_said(harness: Harness, words: tuple[str, ...], status: int, message: str) -> None:
+def test_wrong_usage_names_the_remedy(harness: Harness, words: tuple[str, ...], message: str) -> None:
     done = harness("history", *words)
-    assert (done.status, message in done.err) == (status, True), done.err
+    assert (done.status, message in done.err) == (64, True), done.err
     assert "Traceback" not in done.err

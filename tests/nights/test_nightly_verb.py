@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,10 +17,13 @@ from tests.commands import journals, started, until
 from vllm_repro.cli import _as_interrupt, main, parser
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.known import NEWEST
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import FORMATS
 from vllm_repro.report.runs import Run
 from vllm_repro.running.job import Job
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.options import ServerOptions
+from vllm_repro_nights import run_night
 from vllm_repro_nights.nightly_verb import jobs_from
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -51,7 +57,7 @@ def test_only_the_arms_that_are_named_run(night: Callable[..., tuple[int, list[J
     assert status == 2
 
 
-def test_an_arm_that_a_scenario_has_not_is_said_before_anything_runs(
+def test_an_unknown_arm_is_named_before_anything_runs(
     night: Callable[..., tuple[int, list[Job], str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert night("--arm", "near-miss", ends=()) == (64, [], "")
@@ -67,15 +73,15 @@ def test_a_scenario_that_is_named_twice_runs_once() -> None:
     assert [job.name for job in asked] == ["sco-hybrid", "min-tokens-stop-ids"]
 
 
-def cpu_jobs(*words: str, **options: str) -> list[Job]:
+def cpu_jobs(*words: str, vllm: str) -> list[Job]:
     arguments = parser("nightly").parse_args(["nightly", *words, "--server", "cpu"])
-    return jobs_from(arguments, ServerOptions(server="cpu", **options))  # type: ignore[arg-type]  # texts
+    return jobs_from(arguments, ServerOptions(server="cpu", vllm=Source(release=vllm)))
 
 
 def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
     """In the lab, or as it is if it needs no GPU; in the newest release and in the source; only the arms that show the bug."""
     jobs = cpu_jobs("min-tokens-stop-ids", "sco-hybrid", "tq-mtp-wrong-tokens", vllm="0.28.0")
-    assert [(job.name, job.choice.kind, job.options.vllm) for job in jobs] == [
+    assert [(job.name, job.choice.kind, str(job.options.vllm)) for job in jobs] == [
         (name, kind, version)
         for name, kind in (("min-tokens-stop-ids", "process"), ("sco-hybrid", "lab"), ("tq-mtp-wrong-tokens", "lab"))
         for version in (NEWEST, "0.28.0")
@@ -86,31 +92,35 @@ def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
         ["reported", "cudagraph-none"],
     ]
     assert all(job.named_arms == [arm.name for arm in job.arms] for job in jobs)
-    assert [job.options.vllm for job in cpu_jobs("sco-hybrid", vllm=NEWEST)] == [NEWEST]
+    assert [str(job.options.vllm) for job in cpu_jobs("sco-hybrid", vllm=NEWEST)] == [NEWEST]
 
 
-def test_a_night_ends_in_time_and_begins_with_what_ran_longest_ago(
+def test_a_night_ends_in_time_and_runs_the_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that would end too late is not started: by the time that it took before, or if no time is left."""
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
     night = ("nightly", "--server", "rehearsal", "--least-disk", "0.001", "--arm", "reported", "min-tokens-stop-ids")
     assert main([*night, "tq-chunked-prefill"]) == 0
-    order = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("green: ")]
-    assert order == ["min-tokens-stop-ids", "tq-chunked-prefill"]
+    assert re.findall(r"^green: ([^:]*)", capsys.readouterr().out, re.MULTILINE) == [
+        "min-tokens-stop-ids",
+        "tq-chunked-prefill",
+    ]
     time.sleep(1 - time.time() % 1)  # a run is known by the second in which it began
     assert main([*night, "--max-time", "10m"]) == 0  # this one ran last
     capsys.readouterr()
     assert main([*night, "tq-chunked-prefill", "--max-time", "10m"]) == 0
-    order = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("green: ")]
-    assert order == ["tq-chunked-prefill", "min-tokens-stop-ids"]
+    assert re.findall(r"^green: ([^:]*)", capsys.readouterr().out, re.MULTILINE) == [
+        "tq-chunked-prefill",
+        "min-tokens-stop-ids",
+    ]
     assert main([*night, "--max-time", "0.01s"]) == 2
     text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
     assert "amber: 1 not reached in time." in text
-    assert "## Not reached in time\n\n- min-tokens-stop-ids: 0 s of 0 were left; it took" in text
+    assert "| 0 s of 0 s were left, and it took" in text
 
 
-def test_a_night_with_a_scenario_that_has_no_script_is_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_with_a_run_without_a_script_is_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
     scenarios = ("min-tokens-stop-ids", "async-streaming-stop")
     assert main([NIGHT[0], *scenarios, *NIGHT[3:], "--arm", "reported"]) == 0
@@ -136,15 +146,17 @@ def test_reports_that_cannot_be_copied_leave_the_night_its_light(
     assert "1 as declared" in text
 
 
-def test_a_run_that_a_signal_ends_is_interrupted(tmp_path: Path) -> None:
-    words = ("nightly", "async-streaming-stop", *NIGHT[3:])
+def test_ctrl_c_leaves_what_had_not_run_interrupted(tmp_path: Path) -> None:
+    words = ("nightly", "async-streaming-stop", *NIGHT[1:])
     night = started(tmp_path, *words, VLLM_REHEARSAL_FAULT="stuck-boot")
     until(lambda: "server-started" in "".join(journals(tmp_path)))
     night.send_signal(signal.SIGINT)
     assert night.wait(timeout=120) == 130
     text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")
-    assert "amber: interrupted by SIGINT, 1 interrupted." in text
-    assert "| ⏹️ | async-streaming-stop |" in text
+    assert "amber: interrupted by SIGINT, 3 interrupted." in text
+    results = re.findall(r"^\| ⏹️ interrupted \| (.*?) \| (.*?) \|", text, re.MULTILINE)
+    not_run = [("min-tokens-stop-ids", "-"), ("sco-hybrid", "-")]
+    assert results == [("async-streaming-stop", "inconclusive"), *not_run]
 
 
 def test_a_signal_says_its_name_where_no_run_takes_it() -> None:
@@ -152,17 +164,29 @@ def test_a_signal_says_its_name_where_no_run_takes_it() -> None:
         _as_interrupt(signal.SIGTERM, None)
 
 
-def test_one_scenario_that_cannot_run_as_asked_leaves_the_others_theirs(
+@pytest.mark.parametrize(
+    ("words", "ends", "status"),
+    [
+        ((), (InfraError("no disk"), UsageError("no such thing")), 2),
+        (("--fail-on", "trouble"), (InfraError("no disk"), UsageError("no such thing")), 2),
+        (("--fail-on", "trouble"), (Unsupported("too small"),) * 2, 2),
+        (("--fail-on", "red"), (InfraError("no disk"), UsageError("no such thing")), 0),
+        (("--fail-on", "red"), (KeyboardInterrupt(),), 130),
+    ],
+)
+def test_each_failure_is_in_the_summary_and_fails_as_asked(
     night: Callable[..., tuple[int, list[Job], str]],
+    words: tuple[str, ...],
+    ends: tuple[BaseException, ...],
+    status: int,
 ) -> None:
-    status, jobs, summary = night(ends=(UsageError("no such thing here"), InfraError("the disk is full")))
-    assert (status, len(jobs)) == (2, 2)
-    assert "no such thing here" in summary
-    assert "the disk is full" in summary
+    result, _, summary = night(*words, ends=ends)
+    assert result == status
+    assert all(f"{end}" in summary for end in ends)
 
 
 @pytest.mark.usefixtures("sigint")
-def test_a_signal_while_the_summary_is_written_waits_for_its_end(
+def test_a_signal_while_the_summary_is_written_waits(
     night: Callable[..., tuple[int, list[Job], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(_: Path) -> tuple[list[Run], list[str]]:
@@ -171,15 +195,36 @@ def test_a_signal_while_the_summary_is_written_waits_for_its_end(
 
     monkeypatch.setattr("vllm_repro_nights.run_night.read_runs", late)
     status, _, summary = night(ends=(InfraError("the disk is full"),) * 2)
-    assert status == 130
-    assert "amber: 2 undecided" in summary
+    assert (status, "amber: 2 undecided" in summary) == (130, True)
 
 
 @pytest.mark.parametrize(("end", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")])
-def test_an_interrupt_between_two_runs_keeps_what_the_night_came_to(
+def test_an_interrupt_between_two_runs_keeps_the_first(
     night: Callable[..., tuple[int, list[Job], str]], end: KeyboardInterrupt, by: str
 ) -> None:
     status, _, summary = night(ends=(InfraError("the disk is full"), end))
     assert status == 130
-    assert f"interrupted by {by}" in summary
+    assert f"amber: interrupted by {by}, 1 undecided (min-tokens-stop-ids), 1 interrupted." in summary
     assert "the disk is full" in summary
+
+
+def test_a_run_is_estimated_by_the_last_one_in_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(job: Any, _: object) -> NoReturn:
+        raise Unsupported(f"{job.options.vllm} was started")
+
+    scenario = find("min-tokens-stop-ids")
+    runs = [
+        SimpleNamespace(scenario=scenario.id, vllm_version=version, started_at=str(took), duration_s=float(took))
+        for version, took in (("0.32.0", 900), ("0.33.0", 1))
+    ]
+    monkeypatch.setattr("vllm_repro_nights.run_night.read_runs", lambda _: (runs, []))
+    monkeypatch.setattr("vllm_repro_nights.run_night.run_one", run)
+    jobs: list[Any] = [
+        SimpleNamespace(
+            elsewhere=None, scenario=scenario, options=ServerOptions(server="process", vllm=Source(release=version))
+        )
+        for version in ("0.32.0", "0.33.0", "0.29.0")
+    ]
+    *started, late = [result.why for _, result in run_night._run_jobs(jobs, Path(), 100.0)]
+    assert started == ["0.33.0 was started", "0.29.0 was started"], "a release without a run takes its scenario's last"
+    assert late.endswith("were left, and it took 900 s before")

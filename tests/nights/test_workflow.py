@@ -46,14 +46,12 @@ def loaded(path: Path = WORKFLOWS / "nightly-gpu.yml") -> dict[Any, Any]:
 def given(text: str, inputs: Mapping[str, str], job: Job) -> str:
     """Return a value with its expressions replaced: inputs and outputs of the night."""
 
-    def one(found: re.Match[str]) -> str:
-        name = found[1]
-        if name.startswith("inputs."):
-            return inputs.get(name.removeprefix("inputs."), "")
-        assert name.startswith("steps.night.outputs."), name
-        return job.outputs.get(name.removeprefix("steps.night.outputs."), "")
+    def value(expression: re.Match[str]) -> str:
+        source, _, name = expression[1].rpartition(".")
+        values = {"inputs": inputs, "steps.night.outputs": job.outputs}[source]
+        return values.get(name, "") or expression[2] or ""
 
-    return re.sub(r"\$\{\{ *([\w.]+) *\}\}", one, text)
+    return re.sub(r"\$\{\{ *([\w.-]+)(?: \|\| '(\w+)')? *\}\}", value, text)
 
 
 def runs(condition: str, job: Job) -> bool:
@@ -126,11 +124,27 @@ def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any
 NIGHT = loaded()["jobs"]["nightly"]
 ON_A_CPU = loaded(WORKFLOWS / "nightly-cpu.yml")
 STEPS = NIGHT["steps"]
-FROM_THE_NIGHT_ON = STEPS[[step.get("id") for step in STEPS].index("night") :]
 
 
 def names(steps: Sequence[dict[str, Any]]) -> list[str]:
     return [step.get("name") or step["uses"] for step in steps]
+
+
+def from_the_night_on(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return steps[[step.get("id") for step in steps].index("night") :]
+
+
+def altered(folder: Path, before: str, after: str) -> str:
+    """Write an altered scenario and return its path relative to `folder`."""
+    text = SCENARIO.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    (folder / "altered").mkdir()
+    (folder / "altered" / SCENARIO.name).write_text(text.replace(before, after), encoding="utf-8")
+    return f"altered/{SCENARIO.name}"
+
+
+(BAD,) = re.findall(r"status=Status\(.*\)", SCENARIO.read_text(encoding="utf-8"))
+GOOD = 'status=Status(bad="==0.28.0", good="<0.28.0")'
 
 
 def test_a_green_night(checkout: Path) -> None:
@@ -151,68 +165,57 @@ def test_a_green_night(checkout: Path) -> None:
     assert (root.get("failures"), root.get("errors")) == ("0", "0")
 
 
-def declared_good(text: str) -> str:
-    """Return the text of a scenario that declares releases before 0.28.0 good."""
-    altered, count = re.subn(r"status=Status\(.*\)", 'status=Status(bad="==0.28.0", good="<0.28.0")', text)
-    assert count == 1
-    return altered
-
-
 def test_a_red_night_still_cleans_up_and_keeps_its_reports(checkout: Path) -> None:
-    """The scenario is altered, so that a release whose engine dies is declared good."""
-    text = SCENARIO.read_text(encoding="utf-8")
-    altered = checkout / "altered" / SCENARIO.name
-    altered.parent.mkdir()
-    altered.write_text(declared_good(text), encoding="utf-8")
-    inputs = {"server": "rehearsal", "scenarios": f"altered/{SCENARIO.name}", "vllm": "0.27.1"}
-    job = run(checkout, inputs, FROM_THE_NIGHT_ON)
-    assert job.status == {**dict.fromkeys(names(FROM_THE_NIGHT_ON), 0), "Run the night": 1}, job.shown
+    """A release whose engine dies is declared good."""
+    inputs = {"server": "rehearsal", "scenarios": altered(checkout, BAD, GOOD), "vllm": "0.27.1", "fail-on": "red"}
+    steps = from_the_night_on(STEPS)
+    job = run(checkout, inputs, steps)
+    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 1}, job.shown
     assert job.outputs["light"] == "red"
-    assert "# ❌ Nightly: red" in job.summary
     assert "::error title=vllm-repro nightly::red: 1 surprise (min-tokens-stop-ids)" in job.shown
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
     assert int(root.get("failures", "0")) >= 1
 
 
-def test_an_amber_night_passes_with_a_warning(checkout: Path) -> None:
-    """A host without the GPU that is asked for: nothing is booted, and nothing is said about vLLM."""
+@pytest.mark.parametrize(("fail_on", "status"), [("", 2), ("amber", 2), ("red", 0)])
+def test_a_runner_that_lost_its_gpu_fails(checkout: Path, fail_on: str, status: int) -> None:
     empty = checkout.parent / "empty"
     empty.mkdir()
     for tool in ("bash", "sh"):
         (empty / tool).symlink_to(shutil.which(tool) or tool)
-    job = run(checkout, {"server": "process"}, FROM_THE_NIGHT_ON, PATH=str(empty))  # as a schedule, without nvidia-smi
-    assert job.status == dict.fromkeys(names(FROM_THE_NIGHT_ON), 0), job.shown
+    steps = from_the_night_on(STEPS)
+    job = run(checkout, {"server": "process", "fail-on": fail_on}, steps, PATH=str(empty))
+    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": status}, job.shown
     assert job.outputs["light"] == "amber"
-    assert "# ⚠️ Nightly: amber" in job.summary
     assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.shown
-    root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
-    assert (root.get("tests"), root.get("errors")) == ("1", "1")
 
 
-def test_a_night_without_a_gpu_passes_when_it_is_amber(checkout: Path) -> None:
-    """A scenario without a lab that needs a GPU: nothing is booted. What is red fails."""
-    altered = checkout / "altered" / SCENARIO.name
-    altered.parent.mkdir()
-    text = SCENARIO.read_text(encoding="utf-8")
-    assert "Needs(memory_gb=6)" in text
-    altered.write_text(text.replace("Needs(memory_gb=6)", "Needs(gpus=9)"), encoding="utf-8")
-    steps = ON_A_CPU["jobs"]["nightly"]["steps"]
-    steps = steps[[step.get("id") for step in steps].index("night") :]
-    job = run(checkout, {}, steps, VLLM_REPRO_NIGHTLY_SCENARIOS=f"altered/{SCENARIO.name}")
-    assert job.status == dict.fromkeys(names(steps), 0), job.shown
-    assert job.outputs["light"] == "amber"
-    assert "## Not for this machine" in job.summary
+def test_a_night_on_a_cpu_in_which_nothing_ran_fails(checkout: Path) -> None:
+    scenario = altered(checkout, "Needs(memory_gb=6)", "Needs(gpus=9)")
+    steps = from_the_night_on(ON_A_CPU["jobs"]["nightly"]["steps"])
+    job = run(checkout, {}, steps, VLLM_REPRO_NIGHTLY_SCENARIOS=scenario, VLLM_REPRO_NIGHTLY_FAIL_ON="trouble")
+    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 2}, job.shown
     assert "the scenario needs 9 GPUs" in job.summary
-    (checkout / "Makefile").write_text("nightly-cpu:\n\t@echo light=red >> $$GITHUB_OUTPUT; exit 1\n", encoding="utf-8")
-    assert run(checkout, {}, steps[:1]).status == {"Run the night": 1}
 
 
-def test_a_night_without_a_gpu_keeps_only_what_is_redacted() -> None:
-    steps = ON_A_CPU["jobs"]["nightly"]["steps"]
-    (cached,) = (step["with"]["path"] for step in steps if "cache" in step.get("uses", ""))
+def test_a_night_on_a_cpu_keeps_only_what_is_redacted() -> None:
+    job = ON_A_CPU["jobs"]["nightly"]
+    (cached,) = (step["with"]["path"] for step in job["steps"] if "cache" in step.get("uses", ""))
     assert cached.split() == ["reports/*/*/report.json", "reports/*/*/journal.jsonl"]
-    assert ON_A_CPU["permissions"] == {"contents": "read"}
-    assert ON_A_CPU["jobs"]["nightly"]["timeout-minutes"] > 60
+    assert job["timeout-minutes"] > 60
+
+
+@pytest.mark.parametrize("workflow", ["nightly-cpu.yml", "nightly-gpu.yml"])
+def test_the_rules_of_a_workflow(workflow: str) -> None:
+    whole = loaded(WORKFLOWS / workflow)
+    assert whole["permissions"] == {"contents": "read"}
+    assert whole["concurrency"] == {"group": workflow.removesuffix(".yml"), "cancel-in-progress": False}
+    assert set(whole[True]) == {"schedule", "workflow_dispatch"}
+    env = whole["jobs"]["nightly"]["env"]
+    assert env["VLLM_REPRO_NIGHTLY_FAIL_ON"] == "${{ inputs.fail-on || 'trouble' }}"
+    if workflow == "nightly-gpu.yml":
+        last = STEPS[-1]
+        assert (last["if"], last["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
 
 
 @pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.live, id="installs")])
@@ -223,7 +226,7 @@ def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path, ins
     text = SCENARIO.read_text(encoding="utf-8").replace("min-tokens-stop-ids", "our-bug")
     (bugs / "our_bug.py").write_text(text, encoding="utf-8")
     action = loaded(ROOT / "action.yml")
-    inputs = {name: one["default"] for name, one in action["inputs"].items()}
+    inputs = {name: value["default"] for name, value in action["inputs"].items()}
     inputs |= {"folder": "our bugs", "scenarios": "our-bug", "server": "rehearsal"}
     runner = {"RUNNER_TEMP": str(tmp_path / "runner"), "GITHUB_ACTION_PATH": str(ROOT)}
     steps = action["runs"]["steps"]
@@ -237,60 +240,43 @@ def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path, ins
     assert given(action["outputs"]["light"]["value"], {}, job) == "green"
     folder = caller / given(action["outputs"]["folder"]["value"], {}, job)
     assert {"summary.md", "junit.xml", "our-bug"} <= {path.name for path in folder.iterdir()}
-    (bugs / "our_bug.py").write_text(declared_good(text), encoding="utf-8")
-    environment_is_there = steps if installed else steps[1:]
-    after = run(caller, inputs | {"vllm": "0.27.1"}, environment_is_there, **runner)
-    assert after.status == {**dict.fromkeys(names(environment_is_there), 0), "Run the scenarios": 1}, after.shown
+    (bugs / "our_bug.py").write_text(text.replace(BAD, GOOD), encoding="utf-8")
+    steps = steps if installed else steps[1:]
+    after = run(caller, inputs | {"vllm": "0.27.1"}, steps, **runner)
+    assert after.status == {**dict.fromkeys(names(steps), 0), "Run the scenarios": 1}, after.shown
 
 
-def test_the_workflow_for_other_repositories_gives_the_action_its_inputs() -> None:
+def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
     workflow, action = loaded(WORKFLOWS / "scenarios.yml"), loaded(ROOT / "action.yml")
     step = workflow["jobs"]["scenarios"]["steps"][-1]
     assert step["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
     called = workflow[True]["workflow_call"]["inputs"]
     assert {name: called[name]["default"] for name in action["inputs"]} == {
-        name: one["default"] for name, one in action["inputs"].items()
+        name: value["default"] for name, value in action["inputs"].items()
     }
     assert workflow["permissions"] == {"contents": "read"}
 
 
-def test_the_examples_for_other_repositories_name_inputs_that_exist() -> None:
+def test_the_examples_name_inputs_that_exist() -> None:
     page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
     (with_action, with_workflow) = (
         yaml.safe_load(one)["jobs"]["crashes"] for one in re.findall(r"```yaml\n(jobs:.*?)```", page, re.DOTALL)
     )
     assert set(with_action["steps"][-1]["with"]) <= set(loaded(ROOT / "action.yml")["inputs"])
     called = loaded(WORKFLOWS / "scenarios.yml")[True]["workflow_call"]["inputs"]
-    assert {name for name, one in called.items() if one.get("required")} <= set(with_workflow["with"]) <= set(called)
+    assert (
+        {name for name, value in called.items() if value.get("required")} <= set(with_workflow["with"]) <= set(called)
+    )
 
 
-def test_the_pipeline_of_buildkite_says_amber_by_its_status(checkout: Path) -> None:
+def test_the_pipeline_of_buildkite_shows_amber(checkout: Path) -> None:
     page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(steps:.*?)```", page, re.DOTALL)
     (step,) = yaml.safe_load(text)["steps"]
     assert step["soft_fail"] == [{"exit_status": 2}]
-    assert step["concurrency"] == 1
-    assert step["concurrency_group"]
-    env = {
-        **os.environ,
-        "VLLM_REPRO_NIGHTLY_SERVER": "rehearsal",
-        "VLLM_REPRO_NIGHTLY_SCENARIOS": "min-tokens-stop-ids",
-    }
-    for command in step["commands"]:
-        night = "vllm-repro nightly" in command
-        words = command.replace("nightly", "nightly --least-disk 1000000000", 1) if night else command
-        done = subprocess.run(
-            ["bash", "-e", "-c", words], cwd=checkout, env=env, capture_output=True, timeout=600, check=False
-        )
-        assert done.returncode == (2 if night else 0), done.stderr.decode()
-
-
-def test_a_night_holds_to_the_rules_of_its_runner() -> None:
-    whole = loaded()
-    job = whole["jobs"]["nightly"]
-    assert whole["permissions"] == {"contents": "read"}
-    assert whole["concurrency"] == {"group": "nightly-gpu", "cancel-in-progress": False}
-    assert job["timeout-minutes"] > 0
-    assert {"schedule", "workflow_dispatch"} == set(whole[True])
-    last = job["steps"][-1]
-    assert (last["if"], last["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
+    assert (step["concurrency"], bool(step["concurrency_group"])) == (1, True)
+    night = {"name": "all", "run": "\n".join(step["commands"])}
+    assert ".venv/bin/vllm-repro nightly" in night["run"]
+    night["run"] = night["run"].replace("repro nightly", "repro nightly --least-disk 1000000000")
+    env = {"VLLM_REPRO_NIGHTLY_SERVER": "rehearsal", "VLLM_REPRO_NIGHTLY_SCENARIOS": "min-tokens-stop-ids"}
+    assert run(checkout, {}, [night], **env).status == {"all": 2}

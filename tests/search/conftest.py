@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
 from vllm_repro.servers.rehearsal import RehearsalSite
+from vllm_repro_search.versions.json_map import VersionMapJson
 
 Answer = Callable[[Job], RunReport]
 MadeUp = Callable[[Answer], list[Job]]
+
+
+@pytest.fixture(autouse=True)
+def sound_maps(tmp_path: Path) -> Iterator[None]:
+    """Raise `msgspec.ValidationError` for a `versions.json` of the test that breaks its schema."""
+    yield
+    for path in (tmp_path / "reports").rglob("versions.json"):
+        msgspec.json.decode(path.read_bytes(), type=VersionMapJson)
 
 
 @pytest.fixture

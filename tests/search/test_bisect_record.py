@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report_examples import without_run_links
+from vllm_repro.releases.sources import Source
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_search.bisect.plan import State
 from vllm_repro_search.bisect.record import Bisection, Candidate, Step, answer, bisection_dict, markdown
@@ -28,7 +29,7 @@ def bisection_of(*fates: tuple[str, ReleaseResult], find_fix: bool = False) -> B
         server="lab",
         evidence="lab",
         find_fix=find_fix,
-        candidates=tuple(Candidate(label, label) for label in "abcdef"),
+        candidates=tuple(Candidate(label, Source(release=label)) for label in "abcdef"),
         rate=1.0,
         confidence=0.95,
         harness_version="0",
@@ -175,7 +176,7 @@ def test_what_is_not_booted_makes_no_answer_wrong(
     labels = [f"c{place}" for place in range(30)]
     found = replace(
         bisection_of(find_fix=find_fix),
-        candidates=tuple(Candidate(label, label) for label in labels),
+        candidates=tuple(Candidate(label, Source(release=label)) for label in labels),
         missing={labels[place]: names for place, names in lacking.items()},
     )
     while (number := found.search.choose()) is not None:
@@ -215,7 +216,9 @@ def test_a_kept_record_renders_as_it_was_written(folder: Path) -> None:
     record = json.loads(text)
     known = {field.name: record[field.name] for field in fields(Bisection)}
     steps = tuple(Step(**{**step, "fate": ReleaseResult(step["fate"])}) for step in record["steps"])
-    candidates = tuple(Candidate(**candidate) for candidate in record["candidates"])
+    candidates = tuple(
+        Candidate(**candidate | {"source": Source(release=candidate["source"])}) for candidate in record["candidates"]
+    )
     enums = {"expected": Expected(record["expected"]), "untouched": tuple(record["untouched"])}
     again = Bisection(**{**known, **enums, "steps": steps, "candidates": candidates})
     assert json.loads(json.dumps(bisection_dict(again))) == record

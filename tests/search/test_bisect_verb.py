@@ -16,12 +16,12 @@ import pytest
 
 from tests.conftest import Harness
 from tests.core.releases.test_sources import commit, git
+from tests.report_examples import run_of
 from tests.search.conftest import Answer, MadeUp, releases_of
-from tests.search.test_version_map import run_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
-from vllm_repro.releases.sources import version_of
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
 from vllm_repro.servers.rehearsal import RehearsalSite
@@ -79,14 +79,14 @@ def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(harness: H
 
 
 def outcome_of(job: Job, outcome: Outcome) -> RunReport:
-    return run_of("0.24.0", [outcome], reported=job.options.vllm)
+    return run_of("0.24.0", [outcome], reported=str(job.options.vllm))
 
 
 def by_release(bad: Sequence[str], skipped: Sequence[str] = ()) -> Answer:
     """Return runs that die in `bad`, do not boot in `skipped`, and else live."""
 
     def answer(job: Job) -> RunReport:
-        version = job.options.vllm
+        version = str(job.options.vllm)
         outcome = Outcome.BOOT_FAILED if version in skipped else Outcome.CRASH if version in bad else Outcome.CLEAN
         return outcome_of(job, outcome)
 
@@ -240,7 +240,7 @@ def test_only_another_source_is_another_bisection(
 
 def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
-        dies = job.options.vllm in OLD and len(asked) % 2
+        dies = str(job.options.vllm) in OLD and len(asked) % 2
         return outcome_of(job, Outcome.CRASH if dies else Outcome.CLEAN)
 
     asked = made_up(answer)
@@ -298,7 +298,7 @@ def test_an_end_that_is_not_as_named_ends_it(
 
 def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(job: Job) -> RunReport:
-        if job.options.vllm not in ("0.20.0", "0.32.0"):
+        if str(job.options.vllm) not in ("0.20.0", "0.32.0"):
             raise Unsupported("the lab cannot run this release", hint="--vllm names another")
         return by_release(OLD)(job)
 
@@ -315,7 +315,7 @@ def test_a_cached_release_is_booted_before_one_to_install(
 ) -> None:
     monkeypatch.setattr(
         "vllm_repro_search.bisect.boots.ReleaseCache.get",
-        lambda _, version: "a release" if version == "0.23.0" else None,
+        lambda _, source: "a release" if source.release == "0.23.0" else None,
     )
     asked = made_up(by_release(OLD))
     words = ["bisect", "tq-chunked-prefill", "--server", "lab", *FIX, "--out", str(tmp_path)]
@@ -352,8 +352,8 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
 
     def answer(job: Job) -> RunReport:
         assert job.options.vllm
-        outcome = Outcome.CRASH if job.options.vllm in sources[:7] else Outcome.CLEAN
-        return run_of("0.24.0", [outcome], reported=version_of(job.options.vllm))
+        outcome = Outcome.CRASH if str(job.options.vllm) in sources[:7] else Outcome.CLEAN
+        return run_of("0.24.0", [outcome], reported=job.options.vllm.version)
 
     asked = made_up(answer)
     words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
@@ -394,12 +394,13 @@ def test_commits_that_change_nothing_a_server_opened_are_tried_last(
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "vllm_repro_opened.txt").write_text("__pycache__/__init__.cpython-311.pyc\na.py\n")
-    laid = Release(version="", torch="", python=packages, packages=packages, executable=packages)
+    laid = Release(source=Source(), version="", torch="", python=packages, packages=packages, executable=packages)
     monkeypatch.setattr("vllm_repro_search.bisect.boots.ReleaseCache.get", lambda *_: laid)
 
     def answer(job: Job) -> RunReport:
-        outcome = Outcome.CRASH if job.options.vllm in sources[:changed_at] else Outcome.CLEAN
-        return run_of("0.24.0", [outcome], reported=version_of(job.options.vllm or ""))
+        assert job.options.vllm
+        outcome = Outcome.CRASH if str(job.options.vllm) in sources[:changed_at] else Outcome.CLEAN
+        return run_of("0.24.0", [outcome], reported=job.options.vllm.version)
 
     made_up(answer)
     words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
@@ -422,13 +423,15 @@ SCRIPT = 'test "$(cat "$VLLM_REPRO_TREE/vllm/a.py")" -{} 7 {}'
 def laid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Lay out the commits of `history` without the compiled parts of a release."""
 
-    def provision(_: object, source: str, _progress: object) -> Release:
-        packages = tmp_path / "laid" / source[-12:]
+    def provision(_: object, source: Source, _progress: object) -> Release:
+        packages = tmp_path / "laid" / source.commit
         packages.mkdir(parents=True, exist_ok=True)
-        checkout, _, commit = source.rpartition("@")
-        packed = subprocess.run(["git", "-C", checkout, "archive", commit], check=True, capture_output=True).stdout
+        words = ["git", "-C", str(source.folder), "archive", source.commit]
+        packed = subprocess.run(words, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", packages], input=packed, check=True)
-        return Release(version="", torch="", python=Path(sys.executable), packages=packages, executable=packages)
+        return Release(
+            source=Source(), version="", torch="", python=Path(sys.executable), packages=packages, executable=packages
+        )
 
     monkeypatch.setattr("vllm_repro_search.bisect.boots.ReleaseCache.provision", provision)
 
@@ -492,7 +495,7 @@ def test_a_script_skips_with_125_and_leaves_no_process(
     assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported"), ("--port", "8000")])
+@pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported")])
 def test_a_script_takes_no_options_of_a_server(
     harness: Harness, words: tuple[str, str], history: tuple[Path, list[str]]
 ) -> None:
@@ -501,9 +504,7 @@ def test_a_script_takes_no_options_of_a_server(
     assert (done.status, f"{words[0]} has no meaning with --script" in done.err) == (64, True), done.err
 
 
-def test_again_names_the_port_and_the_folders_of_scenarios(
-    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_again_names_the_folders_of_scenarios(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
@@ -511,14 +512,14 @@ def test_again_names_the_port_and_the_folders_of_scenarios(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
     asked = made_up(by_release(OLD))
-    words = ["bisect", "mine", "--server", "rehearsal", *FIX, "--port", "8123", "--scenarios", "mine"]
+    words = ["bisect", "mine", "--server", "rehearsal", *FIX, "--scenarios", "mine"]
     assert main([*words, "--out", str(tmp_path), "--max-boots", "2"]) == 2
     text = next(tmp_path.glob("mine/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     again = shlex.split(text.rpartition("```console\n")[2].splitlines()[0])
-    assert ("--port 8123" in shlex.join(again), again[again.index("--scenarios") + 1]) == (True, "./mine")
+    assert again[again.index("--scenarios") + 1] == "./mine"
     monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
     assert main(["bisect", "--resume", str(tmp_path / "mine" / "bisect" / "latest")]) == 0
-    assert {job.options.port for job in asked} == {8123}
+    assert {job.scenario.id for job in asked} == {"mine"}
 
 
 @pytest.mark.parametrize(
@@ -554,10 +555,10 @@ def test_wrong_usage_of_a_checkout(
         ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),
         ([*FIX, "--arm", "eager"], "no arms that show the bug are named (eager), and bisect follows one"),
         ([*FIX, "--rate", "0"], "'0' is no share of boots"),
-        ([*FIX, "--confidence", "1"], "'1' is no probability"),
         ([*FIX, "--max-boots", "0"], "'0' is no number of boots"),
         ([*FIX, "--image", "mine"], "every release would run mine"),
         ([*FIX, "--trials", "3"], "unrecognized arguments: --trials"),
+        ([*FIX, "--server", "attach"], "'attach' is none of auto, docker"),
     ],
 )
 def test_wrong_usage_is_said_and_leaves_no_folder(

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.core.releases.test_sources import git
+from vllm_repro.releases.sources import Source
 from vllm_repro_search.bisect.imports import missing_names
 
 ENDS = {"__init__": "", "a": "from vllm.b import x\n", "b": "x = 1\n"}
 
 
-def commit(folder: Path, files: dict[str, str]) -> str:
+def commit(folder: Path, files: dict[str, str]) -> Source:
     git(folder, "rm", "-rfq", "--ignore-unmatch", ".")
     for name, text in files.items():
         path = folder / "vllm" / f"{name}.py"
@@ -22,7 +23,7 @@ def commit(folder: Path, files: dict[str, str]) -> str:
         path.write_text(text)
     git(folder, "add", ".")
     git(folder, "commit", "-q", "--allow-empty", "-m", "a change")
-    return f"{folder}@{git(folder, 'rev-parse', 'HEAD')}"
+    return Source(folder=folder, commit=git(folder, "rev-parse", "HEAD"))
 
 
 def lacking(folder: Path, middle: dict[str, str], ends: dict[str, str]) -> tuple[set[str], str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Harness
-from tests.search.test_version_map import run_of
+from tests.report_examples import run_of
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
 from vllm_repro.verdict.outcome import Outcome

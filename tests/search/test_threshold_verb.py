@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Harness
-from tests.report_examples import replace
-from tests.search.test_version_map import run_of
+from tests.report_examples import replace, run_of
 from vllm_repro.errors import Unsupported
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden_files import assert_golden
-from tests.report_examples import REHEARSAL, replace, report
-from vllm_repro.report.model import RunReport, arm_fields, verdict_fields
+from tests.report_examples import REHEARSAL, VERSIONS, replace, report, run_of
+from vllm_repro.report.model import arm_fields, verdict_fields
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Status
 from vllm_repro.verdict.outcome import Outcome
@@ -30,7 +29,6 @@ from vllm_repro_search.versions.version_map import (
 
 STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
 EXAMPLE = report(REHEARSAL)
-VERSIONS = ("0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0")
 
 PHRASES = {
     "lives in": ReleaseResult.LIVES,
@@ -49,35 +47,6 @@ PHRASES = {
     "was not tried": None,
     "were not tried": None,
 }
-
-
-def run_of(version: str, outcomes: Sequence[Outcome], *, reported: str | None = None) -> RunReport:
-    """Return the example run on this release, with these trials in its first arm."""
-    first = EXAMPLE.arms[0]
-    dead = first.trials[0]
-    trials = tuple(
-        replace(
-            dead,
-            number=number,
-            outcome=outcome,
-            version=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED) else reported or version,
-            boot_s=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED, Outcome.BOOT_FAILED) else 10.0 * number,
-            trigger=replace(dead.trigger, crossed=outcome in (Outcome.CRASH, Outcome.CLEAN)),
-            death=dead.death if outcome is Outcome.CRASH else None,
-            why=f"it was {outcome}",
-        )
-        for number, outcome in enumerate(outcomes, 1)
-    )
-    result = arm_result(first.name, Expected.DIES, outcomes)
-    verdict = decide([result], standing=STATUS.standing(version))
-    folder = Path(f"20260101T00000{VERSIONS.index(version)}Z-abcdef")
-    return replace(
-        EXAMPLE,
-        folder=folder,
-        arms=(replace(first, trials=trials, **arm_fields(result)),),
-        vllm_version=version,
-        **verdict_fields(verdict),
-    )
 
 
 def row(version: str, *outcomes: Outcome) -> ReleaseRow:
@@ -334,8 +303,8 @@ def several_arms() -> VersionMap:
     [("whole", replace(WHOLE, interrupted="SIGINT")), ("arms", several_arms())],
 )
 def test_a_map_is_what_was_reviewed(name: str, version_map: VersionMap) -> None:
-    assert_golden(f"versions-{name}.md", markdown(version_map))
-    assert_golden(f"versions-{name}.txt", terminal(version_map, "reports/x/versions/y/versions.md") + "\n")
+    assert_golden(f"versions-{name}.md", markdown(version_map), "search")
+    assert_golden(f"versions-{name}.txt", terminal(version_map, "reports/x/versions/y/versions.md") + "\n", "search")
 
 
 @pytest.mark.parametrize(

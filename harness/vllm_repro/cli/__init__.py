@@ -13,6 +13,7 @@ import itertools
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,12 +24,12 @@ from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean, use_scenari
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
 from vllm_repro.features import additions, load
 
-__all__ = ["main", "parser", "verbs"]
+__all__ = ["CORE_VERBS", "main", "parser", "verbs"]
 
 HARNESS_FAULT = 70
 HOST_TROUBLE = InfraError.exit_status
 
-_CORE_VERBS: Mapping[str, tuple[str, str]] = {
+CORE_VERBS: Mapping[str, tuple[str, str]] = {
     "list": ("vllm_repro.cli.list_", "list the scenarios"),
     "show": ("vllm_repro.cli.show", "print the exact command of an arm, ready to paste"),
     "check": ("vllm_repro.cli.check", "find mistakes in scenario files, with file and line"),
@@ -49,7 +50,7 @@ _CORE_VERBS: Mapping[str, tuple[str, str]] = {
 def verbs() -> Mapping[str, tuple[str, str]]:
     """Return the module and the help line of each verb, those of the features last."""
     added = [load("verbs", feature).items() for feature in additions("verbs")]
-    return dict(itertools.chain(_CORE_VERBS.items(), *added))
+    return dict(itertools.chain(CORE_VERBS.items(), *added))
 
 
 def parser(verb: str | None = None) -> Parser:
@@ -63,7 +64,7 @@ def parser(verb: str | None = None) -> Parser:
     top.add_argument("--version", action="version", version=f"vllm-repro {__version__}")
     parsers = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     # Entry points of features are read only if they are needed: it takes 30 ms.
-    for name, (module, does) in (_CORE_VERBS if verb in _CORE_VERBS else verbs()).items():
+    for name, (module, does) in (CORE_VERBS if verb in CORE_VERBS else verbs()).items():
         added = parsers.add_parser(
             name,
             help=does,
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         importlib.import_module("vllm_repro.cli.completion").complete(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in words if not word.startswith("-")), None)
-    if verb is not None and verb not in _CORE_VERBS and verb not in verbs():
+    if verb is not None and verb not in CORE_VERBS and verb not in verbs():
         print(
             f"vllm-repro: no verb is named {verb!r}{did_you_mean(verb, verbs())}\n  next: vllm-repro --help",
             file=sys.stderr,
@@ -115,25 +116,24 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         return INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return _fault(arguments, error)
+            return _fault(error)
         # Python flushes standard output again at exit.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open until the process exits
         print(f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere", file=sys.stderr)
         return HOST_TROUBLE
     except Exception as error:
-        return _fault(arguments, error)
+        return _fault(error)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _fault(arguments: argparse.Namespace, error: Exception) -> int:
-    if arguments.verbose:
-        raise error
+def _fault(error: Exception) -> int:
+    traceback.print_exception(error)
     print(
         f"vllm-repro: a fault of the harness itself: {type(error).__name__}: {error}\n"
-        "  next: run it again with -v for the traceback, and please report it",
+        "  next: please report it with the traceback above",
         file=sys.stderr,
     )
     return HARNESS_FAULT

@@ -49,11 +49,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "", more: str = "") -> None:
-    """Add the example, `-v`, and `--json` for a verb that prints data. prints: that data. more: the end of the help text."""
+    """Add the example, and `--json` for a verb that prints data. prints: that data. more: the end of the help text."""
     parser.epilog = f"example:\n  {example}{more}"
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="print more; a fault of the harness shows its traceback"
-    )
     parser.add_argument(
         "--scenarios",
         dest="scenario_folders",

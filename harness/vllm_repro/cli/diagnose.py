@@ -21,8 +21,8 @@ from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
 from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
-from vllm_repro_diagnosis.evidence import banner, facts_of
 from vllm_repro_diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.output import as_lines, as_values
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -45,17 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     found = matches(diagnosis, known)
     status = _STATUSES[diagnosis.died] if arguments.exit_code else 0
     shown = Redactor(secrets=known_secrets(os.environ), names=False).text
-    message, why = diagnosis.message and shown(diagnosis.message), shown(diagnosis.why)
     if arguments.json:
+        message = diagnosis.message and shown(diagnosis.message)
         print_json(
             {
-                "evidence": diagnosis.evidence,
-                "died": diagnosis.died,
-                "phase": diagnosis.phase,
-                "exception": diagnosis.exception,
+                **as_values(diagnosis),
                 "message": message,
-                "frames": [f"{frame.file}:{frame.function}" for frame in diagnosis.frames],
-                "wrapped": diagnosis.root is not None and diagnosis.root.wrapped,
+                "why": shown(diagnosis.why),
                 "matches": [
                     {
                         "scenario": match.scenario.id,
@@ -67,20 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
                     }
                     for match in found
                 ],
-                "vllm_version": diagnosis.vllm_version,
-                "why": why,
             }
         )
         return status
-    if facts_of(diagnosis.evidence).simulated:
-        print(banner(diagnosis.evidence, diagnosis.vllm_version))
-    print({True: "died", False: "did not die", None: "cannot tell"}[diagnosis.died] + f": {why}")
-    if diagnosis.vllm_version:
-        print(f"vLLM {diagnosis.vllm_version}" + (f", phase: {diagnosis.phase}" if diagnosis.phase else ""))
-    if diagnosis.exception:
-        for frame in diagnosis.frames[-12:]:
-            print(f"  {frame.file}:{frame.function}")
-        print(f"{diagnosis.exception}: {message or ''}".rstrip(": "))
+    for line in as_lines(diagnosis):
+        print(shown(line))
     for match in found:
         print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
         if match.against:

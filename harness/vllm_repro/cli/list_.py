@@ -13,6 +13,7 @@ _WIDEST = 200
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(parser, example="vllm-repro list --json", prints="a list of the scenarios")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print titles, arms and files")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
 from vllm_repro.features import additions, load
-from vllm_repro.host.ports import check_port
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Elsewhere, Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import TimeLimits
@@ -61,13 +60,6 @@ def add_run_options(
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the prompts (default: 1)")
     default = TimeLimits()
     parser.add_argument(
-        "--boot-stall",
-        type=seconds,
-        default=default.boot_stall,
-        metavar="S",
-        help=f"seconds without any progress after which a boot has failed (default: {default.boot_stall:g})",
-    )
-    parser.add_argument(
         "--answer-stall",
         type=seconds,
         default=default.answer_stall,
@@ -97,12 +89,10 @@ def job_from(
 ) -> Job:
     """Return the job of a command line with `add_run_options`. compared: add an arm for each patch.
 
-    Raises `UsageError` for an option that the server does not use, and `InfraError` for a port in use.
+    Raises `UsageError` for an option that the server does not use.
     """
     refuse_unused_options(options, choice.kind)
     elsewhere = _elsewhere(getattr(arguments, "on", None), options, choice)
-    if options.port and choice.kind.facts.started and elsewhere is None:
-        check_port(options.port)
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
@@ -115,7 +105,7 @@ def job_from(
         trials=arguments.trials,
         seed=arguments.seed,
         out=arguments.out or default_out(),
-        limits=TimeLimits(boot_stall=arguments.boot_stall, answer_stall=arguments.answer_stall),
+        limits=TimeLimits(answer_stall=arguments.answer_stall),
         expect=expect,
         compared=compared,
         folders=[str(folder.absolute()) for folder in named_folders()],
@@ -149,7 +139,7 @@ def resumed(
     *,
     beside: Collection[str] = (),
 ) -> argparse.Namespace:
-    """Return the arguments of an interrupted command, with this call's `--json`, `-v` and `--on`.
+    """Return the arguments of an interrupted command, with this call's `--json` and `--on`.
 
     beside: options allowed beside `--resume`. Raises `UsageError` for any other option, and for another scenario.
     """
@@ -157,7 +147,7 @@ def resumed(
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]
     named = _named(arguments)
     bare = vars(parser.parse_args([*named, *command[2:]]))
-    allowed = {"json", "verbose", "verb", "scenario_folders", "on", *beside}
+    allowed = {"json", "verb", "scenario_folders", "on", *beside}
     changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
     if changed:
         raise UsageError(
@@ -174,7 +164,7 @@ def resumed(
     use_scenario_folders(begun)
     if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
         raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))
-    begun.json, begun.verbose, begun.out = arguments.json, arguments.verbose, unfinished.out
+    begun.json, begun.out = arguments.json, unfinished.out
     if "on" in arguments:
         begun.on = arguments.on
     return begun

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from vllm_repro.errors import ReproError, Unsupported
+from vllm_repro.releases.sources import parse_source
 from vllm_repro.report.model import ArmReport, RunReport
 from vllm_repro.report.wording import crash_summary
 from vllm_repro.running.folders import default_out
@@ -75,6 +76,8 @@ class ScenarioItem(pytest.Item):
 
     def _run(self) -> RunReport:
         values = {name: self.config.getoption(f"--scenario-{name}") for name in _OPTIONS}
+        if values["vllm"]:
+            values["vllm"] = parse_source(values["vllm"])  # here: pytest-xdist sends options as plain data
         options = ServerOptions(**{name: value for name, value in values.items() if value is not None})
         choice = choice_of(self.scenario, options, download=False)
         refuse_unused_options(options, choice.kind)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from vllm_repro.cli.common import add_common, duration, print_json
+from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.options import add_run_options, job_from, resumed
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
@@ -65,9 +65,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--throughput",
         action="store_true",
         help="measure the scenario's loads in every arm whose engine survives its workload",
-    )
-    parser.add_argument(
-        "--soak", type=duration, default=0.0, metavar="TIME", help="then keep up a steady load: 90s, 30m, 2h"
     )
     parser.add_argument(
         "--bisect-exit",
@@ -164,11 +161,11 @@ def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinishe
         expect=arguments.expect or usual_expectation(options),
         compared=len(options.patch) > 1,
     )
-    job = replace(job, measure=MeasureOptions(arguments.throughput, arguments.soak, arguments.outputs))
+    job = replace(job, measure=MeasureOptions(arguments.throughput, arguments.outputs))
     stream = sys.stderr if arguments.json else sys.stdout
 
     def announce(site: SiteFacts, why: str) -> None:
-        imitated = options.vllm or scenario.try_with
+        imitated = f"{options.vllm or scenario.try_with}"
         version = imitated if site.evidence is Evidence.REHEARSAL else job.version(site.kind)
         print(first_line(site, why, version), file=stream, flush=True)
 

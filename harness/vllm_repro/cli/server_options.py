@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.cli.common import number
 from vllm_repro.cli.source_option import source
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
 
 __all__ = ["add_server_options", "server_options"]
 
-_ALL = ("server", "url", "image", "vllm", "model", "weights", "port", "log", "patch", "guard", "record")
+_ALL = ("server", "url", "image", "vllm", "model", "weights", "log", "patch")
 
 
 def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL, *, patch: str = "") -> None:
     """Add the options that `which` names. patch: end of the help of `--patch`."""
-    texts = "; ".join(f"{kind}: {kind.facts.summary}" for kind in kinds())
-    switch = {"action": "store_true", "default": None}
+    # Without --url nothing names the server that `attach` would use.
+    offered = kinds(lambda facts: facts.started or "url" in which)
+    texts = "; ".join(f"{kind}: {kind.facts.summary}" for kind in offered)
     options: dict[str, dict[str, Any]] = {
         "server": {
-            "choices": ("auto", *kinds()),
+            "choices": ("auto", *offered),
             "default": "auto",
             "help": f"where the vLLM comes from (default: auto, which picks one and prints why): {texts}",
         },
@@ -37,11 +37,9 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         },
         "model": {"metavar": "M", "help": "a model folder or name instead of the scenario's tiny model"},
         "weights": {
-            "choices": ("real", "dummy", "made"),
-            "help": "the model's own weights, or random ones of a tiny model with the same attention, made on the spot; made: by which "
-            "each token depends on all before it, so that answers can be compared",
+            "choices": ("real", "dummy"),
+            "help": "the model's own weights, or random ones of a tiny model with the same attention",
         },
-        "port": {"type": _port, "metavar": "P", "help": "the loopback port (default: a free one)"},
         "log": {
             "type": Path,
             "metavar": "FILE",
@@ -54,17 +52,9 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
             "help": "a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM"
             + patch,
         },
-        "guard": switch
-        | {"help": "in the lab: refuse every copy and wait between host and device during graph capture, as CUDA does"},
-        "record": switch
-        | {"help": "in the lab: with that guard, record what graphs capture and serve by replaying it, as a GPU does"},
     }
     for name in which:
         parser.add_argument(f"--{name}", **options[name])
-
-
-def _port(text: str) -> int:
-    return number(text, least=1, most=65535, what="port")
 
 
 def _url(text: str) -> str:

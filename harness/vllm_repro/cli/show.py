@@ -33,8 +33,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument("--arm", default=None, help="one arm (default: the first)")
-    parser.add_argument("--as", dest="style", choices=STYLES, default="serve", help="its form (default: serve)")
-    add_server_options(parser, which=("image", "vllm", "model", "weights", "port", "patch"))
+    parser.add_argument(
+        "--as",
+        dest="style",
+        choices=(*STYLES, *additions("show_forms")),
+        default="serve",
+        help="its form (default: serve)",
+    )
+    add_server_options(parser, which=("image", "vllm", "model", "weights", "patch"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,25 +62,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: str) -> str:
-    """Return the command of `arm` as a run would start it, on the port of the options, or 8000."""
-    port = options.port or SHOWN_PORT
+    """Return the command of `arm` as a run would start it, on port 8000."""
     if style in ("python", "curl"):
         from vllm_repro.report.script import curl, script
 
-        return script(scenario, arm).rstrip() if style == "python" else curl(scenario, arm, port)
+        return script(scenario, arm).rstrip() if style == "python" else curl(scenario, arm, SHOWN_PORT)
     if style in additions("show_forms"):
         return str(load("show_forms", style)(scenario, arm)).rstrip()
     if style == "lab":
         from vllm_repro.servers.lab import LabSite
 
-        return LabSite(replace(options, model=None, weights=None), scenario).text(arm, port)
+        return LabSite(replace(options, model=None, weights=None), scenario).text(arm, SHOWN_PORT)
     weights = weights_for(scenario, options)
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":
         vllm, env = _patched_locally(arm, options) if arm.patches else ("vllm", {})
-        launch = process_launch(scenario, arm, vllm=(vllm,), env=env, weights=weights, port=port, evidence=evidence)
+        launch = process_launch(
+            scenario, arm, vllm=(vllm,), env=env, weights=weights, port=SHOWN_PORT, evidence=evidence
+        )
         return launch.render()
-    image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+    version = f"{options.vllm or scenario.try_with}"
+    image = options.image or default_image(scenario, version)
     if _is_rehearsal(image):
         evidence, weights = Evidence.REHEARSAL, ServedModel(name=options.model or scenario.model.name)
     made = partial(
@@ -82,9 +90,9 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         scenario,
         image=image,
         weights=weights,
-        port=port,
+        port=SHOWN_PORT,
         evidence=evidence,
-        version=options.vllm,
+        version=version,
     )
     shown = made(replace(arm, patches=()))
     if arm.patches:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from vllm_repro.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_repro.releases.sources import Source
 
 __all__ = ["source"]
 
 
-def source(text: str) -> str:
-    """Return the full name of a SOURCE: `0.23.0` for `v0.23`, an absolute path, or one with the full hash of a commit."""
-    from vllm_repro.releases.sources import named_source  # here: only a given SOURCE needs it
+def source(text: str) -> Source:
+    """Return the vLLM that a SOURCE on a command line names."""
+    from vllm_repro.releases.sources import parse_source  # here: only a command with a SOURCE needs it
 
     try:
-        return named_source(text)
+        return parse_source(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(f"{error.with_hint}") from None

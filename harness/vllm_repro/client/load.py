@@ -1,7 +1,8 @@
 """HTTP client for measurements: what it reports is the time of the server, not its own.
 
-Its connections are open before a request is sent. A request begins when its bytes are written to the socket. A token arrives when the
-kernel receives the packet that completes its bytes, however late this program reads them (`SO_TIMESTAMPNS`, man 7 socket). With TLS, and
+Its connections are open before a request is sent; each carries one request, which begins when its
+bytes are written to the socket. A token arrives when the kernel receives the packet that completes
+its bytes, however late this program reads them (`SO_TIMESTAMPNS`, man 7 socket). With TLS, and
 outside Linux, it arrives when it is read. All bytes of one read have one time.
 """
 
@@ -35,20 +36,12 @@ _READ = 65_536
 """Bytes of one read at most."""
 _CONNECT_TIMEOUT = 10.0
 """Seconds to open a connection."""
-_IDLE_S = 4.0
-"""Seconds after an answer in which its connection is used again: vLLM closes one that is idle for five."""
 
 
 class LoadClient:
-    """Client for many requests at once to one server: `async with LoadClient(url, connections=128) as client`.
+    """Client for requests at once to one server: `async with LoadClient(url) as client`."""
 
-    connections: how many are opened at the start; one more is opened whenever all of them are in use. stall: seconds without a byte after
-    which a request has failed; None for no limit. Raises `OSError` if the server refuses the connections.
-    """
-
-    def __init__(
-        self, base_url: str, *, connections: int, api_key: str | None = None, stall: float | None = None
-    ) -> None:
+    def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
         url = urlsplit(base_url)
         self._host, self._prefix = url.hostname or "", url.path.rstrip("/")
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
@@ -58,33 +51,27 @@ class LoadClient:
             f" HTTP/1.1\r\nHost: {url.netloc.rpartition('@')[2]}\r\n{token}Accept: */*\r\n"
             "Accept-Encoding: identity\r\nContent-Type: application/json\r\nContent-Length: "
         )
-        self._wanted, self._stall = connections, stall
-        self._free: list[_Connection] = []
+        self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._epoch = time.time() - time.perf_counter()
         self._events = 0
 
     async def __aenter__(self) -> Self:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._wanted):
-                    group.create_task(self._add())
-        except BaseException as error:
-            await self.__aexit__()
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0] from None
-            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for connection in self._free:
-            connection.close()
-        self._free.clear()
+        while self._idle:
+            self._idle.pop().close()
 
     @property
     def received(self) -> int:
         """Return the number of events received from all streams up to now."""
-        return self._events + sum(connection.events for connection in self._busy)
+        return self._events + sum(connection.received.events for connection in self._busy)
+
+    async def open(self, connections: int) -> None:
+        """Open connections for the next requests. Raises `OSError` if the server refuses one."""
+        for _ in range(connections):
+            self._idle.append(await self._connect())
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Send one request and return its answer, as `Client.ask` does. `sent` is the time of the write."""
@@ -94,16 +81,16 @@ class LoadClient:
         sent = self.now()
         connection = None
         try:
-            connection = await self._connection()
+            connection = self._idle.pop() if self._idle else await self._connect()
             self._busy.add(connection)
             sent = self._epoch + connection.send(request, received, self._epoch)
-            await connection.answered(self._stall)
+            await connection.answered()
         except (OSError, EndlessAnswerError, httptools.HttpParserError) as failure:
             received.fail("transport", f"{type(failure).__name__}: {failure}".rstrip(": "))
         finally:
             if connection is not None:
                 self._busy.remove(connection)
-                self._release(connection)
+                connection.close()
             self._events += received.events
         if connection is None:
             return received.answer(sent, self.now())
@@ -111,128 +98,69 @@ class LoadClient:
         return received.answer(sent, self._epoch + connection.last, written)
 
     def now(self) -> float:
-        """Return the time on the clock of the answers: seconds since the epoch that no change of the system's clock moves."""
+        """Return the time on the clock of the answers: since the epoch, whatever sets the system's clock."""
         return self._epoch + time.perf_counter()
 
-    async def _connection(self) -> _Connection:
-        while self._free:
-            connection = self._free.pop()
-            idle = time.perf_counter() - connection.last if connection.last else 0.0
-            if connection.reusable and idle < _IDLE_S:
-                return connection
-            connection.close()
-        return await self._open()
-
-    async def _add(self) -> None:
-        self._free.append(await self._open())
-
-    async def _open(self) -> _Connection:
-        connection = _Connection()
+    async def _connect(self) -> _Connection:
+        connection, address = _Connection(), (self._host, self._port)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
-                sock = await self._connected()
                 if self._tls is None:
-                    connection.read_from(sock)
+                    connect = asyncio.to_thread(socket.create_connection, address, _CONNECT_TIMEOUT)
+                    connection.read_from(await connect)
                 else:
-                    loop, name = asyncio.get_running_loop(), self._host
-                    await loop.create_connection(lambda: connection, sock=sock, ssl=self._tls, server_hostname=name)
+                    loop = asyncio.get_running_loop()
+                    await loop.create_connection(lambda: connection, *address, ssl=self._tls)
         except TimeoutError as error:
             raise ConnectionError(f"no connection within {_CONNECT_TIMEOUT:g} s") from error
         return connection
 
-    async def _connected(self) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        failure = OSError(f"{self._host} has no address")
-        for family, kind, protocol, _, address in await loop.getaddrinfo(
-            self._host, self._port, type=socket.SOCK_STREAM
-        ):
-            sock = socket.socket(family, kind, protocol)
-            try:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, address)
-            except OSError as error:
-                sock.close()
-                failure = error
-            except BaseException:
-                sock.close()
-                raise
-            else:
-                return sock
-        raise failure
-
-    def _release(self, connection: _Connection) -> None:
-        if connection.reusable:
-            self._free.append(connection)
-        else:
-            connection.close()
-
 
 class _Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection with at most one request in flight. Times are by `time.perf_counter`.
+    """HTTP/1.1 connection for one request. Times are by `time.perf_counter`.
 
-    last: when its last bytes came; 0 before. written: by when the request was written, None once something came without a stamp.
-    It reads its socket itself, for the kernel's times. With TLS it is the protocol of a transport instead.
+    It reads its socket itself, for the kernel's times. With TLS it is the protocol of a transport.
     """
 
     def __init__(self) -> None:
+        # when its last bytes came
         self.last = 0.0
+        # by when the request was written; None once something came without a stamp
         self.written: float | None = None
-        self._open = True
+        self.received = Received()
+        self._epoch = 0.0
+        self._unsent = b""
+        self._type, self._framed = "", False
         self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
-        self._unsent = b""
-        self._received: Received | None = None
-        self._done: asyncio.Future[None] | None = None
-
-    @property
-    def reusable(self) -> bool:
-        """Return True if the connection is open and no answer is awaited."""
-        return self._open and self._done is None
-
-    @property
-    def events(self) -> int:
-        """Return the events of the answer that is being received."""
-        return self._received.events if self._received is not None else 0
+        self._parser = httptools.HttpResponseParser(self)
+        # why the answer ended early; None for its end
+        self._done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
     def send(self, request: bytes, received: Received, epoch: float) -> float:
         """Write a request and return when, by `time.perf_counter`."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._received, self._epoch = received, epoch
-        self._type, self._framed = "", False
-        self._done = asyncio.get_running_loop().create_future()
-        self.written = None
+        self.received, self._epoch = received, epoch
         self.last = sent = time.perf_counter()
-        if self._socket is not None:
+        if self._transport is not None:
+            self._transport.write(request)
+        elif self._socket is not None:
             written = 0
             with contextlib.suppress(BlockingIOError):
                 written = self._socket.send(request)
             self._unsent = request[written:]
             self.written = None if self._unsent else time.perf_counter()
-        elif self._transport is not None:
-            self._transport.write(request)
         return sent
 
-    async def answered(self, stall: float | None) -> None:
-        """Wait for the end of the answer. Raises `ConnectionError` if the connection closes first, and what reading it raised.
-
-        Raises `TimeoutError` after `stall` seconds without a byte.
-        """
-        assert self._done is not None
+    async def answered(self) -> None:
+        """Wait for the end of the answer. Raises `ConnectionError` if the connection closes first."""
         if self._socket is not None and self._unsent:
             with contextlib.suppress(OSError):  # the reader meets the closed connection, too
                 await asyncio.get_running_loop().sock_sendall(self._socket, self._unsent)
-        while stall is not None and not self._done.done():
-            silent = time.perf_counter() - self.last
-            if silent >= stall:
-                self._end(TimeoutError(f"no byte came for {stall:g} s"))
-            await asyncio.wait([self._done], timeout=stall - silent)
-        await self._done
-        self._done = None
+        if (failure := await self._done) is not None:
+            raise failure
 
     def close(self) -> None:
         """Close the connection, whatever is in flight."""
-        self._open = False
-        self._received = None
         if self._transport is not None:
             self._transport.abort()
         if self._socket is not None:
@@ -243,6 +171,7 @@ class _Connection(asyncio.Protocol):
     def read_from(self, sock: socket.socket) -> None:
         """Take over a connected socket."""
         self._socket = sock
+        sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if _TIMESTAMPNS is not None:
             sock.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
@@ -273,14 +202,13 @@ class _Connection(asyncio.Protocol):
         self._feed(data, None)
 
     def _feed(self, data: bytes, arrival: float | None) -> None:
+        if self._done.done():
+            return
         now = time.perf_counter()
         if arrival is None:
             self.written = None
         # whatever a change of the system's clock makes of an arrival
         self.last = min(now, max(self.last, now if arrival is None else arrival))
-        if self._received is None:
-            self.close()  # bytes that no request asked for
-            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -288,17 +216,14 @@ class _Connection(asyncio.Protocol):
             self._end(error.__context__ if isinstance(error.__context__, EndlessAnswerError) else error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._open = False
-        received = self._received
-        if received is None:
+        if self._done.done():
             return
         self.last, self.written = time.perf_counter(), None
-        if exc is None and received.status is not None and not self._framed:
+        if exc is None and not self._framed:
             self.on_message_complete()  # its end is the end of the connection
-        else:
-            self._end(
-                exc if isinstance(exc, OSError) else ConnectionError("the server closed the connection before the end")
-            )
+        self._end(
+            exc if isinstance(exc, OSError) else ConnectionError("the server closed the connection before the end")
+        )
 
     # httptools
 
@@ -310,28 +235,21 @@ class _Connection(asyncio.Protocol):
                 self._framed = True
 
     def on_headers_complete(self) -> None:
-        if self._received is not None and (status := self._parser.get_status_code()) >= 200:
-            self._received.begin(status, self._type)
+        if (status := self._parser.get_status_code()) >= 200:
+            self.received.begin(status, self._type)
 
     def on_body(self, piece: bytes) -> None:
-        if self._received is not None:
-            self._received.feed(piece, self._epoch + self.last)
+        self.received.feed(piece, self._epoch + self.last)
 
     def on_message_complete(self) -> None:
-        if self._received is not None and self._received.status is not None:
-            self._open = self._open and self._parser.should_keep_alive()
-            self._received.end(self._epoch + self.last)
+        if self.received.status is not None:  # not after 100 Continue
+            self.received.end(self._epoch + self.last)
             self._end(None)
 
-    def _end(self, error: BaseException | None) -> None:
-        self._received = None
-        if error is not None:
-            self._open = False
-        if self._done is not None and not self._done.done():
-            if error is None:
-                self._done.set_result(None)
-            else:
-                self._done.set_exception(error)
+    def _end(self, failure: BaseException | None) -> None:
+        """Set the result of `answered`, unless it has one."""
+        if not self._done.done():
+            self._done.set_result(failure)
 
 
 def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:

@@ -11,19 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-__all__ = ["Counted", "Reading", "counted_between", "latencies_between", "read_metrics", "steps_between", "total"]
+__all__ = ["Counted", "Reading", "counted_between", "read_metrics", "steps_between", "total"]
 
 _STEPS = "vllm:iteration_tokens_total"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
-_LATENCIES = {
-    "vllm:time_to_first_token_seconds": "ttft_s",
-    "vllm:inter_token_latency_seconds": "itl_s",
-    "vllm:time_per_output_token_seconds": "itl_s",  # its name until 0.10
-    "vllm:e2e_request_latency_seconds": "e2e_s",
-}
 _NAMES = (
     _STEPS,
-    *(f"{name}_bucket" for name in _LATENCIES),
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:prompt_tokens_total",
@@ -47,8 +40,7 @@ class Reading:
 
     kv_usage: shares of the KV caches in use, added up; kv_most: of the fullest. cache_hits, cache_queries: prompt tokens from the prefix
     cache, and looked up there. preemptions: of running requests. draft_tokens, accepted_tokens: of speculative decoding. These are None
-    if the server does not report them. steps: recorded iterations by upper bound of tokens, cumulative. latencies: by "ttft_s", "itl_s"
-    and "e2e_s", the same of seconds.
+    if the server does not report them. steps: recorded iterations by upper bound of tokens, cumulative.
     """
 
     running: float = 0.0
@@ -65,7 +57,6 @@ class Reading:
     accepted_tokens: float | None = None
     started: float | None = None
     steps: Mapping[float, float] = field(default_factory=dict)
-    latencies: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     @property
     def progress(self) -> tuple[float, ...]:
@@ -82,7 +73,6 @@ def read_metrics(text: str) -> Reading:
 
     totals: dict[str, float] = {}
     steps: dict[float, float] = {}
-    latencies: dict[str, dict[float, float]] = {}
     started: float | None = None
     kv_most: float | None = None
     try:
@@ -94,9 +84,7 @@ def read_metrics(text: str) -> Reading:
                     continue
                 if sample.name.endswith("_bucket"):
                     bound = abs(float(sample.labels["le"]))
-                    kind = _LATENCIES.get(sample.name.removesuffix("_bucket"))
-                    counts = latencies.setdefault(kind, {}) if kind else steps
-                    counts[bound] = counts.get(bound, 0.0) + sample.value
+                    steps[bound] = steps.get(bound, 0.0) + sample.value
                 elif sample.name == "process_start_time_seconds":
                     started = sample.value
                 else:
@@ -120,7 +108,6 @@ def read_metrics(text: str) -> Reading:
         accepted_tokens=totals.get("vllm:spec_decode_num_accepted_tokens_total"),
         started=started,
         steps=steps,
-        latencies=latencies,
     )
 
 
@@ -144,22 +131,6 @@ def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
         else:
             found.append(f"{steps} {floor:,} to {int(bound):,} tokens")
     return tuple(reversed(found))
-
-
-_ENDLESS_S = 1e6
-
-
-def latencies_between(before: Reading, after: Reading) -> dict[str, list[tuple[float, float, int]]]:
-    """Return the buckets of latencies that have observations between two scrapes: their bounds in seconds, and how many."""
-    found: dict[str, list[tuple[float, float, int]]] = {}
-    for name, counts in after.latencies.items():
-        earlier, below, low = before.latencies.get(name, {}), 0.0, 0.0
-        for bound in sorted(counts):
-            counted = counts[bound] - earlier.get(bound, 0.0)
-            if counted > below:
-                found.setdefault(name, []).append((low, min(bound, _ENDLESS_S), int(counted - below)))
-            below, low = counted, bound
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

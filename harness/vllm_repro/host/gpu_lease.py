@@ -59,17 +59,15 @@ def leased_gpus(
 def _take(
     count: int, unfit: Callable[[Gpu], str], notify: Callable[[str], None], held: contextlib.ExitStack
 ) -> tuple[str, ...]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    listed = set(visible.split(",")) if re.fullmatch(r"\d+(,\d+)*", visible) else None
-    fit = [str(index) for index, gpu in enumerate(gpus()) if not unfit(gpu)]
-    fit = [index for index in fit if listed is None or index in listed]
-    since: dict[str, float] = {}
+    """Lock `count` cards in `held` and return their indices. Wait for cards that other runs hold, or that are busy.
+
+    Raises `InfraError` if too few cards can become free.
+    """
+    fit = _fit_cards(unfit)
+    trouble_since: dict[str, float] = {}
     with _locked("queue"):  # in the order of arrival, so that a run of many cards is not overtaken for ever
         while True:
-            locks = {}
-            for index in fit:
-                with contextlib.suppress(BlockingIOError):
-                    locks[index] = held.enter_context(_locked(index, fcntl.LOCK_NB))
+            locks = _lock_free(fit, held)
             # The memory of a card that another run holds is in use rightly.
             trouble = {index: why for index, why in (_faults() | busy_gpus()).items() if index in locks}
             taken = [index for index in locks if index not in trouble][:count]
@@ -81,13 +79,31 @@ def _take(
                 return tuple(taken)
             held.close()
             now = time.monotonic()
-            since = {index: since.get(index, now) for index in trouble}
-            lost = {index: why for index, why in trouble.items() if now - since[index] >= _DRAIN_S}
+            trouble_since = {index: trouble_since.get(index, now) for index in trouble}
+            lost = {index: why for index, why in trouble.items() if now - trouble_since[index] >= _DRAIN_S}
             lost |= {index: f"GPU {index} is in use by this process" for index in _mine.intersection(fit)}
             if len(fit) - len(lost) < count:
-                why = "; ".join(lost.values()) or f"CUDA_VISIBLE_DEVICES={visible} leaves {len(fit)}"
-                raise InfraError(f"{count} GPUs are needed: {why}", hint=_WHOSE)
+                left = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves {len(fit)}"
+                raise InfraError(f"{count} GPUs are needed: {'; '.join(lost.values()) or left}", hint=_WHOSE)
             time.sleep(_POLL_S)
+
+
+def _fit_cards(unfit: Callable[[Gpu], str]) -> list[str]:
+    """Return the indices of the cards that do, out of those that CUDA_VISIBLE_DEVICES lists, if it lists indices."""
+    fit = [str(index) for index, gpu in enumerate(gpus()) if not unfit(gpu)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not re.fullmatch(r"\d+(,\d+)*", visible):
+        return fit
+    return [index for index in fit if index in visible.split(",")]
+
+
+def _lock_free(cards: Sequence[str], held: contextlib.ExitStack) -> dict[str, TextIO]:
+    """Lock those of `cards` that no run holds, and return the locks."""
+    locks = {}
+    for index in cards:
+        with contextlib.suppress(BlockingIOError):
+            locks[index] = held.enter_context(_locked(index, fcntl.LOCK_NB))
+    return locks
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ def check_port(port: int) -> None:
         except OSError as error:
             raise InfraError(
                 f"port {port} on {LOOPBACK} is in use ({error.strerror})",
-                hint="name another with --port, or leave it out and a free one is taken",
+                hint="run it again: another free port is taken",
             ) from error
 
 

@@ -32,7 +32,7 @@ from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
 from vllm_repro.releases.layer import lay_over, make_runnable
 from vllm_repro.releases.opened import log_opened
 from vllm_repro.releases.operators import Fit, compare, schemas_of
-from vllm_repro.releases.sources import Source, Tree, is_release, source_of, wheel_tree
+from vllm_repro.releases.sources import Source, Tree, contents_of, wheel_tree, write_tree
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
 
 __all__ = ["LARGEST_INSTALL", "Release", "ReleaseCache", "provision"]
@@ -54,21 +54,20 @@ LARGEST_INSTALL = _WHEEL[1] + _CUDA_TORCH[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """An installed vLLM: a release, or one made from another source.
+    """An installed vLLM: a release, or a vLLM made from another source."""
 
-    packages: the folder that holds the package `vllm`, for PYTHONPATH or for reading. size: bytes on disk, including files that it shares
-    with other releases. source: the SOURCE that it was made from, empty for a release. compiled: the release of its compiled parts, if
-    they are not its own; `fit` compares its calls of operators with them.
-    """
-
+    source: Source
     version: str
     torch: str
     python: Path
+    # Folder that holds the package `vllm`, for PYTHONPATH or for reading.
     packages: Path
     executable: Path
+    # Bytes on disk, including files that it shares with other releases.
     size: int = 0
-    source: str = ""
+    # Release of its compiled parts, if they are not its own.
     compiled: str = ""
+    # Its calls of operators, compared with the compiled parts.
     fit: Fit | None = None
 
     @property
@@ -78,7 +77,7 @@ class Release:
 
 
 class ReleaseCache:
-    """The cache at `root`. Only `provision` and `remove_all` write to it."""
+    """The cache at `root`. Only `provision` writes to it."""
 
     def __init__(
         self,
@@ -93,8 +92,8 @@ class ReleaseCache:
         self._installer = Installer(self._uv)
         self._free_bytes = free_bytes
 
-    def get(self, source: str) -> Release | None:
-        """Return the vLLM of a SOURCE if it is installed. Never installs."""
+    def get(self, source: Source) -> Release | None:
+        """Return the vLLM of a source if it is installed. Never installs."""
         folder = self._folder(source)
         python = folder / "bin" / "python"
         packages = next(folder.glob("lib/python*/site-packages"), None)
@@ -102,19 +101,19 @@ class ReleaseCache:
         if not facts or packages is None or not python.exists():
             return None
         return Release(
+            source=source,
             version=facts["version"],
             torch=str(facts.get("torch")),
             python=python,
             packages=packages,
             executable=folder / "bin" / "vllm",
             size=facts.get("size", 0),
-            source="" if is_release(source) else source,
             compiled=facts.get("compiled", ""),
             fit=convert(facts["fit"], Fit) if facts.get("fit") else None,
         )
 
-    def provision(self, source: str, progress: Progress = print, *, unchecked: bool = False) -> Release:
-        """Return the vLLM of a SOURCE, installed if necessary, which takes minutes and gigabytes for a release.
+    def provision(self, source: Source, progress: Progress = print, *, unchecked: bool = False) -> Release:
+        """Return the vLLM of a source, installed if necessary, which takes minutes and gigabytes for a release.
 
         One whose files were changed or removed since is installed again. unchecked: the caller calls `check` while the server boots.
         Raises `UsageError` for something that is no vLLM and `InfraError` for everything that goes wrong.
@@ -124,8 +123,7 @@ class ReleaseCache:
             return release
         if release := self._intact(source):
             return release
-        other = None if is_release(source) else source_of(source)
-        version = other.version if other else release_version(source)
+        version = release_version(source.release) if source.release else source.version
         check_supported(version)
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
@@ -133,12 +131,12 @@ class ReleaseCache:
                     return release
                 if self.get(source):
                     self._discard_damaged(folder, progress)
-                if other is None:
+                if source.release:
                     self._install(version, folder, progress)
-                elif other.compiled:
-                    self._lay_source(other, folder, progress)
+                elif compiled := contents_of(source).compiled:
+                    self._lay_source(source, compiled, folder, progress)
                 else:
-                    self._install_build(version, f"{other.path}", folder, progress)
+                    self._install_build(version, f"{source.path}", folder, progress)
             except OSError as error:
                 raise InfraError(
                     f"cannot install vLLM {version}: {error}", hint=f"The cache is at {self.root}."
@@ -153,10 +151,9 @@ class ReleaseCache:
 
     def check(self, release: Release) -> None:
         """Raise `InfraError` if files of `release` were changed or removed; the next `provision` installs it again."""
-        source = release.source or release.version
-        if self._intact(source):
+        if self._intact(release.source):
             return
-        marker = self._folder(source) / _MARKER
+        marker = self._folder(release.source) / _MARKER
         fresh = marker.with_suffix(f".{os.getpid()}")  # another run may read it at any moment
         fresh.write_text(json.dumps(_read_marker(marker.parent) | {"fingerprint": _CHANGED}), encoding="utf-8")
         fresh.replace(marker)
@@ -167,36 +164,14 @@ class ReleaseCache:
 
     def cached(self) -> list[Release]:
         """Return the installed releases, oldest first."""
-        found = [self.get(folder.name) for folder in self._releases.glob("*.*") if _read_marker(folder)]
-        return sorted((release for release in found if release), key=lambda release: Version(release.version))
+        folders = [folder for folder in self._releases.glob("*.*") if _read_marker(folder)]
+        releases = [self.get(Source(release=folder.name)) for folder in folders]
+        return sorted(filter(None, releases), key=lambda release: Version(release.version))
 
-    def size(self) -> int:
-        """Return the bytes that `remove_all` would free."""
-        return disk_usage(self._folders())
-
-    def remove_all(self, progress: Progress = print) -> int:
-        """Empty the cache and return the bytes freed. Raises `InfraError` while a process runs from it."""
-        if not self.root.exists():
-            return 0
-        with locked(self.root, "removing the cached releases", progress):
-            self._check_unused(self.root)
-            before = self.size()
-            for folder in self._folders():
-                shutil.rmtree(folder, ignore_errors=True)
-            if remaining := self.size():
-                raise InfraError(
-                    f"{human_size(remaining)} under {self.root} could not be removed",
-                    hint="Check who owns the files there.",
-                )
-        return before
-
-    def _folders(self) -> list[Path]:
-        return [self.root / name for name in ("releases", "sources", "uv", "models", "patched", "plugins", "history")]
-
-    def _folder(self, source: str) -> Path:
-        if is_release(source):
-            return self._releases / release_version(source)
-        return self._sources / source_of(source).key
+    def _folder(self, source: Source) -> Path:
+        if source.release:
+            return self._releases / release_version(source.release)
+        return self._sources / contents_of(source).key
 
     def _check_unused(self, folder: Path) -> None:
         if pids := processes_using(folder):
@@ -205,12 +180,14 @@ class ReleaseCache:
                 hint="Stop it first; `vllm-repro clean` stops servers that a killed run left behind.",
             )
 
-    def _intact(self, source: str) -> Release | None:
+    def _intact(self, source: Source) -> Release | None:
         """Return the vLLM if it is installed and its files, and those of its compiled parts, are as installed."""
         release, facts = self.get(source), _read_marker(self._folder(source))
         if release is None or facts.get("fingerprint") != _fingerprint(release.packages):
             return None
-        return release if not release.compiled or self._intact(release.compiled) else None
+        if release.compiled and not self._intact(Source(release=release.compiled)):
+            return None
+        return release
 
     def _discard_damaged(self, folder: Path, progress: Progress) -> None:
         progress(f"files of {folder} were changed or removed: installing it again")
@@ -265,22 +242,24 @@ class ReleaseCache:
             base = self._base(nearest_cpu_build(version), progress)
             self._lay(version, base, wheel_tree(Path(scratch)), folder, progress)
 
-    def _lay_source(self, source: Source, folder: Path, progress: Progress) -> None:
-        base = self._base(source.compiled, progress)
+    def _lay_source(self, source: Source, compiled: str, folder: Path, progress: Progress) -> None:
+        base = self._base(compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
-            self._lay(source.version, base, source.write_tree(Path(scratch), base.packages), folder, progress)
+            tree = write_tree(source, Path(scratch), base.packages)
+            self._lay(source.version, base, tree, folder, progress)
         if source.commit:  # a bisection asks
             log_opened(next(folder.glob("lib/python*/site-packages")))
         self._prune(folder)
 
     def _base(self, version: str, progress: Progress) -> Release:
         """Return the CPU build whose compiled parts are used. The lock is held."""
-        if not self._intact(version):
-            folder = self._releases / version
-            if self.get(version):
+        source = Source(release=version)
+        if not self._intact(source):
+            folder = self._folder(source)
+            if self.get(source):
                 self._discard_damaged(folder, progress)
             self._install(version, folder, progress)
-        base = self.get(version)
+        base = self.get(source)
         assert base is not None
         return base
 
@@ -325,7 +304,7 @@ class ReleaseCache:
             )
 
 
-def provision(source: str, progress: Progress = print, *, unchecked: bool = False) -> Release:
+def provision(source: Source, progress: Progress = print, *, unchecked: bool = False) -> Release:
     """Return the vLLM from the user's own cache, see `ReleaseCache.provision`."""
     return ReleaseCache().provision(source, progress, unchecked=unchecked)
 

@@ -8,6 +8,7 @@ import subprocess
 from vllm_repro.client.client import fields_of
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.provision import Release, ReleaseCache
+from vllm_repro.releases.sources import Source
 
 __all__ = ["request_fields", "server_flags"]
 
@@ -34,7 +35,7 @@ print("\\n" + json.dumps([name for action in parser._actions for name in action.
 """
 
 
-def request_fields(source: str) -> dict[str, frozenset[str]]:
+def request_fields(source: Source) -> dict[str, frozenset[str]]:
     """Return the body fields that each endpoint of a vLLM in the cache reads.
 
     Raises `InfraError` if it is not there, and `Unsupported` if it does not show them.
@@ -55,7 +56,7 @@ def request_fields(source: str) -> dict[str, frozenset[str]]:
     return fields
 
 
-def server_flags(source: str) -> frozenset[str] | None:
+def server_flags(source: Source) -> frozenset[str] | None:
     """Return the flags that the server of a vLLM defines, as its parser writes them; None if it is not in the cache, or shows none."""
     try:
         release = ReleaseCache().get(source)

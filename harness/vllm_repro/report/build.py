@@ -382,7 +382,6 @@ def _trial(
         answers=view.answers,
         output=view.output or None,
         throughput=trial_throughput(measured, *trial_id(entry)),
-        soak=measured.soaks.get(trial_id(entry)) if measured else None,
         rank_logs=tuple(entry.get("rank_logs") or ()),
         outlasted=convert(entry.get("outlasted") or (), tuple[Outlasted, ...]),
         refused=view.refused,

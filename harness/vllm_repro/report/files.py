@@ -11,6 +11,7 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.log_excerpts import PAGE_SIZES, LogExcerpts, read_excerpts
 from vllm_repro.releases.overlay import digests_of, patched_files
 from vllm_repro.releases.provision import ReleaseCache
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.html import MissingLog, html_page, log_names
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.junit import junit
@@ -52,7 +53,8 @@ def write_diffs(report: RunReport) -> list[Path]:
     """Write the diff of each patched arm against the release, if that is in the cache and the server ran exactly these files."""
     release = None
     with contextlib.suppress(UsageError):  # the version of a commit, a folder or a nightly build
-        release = ReleaseCache().get(report.vllm_version) if report.vllm_version else None
+        version = report.vllm_version
+        release = ReleaseCache().get(Source(release=version)) if version else None
     written = []
     for arm in report.arms if release else ():
         assert release is not None

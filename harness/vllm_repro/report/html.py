@@ -16,7 +16,7 @@ from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.patches import patches_table
 from vllm_repro.report.source_changes import diff_of, frame_link, how_to_apply, untried_note
-from vllm_repro.report.tables import arms_table, counters_table, soak_lines, throughput_notes, throughput_table
+from vllm_repro.report.tables import arms_table, counters_table, throughput_notes, throughput_table
 from vllm_repro.report.text import printable
 from vllm_repro.report.timeline import Event
 from vllm_repro.report.version_strip import Seen, version_strip
@@ -59,8 +59,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
     roots = log_names(report)
     heads, rows = arms_table(report)
     tones = {outcome.value: outcome.facts.tone for outcome in Outcome}
-    found = report.measured
-    measured = found if found is not None and found.baseline else None
+    measured = report.measured
     body = fragment(
         "report.html",
         report=report,
@@ -87,9 +86,8 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         seconds=seconds,
         throughput=measured,
         throughput_table=throughput_table(measured),
-        counters_table=counters_table(found),
+        counters_table=counters_table(measured),
         throughput_notes=throughput_notes(measured) if measured else (),
-        soaks=soak_lines(found),
         senders=[(names, requests[:_MOST_LISTED], len(requests)) for requests, names in senders(report).items()],
         commands=[arm for arm in report.arms if arm.command],
         patches=[(arm, how_to_apply(arm), diff_of(arm)) for arm in report.arms if arm.patches],

@@ -21,8 +21,7 @@ from vllm_repro.host.machine import Gpu, GpuUse
 from vllm_repro.report.measurements import MeasureReport, PhaseCounters
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
-from vllm_repro.verdict.soak import Soak
-from vllm_repro.verdict.throughput import Arrivals, Figures, Spread, ThroughputChange
+from vllm_repro.verdict.throughput import Figures, Spread, ThroughputChange
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 __all__ = [
@@ -54,15 +53,12 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 class PointJson(Struct, frozen=True, kw_only=True):
     """Throughput at one load: medians over rounds, and their quartiles (low, high).
 
-    rate: requests per second that were due; 0: `concurrency` at once. cpu, late_s: the share of a core that the client itself
-    used, and the most by which it was late.
+    cpu, late_s: the share of a core that the client itself used, and the most by which it was late.
     """
 
     prompt: int
     output: int
     concurrency: int
-    rate: float = 0.0
-    arrivals: Arrivals = Arrivals.POISSON
     rounds: int
     output_tok_s: float | None
     req_s: float | None
@@ -71,7 +67,6 @@ class PointJson(Struct, frozen=True, kw_only=True):
     itl_s: float | None
     itl_p99_s: float | None
     e2e_s: float | None = None
-    goodput_req_s: float | None = None
     cpu: float | None = None
     late_s: float | None
     quartiles: Mapping[str, tuple[float, float] | None]
@@ -84,9 +79,9 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 
 
 class CountersJson(Struct, frozen=True, kw_only=True):
-    """Counts of the server in a phase: "workload", "soak", or "warm-up" and "rounds" of a load; null: not reported.
+    """Counts of the server in a phase: "workload", or "warm-up" and "rounds" of a load; null: not reported.
 
-    again: the load was measured again at the end. kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
+    kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
     leased cards beside a load, of readings every five seconds: highest memory, temperature and power of one, lowest clock.
     """
 
@@ -94,8 +89,6 @@ class CountersJson(Struct, frozen=True, kw_only=True):
     prompt: int | None = None
     output: int | None = None
     concurrency: int | None = None
-    rate: float | None = None
-    again: bool = False
     prompt_tokens: int
     generation_tokens: int
     kv_most: float | None = None
@@ -125,7 +118,6 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     # Result of the output check in a word or two
     output: str | None
     throughput: TrialThroughputJson | None
-    soak: Soak | None
     counters: tuple[CountersJson, ...] = ()
     # Relative to the run's folder
     log: str
@@ -245,8 +237,6 @@ class RatioJson(Struct, frozen=True, kw_only=True):
     prompt: int
     output: int
     concurrency: int
-    rate: float = 0.0
-    arrivals: Arrivals = Arrivals.POISSON
     ratio: float
     low: float
     high: float
@@ -322,14 +312,7 @@ def plain(record: Struct) -> dict[str, Any]:
 
 def counters_of(phase: PhaseCounters) -> CountersJson:
     point = asdict(phase.point) if phase.point else {}
-    point.pop("arrivals", None)
-    return CountersJson(
-        phase=phase.phase,
-        again=phase.again,
-        gpus=phase.gpus,
-        **point,
-        **asdict(phase.counted),
-    )
+    return CountersJson(phase=phase.phase, gpus=phase.gpus, **point, **asdict(phase.counted))
 
 
 def trial_throughput(measured: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:
@@ -342,19 +325,10 @@ def trial_throughput(measured: MeasureReport | None, arm: str, trial: int) -> Tr
 
 
 def _point(figures: Figures) -> PointJson:
-    names = (
-        "output_tok_s",
-        "req_s",
-        "goodput_req_s",
-        "ttft_s",
-        "tpot_s",
-        "itl_s",
-        "itl_p99_s",
-        "e2e_s",
-        "cpu",
-        "late_s",
-    )
-    spreads: dict[str, Spread | None] = {name: getattr(figures, name) for name in names}
+    # All fields are spreads but the load and the number of boots.
+    spreads: dict[str, Spread | None] = {
+        name: value for name, value in vars(figures).items() if name not in ("point", "boots")
+    }
     medians: dict[str, Any] = {name: spread and spread.median for name, spread in spreads.items()}
     return PointJson(
         **asdict(figures.point),

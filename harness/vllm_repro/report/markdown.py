@@ -6,7 +6,7 @@ from vllm_repro.report.document import plain_text
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.patches import patches_table
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
-from vllm_repro.report.tables import arms_table, counters_table, soak_section, throughput_section
+from vllm_repro.report.tables import arms_table, counters_table, throughput_section
 from vllm_repro.report.text import shorten
 from vllm_repro.report.wording import (
     crash_summary,
@@ -46,7 +46,6 @@ def markdown(report: RunReport) -> str:
         crossed_word=crossed_word,
         throughput=throughput_section(report.measured),
         counters=counters_table(report.measured),
-        soak=soak_section(report.measured),
         senders=senders(report),
         commands=[arm for arm in report.arms if arm.command],
         how_to_apply=how_to_apply,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -96,8 +97,13 @@ def _read(folder: Path, name: str, rendered: Rendered) -> Run | None:
         return run
 
 
+_WITH_RATE = re.compile(rb'"rate": ?(?:[1-9]|0\.0*[1-9])')
+
+
 def _decoded(report: bytes, folder: Path) -> Run:
     """Return the run in a report. Raises `ValueError` if it is of another version of vllm-repro."""
+    if _WITH_RATE.search(report):
+        raise ValueError("its figures at a rate are no longer read")
     run = decode(report, Run)
     datetime.fromisoformat(run.started_at)
     facts_of(run.evidence)

@@ -16,16 +16,13 @@ from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_t
 from vllm_repro.report.text import Table, code
 from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_word, outcome_word
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.soak import Soak
 from vllm_repro.verdict.statistics import excluded_rate, lower_bound
-from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Spread
+from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Figures, Spread
 from vllm_repro.verdict.verdict import Expected, Result
 
 __all__ = [
     "arms_table",
     "counters_table",
-    "soak_lines",
-    "soak_section",
     "throughput_lines",
     "throughput_notes",
     "throughput_section",
@@ -92,40 +89,34 @@ def _result(arm: ArmReport, did: str) -> str:
 # ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_TIMES: dict[str, Callable[[Figures], Spread | None]] = {
+    "TTFT ms": lambda figures: figures.ttft_s,
+    "TPOT ms": lambda figures: figures.tpot_s,
+    "ITL ms": lambda figures: figures.itl_s,
+    "ITL p99 ms": lambda figures: figures.itl_p99_s,
+    "end to end ms": lambda figures: figures.e2e_s,
+}
+
+
 def throughput_table(found: MeasureReport | None) -> Table | None:
     """Return a row per arm and load; None if there is no figure to show."""
     if found is None or not found.shown:
         return None
-    with_goal = any(speed.figures.goodput_req_s for speed in found.shown)
-    heads = (
-        *(
-            "load",
-            "arm",
-            "output tok/s",
-            "req/s",
-            *(["goodput req/s"] if with_goal else []),
-            "TTFT ms",
-            "TPOT ms",
-            "ITL ms",
-        ),
-        *("ITL p99 ms", "end to end ms", "client", "rounds, boots", f"to {found.baseline}"),
-    )
+    last = ("client", "rounds, boots", f"to {found.baseline}")
     rows = [
         (
-            str(one.point),
+            str(speed.figures.point),
             speed.arm + found.mark,
-            _spread(one.output_tok_s),
-            _spread(one.req_s),
-            *([_spread(one.goodput_req_s)] if with_goal else []),
-            *(_spread(spread, 1000) for spread in (one.ttft_s, one.tpot_s, one.itl_s, one.itl_p99_s, one.e2e_s)),
-            f"{100 * one.cpu.median:.0f} % CPU, late {1000 * one.late_s.median:.1f} ms",
-            f"{one.output_tok_s.n}, {one.boots}",
+            _spread(speed.figures.output_tok_s),
+            _spread(speed.figures.req_s),
+            *(_spread(times(speed.figures), 1000) for times in _TIMES.values()),
+            f"{100 * speed.figures.cpu.median:.0f} % CPU, late {1000 * speed.figures.late_s.median:.1f} ms",
+            f"{speed.figures.output_tok_s.n}, {speed.figures.boots}",
             _ratio(speed),
         )
         for speed in found.shown
-        for one in [speed.figures]
     ]
-    return Table(heads, tuple(rows))
+    return Table(("load", "arm", "output tok/s", "req/s", *_TIMES, *last), tuple(rows))
 
 
 def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
@@ -134,34 +125,29 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
         if found.withheld:
             return ["What was measured is in journal.jsonl."]
         return ["No arm was measured: its engine did not live through workload and measurement."]
-    notes = [
-        (
-            "Median over rounds, with quartiles in brackets. A round sends the load's requests at once, or each when it is due at a stated "
-            "rate, with salted prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
-            f"counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in which it was late "
-            f"for at most {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most {100 * MOST_LATE_P99:g} %. "
-            f"A round counts if the client can have falsified its speed by at most {100 * MOST_OFF:g} %. "
-            f"The ratio is output tokens per second over those of {quote(found.baseline)}, with its 95 % bootstrap interval; at a rate, "
-            "which fixes these, it is the baseline's time to the end over that of the arm."
-        )
-    ]
+    how = (
+        "Median over rounds, with quartiles in brackets. A round sends the load's requests at once, with salted "
+        "prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
+        "counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in "
+        f"which it was late for at most {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most "
+        f"{100 * MOST_LATE_P99:g} %. A round counts if the client can have falsified its speed by at most "
+        f"{100 * MOST_OFF:g} %. The ratio is output tokens per second over those of {quote(found.baseline)}, with "
+        "its 95 % bootstrap interval."
+    )
+    notes = [how]
     notes += [
-        f"{quote(one.arm)} has no times at {one.figures.point}: the client was late in too many rounds."
-        for one in found.shown
-        if one.figures.ttft_s is None
+        f"{quote(speed.arm)} has no times at {speed.figures.point}: the client was late in too many rounds."
+        for speed in found.shown
+        if speed.figures.ttft_s is None
     ]
     if any(speed.figures.boots < 2 for speed in found.speeds):
         notes.append("An arm was booted once: the interval does not cover differences between boots (`--trials`).")
-    if found.drift:
-        ratios = [f"{quote(arm)} {number}: {value:.2f}" for (arm, number), value in sorted(found.drift.items())]
-        again = ", ".join(limited(ratios, _MOST_LINES))
-        notes.append(f"The first load measured again at the end, over its first time{found.mark}: {again}.")
     return notes
 
 
 def throughput_section(found: MeasureReport | None) -> str:
-    """Return a section of Markdown; empty if no throughput was asked for."""
-    if found is None or not found.baseline:
+    """Return a section of Markdown; empty if throughput was not measured."""
+    if found is None:
         return ""
     notes = throughput_notes(found, code)
     table = throughput_table(found)
@@ -197,18 +183,17 @@ def counters_table(found: MeasureReport | None) -> Table | None:
 
 
 def throughput_lines(found: MeasureReport | None) -> list[str]:
-    """Return throughput and soaks for the terminal."""
+    """Return throughput for the terminal."""
     if found is None:
         return []
-    lines = [f"{found.withheld}."] if found.baseline and found.withheld else []
+    lines = [f"{found.withheld}."] if found.withheld else []
     if table := throughput_table(found):
         shown = [*map(table.heads.index, ("load", "arm", "output tok/s", "TTFT ms", "TPOT ms")), -1]
         rows = [tuple(row[column] for column in shown) for row in (table.heads, *table.rows)]
         lines += columns(rows, (40, 44, 28, 24, 24, 44))
-    elif found.baseline and not found.withheld:
+    elif not found.withheld:
         lines += throughput_notes(found)
-    lines += [*soak_lines(found), *limited(found.stopped, _MOST_LINES)]
-    return ["", *lines] if lines else []
+    return ["", *lines, *limited(found.stopped, _MOST_LINES)]
 
 
 def _spread(spread: Spread | None, times: float = 1) -> str:
@@ -226,31 +211,3 @@ def _ratio(speed: ArmSpeed) -> str:
     if speed.ratio is None:
         return "-"
     return f"{speed.ratio.ratio:.2f} ({speed.ratio.low:.2f} to {speed.ratio.high:.2f}), {speed.ratio.change}"
-
-
-# ── soaks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def soak_section(found: MeasureReport | None) -> str:
-    """Return a section of Markdown; empty if there was no soak."""
-    lines = soak_lines(found)
-    return Markup("## Soak\n\n" + "\n".join(f"- {line}" for line in lines)) if lines else ""
-
-
-def soak_lines(found: MeasureReport | None) -> list[str]:
-    """Return a sentence per soak."""
-    if found is None:
-        return []
-    lines = [_soaked(arm, trial, soak, found.withheld) for (arm, trial), soak in found.soaks.items()]
-    return limited(lines, _MOST_LINES)
-
-
-def _soaked(arm: str, trial: int, soak: Soak, withheld: str) -> str:
-    spent = f"{soak.seconds:.0f} s" if soak.whole else f"ended after {soak.seconds:.0f} of {soak.asked:.0f} s"
-    text = (
-        f"{arm}, trial {trial}: soak of {spent}, {soak.requests:,} requests, {soak.errors} of them failed, "
-        f"the engine restarted {soak.restarts} times"
-    )
-    if soak.drift is not None and not withheld:
-        text += f"; output tokens in its last tenth {soak.drift:.2f} of those in its first"
-    return text

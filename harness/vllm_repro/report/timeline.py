@@ -13,7 +13,7 @@ __all__ = ["Event", "timelines"]
 Event = tuple[float, str, str]
 """Seconds, what, detail."""
 
-_COUNTED = {"throughput-round": "throughput", "soak": "soak"}
+_COUNTED = {"throughput-round": "throughput"}
 
 
 def timelines(recording: Recording) -> dict[TrialId, list[Event]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.disk import cache_root
-from vllm_repro.releases.sources import folder_of
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import named_folders
 from vllm_repro.scenario.scenario import Scenario
 
@@ -96,11 +96,13 @@ def private_folders() -> list[tuple[str, str]]:
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 
-def private_sources(names: Iterable[str | None]) -> list[tuple[str, str]]:
-    """Return the folders of SOURCEs to redact in texts to publish. Records for `--resume` must keep them."""
-    known = private_folders()
-    folders = dict.fromkeys(str(found) for name in names if name and (found := folder_of(name)))
-    return [(one, "$VLLM_SOURCE") for one in folders if not _within(one, known)]
+def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
+    """Return the folders of sources to redact in texts to publish. Records for `--resume` must keep them."""
+    known, folders = private_folders(), dict[str, None]()
+    for source in sources:
+        if source and not source.release:
+            folders[f"{source.wheel.parent if source.wheel else source.folder}"] = None
+    return [(folder, "$VLLM_SOURCE") for folder in folders if not _within(folder, known)]
 
 
 def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:

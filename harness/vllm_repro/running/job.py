@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_repro.errors import UsageError
-from vllm_repro.releases.sources import is_release, version_of
+from vllm_repro.releases.sources import Source
 from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -100,7 +100,7 @@ class Job:
 
     def version(self, kind: ServerKind) -> str | None:
         """Return the version to run; None if the server decides it."""
-        return version_of(self.options.vllm) if self.options.vllm else kind.facts.release(self.scenario)
+        return self.options.vllm.version if self.options.vllm else kind.facts.release(self.scenario)
 
 
 def choice_of(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
@@ -139,7 +139,7 @@ def first_line(site: SiteFacts, why: str, version: str | None) -> str:
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 
-def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, str | None]) -> str:
+def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, Source | str | None]) -> str:
     """Return one command that repeats `job`, with `auto` resolved. release: the flag that names releases, and its value."""
     options, limits, default = job.options, job.limits, TimeLimits()
     name = job.name if job.name.endswith(".py") else job.scenario.id
@@ -150,15 +150,12 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, st
         release,
         ("--model", options.model),
         ("--weights", options.weights),
-        ("--port", options.port),
         *(("--patch", path) for path in options.patch),
         *(("--scenarios", folder) for folder in job.folders),
-        ("--boot-stall", limits.boot_stall if limits.boot_stall != default.boot_stall else None),
         ("--answer-stall", limits.answer_stall if limits.answer_stall != default.answer_stall else None),
     ):
         if value:
             words += [flag, str(value)]
-    words += [flag for flag, value in (("--guard", options.guard), ("--record", options.record)) if value]
     for arm in job.named_arms:
         words += ["--arm", arm]
     if job.trials != 1:
@@ -169,8 +166,6 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, st
         words += ["--outputs"]
     if job.measure.throughput:
         words += ["--throughput"]
-    if job.measure.soak:
-        words += ["--soak", f"{job.measure.soak:g}s"]
     words += ["--seed", str(job.seed)]
     return shlex.join(words)
 
@@ -183,7 +178,7 @@ def refuse_unused_options(options: ServerOptions, kind: ServerKind) -> None:
             raise UsageError(
                 f"--{name} has no meaning with --server {kind}", hint=f"leave it out, or use --server {others}"
             )
-    if options.vllm and not is_release(options.vllm) and not kind.facts.any_source:
+    if options.vllm and not options.vllm.release and not kind.facts.any_source:
         others = " or ".join(kinds(lambda facts: facts.any_source))
         raise UsageError(
             f"--server {kind} runs releases only, not {options.vllm}",

@@ -25,7 +25,7 @@ from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.releases.sources import named_source
+from vllm_repro.releases.sources import parse_source
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.job import choice_of, first_line, refuse_unused_options
 from vllm_repro.running.state import TimeLimits, Trial
@@ -102,9 +102,9 @@ class VllmServer:
         boot_stall: float = TimeLimits.boot_stall,
         answer_stall: float = TimeLimits.answer_stall,
     ) -> None:
-        vllm = named_source(vllm) if vllm else None
         self._command = command
-        self._options = ServerOptions(server=server, vllm=vllm, image=image, model=model, weights=weights)
+        source = parse_source(vllm) if vllm else None
+        self._options = ServerOptions(server=server, vllm=source, image=image, model=model, weights=weights)
         self._named_folder = folder
         self._limits = TimeLimits(boot_stall=boot_stall, answer_stall=answer_stall)
         self._returned = asyncio.Event()
@@ -230,14 +230,14 @@ class VllmServer:
                 raise Unsupported(
                     "no vLLM is installed here", hint=f'vllm="{NEWEST}" installs that release into a cache'
                 )
-            options = replace(options, vllm=installed[-1].version)
-        scenario = _scenario(self._command, options.vllm or NEWEST, on_gpu=on_gpu)
+            options = replace(options, vllm=installed[-1].source)
+        scenario = _scenario(self._command, f"{options.vllm or NEWEST}", on_gpu=on_gpu)
         choice = choice_of(scenario, options)
         if options.server == "auto" and choice.kind is ServerKind.REHEARSAL:
             raise Unsupported(f"no vLLM can run here: {choice.why}", hint='server="rehearsal" imitates one')
         refuse_unused_options(options, choice.kind)
         site = open_site(scenario, options, choice, _LOG.info)
-        _LOG.info(first_line(site, choice.why, options.vllm))
+        _LOG.info(first_line(site, choice.why, f"{options.vllm or ''}"))
         opened.enter_context(site.leased(scenario, options, _LOG.info))
         if self._named_folder is None:
             folder = Path(tempfile.mkdtemp(prefix="vllm-repro-server-"))

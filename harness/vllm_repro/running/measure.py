@@ -1,19 +1,17 @@
-"""Measurements of an engine that survived its workload: the output check, throughput, and the soak.
+"""Measurements of an engine that survived its workload: the output check, and throughput.
 
-A measurement never hides a death. The watch goes on; if the engine dies, the trial records what was being measured. The figures that were
-taken until then stay in the journal, and no report shows them.
+A measurement never hides a death. The watch goes on; if the engine dies, the trial records what was
+being measured. The figures that were taken until then stay in the journal, and no report shows them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any, Self
 
 from vllm_repro.client.answer import Answer
@@ -23,13 +21,10 @@ from vllm_repro.client.metrics import Reading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
 from vllm_repro.running.alone import MOST_PROMPTS, Greedy, Repeat, alone, burst
 from vllm_repro.running.assess import weights_of
-from vllm_repro.running.death_signs import Channel
 from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
-from vllm_repro.verdict.soak import LOAD, SoakCount
 from vllm_repro.verdict.throughput import (
-    MOST_STREAMS,
     MOST_WARM_UPS,
     STEADY,
     TICK,
@@ -49,8 +44,6 @@ __all__ = ["Measurements", "SelfCheck"]
 _ENDPOINT = "/v1/completions"
 _PLAIN = {"temperature": 0, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 """The sampling fields that a model's `generation_config.json` may set otherwise."""
-_MOST_FAILED = 100
-"""Failed answers to keep: a long soak may see many."""
 _COUNTED_WITHIN = 2.0
 """Seconds in which the server's counters must include its last answer: they are written just after it."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
@@ -63,19 +56,17 @@ class _StoppedError(Exception):
 class SelfCheck:
     """Background check of this process: `async with SelfCheck() as check: …`, then `check.cost`.
 
-    A tick of two milliseconds shows how late the event loop is: an engine that spins on every core lets the client sleep through an
-    answer and find all its tokens at once. The tick mostly prevents it, too: a process that the clock wakes also reads its sockets.
-    clock: that of the answers.
+    A tick of two milliseconds shows how late the event loop is: an engine that spins on every core
+    lets the client sleep through an answer and find all its tokens at once. The tick mostly prevents
+    it, too: a process that the clock wakes also reads its sockets.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self) -> None:
         self.cost = ClientCost()
-        self._clock = clock
         self._worst = self._slept = 0.0
-        self._stalls: list[tuple[float, float]] = []
 
     async def __aenter__(self) -> Self:
-        self._began, self._cpu, self._queued = self._clock(), time.process_time(), _queued_s()
+        self._began, self._cpu, self._queued = time.perf_counter(), time.process_time(), _queued_s()
         self._due = self._began + TICK
         self._task = asyncio.create_task(self._tick())
         return self
@@ -83,13 +74,11 @@ class SelfCheck:
     async def __aexit__(self, *_: object) -> None:
         self._look()  # the last stall may end the round before its tick
         queued, cpu = _queued_s() - self._queued, time.process_time() - self._cpu
-        used = cpu / (self._clock() - self._began)
+        used = cpu / (time.perf_counter() - self._began)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):  # by the line above
             await self._task
-        self.cost = ClientCost(
-            cpu=used, late_s=self._worst, slept_s=self._slept, queued_s=queued, stalls=tuple(self._stalls)
-        )
+        self.cost = ClientCost(cpu=used, late_s=self._worst, slept_s=self._slept, queued_s=queued)
 
     async def _tick(self) -> None:
         while True:
@@ -97,18 +86,15 @@ class SelfCheck:
             self._look()
 
     def _look(self) -> None:
-        now = self._clock()
+        now = time.perf_counter()
         late = now - self._due
         self._worst = max(self._worst, late)
         self._slept += late if late > TICK else 0.0
-        # A shorter stall is no matter at either end of the round, and they would be many.
-        if late > max(TICK / 4, (now - self._began) / 1000):
-            self._stalls.append((self._due, now))
         self._due = now + TICK
 
 
 def _queued_s() -> float:
-    """Return for how long this thread was ready to run and the kernel ran others; 0 if the kernel does not count it."""
+    """Return for how long this thread was ready and the kernel ran others; 0 if it does not count it."""
     try:
         return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -117,44 +103,33 @@ def _queued_s() -> float:
 
 @dataclass
 class Measurements:
-    """The measurements of one trial. unrecorded: names and answers of requests in flight together, until the last of them is answered."""
+    """The measurements of one trial."""
 
     runner: WorkloadRunner
+    # names and answers of requests in flight together, until the last of them is answered
     unrecorded: list[tuple[str, Answer]] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Run what was asked for, and `finish`. Do nothing if nothing was, or if the engine is dead or hung."""
+        """Measure, then `finish`. Do nothing without a measurement, or if the engine is dead or hung."""
         runner, trial = self.runner, self.runner.trial
         scenario, options = trial.scenario, trial.measure
-        own = scenario.has_own_server(trial.arm)
-        checks = scenario.output if own and scenario.output and scenario.output.asks else None
-        loads = scenario.loads if own and options.throughput else ()
-        if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or options.soak or runner.greedy):
+        distinct = scenario.has_own_server(trial.arm)
+        checks = scenario.output if distinct and scenario.output and scenario.output.asks else None
+        loads = scenario.loads if distinct and options.throughput else ()
+        if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or runner.greedy):
             return
         if runner.greedy:
             await self._attempt("the comparison with answers alone", self._alone())
         if checks is not None:
             await self._attempt("the output check", self._probe(checks))
-        streams = max(
-            [LOAD.concurrency if options.soak else 0, *(point.concurrency for load in loads for point in load.points)]
-        )
-        if streams and not runner.watch.ended:
-            connections = min(streams, MOST_STREAMS)  # a rate has more requests, and not all at once
-            client = LoadClient(trial.server.base_url, connections=connections, api_key=trial.api_key)
-            await self._attempt("opening connections", self._loaded(client, loads, options.soak))
+        if loads:
+            await self._attempt("throughput", self._throughput(loads))
+            runner.watch.load = None
         if not runner.watch.ended:
             trial.seen.measuring = ""
             await runner.finish()
 
-    async def _loaded(self, client: LoadClient, loads: Sequence[Load], soak: float | None) -> None:
-        async with client as self.runner.watch.load:
-            if loads:
-                await self._attempt("throughput", self._throughput(loads))
-            if soak:
-                await self._attempt("the soak", self._soak(soak))
-        self.runner.watch.load = None
-
-    async def _attempt(self, what: str, part: Any) -> None:
+    async def _attempt(self, what: str, part: Coroutine[Any, Any, None]) -> None:
         """Run one measurement, unless the engine is dead or hung by now."""
         trial = self.runner.trial
         if self.runner.watch.ended:
@@ -164,13 +139,14 @@ class Measurements:
         try:
             await part
         except _StoppedError as error:
-            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=str(error))
+            why = str(error)
         except OSError as error:
-            trial.journal.write(
-                "measure-stopped", **trial.label, doing=trial.seen.measuring, why=f"no connection: {error}"
-            )
+            why = f"no connection: {error}"
         except (PromptError, HTTPError) as error:
-            trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=f"no prompt: {error}")
+            why = f"no prompt: {error}"
+        else:
+            return
+        trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=why)
 
     async def _probe(self, checks: Checks) -> None:
         trial = self.runner.trial
@@ -209,148 +185,85 @@ class Measurements:
     async def _question(
         self, probe: Probe, name: str, prompt: Prompt, fields: dict[str, Any], needle: str = ""
     ) -> None:
-        (answer,) = await self._together(name, [prompt], fields)
+        (answer,) = await self._all([self._ask(name, prompt, fields)])
         kept = sample_output(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
         self.runner.keep_output(kept)
 
     async def _throughput(self, loads: Sequence[Load]) -> None:
-        for load in loads:
-            for point in load.points:
-                await self._point(load, point)
-        # Repeat the first point: it shows an engine or a machine that drifted meanwhile.
-        await self._point(loads[0], loads[0].points[0], again=True)
+        trial = self.runner.trial
+        async with LoadClient(trial.server.base_url, api_key=trial.api_key) as self.runner.watch.load:
+            for load in loads:
+                for point in load.points:
+                    await self._point(point, load.rounds)
 
-    async def _point(self, load: Load, point: Point, *, again: bool = False) -> None:
-        trial, rounds = self.runner.trial, load.rounds
+    async def _point(self, point: Point, rounds: int) -> None:
+        trial = self.runner.trial
         trial.seen.measuring = f"throughput ({point})"
-        trial.notify(f"making prompts for {point}")
-        # Each arm gets the same prompts. Each trial gets others: an attached server has those of the last one in its cache.
-        seed = f"{trial.seed}/{trial.number}/{point}" + ("/again" if again else "")
-        fields = {"max_tokens": point.output, "min_tokens": point.output, "ignore_eos": True}
-        prompts: list[Prompt] = []
-
-        async def make(rounds: int) -> None:
-            for _ in range(rounds * point.concurrency):
-                name = f"{seed}/{len(prompts)}"
-                prompts.append(await build_completion(self.runner.client, self.runner.model, point.prompt, name))
-
-        await make(WARM_UPS + rounds)
-        before = await self.runner.begin_phase()
-        used = [0, 0]
-        number = 0
-
-        async def one(phase: str, nth: int) -> tuple[Round, dict[str, Any]]:
-            """Run the next round. Return its figures, and the server's latencies."""
-            nonlocal number
-            if len(prompts) < (number + 1) * point.concurrency:
-                await make(1)
-                await self.runner.begin_phase()
-            batch = prompts[number * point.concurrency :][: point.concurrency]
-            timings, cost = await self._round(point, batch, point.due(f"{seed}/{number}"), fields)
-            number += 1
-            used[0] += sum(one.prompt_tokens for one in timings)
-            used[1] += sum(one.output_tokens for one in timings)
-            server = await self.runner.end_phase(phase, point=point, round=nth, again=again)
-            return round_of(timings, cost, load.goal), server
-
+        before = await self.runner.watch.counters.scrape()
         speeds: list[float] = []
         while len(speeds) < WARM_UPS or (unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS):
             trial.notify(f"{point}: warming up")
-            speeds.append((await one("warm-up", len(speeds) + 1))[0].speed(point))
+            speeds.append((await self._round(point, "warm-up", len(speeds) + 1)).output_tok_s)
         good = limited = measured = 0
-        # A round in which the client was late is measured again; one that it limited spoils the whole point.
+        # A late round is measured again; one that the client limited spoils the whole point.
         while good < rounds and measured < (rounds if limited else 2 * rounds):
             measured += 1
-            trial.notify(f"{point}: round {measured}, {rounds} are wanted")
-            found, server = await one("rounds", measured)
-            good += not found.late(point)
-            limited += bool(found.limited)
-            entry = {"point": point, "round": measured, "again": again, "figures": found, "latencies": server}
-            trial.journal.write("throughput-round", **trial.label, **entry)
-        counted = await self._counted(before, used)
+            trial.notify(f"{point}: round {measured}, {rounds} are needed")
+            figures = await self._round(point, "rounds", measured)
+            good += not figures.late
+            limited += bool(figures.limited)
+            trial.journal.write("throughput-round", **trial.label, point=point, round=measured, figures=figures)
+        requests = (len(speeds) + measured) * point.concurrency
+        usage = {"prompt": requests * point.prompt, "output": requests * point.output}
         trial.journal.write(
             "throughput-point",
             **trial.label,
             point=point,
-            again=again,
             rounds=measured,
             warm_ups=len(speeds),
             unsteady=unsteady(speeds),
-            usage={"prompt": used[0], "output": used[1]},
-            counted=counted and {"prompt": counted[0], "output": counted[1]},
+            usage=usage,
+            counted=await self._counted(before, usage),
         )
 
-    async def _round(
-        self, point: Point, prompts: Sequence[Prompt], due: Sequence[float], fields: dict[str, Any]
-    ) -> tuple[list[Timing], ClientCost]:
-        """Send each prompt when it is due, in seconds from now. Return the times of the answers, and what the client did."""
-        client = self.runner.watch.load
+    async def _round(self, point: Point, phase: str, number: int) -> Round:
+        """Send the requests of a round at once and return its figures."""
+        runner, client = self.runner, self.runner.watch.load
         assert client is not None
-        began = client.now()
-        unsent: list[float] = []
+        # Each arm gets the same prompts. Each trial gets others: an attached server may have cached them.
+        seed = f"{runner.trial.seed}/{runner.trial.number}/{point}/{phase}/{number}"
+        fields = {"max_tokens": point.output, "min_tokens": point.output, "ignore_eos": True}
+        prompts = [
+            await build_completion(runner.client, runner.model, point.prompt, f"{seed}/{nth}")
+            for nth in range(point.concurrency)
+        ]
+        await client.open(point.concurrency)
+        await runner.begin_phase()
+        check = SelfCheck()
+        answers = await self._all((self._ask("throughput", prompt, fields) for prompt in prompts), check)
+        await runner.end_phase(phase, point=point, round=number)
+        return round_of([_timing(answer, point) for answer in answers], check.cost)
 
-        async def one(prompt: Prompt, after: float) -> Answer:
-            if after:
-                await asyncio.sleep(began + after - client.now())
-            answer = await self._ask("throughput", prompt, fields)
-            if not point.rate:
-                return answer
-            unsent.append(answer.sent - began - after)
-            return replace(answer, sent=began + after)
-
-        check = SelfCheck(client.now)
-        answers = await self._all(map(one, prompts, due), check)
-        return [_timing(answer, point) for answer in answers], replace(check.cost, unsent_s=median(unsent or [0.0]))
-
-    async def _counted(self, before: Reading | None, used: Sequence[int]) -> tuple[int, int] | None:
-        """Return (prompt, output) tokens by the server's own counters since `before`; None if it has no counters."""
+    async def _counted(self, before: Reading | None, usage: Mapping[str, int]) -> dict[str, int] | None:
+        """Return the tokens by the server's counters since `before`; None if it has no counters."""
         ends = time.monotonic() + _COUNTED_WITHIN
         while True:
             after = await self.runner.watch.counters.scrape()
             if before is None or after is None or not after.generation_tokens:
                 return None
-            counted = (
-                int(after.prompt_tokens - before.prompt_tokens),
-                int(after.generation_tokens - before.generation_tokens),
-            )
-            if counted == tuple(used) or time.monotonic() > ends:
+            counted = {
+                "prompt": int(after.prompt_tokens - before.prompt_tokens),
+                "output": int(after.generation_tokens - before.generation_tokens),
+            }
+            if counted == usage or time.monotonic() > ends:
                 return counted
             await asyncio.sleep(0.05)
 
-    async def _soak(self, seconds: float) -> None:
-        trial, runner = self.runner.trial, self.runner
-        trial.seen.measuring = f"the soak ({LOAD})"
-        base = await build_completion(runner.client, runner.model, LOAD.prompt, f"{trial.seed}/{trial.number}/soak")
-        shuffled = random.Random(f"{trial.seed}/{trial.number}/soak")
-        fields = {"max_tokens": LOAD.output, "min_tokens": LOAD.output, "ignore_eos": True}
-        await runner.begin_phase()
-        began = time.time()
-        count = SoakCount(asked=seconds, began=began)
-
-        async def worker() -> None:
-            while (past := time.time() - began) < seconds and not runner.watch.ended:
-                trial.notify(f"soak: {past:.0f} of {seconds:.0f} s, {count.requests} requests, {count.errors} errors")
-                ids = list(base.body["prompt"])
-                shuffled.shuffle(ids)  # no two prompts alike, without a /tokenize call for each
-                answer = await self._ask("soak", Prompt({"prompt": ids}, len(ids), 0), fields)
-                self._record()
-                tokens = answer.usage.completion_tokens if answer.usage else 0
-                count.take(answer.arrivals, tokens, ok=answer.ok)
-                if not answer.ok:
-                    await asyncio.sleep(0.1)  # do not flood a server that refuses
-
-        await runner.unless_over([asyncio.create_task(worker()) for _ in range(LOAD.concurrency)])
-        restarts = sum(sign.channel is Channel.RESTART for sign in runner.watch.signs)
-        if not runner.watch.ended:
-            await runner.end_phase("soak")
-        trial.journal.write("soak", **trial.label, soak=count.end(time.time(), restarts=restarts))
-
-    async def _together(self, name: str, prompts: Sequence[Prompt], fields: dict[str, Any]) -> list[Answer]:
-        """Send requests at once and return their answers. Raises `_StoppedError` if one of them failed."""
-        return await self._all(self._ask(name, prompt, fields) for prompt in prompts)
-
     async def _all(self, requests: Iterable[Awaitable[Answer]], check: SelfCheck | None = None) -> list[Answer]:
-        """Await requests at once and return their answers. Raises `_StoppedError` if one of them failed. check: of the time in between."""
+        """Await requests at once and return their answers. check: of the time in between.
+
+        Raises `_StoppedError` if one of them failed.
+        """
         answers: list[Answer] = []
 
         async def one(request: Awaitable[Answer]) -> None:
@@ -397,8 +310,7 @@ class Measurements:
             if answer.ok:
                 self.runner.record_request(name, answer, answer.arrivals)
                 continue
-            if len(self.runner.trial.seen.measured) < _MOST_FAILED:
-                self.runner.trial.seen.measured.append(answer)
+            self.runner.trial.seen.measured.append(answer)
             self.runner.record_answer(name, answer, answer.arrivals)
         self.unrecorded.clear()
 

@@ -23,13 +23,10 @@ __all__ = ["MeasureOptions", "Observed", "TimeLimits", "Trial"]
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Measurements to make on an engine that survived its workload. soak: seconds of steady load, 0 for none.
-
-    outputs: compare each greedy answer with answers to its prompt alone.
-    """
+    """Measurements to make on an engine that survived its workload."""
 
     throughput: bool = False
-    soak: float = 0.0
+    # compare each greedy answer with answers to its prompt alone
     outputs: bool = False
 
 

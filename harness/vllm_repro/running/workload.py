@@ -15,7 +15,7 @@ import msgspec
 
 from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client, HTTPError, HTTPStatusError
-from vllm_repro.client.metrics import Reading, counted_between, latencies_between, steps_between
+from vllm_repro.client.metrics import Reading, counted_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.conversion import decode
 from vllm_repro.errors import InfraError, Unsupported
@@ -118,15 +118,14 @@ class WorkloadRunner:
             return False
         return True
 
-    async def begin_phase(self) -> Reading | None:
+    async def begin_phase(self) -> None:
         """Take the server's counters; `end_phase` writes what they counted from now on."""
         reading = await self.watch.counters.scrape()
         self.phase, self.watch.counters.kv_most = (time.time(), reading) if reading else None, None
         self.watch.gpu_uses = []
-        return reading
 
-    async def end_phase(self, name: str, **fields: object) -> dict[str, list[tuple[float, float, int]]]:
-        """Write to the journal what the server's counters show of the phase, and begin the next one. Return the server's latencies."""
+    async def end_phase(self, name: str, **fields: object) -> None:
+        """Write to the journal what the server counted in the phase, and begin the next one."""
         phase = self.phase
         after, kv_most = await self.watch.counters.scrape(), self.watch.counters.kv_most
         self.phase, self.watch.counters.kv_most = (time.time(), after) if after else None, None
@@ -135,7 +134,6 @@ class WorkloadRunner:
         if phase and counted:
             label = {**self.trial.label, "phase": name, **fields}
             self.trial.journal.write("counters", **label, began=phase[0], ended=time.time(), counted=counted, gpus=gpus)
-        return latencies_between(phase[1], after) if phase and after else {}
 
     async def finish(self) -> None:
         """Check that the engine still lives."""

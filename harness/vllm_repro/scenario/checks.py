@@ -48,28 +48,28 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @dataclass
 class Reading:
-    """Problems and line numbers of one file.
-
-    lines: line of each argument of `Scenario(...)`. arm_lines: line of each arm, by `id()`.
-    """
+    """Problems and line numbers of one file."""
 
     file: str
     problems: list[Problem] = field(default_factory=list)
+    # Line of each argument of `Scenario(...)`.
     lines: dict[str, int] = field(default_factory=dict)
     scenario_line: int = 1
+    # Line of each arm, by `id()`.
     arm_lines: dict[int, int] = field(default_factory=dict)
 
     def problem(self, line: int, text: str) -> None:
         self.problems.append(Problem(self.file, line, text))
 
-    def at(self, key: str) -> int:
-        return self.lines.get(key, self.scenario_line)
+    def line_of(self, argument: str) -> int:
+        """Return the line of an argument of `Scenario(...)`, or of the call if it is left out."""
+        return self.lines.get(argument, self.scenario_line)
 
     def wrong(self, key: str, text: str) -> None:
-        self.problem(self.at(key), text)
+        self.problem(self.line_of(key), text)
 
     def at_arm(self, arm: Arm) -> int:
-        return self.arm_lines.get(id(arm), self.at("arms"))
+        return self.arm_lines.get(id(arm), self.line_of("arms"))
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
@@ -94,11 +94,11 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     try:
         command = scenario.reported()
     except CommandError as error:
-        reading.problem(reading.at("command") + error.line - 1, f"command: {error}")
+        reading.problem(reading.line_of("command") + error.line - 1, f"command: {error}")
         return
     mistakes = flag_mistakes(command.flags)
     for mistake in (*variable_mistakes(command.env), *mistakes):
-        reading.problem(reading.at("command"), f"command: {mistake}")
+        reading.problem(reading.line_of("command"), f"command: {mistake}")
     if not scenario.arms:
         wrong("arms", "there are no arms: add at least `arm('reported', dies)`")
         return
@@ -118,6 +118,8 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         if scenario.lab.mechanism not in MECHANISMS:
             near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
             wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
+        elif scenario.lab.capture and MECHANISMS[scenario.lab.mechanism].alone:
+            wrong("lab", f"the lab's mechanism {scenario.lab.mechanism} has no capture mode: leave capture= out")
         _check_tiny_model(scenario, reading, "lab", scenario.lab)
         _check_commands(scenario, reading, seen, "lab", scenario.command_in_lab)
     if scenario.dummy is None:
@@ -226,7 +228,7 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     if not scenario.arms:
         return
     usual = [arm for arm in scenario.arms if arm.trigger is None] or scenario.arms
-    wants = [(reading.at("trigger"), "", scenario.trigger, usual)]
+    wants = [(reading.line_of("trigger"), "", scenario.trigger, usual)]
     for arm in scenario.arms:
         if arm.trigger is not None:  # a near miss may omit the field that another arm sends
             senders = scenario.arms if arm.expected is Expected.UNTRIGGERED else [arm]
@@ -248,7 +250,7 @@ def check_fields(reading: Reading, scenario: Scenario, fields: Mapping[str, Coll
                 text = f"{request.label}: the release does not read {name!r}"
                 if any(name in one.fields and one.carried_by(request.label, request.fields) for one in wanted):
                     text += ", so its sent_with(…) can never be met there"
-                problem = Problem(reading.file, reading.at_arm(arm) if own else reading.at("workload"), text)
+                problem = Problem(reading.file, reading.at_arm(arm) if own else reading.line_of("workload"), text)
                 if problem not in reading.problems:
                     reading.problems.append(problem)
 
@@ -297,7 +299,7 @@ def _check_arms(scenario: Scenario, reading: Reading) -> None:
 def _check_tiny_model(scenario: Scenario, reading: Reading, key: str, dummy: Dummy) -> None:
     for change in dummy.changes:
         if not change.why:
-            reading.problem(reading.at(key), f"{key}: `{change}` has no why=: add the reason for the report")
+            reading.problem(reading.line_of(key), f"{key}: `{change}` has no why=: add the reason for the report")
     try:
         dummy.shape(scenario.model)
     except ValueError as error:
@@ -313,15 +315,21 @@ def _check_commands(
     """
     for arm in scenario.arms:
         line, whose = reading.at_arm(arm), f"{key}, arm {arm.name!r}" if key else f"arm {arm.name!r}"
-        edited = reading.at(key) if key and arm is scenario.arms[0] else line
+        edited = reading.line_of(key) if key and arm is scenario.arms[0] else line
         found: list[tuple[int, str]] = []
         try:
             command = command_of(arm)
             found += [(edited, mistake) for mistake in flag_mistakes(command.flags)]
-            shared = reading.at(key) if key else reading.at("workload") if not (arm.workload or arm.edits) else line
+            shared = (
+                reading.line_of(key)
+                if key
+                else reading.line_of("workload")
+                if not (arm.workload or arm.edits)
+                else line
+            )
             found += [(shared, text) for text in _wrong_sizes(scenario, arm, command, in_lab=key == "lab")]
         except (CommandError, ScenarioError) as error:
-            found.append((reading.at(key) if key else line, str(error)))
+            found.append((reading.line_of(key) if key else line, str(error)))
         for where, text in found:
             if text not in seen:
                 seen.add(text)

@@ -7,11 +7,12 @@ only these words, literals, and names that it assigns itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.scenario.patch import Patch
+from vllm_repro.scenario.public_models import public_model
 from vllm_repro.scenario.scenario import (
     Arm,
     Cause,
@@ -38,6 +39,7 @@ from vllm_repro.scenario.workload import (
     sized,
     together,
 )
+from vllm_repro.tiny_model import Family, Kind
 from vllm_repro.trigger.conditions import (
     answered,
     attention_backend,
@@ -63,12 +65,15 @@ from vllm_repro_diagnosis.diagnosis import Phase
 from vllm_repro_diagnosis.signature import Signature
 
 __all__ = [
-    "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "answered", "arm", "attention_backend", "block_listed_twice",
-    "cause", "chat", "checks", "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting", "errs", "flag",
-    "graphs_captured", "hangs", "left_waiting", "lengths", "lives", "offload_outgrown", "patched", "pause", "preempted", "prefill_over",
-    "prefilled_together", "prefix_hit", "request", "rest", "sent_with", "signature", "simple_cpu_offload", "sized",
-    "source_line", "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered", "with_flags", "without",
-    "workspace_outgrown",
+    "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "answered", "arm",
+    "assertion", "attention_backend", "block_listed_twice", "cause", "chat", "checks",
+    "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting",
+    "errs", "flag", "graphs_captured", "hangs", "image", "late_connector", "left_waiting",
+    "lengths", "lives", "offload_outgrown", "offloading", "patched", "pause", "preempted",
+    "prefill_over", "prefilled_together", "prefix_hit", "public_model", "remote_prefill", "request",
+    "rest", "scheduler_lab", "sent_with", "session_lab", "signature", "simple_cpu_offload", "sized",
+    "source_line", "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered",
+    "with_flags", "without", "workspace_outgrown",
 ]  # fmt: skip
 
 dies = Expected.DIES
@@ -108,10 +113,102 @@ def without(*names: str, why: str = "") -> Edit:
 
 
 def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
-    """Return the flag that enables the simple CPU offload connector: `with_flags(simple_cpu_offload(131_072))`."""
+    """Return the flag of the simple CPU offload connector: `with_flags(simple_cpu_offload(131_072))`."""
     room = {"cpu_bytes_to_use": cpu_bytes} | ({"lazy_offload": True} if lazy else {})
-    config = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": room}
-    return f"--kv-transfer-config '{json.dumps(config, separators=(',', ':'))}'"
+    return _connector("SimpleCPUOffloadConnector", kv_role="kv_both", kv_connector_extra_config=room)
+
+
+def offloading(cpu_bytes: int, **settings: int) -> str:
+    """Return the flag of the offloading connector. settings: the lab's own, such as `store_polls=8`."""
+    room = {"cpu_bytes_to_use": cpu_bytes, **settings}
+    return _connector("OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=room)
+
+
+def late_connector(*, rejects: bool = False) -> str:
+    """Return the flag of the lab's connector, which moves nothing. rejects: it is to recompute failed loads."""
+    policy = {"kv_load_failure_policy": "recompute"} if rejects else {}
+    module = "vllm_repro_lab.late_connector"
+    return _connector("LateConnector", kv_connector_module_path=module, kv_role="kv_both", **policy)
+
+
+def _connector(name: str, **settings: object) -> str:
+    config = json.dumps({"kv_connector": name, **settings}, separators=(",", ":"))
+    return f"--kv-transfer-config '{config}'"
+
+
+def remote_prefill(engine: str, port: int, blocks: Sequence[Sequence[int]]) -> Mapping[str, object]:
+    """Return `kv_transfer_params` of a request whose prompt another server holds, in these blocks of each layer group."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": blocks,
+        "remote_engine_id": engine,
+        "remote_request_id": engine,
+        "remote_host": "localhost",
+        "remote_port": port,
+        "tp_size": 1,
+    }
+
+
+_PNG = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42m"
+_PIXELS = {
+    "red": "P4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC",
+    "green": "Ng+M8AAAICAQBF9FLUAAAAAElFTkSuQmCC",
+    "blue": "NgYPgPAAEDAQA2dBFAAAAAAElFTkSuQmCC",
+    "white": "P4//8/AAX+Av4zEpUUAAAAAElFTkSuQmCC",
+    "black": "NgYGAAAAAEAAHI6uv5AAAAAElFTkSuQmCC",
+}
+
+
+def image(colour: Literal["red", "green", "blue", "white", "black"]) -> Mapping[str, object]:
+    """Return a part of a chat message: an image of one pixel."""
+    return {"type": "image_url", "image_url": {"url": _PNG + _PIXELS[colour]}}
+
+
+_NO_WEIGHTS = "the scheduler does not use weights"
+
+
+def scheduler_lab(
+    *changes: Edit,
+    layers: int | Sequence[Kind] = 2,
+    mechanism: str = "scheduler",
+    family: Family | None = None,
+    window: int | None = None,
+    arms: Sequence[str] = (),
+    why: str = _NO_WEIGHTS,
+) -> Lab:
+    """Return the lab of a bug that the scheduler decides. changes: edits beside `--enforce-eager`."""
+    return Lab(
+        mechanism=mechanism,
+        layers=layers,
+        family=family,
+        window=window,
+        arms=arms,
+        why=why,
+        changes=(with_flags("--enforce-eager", why="no compiler is needed"), *changes),
+    )
+
+
+def session_lab(*changes: Edit) -> Lab:
+    """Return the lab of a bug of streaming sessions, which it takes at `POST /segments`."""
+    return Lab(
+        mechanism="async",
+        layers=2,
+        why=_NO_WEIGHTS,
+        changes=(
+            *changes,
+            with_flags("--dtype float32", why="bfloat16 needs AMX to be enabled on some processors"),
+            with_flags(
+                "--middleware vllm_repro_lab.segments.route",
+                why="adds POST /segments: /v1/realtime serves audio models only",
+            ),
+        ),
+    )
+
+
+def assertion(source: str, frames: Sequence[str]) -> Signature:
+    """Return the crash signature of a bare `assert` that a request fails. frames: functions, the failing one last."""
+    return signature(phase="request", exception="AssertionError", message="", source=source, frames=frames)
 
 
 def signature(

@@ -30,7 +30,7 @@ class DockerSite(Site):
     kind = ServerKind.DOCKER
 
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
-        self._version = options.vllm or scenario.try_with
+        self._version = f"{options.vllm or scenario.try_with}"
         self._image = options.image or default_image(scenario, self._version)
         with contextlib.closing(connect()) as engine:
             self.engine_version = engine.version
@@ -43,13 +43,12 @@ class DockerSite(Site):
         else:
             self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
             self._weights = weights_for(scenario, options)
-        self.port = options.port
         self._scenario, self._notify = scenario, notify
         self._patched: dict[tuple[Patch, ...], PatchedSource] = {}
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
-        image = options.image or default_image(scenario, options.vllm or scenario.try_with)
+        image = options.image or default_image(scenario, f"{options.vllm or scenario.try_with}")
         refused = ""
         if not missing:
             try:
@@ -88,7 +87,7 @@ class DockerSite(Site):
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        launch = self.launch(scenario, arm, self.port or free_port(), run=run, number=number)
+        launch = self.launch(scenario, arm, free_port(), run=run, number=number)
         patched = self.patched_source(arm).digests
         nodes = container_nodes(launch)
         servers = [

@@ -83,7 +83,7 @@ KINDS: Mapping[ServerKind, KindFacts] = {
         site="vllm_repro.servers.lab:LabSite",
         summary="a real release on the CPU, with its CUDA parts replaced",
         evidence=Evidence.LAB,
-        options=frozenset({"patch", "guard", "record"}),
+        options=frozenset({"patch"}),
         any_source=True,
         release=lambda scenario: scenario.try_in_lab,
     ),

@@ -19,15 +19,16 @@ from vllm_repro.host.ports import free_port
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
 from vllm_repro.releases.provision import Release, ReleaseCache, provision
-from vllm_repro.releases.sources import version_of
+from vllm_repro.releases.sources import Source
 from vllm_repro.releases.tiny_model_folder import cached_model
-from vllm_repro.scenario.scenario import Arm, Capture, Lab, Model, Scenario
+from vllm_repro.releases.weights import FAMILIES
+from vllm_repro.scenario.scenario import Arm, Lab, Model, Scenario
 from vllm_repro.scenario.workload import requests_of
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.options import ServerOptions, refuse_unmade
+from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.process import ProcessServer, misfit, process_server, with_release
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_diagnosis.evidence import Evidence, facts_of
@@ -116,15 +117,11 @@ class LabSite(Site):
             raise UsageError(
                 "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
             )
-        self.port = options.port
-        self._source = options.vllm or scenario.try_in_lab
-        self.release_version = version_of(self._source)
+        self._source = options.vllm or Source(release=scenario.try_in_lab)
+        self.release_version = self._source.version
         self.release: Release | None = None
         self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
-        if options.weights == "made":
-            refuse_unmade(self._lab.shape(scenario.model))
-            self._lab = replace(self._lab, weights="made")
-        self._capture = capture_of(scenario.lab, options)
+        _refuse_unmade(self._lab, scenario.model)
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
@@ -132,10 +129,10 @@ class LabSite(Site):
             return Offer(False)
         if lacking := _lacking_flag(scenario.lab, scenario.model):
             return Offer(False, f"the lab needs a processor with {lacking} for it")
-        version = options.vllm or scenario.try_in_lab
-        if download or ReleaseCache().get(version):
+        source = options.vllm or Source(release=scenario.try_in_lab)
+        if download or ReleaseCache().get(source):
             return Offer(True)
-        return Offer(False, f"--scenario-server lab installs vLLM {version} and runs it without")
+        return Offer(False, f"--scenario-server lab installs vLLM {source} and runs it without")
 
     def prepare(self, notify: Notify) -> None:
         if lacking := _lacking_flag(self._lab, self._scenario.model):
@@ -173,7 +170,6 @@ class LabSite(Site):
             overlay=overlay.folder if overlay else None,
             model=lab_model(self._lab, self._scenario.model),
             port=port,
-            capture=self._capture,
             lab=self._lab,
             kind=self.kind,
         )
@@ -186,14 +182,14 @@ class LabSite(Site):
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
         overlay = self._overlay(arm)
-        launch = self.launch(scenario, arm, self.port or free_port())
+        launch = self.launch(scenario, arm, free_port())
         digests = overlay.digests if overlay else {}
         make = partial(LabServer, patched=digests, untried=self._untried(arm))
         return process_server(launch, arm, log, self.others, make)
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
         assert self.release is not None
-        folder, parts = self.release.packages, MECHANISMS[self._lab.mechanism].parts_with(self._capture)
+        folder, parts = self.release.packages, MECHANISMS[self._lab.mechanism].parts_with(self._lab.capture)
         changed = patched_files(folder, arm.patches)
         return {
             file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
@@ -207,7 +203,7 @@ class LabSite(Site):
         lines += [
             f"# {facts_of(self.evidence).mark}: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"
         ]
-        for part in MECHANISMS[self._lab.mechanism].parts_with(self._capture):
+        for part in MECHANISMS[self._lab.mechanism].parts_with(self._lab.capture):
             if part.effect:
                 lines += [
                     f"# {part.module}.{part.name}",
@@ -231,7 +227,6 @@ class SchedulerSite(LabSite):
                 hint=self._hint(scenario.arms[0]),
             )
         self._lab = replace(self._lab, mechanism="scheduler", capture="", weights="dummy")
-        self._capture = ""
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
@@ -257,17 +252,14 @@ def _lacking_flag(lab: Lab, model: Model) -> str:
     return "" if flag in cpu_flags() else flag
 
 
-def capture_of(lab: Lab, options: ServerOptions) -> Capture:
-    """Return the capture mode: the scenario's, or the stricter one of the command line.
-
-    Raises `UsageError` if the scenario's mechanism cannot be combined with it.
-    """
-    if (options.guard or options.record) and MECHANISMS[lab.mechanism].alone:
+def _refuse_unmade(lab: Lab, model: Model) -> None:
+    """Raise `UsageError` for a family of which weights cannot be made."""
+    family = lab.shape(model).family
+    if lab.weights == "made" and family not in FAMILIES:
         raise UsageError(
-            f"the lab's mechanism {lab.mechanism} does not support the capture guard",
-            hint="leave --guard and --record out",
+            f"weights can be made for {', '.join(sorted(FAMILIES))}, not for {family}",
+            hint="leave weights= out of the scenario's lab: dummy weights serve all but a comparison of answers",
         )
-    return "record" if options.record else lab.capture or ("guard" if options.guard else "")
 
 
 def lab_model(lab: Lab, model: Model) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import UsageError
-from vllm_repro.scenario.scenario import Arm, Capture, Lab, Scenario
+from vllm_repro.scenario.scenario import Arm, Lab, Scenario
 from vllm_repro.scenario.workload import Size, requests_of
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import CPU_ENV, FIRST_RUNNER, OFFLINE_ENV, ON_CPU, Launch, ServedModel
@@ -68,20 +68,19 @@ def lab_launch(
     model: Path,
     port: int,
     overlay: Path | None = None,
-    capture: Capture | None = None,
     lab: Lab | None = None,
     kind: ServerKind = ServerKind.LAB,
 ) -> Launch:
     """Return the launch of `arm` in the lab.
 
     vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the patched package.
-    capture, lab: None for the scenario's. kind: one that runs in the lab. Raises `UsageError` for a scenario without `lab=`.
+    lab: None for the scenario's. kind: one that runs in the lab. Raises `UsageError` for a scenario without `lab=`.
     """
     lab = lab or scenario.lab
     if lab is None:
         raise no_lab(scenario)
     command, tiny_model = scenario.command_in_lab(arm), lab.shape(scenario.model)
-    capture, evidence = lab.capture if capture is None else capture, kind.facts.evidence
+    capture, evidence = lab.capture, kind.facts.evidence
     assert evidence is not None, "a kind that runs in the lab has one kind of evidence"
     full = bool(capture) and not graph_mode(command) and not command.has("--enforce-eager")
     if full:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import UsageError
 from vllm_repro.host.machine import Gpu, gpu_trouble, memory_gb
 from vllm_repro.releases.tiny_model_folder import cached_model
-from vllm_repro.releases.weights import FAMILIES
 from vllm_repro.scenario.scenario import Arm, Edit, Needs, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import ServedModel
 from vllm_repro.tiny_model import TinyModel
+
+if TYPE_CHECKING:  # `show` takes no time without it
+    from vllm_repro.releases.sources import Source
 
 __all__ = [
     "ServerOptions",
@@ -22,7 +25,6 @@ __all__ = [
     "edited_command",
     "lacking",
     "needs_of",
-    "refuse_unmade",
     "tiny_model_of",
     "unfit",
     "weights_for",
@@ -36,14 +38,11 @@ class ServerOptions:
     server: str = "auto"
     url: str | None = None
     image: str | None = None
-    vllm: str | None = None
+    vllm: Source | None = None
     model: str | None = None
     weights: str | None = None
-    port: int | None = None
     log: Path | None = None
     patch: tuple[Path, ...] = ()
-    guard: bool = False
-    record: bool = False
 
 
 def default_image(scenario: Scenario, version: str) -> str:
@@ -82,7 +81,7 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
 
 def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | None:
     """Return the tiny model to make for a run with `options`; None if an existing model is served."""
-    asked = options.weights in ("dummy", "made") or (options.weights is None and scenario.model.tiny_will_do)
+    asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
     return scenario.tiny_model if asked and not options.model else None
 
 
@@ -93,11 +92,8 @@ def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
 
 
 def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
-    """Return the model to serve. Raises `UsageError` for a folder without a model, and for weights that cannot be made."""
-    made = options.weights == "made"
+    """Return the model to serve. Raises `UsageError` for a folder without a model."""
     if options.model:
-        if made:
-            raise UsageError("--weights made is for tiny models, not for --model", hint="leave one of them out")
         folder = Path(options.model).expanduser()
         if folder.is_dir():
             if not (folder / "config.json").is_file():
@@ -113,27 +109,8 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
         return ServedModel(name=options.model, dummy=options.weights == "dummy")
     tiny_model = tiny_model_of(scenario, options)
     if tiny_model is not None:
-        if made:
-            refuse_unmade(tiny_model)
-        folder = cached_model(tiny_model, weights=made)
-        return ServedModel(name=tiny_model.slug, path=folder, dummy=not made, tiny_model=tiny_model)
-    if made:
-        raise UsageError(
-            f"weights are made for tiny models, and {scenario.id} declares none",
-            hint="the lab chooses its own model and weights: --as lab shows them, --server lab runs them"
-            if scenario.lab
-            else "dummy=Dummy(…) in the scenario's file; docs/scenarios.md",
-        )
+        return ServedModel(name=tiny_model.slug, path=cached_model(tiny_model), dummy=True, tiny_model=tiny_model)
     return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")
-
-
-def refuse_unmade(model: TinyModel) -> None:
-    """Raise `UsageError` for a family of which weights cannot be made."""
-    if model.family not in FAMILIES:
-        raise UsageError(
-            f"weights can be made for {', '.join(sorted(FAMILIES))}, not for {model.family}",
-            hint="leave --weights made out: dummy weights serve all but a comparison of answers",
-        )
 
 
 def edited_command(

@@ -17,6 +17,7 @@ from vllm_repro.host.ports import check_port, free_port, listeners
 from vllm_repro.host.processes import Session, start
 from vllm_repro.releases.local_vllm import LocalVllm, local_vllm
 from vllm_repro.releases.provision import Release, ReleaseCache, provision
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.secret_names import is_recorded
 from vllm_repro.servers.base import Exit, Server, ServerFacts
@@ -140,13 +141,14 @@ def with_release(launch: Launch, release: Release | None) -> Launch:
     if release is None:
         return launch
     launch = replace(launch, release=release)
-    if not (release.source or release.compiled):
+    is_release = bool(release.source.release)
+    if is_release and not release.compiled:
         return launch
-    what = release.source or f"vLLM {release.version}, which has no CPU build"
+    what = f"vLLM {release.version}, which has no CPU build" if is_release else f"{release.source}"
     said = f"the Python of {what}, over the compiled parts of {release.compiled}: {release.fit}"
     return replace(
         launch,
-        source=release.source or None,
+        source=None if is_release else f"{release.source}",
         compiled=release.compiled or None,
         differences=(*launch.differences, said if release.compiled else f"vLLM from {what}"),
     )
@@ -172,7 +174,6 @@ class ProcessSite(Site):
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
         self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
         self._lacking = lacking(needs_of(scenario, options), gpus())
-        self.port = options.port
         self._scenario = scenario
         self._weights = weights_for(scenario, options)
         self._notify = notify
@@ -199,7 +200,7 @@ class ProcessSite(Site):
         if (found := local_vllm()) is not None:
             name = f"vllm {found.version}" if found.version else "vllm"
             return Offer(True, f"{name} is installed here, with what the scenario needs")
-        if any_release and ReleaseCache().get(scenario.try_with):
+        if any_release and ReleaseCache().get(Source(release=scenario.try_with)):
             return Offer(True, f"vLLM {scenario.try_with} is in the cache, and a CPU is all that the scenario needs")
         return Offer(False, "no vllm is installed here" + ("" if scenario.needs.gpus else ", and no image of it"))
 
@@ -217,7 +218,7 @@ class ProcessSite(Site):
         return with_release(launch, self._release)
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        launch = self.launch(scenario, arm, self.port or free_port())
+        launch = self.launch(scenario, arm, free_port())
         return process_server(
             launch, arm, log, self.others, partial(ProcessServer, patched=self.patched_source(arm).digests)
         )
@@ -237,7 +238,7 @@ class ProcessSite(Site):
 def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
     """Return the `vllm` on PATH. Raises `InfraError` without one, or if `--vllm` names another release."""
     found = local_vllm()
-    if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm):
+    if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm.release):
         here = f"the vllm that is installed here is {found.version}" if found else "no vllm is installed here"
         raise InfraError(
             f"{here}, and a release that vllm-repro installs is a CPU build",

@@ -33,7 +33,7 @@ class RehearsalSite(Site):
     unchangeable = NO_SOURCE_TO_CHANGE
 
     def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
-        self._version = options.vllm or scenario.try_with
+        self._version = f"{options.vllm or scenario.try_with}"
         named, known = (Version(text).release[:2] for text in (self._version, scenario.try_with))
         if not min(_OLDEST, known) <= named <= max(_NEWEST, known):
             raise UsageError(
@@ -41,7 +41,6 @@ class RehearsalSite(Site):
                 hint="--vllm names another release, or --server lab runs real vLLM",
             )
         self._model = options.model
-        self.port = options.port
 
     @classmethod
     def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
@@ -54,5 +53,5 @@ class RehearsalSite(Site):
         )
 
     def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        launch = self.launch(scenario, arm, self.port or free_port())
+        launch = self.launch(scenario, arm, free_port())
         return process_server(launch, arm, log, self.others)

@@ -15,7 +15,6 @@ from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.host.gpu_lease import leased_gpus
 from vllm_repro.host.machine import gpus
 from vllm_repro.host.ports import free_port
-from vllm_repro.releases.sources import is_release
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind, kinds
@@ -192,7 +191,7 @@ def choose(scenario: Scenario, options: ServerOptions, *, download: bool = True)
     if missing and not lacking(needs_of(scenario, replace(options, weights="dummy")), gpus()):
         missing += "; --weights dummy runs on it"
     declined: list[str] = []
-    for kind in kinds(lambda facts: facts.any_source or not options.vllm or is_release(options.vllm)):
+    for kind in kinds(lambda facts: facts.any_source or not options.vllm or bool(options.vllm.release)):
         accepted, why = site_class(kind).offer(scenario, options, missing=missing, download=download)
         if accepted:
             return ServerChoice(kind, why or "; ".join(declined))

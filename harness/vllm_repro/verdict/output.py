@@ -25,7 +25,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 
 __all__ = [
     "BEGINNING",
@@ -283,9 +283,9 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
             if missing or given[name].sha256 == given[first].sha256:
                 continue
             what = f"the equal requests {first!r} and {name!r} were answered differently"
-            at = _first_difference(given[first], given[name]) if _has_ids(given[first], given[name]) else None
+            at = _first_difference(given[first], given[name]) if _have_token_ids(given[first], given[name]) else None
             margins = given[first].margins or given[name].margins
-            if at is None and margins and _has_ids(given[first], given[name]):
+            if at is None and margins and _have_token_ids(given[first], given[name]):
                 unknown = unknown or f"{what} after the tokens whose margins are kept"
                 continue
             if at is not None and margins and _margin(given[first], at) + _margin(given[name], at) < CLEAR:
@@ -309,7 +309,7 @@ def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None
     if alone and weights is None:
         return OutputComparison(unknown="it is not known which weights are served")
     if alone and weights not in (ServedWeights.REAL, ServedWeights.MADE):
-        return OutputComparison(unknown="answers of dummy weights are neither right nor wrong (--weights made)")
+        return OutputComparison(unknown="answers of dummy weights are neither right nor wrong")
     rounding = max(map(_rounding, alone.values()), default=0.0)
     unknown = ""
     for answer in answers:
@@ -332,7 +332,7 @@ _COMPARED = (Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED)
 
 def _compare_with(alone: Sequence[OutputSample], answer: OutputSample, clear: float) -> OutputComparison:
     """Compare an answer with those to the same prompt alone. clear: least sum of margins, in nats, for a difference to count."""
-    if not _has_ids(answer, *alone):
+    if not _have_token_ids(answer, *alone):
         return OutputComparison(unknown="this server returns no token ids")
     places = [_first_difference(one, answer) for one in alone]
     if None in places:
@@ -372,9 +372,10 @@ def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
     return equal if equal < max(len(one.first), len(other.first)) else None
 
 
-def _has_ids(*answers: OutputSample) -> bool:
-    """Return True if tokens are ids. Pieces of text are cut at other places in each stream."""
-    return all(isinstance(token, int) for answer in answers for token in answer.first)
+def _have_token_ids(*answers: OutputSample) -> bool:
+    """Return True if the answers hold token ids. Text pieces cannot be compared: each stream splits them differently."""
+    tokens = chain.from_iterable(answer.first for answer in answers)
+    return all(isinstance(token, int) for token in tokens)
 
 
 def _after(equal: int) -> str:

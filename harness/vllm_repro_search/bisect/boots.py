@@ -13,7 +13,7 @@ from dataclasses import replace
 from vllm_repro.errors import InfraError
 from vllm_repro.releases.opened import opened_files
 from vllm_repro.releases.provision import ReleaseCache
-from vllm_repro.releases.sources import REQUIREMENTS, changed_files, is_release, version_of
+from vllm_repro.releases.sources import REQUIREMENTS, Source, changed_files
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.elsewhere import results
 from vllm_repro.running.job import Job
@@ -37,7 +37,7 @@ class BisectionSearch(BootSearch[Bisection, Sequence[Candidate]]):
     verb, file = "bisect", "bisection"
     as_dict, as_markdown = staticmethod(bisection_dict), staticmethod(markdown)
 
-    def _sources(self) -> list[str | None]:
+    def _sources(self) -> list[Source | None]:
         return [self.found.candidates[0].source]
 
     def _next(self) -> Sequence[Candidate] | None:
@@ -50,7 +50,7 @@ class BisectionSearch(BootSearch[Bisection, Sequence[Candidate]]):
 
     def _cost(self, number: int) -> float:
         facts, source = self.job.choice.kind.facts, self.found.from_good[number].source
-        installs = is_release(source) and facts.runs_vllm and not facts.container  # a commit is laid out in seconds
+        installs = source.release and facts.runs_vllm and not facts.container  # a commit is laid out in seconds
         return _INSTALL if installs and ReleaseCache().get(source) is None else 1.0
 
     def _boot(self, chosen: Sequence[Candidate]) -> str | None:
@@ -80,7 +80,7 @@ class BisectionSearch(BootSearch[Bisection, Sequence[Candidate]]):
                 return report.interrupted
             evidence = self.found.evidence
             assert evidence is not None, "a run has a site, and `_chosen` was called with it"
-            version = version_of(candidate.source)
+            version = candidate.source.version
             row = row_of(report, version, self.job.scenario.status.standing(version), evidence)
         else:
             row = report
@@ -114,7 +114,7 @@ class ScriptSearch(BisectionSearch):
             fate, why = ReleaseResult.INFRA, self._redactor.text(f"{error}")
         else:
             more = {
-                "VLLM_REPRO_SOURCE": candidate.source,
+                "VLLM_REPRO_SOURCE": f"{candidate.source}",
                 "VLLM_REPRO_TREE": f"{release.packages}",
                 "VLLM_REPRO_PYTHON": f"{release.python}",
             }
@@ -150,7 +150,7 @@ def _read(found: Bisection) -> Bisection:
     ends = found.candidates[0], found.candidates[-1]
     if not all(any(step.answer is not Answer.SKIP for step in found.of(end.label)) for end in ends):
         return found
-    laid = [ReleaseCache().get(end.source) for end in ends if not is_release(end.source)]
+    laid = [ReleaseCache().get(end.source) for end in ends if not end.source.release]
     opened = [opened_files(release.packages) for release in laid if release]
     if len(opened) < 2 or not all(opened):
         return replace(found, untouched=())

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_repro.releases.sources import git
+from vllm_repro.releases.sources import Source, git
 
 __all__ = ["missing_names"]
 
@@ -30,14 +30,14 @@ class _Module:
     names: frozenset[str] | None = None
 
 
-def missing_names(sources: Sequence[str], files: Collection[str]) -> dict[str, frozenset[str]]:
+def missing_names(sources: Sequence[Source], files: Collection[str]) -> dict[Source, frozenset[str]]:
     """Return the names, as in `vllm.utils.has_x`, that modules among `files` of a commit import and its tree lacks.
 
     sources: commits of one checkout; those that lack no name are left out. Names that the first or the last of them lacks count nowhere:
     both run, so such an import is not reached, or is of a compiled part.
     """
-    checkout = Path(sources[0].rpartition("@")[0])
-    trees = {source: _tree(checkout, source.rpartition("@")[2]) for source in sources}
+    checkout = sources[0].path
+    trees = {source: _tree(checkout, source.commit) for source in sources}
     modules = _Modules(_contents(checkout, {digest for tree in trees.values() for digest in tree.values()}))
     lacking = {source: frozenset(_lacking(tree, modules, files)) for source, tree in trees.items()}
     everywhere = lacking[sources[0]] | lacking[sources[-1]]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.format import limited, plural, seconds
 from vllm_repro.report.model import issue_url
 from vllm_repro.report.text import cell
@@ -38,10 +39,11 @@ _EXCEPTION = re.compile(r"\w+(Error|Exception)\b[^:]*: .")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One vLLM to try. source: what `--vllm` takes. title, date: of a commit, whose author's date is `2026-05-01`."""
+    """One vLLM to try."""
 
     label: str
-    source: str
+    source: Source
+    # Of a commit; the author's date is as in `2026-05-01`.
     title: str = ""
     date: str = ""
 
@@ -271,6 +273,7 @@ def bisection_dict(bisection: Bisection) -> dict[str, Any]:
     return {
         "schema": 1,
         **asdict(bisection),
+        "candidates": [asdict(candidate) | {"source": f"{candidate.source}"} for candidate in bisection.candidates],
         "steps": [
             {name: value for name, value in asdict(step).items() if value or name != "ahead"}
             for step in bisection.steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, published_release
-from vllm_repro.releases.sources import commits_between
+from vllm_repro.releases.sources import Source, commits_between
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -77,15 +77,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="in what share of boots a bad release dies (default: 1); below 1 releases are booted again",
     )
-    parser.add_argument(
-        "--confidence",
-        type=_confidence,
-        default=0.95,
-        metavar="P",
-        help="probability of the answer at which to stop (default: 0.95)",
-    )
     add_limits(parser)
-    add_server_options(parser, which=("server", "model", "weights", "port"))
+    add_server_options(parser, which=("server", "model", "weights"))
     parser.add_argument(
         "--image",
         metavar="I",
@@ -132,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None) -> int:
     unused = {"--server": arguments.server != "auto"} | {
-        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "port", "image", "arm", "on")
+        f"--{name}": getattr(arguments, name) for name in ("model", "weights", "image", "arm", "on")
     }
     if given := next((name for name, value in unused.items() if value), None):
         raise UsageError(f"{given} has no meaning with --script", hint="leave it out: no server is booted")
@@ -157,7 +150,7 @@ def _begun(
         candidates=candidates,
         left_out=left_out,
         rate=arguments.rate,
-        confidence=arguments.confidence,
+        confidence=0.95,
     )
 
 
@@ -178,7 +171,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
         text = f"--versions names {', '.join(outside)}, not between {low} and {high}"
         raise UsageError(text, hint="leave it out, or name other ends with --bad and --good")
     chosen = sorted({bad, good, *between}, key=Version)
-    return tuple(Candidate(one, one) for one in chosen), 0
+    return tuple(Candidate(release, Source(release=release)) for release in chosen), 0
 
 
 def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
@@ -192,8 +185,12 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
     if len(found) < 2:
         hint = "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
         raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
-    commits = (Candidate(one.hash[:12], f"{checkout}@{one.hash}", one.title, one.date) for one in found)
-    return tuple(commits), left_out
+    sources = [Source(folder=checkout, commit=commit.hash) for commit in found]
+    candidates = (
+        Candidate(commit.hash[:12], source, commit.title, commit.date)
+        for commit, source in zip(found, sources, strict=True)
+    )
+    return tuple(candidates), left_out
 
 
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:
@@ -205,8 +202,6 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
         words += ["--versions", arguments.versions]
     if arguments.rate != 1:
         words += ["--rate", f"{arguments.rate:g}"]
-    if arguments.confidence != 0.95:
-        words += ["--confidence", f"{arguments.confidence:g}"]
     if arguments.script:
         words += ["--script", arguments.script]
         folders = [word for folder in job.folders for word in ("--scenarios", folder)]
@@ -215,18 +210,10 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
 
 
 def _share(text: str) -> float:
-    return _between(text, "share of boots above 0, at most 1", lambda value: 0 < value <= 1)
-
-
-def _confidence(text: str) -> float:
-    return _between(text, "probability from 0.5 to 0.9999", lambda value: 0.5 <= value <= 0.9999)
-
-
-def _between(text: str, what: str, allowed: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not allowed(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share of boots above 0, at most 1")
     return value

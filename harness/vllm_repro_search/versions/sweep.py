@@ -11,10 +11,11 @@ from pathlib import Path
 from vllm_repro import __version__
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.elsewhere import results
-from vllm_repro.running.folders import private_sources, redactor, stamped_folder
+from vllm_repro.running.folders import redactor, stamped_folder
 from vllm_repro.running.job import Chosen, Job, SiteFacts, first_line, repeat_command
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
@@ -31,19 +32,19 @@ VERSION = "{version}"
 """Placeholder for the release in `--image`."""
 
 
-def for_release(options: ServerOptions, version: str) -> ServerOptions:
-    """Return the options of the run of one release."""
-    image = options.image and options.image.replace(VERSION, version)
-    return replace(options, vllm=version, image=image)
+def for_release(options: ServerOptions, source: Source) -> ServerOptions:
+    """Return the options of the run of one release, or of another vLLM."""
+    image = options.image and options.image.replace(VERSION, f"{source}")
+    return replace(options, vllm=source, image=image)
 
 
 def run_release(
-    job: Job, version: str, progress: Progress, chosen: Chosen, redactor: Redactor
+    job: Job, source: Source, progress: Progress, chosen: Chosen, redactor: Redactor
 ) -> RunReport | ReleaseRow:
     """Run `job` on one release. Return a row without a run if there is no server for it."""
-    job = replace(job, options=for_release(job.options, version))
+    job = replace(job, options=for_release(job.options, source))
     if job.compared:  # `run` with one patch is another command
-        job = replace(job, reproduce=repeat_command("versions", job, job.choice.kind, ("--versions", version)))
+        job = replace(job, reproduce=repeat_command("versions", job, job.choice.kind, ("--versions", source)))
     try:
         return run_one(job, progress, chosen)
     except (InfraError, Unsupported) as error:
@@ -51,7 +52,7 @@ def run_release(
         # An unsupported release is a result: its hint is for a run of that release alone.
         progress.line(f"  {error}" + (f"\n  next: {error.hint}" if infra and error.hint else ""))
         result = ReleaseResult.INFRA if infra else ReleaseResult.UNSUPPORTED
-        return row_without_run(version, job.scenario, job.arms, result, redactor.text(str(error)))
+        return row_without_run(f"{source}", job.scenario, job.arms, result, redactor.text(str(error)))
 
 
 def map_releases(
@@ -121,7 +122,7 @@ class _Sweep:
         if report is not None and [arm.patches for arm in report.arms] == patches:  # no diff was changed since
             self._progress.line(f"  as in {report.folder.name}")
             return self._row_of(report, version), None
-        found = run_release(self._job, version, self._progress, self._chosen, self._redactor)
+        found = run_release(self._job, Source(release=version), self._progress, self._chosen, self._redactor)
         if isinstance(found, ReleaseRow):
             return found, None
         return self._row_of(found, version), found.interrupted
@@ -144,9 +145,5 @@ class _Sweep:
         hint = "free some space, or name another --out"
         text = json.dumps(version_map_dict(self._map), indent=2, ensure_ascii=False) + "\n"
         write_file(self._folder / "versions.json", text, hint=hint)
-        write_file(
-            self._folder / "versions.md",
-            Redactor(private_sources(self._map.versions)).text(markdown(self._map)),
-            hint=hint,
-        )
+        write_file(self._folder / "versions.md", Redactor().text(markdown(self._map)), hint=hint)
         write_file(self._folder / "versions.html", map_page(self._map), hint=hint)

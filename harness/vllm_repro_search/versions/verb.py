@@ -15,6 +15,7 @@ from vllm_repro.cli.options import add_run_options, job_from, resumed
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.known import published_release
+from vllm_repro.releases.sources import Source
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import choice_of
 from vllm_repro.scenario.catalogue import find, find_arms
@@ -57,7 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="the releases, separated by commas (default: those at which the scenario's status changes)",
     )
-    add_server_options(parser, which=("server", "model", "weights", "port", "patch"), patch=_PATCH)
+    add_server_options(parser, which=("server", "model", "weights", "patch"), patch=_PATCH)
     parser.add_argument(
         "--image",
         metavar="I",
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         versions = (scenario.lab.vllm,)  # those of the status cannot be installed
     else:
         versions = status_bounds(scenario)
-    options, choice = choose_once(scenario, options, versions[0], here=not arguments.on)
+    options, choice = choose_once(scenario, options, Source(release=versions[0]), here=not arguments.on)
     arms = find_arms(scenario, names)
     job = job_from(
         arguments,
@@ -128,13 +129,13 @@ def refuse_one_release(options: ServerOptions) -> None:
 
 
 def choose_once(
-    scenario: Scenario, options: ServerOptions, version: str, *, here: bool = True
+    scenario: Scenario, options: ServerOptions, source: Source, *, here: bool = True
 ) -> tuple[ServerOptions, ServerChoice]:
     """Return the options with `auto` resolved, and the choice: results of different kinds of server are not comparable.
 
     here: this machine runs the servers.
     """
-    choice = choice_of(scenario, for_release(options, version))
+    choice = choice_of(scenario, for_release(options, source))
     if here and choice.kind.facts.container:
         connect().close()  # fail now if no engine answers, instead of once per release
     return replace(options, server=choice.kind.value), choice

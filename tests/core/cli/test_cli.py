@@ -4,11 +4,11 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,11 @@ import yaml
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
-from tests.report_examples import REHEARSAL
 from vllm_repro import __main__ as command
-from vllm_repro.cli import main, verbs
+from vllm_repro.cli import CORE_VERBS, main, verbs
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import Unsupported
+from vllm_repro.features import additions
 from vllm_repro.releases.known import NEWEST, RELEASES
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find
@@ -36,16 +36,50 @@ def fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-@pytest.mark.parametrize("verb", ["", *verbs()])
-def test_help_is_what_was_reviewed_and_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def without_features(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install no feature."""
+    monkeypatch.setattr("vllm_repro.features.entry_points", lambda **_: ())
+    for cached in (additions, verbs):
+        cached.cache_clear()
+    yield
+    for cached in (additions, verbs):
+        cached.cache_clear()
+
+
+def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"] if verb else ["--help"])
     assert left.value.code == 0
     text = capsys.readouterr().out
     assert "example:\n  vllm-repro " in text
-    assert_golden(f"help-{verb or 'top'}.txt", text)
+    return text
 
 
+@pytest.mark.features
+@pytest.mark.usefixtures("without_features")
+@pytest.mark.parametrize("verb", ["", *CORE_VERBS])
+def test_help_of_the_core_is_what_was_reviewed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_golden(f"help-{verb or 'top'}.txt", help_of(verb, capsys))
+
+
+@pytest.mark.features
+def test_help_of_each_feature_is_what_was_reviewed(capsys: pytest.CaptureFixture[str]) -> None:
+    top = help_of("", capsys)
+    for verb in sorted({*verbs()} - {*CORE_VERBS}):
+        package = verbs()[verb][0].partition(".")[0]
+        assert_golden(f"help-{verb}.txt", help_of(verb, capsys), package.removeprefix("vllm_repro_"))
+        assert f"\n    {verb}" in top
+
+
+@pytest.mark.features
+@pytest.mark.parametrize(("verb", "kind"), [("show", "show_forms"), ("report", "report_forms")])
+def test_help_names_the_forms_of_features(verb: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(verb, capsys)
+    assert [form for form in additions(kind) if form not in text] == []
+
+
+@pytest.mark.features
 @pytest.mark.parametrize(
     ("code", "most"),
     [
@@ -69,11 +103,13 @@ def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
         "openai",
         "pandas",
         "rich",
-        "vllm_repro_explore.explore",
         "yaml",
         "vllm_repro.running",
     }
     assert heavy.isdisjoint(loaded)
+    below = {"vllm_repro", "vllm_repro_diagnosis", "vllm_repro_lab"}
+    ours = {name for name in loaded if name.startswith("vllm_repro")}
+    assert [name for name in ours if "." in name and name.partition(".")[0] not in below] == [], "modules of features"
     assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
 
 
@@ -114,6 +150,7 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.features
 def test_every_verb_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for verb in verbs():
@@ -154,7 +191,6 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
         (["run", "tq-chunked-prefill", "--server", "dokcer"], 64, "did you mean docker?"),
         (["run", "tq-chunked-prefill", "--trials", "0"], 64, "is no number of boots from 1 to 200"),
         (["run", "tq-chunked-prefill", "--trials", "201"], 64, "is no number of boots from 1 to 200"),
-        (["run", "tq-chunked-prefill", "--port", "99999"], 64, "is no port"),
         (["run", "tq-chunked-prefill", "--url", "ftp://x"], 64, "is not an http URL"),
         (
             ["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9/v1/"],
@@ -171,7 +207,6 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
         (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
         (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is not the number of a vLLM release"),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.99.0"], 64, "not 0.99.0"),
-        (["run", "tq-chunked-prefill", "--port", "abc"], 64, "is no port"),
         (["run", "tq-chunked-prefill", "--answer-stall", "-1"], 64, "is no number of seconds"),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--image", "x"], 64, "--image has no meaning"),
         (
@@ -180,7 +215,6 @@ def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scen
             "--url has no meaning",
         ),
         (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
-        (["draft", f"{REHEARSAL}", "-o", "/proc/nowrite/x"], 64, "cannot write /proc/nowrite/x"),
         (
             ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
             64,
@@ -268,14 +302,14 @@ def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: H
     assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
 
 
-def test_a_port_in_use_is_found_before_anything_begins(harness: Harness) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported", "--port", str(port))
-    assert (done.status, done.out, done.folder) == (2, "", None)
-    assert f"port {port} on 127.0.0.1 is in use" in done.err
+def test_a_fault_of_the_harness_has_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vllm_repro.cli.list_.columns", lambda *_: 1 // 0)
+    assert main(["list"]) == 70
+    text = capsys.readouterr().err
+    assert "ZeroDivisionError" in text.partition("a fault of the harness itself")[0]
+    assert text.endswith("  next: please report it with the traceback above\n")
 
 
 def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_path: Path) -> None:

@@ -8,12 +8,17 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Harness
-from vllm_repro.cli import parser
+from tests.test_layers import FEATURES
+from vllm_repro.cli import parser, verbs
+from vllm_repro.cli.show import STYLES
+from vllm_repro.features import additions
+from vllm_repro.report.files import FORMATS
 from vllm_repro.scenario.catalogue import find, find_arms
 
 ROOT = Path(__file__).parents[3]
@@ -28,17 +33,31 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(part, comments=True) for line in found for part in line.split(" && ")]
 
 
-ALL = [pytest.param(words, id=f"{page.name}: {' '.join(words)}") for page in PAGES for words in commands(page)]
+def parts(words: list[str]) -> set[str]:
+    """Return the verb and the form of a command, which a feature may add."""
+    if words[0] != "vllm-repro":
+        return set()
+    forms = {words[at + 1] for at, word in enumerate(words) if word in ("--as", "--format")}
+    return {words[1], *forms}
+
+
+HERE = {*verbs(), *STYLES, *FORMATS, *additions("show_forms"), *additions("report_forms")}
+DOCUMENTED = [(page, words) for page in PAGES for words in commands(page)]
+ALL = [pytest.param(words, id=f"{page.name}: {' '.join(words)}") for page, words in DOCUMENTED if parts(words) <= HERE]
 
 
 def test_the_documentation_has_commands() -> None:
-    for page, verbs in (
-        ("README.md", {"run", "versions", "bisect", "diagnose"}),
-        ("docs/scenarios.md", {"show", "check"}),
-    ):
-        assert {words[1] for words in commands(ROOT / page) if words[0] == "vllm-repro"} >= verbs
+    for page, expected in (("README.md", {"run", "diagnose"}), ("docs/scenarios.md", {"show", "check"})):
+        assert {words[1] for words in commands(ROOT / page) if words[0] == "vllm-repro"} >= expected
 
 
+@pytest.mark.features
+def test_a_verb_of_the_documentation_lacks_only_with_its_feature() -> None:
+    missing = {part for _, words in DOCUMENTED for part in parts(words)} - HERE
+    assert not missing or not all(map(find_spec, FEATURES)), missing
+
+
+@pytest.mark.features
 @pytest.mark.parametrize("words", ALL)
 def test_a_command_of_the_documentation_exists(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -61,7 +80,7 @@ INLINE = [
         r"`((?:vllm-repro|make|UPDATE_GOLDEN=1|\.venv/bin/python -m pytest) [^`\\|]*)`",
         page.read_text(encoding="utf-8"),
     )
-    if not re.search(r"\b(?:SCENARIO|RUN|FILE)\b|\[", command)
+    if not re.search(r"\b(?:SCENARIO|RUN|FILE)\b|\[", command) and parts(shlex.split(command)) <= HERE
 ]
 """Commands in the tables and sentences of README and CONTRIBUTING, without those that are a form to fill in."""
 
@@ -97,7 +116,7 @@ _QUICK = {"list", "show", "check", "diagnose", "history", "report", "run"}
 
 def is_quick(words: list[str]) -> bool:
     """Return True for a command that needs no vLLM, no network, no cluster and no run of a search."""
-    if words[0] != "vllm-repro" or words[1] not in _QUICK or {"--vllm", "--on"} & set(words):
+    if words[0] != "vllm-repro" or words[1] not in _QUICK & HERE or {"--vllm", "--on"} & set(words):
         return False
     return (words[1] != "run" or "rehearsal" in words) and "reports/explore/latest" not in words
 

@@ -68,9 +68,10 @@ async def served(handler: Handler, ask: Callable[[str], Awaitable[list[Answer]]]
         return await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
-def answers(handler: Handler, count: int = 1, *, connections: int = 1) -> list[Answer]:
+def answers(handler: Handler, count: int = 1) -> list[Answer]:
     async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url, connections=connections) as client:
+        async with LoadClient(url) as client:
+            await client.open(count)
             return [await client.ask("/v1/completions", BODY) for _ in range(count)]
 
     return asyncio.run(served(handler, ask))
@@ -162,7 +163,7 @@ def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(run:
         await asyncio.sleep(10)
 
     async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url, connections=1) as client:
+        async with LoadClient(url) as client:
             return [await client.ask("/v1/completions", BODY)]
 
     (answer,) = run(served(handler, ask))
@@ -209,29 +210,26 @@ def test_a_write_that_is_late_is_known_and_so_is_an_answer_without_stamps(monkey
     assert unstamped.written is None
 
 
-def test_nothing_is_left_open_if_the_server_refuses_one_of_the_connections() -> None:
-    left: list[int] = []
+def test_nothing_is_left_open_if_a_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = socket.create_connection
+    opened: list[socket.socket] = []
+
+    def refuses_the_fourth(*target: Any) -> socket.socket:
+        if len(opened) == 3:
+            raise ConnectionRefusedError("refused")
+        opened.append(connect(*target))
+        return opened[-1]
+
+    monkeypatch.setattr("vllm_repro.client.load.socket.create_connection", refuses_the_fourth)
 
     async def ask(url: str) -> list[Answer]:
-        client = LoadClient(url, connections=8)
-        opened = client._open
-        calls = 0
-
-        async def fails_once() -> object:
-            nonlocal calls
-            calls += 1
-            if calls == 4:
-                raise ConnectionRefusedError("refused")
-            return await opened()
-
-        client._open = fails_once  # type: ignore[method-assign, assignment]  # one of eight is refused
         with pytest.raises(ConnectionRefusedError, match="refused"):
-            await client.__aenter__()
-        left.append(len(client._free))
+            async with LoadClient(url) as client:
+                await client.open(8)
         return []
 
     asyncio.run(served(sends(), ask))
-    assert left == [0]
+    assert [one.fileno() for one in opened] == [-1] * 3
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -247,7 +245,7 @@ def test_a_request_that_is_larger_than_the_buffers_of_the_socket_arrives_whole(
         writer.write(WHOLE)
 
     async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url, connections=1) as client:
+        async with LoadClient(url) as client:
             return [await client.ask("/v1/completions", {**BODY, "prompt": prompt})]
 
     (answer,) = run(served(handler, ask))
@@ -255,22 +253,33 @@ def test_a_request_that_is_larger_than_the_buffers_of_the_socket_arrives_whole(
     assert json.loads(arrived[0])["prompt"] == prompt
 
 
-def test_connections_are_open_before_and_used_again_unless_the_server_closes_them() -> None:
-    opened: list[int] = []
+def test_each_request_has_a_connection_that_was_open_before() -> None:
+    opened: list[float] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened.append(0)
-        mine = len(opened) - 1
-        while True:
-            await request(reader)
-            opened[mine] += 1
-            last = sum(opened) == 2
-            writer.write(WHOLE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1) if last else WHOLE)
-            if last:
-                return
+        opened.append(time.time())
+        await request(reader)
+        writer.write(WHOLE)
+        assert await reader.read() == b"", "the client closes it, and sends nothing else"
 
-    assert all(one.ok for one in answers(handler, 4, connections=2))
-    assert sorted(opened) == [2, 2]
+    whole = answers(handler, 4)
+    assert [one.ok for one in whole] == [True] * 4
+    assert len(opened) == 4
+    assert max(opened) < min(one.arrivals[0] for one in whole)
+
+
+def test_a_connection_that_the_server_closed_before_its_request_fails() -> None:
+    async def ask(url: str) -> list[Answer]:
+        async with LoadClient(url) as client:
+            await client.open(1)
+            await asyncio.sleep(0.05)
+            return [await client.ask("/v1/completions", BODY)]
+
+    async def handler(*_: object) -> None:
+        pass
+
+    (answer,) = asyncio.run(served(handler, ask))
+    assert (answer.ok, answer.status, answer.error_kind) == (False, None, "transport")
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
@@ -281,11 +290,28 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
 
 # What a dying or broken server does. Each request that it hits has failed, and keeps the tokens that came.
 
+DEAD = event(error={"message": "EngineCore encountered an issue.", "code": 500})
+BUSY = b'{"error": {"message": "busy"}}'
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(BUSY), BUSY)
 
-def failed(*pieces: bytes, close: bool = True) -> Answer:
-    (answer,) = answers(sends(*pieces, close=close))
-    assert not answer.ok
-    return answer
+
+@pytest.mark.parametrize(
+    ("raw", "close", "status", "kind", "text"),
+    [
+        pytest.param(STREAM + chunked(*EVENTS[:2]), False, 200, None, "aé", id="no finish_reason"),
+        pytest.param(STREAM + chunked(EVENTS[0], DEAD, EVENTS[-1]), False, 200, "event", "a", id="error event"),
+        pytest.param(STREAM + chunked(*EVENTS, end=False), True, 200, "transport", "aéc", id="no last chunk"),
+        pytest.param(REFUSAL, False, 503, "body", "", id="refusal"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n", False, None, "transport", "", id="no HTTP"),
+        pytest.param(b"", True, None, "transport", "", id="closed"),
+    ],
+)
+def test_an_answer_that_is_not_whole(raw: bytes, close: bool, status: int | None, kind: str | None, text: str) -> None:
+    (answer,) = answers(sends(raw, close=close))
+    assert (answer.ok, answer.status, answer.error_kind, answer.text) == (False, status, kind, text)
+    assert answer.names_dead_engine is (kind == "event")
+    assert len(answer.arrivals) == len(text)
+    assert (answer.error == "busy") is (raw == REFUSAL)
 
 
 def test_a_killed_server_resets_its_streams() -> None:
@@ -299,33 +325,9 @@ def test_a_killed_server_resets_its_streams() -> None:
     assert (answer.ok, answer.error_kind, answer.text, len(answer.arrivals)) == (False, "transport", "a", 1)
 
 
-def test_a_stream_that_ends_without_a_finish_reason_is_not_whole() -> None:
-    answer = failed(STREAM + chunked(*EVENTS[:2]), close=False)
-    assert (answer.error, answer.finish_reason, answer.text) == (None, None, "aé")
-
-
-def test_an_error_event_is_an_error() -> None:
-    error = event(error={"message": "EngineCore encountered an issue.", "code": 500})
-    answer = failed(STREAM + chunked(EVENTS[0], error, b"data: [DONE]\n\n"), close=False)
-    assert (answer.error_kind, answer.names_dead_engine, answer.text) == ("event", True, "a")
-
-
-def test_a_stream_that_is_closed_before_its_last_chunk_is_cut() -> None:
-    answer = failed(STREAM + chunked(*EVENTS, end=False))
-    assert (answer.error_kind, answer.finish_reason, answer.done) == ("transport", "length", True)
-
-
-def test_a_refusal_has_its_status_and_text() -> None:
-    body = b'{"error": {"message": "busy"}}'
-    answer = failed(
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body), close=False
-    )
-    assert (answer.status, answer.error, answer.error_kind) == (503, "busy", "body")
-
-
 def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
     async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url, connections=1) as client:
+        async with LoadClient(url) as client:
             task = asyncio.create_task(client.ask("/v1/completions", BODY))
             while not client.received:
                 await asyncio.sleep(0.001)
@@ -345,58 +347,10 @@ def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
     assert answer.ok
 
 
-def test_a_stalled_stream_has_failed_after_the_limit_with_its_tokens_so_far() -> None:
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url, connections=1, stall=0.2) as client:
-            return [await client.ask("/v1/completions", BODY) for _ in range(2)]
+def test_a_server_that_is_gone() -> None:
+    async def ask() -> Answer:
+        async with LoadClient("http://127.0.0.1:1") as client:
+            return await client.ask("/v1/completions", BODY)
 
-    stalls = iter([True, False])
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request(reader)
-        writer.write(STREAM + chunked(EVENTS[0], end=False) if next(stalls) else WHOLE)
-        await asyncio.sleep(0.5)
-
-    stalled, whole = asyncio.run(served(handler, ask))
-    assert (stalled.ok, stalled.error_kind) == (False, "transport")
-    assert stalled.error == "TimeoutError: no byte came for 0.2 s"
-    assert len(stalled.arrivals) == 1
-    assert whole.ok  # on a new connection
-
-
-def test_a_server_that_speaks_no_http_or_is_gone() -> None:
-    answer = failed(b"SSH-2.0-OpenSSH\r\n", close=False)
-    assert (answer.status, answer.error_kind) == (None, "transport")
-
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url, connections=0) as client:
-            return [await client.ask("/v1/completions", BODY)]
-
-    async def gone(_: str) -> list[Answer]:
-        return await ask("http://127.0.0.1:1")
-
-    (answer,) = asyncio.run(served(sends(WHOLE), gone))
+    answer = asyncio.run(ask())
     assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())
-
-
-@pytest.mark.parametrize(("idle_s", "connections"), [(60.0, 1), (1e-9, 2)])
-def test_a_connection_that_was_idle_for_long_is_not_used_again(
-    monkeypatch: pytest.MonkeyPatch, idle_s: float, connections: int
-) -> None:
-    """The server may be closing it at this moment, and the request would be lost."""
-    monkeypatch.setattr("vllm_repro.client.load._IDLE_S", idle_s)
-    opened = []
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened.append(writer)
-        while True:
-            await request(reader)
-            writer.write(WHOLE)
-
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url, connections=1) as client:
-            return [await client.ask("/v1/completions", BODY) for _ in range(2)]
-
-    answers = asyncio.run(served(handler, ask))
-    assert [answer.ok for answer in answers] == [True, True]
-    assert len(opened) == connections

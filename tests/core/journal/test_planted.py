@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,71 +13,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
-from tests.report_examples import replace
-from tests.search.test_version_map import map_of
-from tests.secrets_planted import PRIVATE, SECRETS, Plant
+from tests.planted_outputs import leaks, shown
+from tests.secrets_planted import PLANTS, SECRETS, Plant
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.journal.log_excerpts import PAGE_SIZES, ExcerptSizes, read_excerpts
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import FORMATS, render
-from vllm_repro.report.model import RunReport, arm_fields
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.script import no_script
 from vllm_repro.report.summary import summary
 from vllm_repro.scenario.catalogue import all_scenarios
-from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Standing, arm_result
-from vllm_repro_intake.issue_draft import draft, duplicates
-from vllm_repro_search.versions.json_map import version_map_dict
-from vllm_repro_search.versions.version_map import markdown as version_markdown
-from vllm_repro_search.versions.version_map import row_of
-from vllm_repro_search.versions.version_map import terminal as version_terminal
 
-scenarios = cache(all_scenarios)
-SCRIPTED = next(scenario for scenario in scenarios() if not no_script(scenario))
-
-PLANTS = [*SECRETS.values(), *PRIVATE.values()]
+SCRIPTED = next(scenario for scenario in all_scenarios() if not no_script(scenario))
 
 
 def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     """Return every rendering of a report by name."""
     for form in FORMATS:
         yield form, render(made, form, SCRIPTED)
-    script = render(made, "python", SCRIPTED)
-    body = draft(made, duplicates(made, scenarios()), script=script[:3_000])
-    yield "issue", body.body + body.title
     yield "terminal", summary(made)
-    arm = made.arms[0]
-    # The map quotes what a release that did not boot died of.
-    outcomes = [Outcome.BOOT_FAILED]
-    trials = tuple(replace(trial, outcome=outcomes[0]) for trial in arm.trials[:1])
-    failed = replace(
-        made, arms=(replace(arm, trials=trials, **arm_fields(arm_result(arm.name, arm.expected, outcomes))),)
-    )
-    rows = [row_of(failed, made.vllm_version or "0.23.0", Standing.BAD, made.evidence)]
-    version_map = replace(map_of(rows), arms=(arm.name,))
-    yield "versions.md", version_markdown(version_map)
-    yield "versions", version_terminal(version_map, "versions.md")
-    yield "versions.json", json.dumps(version_map_dict(version_map), ensure_ascii=False)
-
-
-def sources() -> list[Field]:
-    """Return one field of each kind that holds text written by others."""
-    kinds = {
-        (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2]): (recording, place, way)
-        for recording, place, way in text_fields()
-        if {"command", "argv", "message", "frames", "why", "evidence", "os", "reproduce"} & set(way)
-    }
-    return list(kinds.values())
 
 
 @pytest.mark.parametrize("group", range(12))
 def test_each_kind_planted_where_texts_come_from(group: int) -> None:
     """Plant five or six at a time: rendering every output takes long, and longer texts would be cut."""
-    plants = PLANTS[group::12]
-    for field in sources():
-        made = planted(*field, lambda was: "\n".join(f"{was} {plant.written}" for plant in plants))
-        for name, text in outputs(made):
-            assert [plant for plant in plants if plant.hidden in text] == [], (name, field[1:])
+    assert list(leaks(outputs, PLANTS[group::12])) == []
 
 
 @settings(max_examples=50)
@@ -95,25 +55,8 @@ def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form
 def test_the_plants_would_be_seen() -> None:
     """Check that the search can fail: without redaction the plants appear."""
     names = {name for name, _ in outputs(planted(*text_fields()[0], str))}
-    assert names == {
-        "md",
-        "html",
-        "json",
-        "junit",
-        "python",
-        "issue",
-        "terminal",
-        "versions.md",
-        "versions",
-        "versions.json",
-    }
-    seen: set[str] = set()
-    for field in (*sources(), *text_fields()):
-        made = planted(*field, lambda was: f"{was} harmlesspayload")
-        seen |= {name for name, text in outputs(made) if "harmlesspayload" in text}
-        if seen == names:
-            break
-    assert seen == names
+    assert names == {"md", "html", "json", "junit", "python", "terminal"}
+    assert shown(outputs, "harmlesspayload", names) == names
 
 
 @settings(max_examples=30)

@@ -16,6 +16,7 @@ from vllm_repro.releases import provision as module
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.installer import Installer
 from vllm_repro.releases.provision import Release, ReleaseCache
+from vllm_repro.releases.sources import Source, parse_source
 
 
 def output_of(release: Release, folder: Path) -> str:
@@ -27,12 +28,12 @@ def output_of(release: Release, folder: Path) -> str:
 
 def test_a_release_is_installed_once_and_runs_from_anywhere(cache: ReleaseCache, tmp_path: Path) -> None:
     lines: list[str] = []
-    assert cache.get("0.28.0") is None
-    release = cache.provision("v0.28.0", lines.append)
+    assert cache.get(Source(release="0.28.0")) is None
+    release = cache.provision(parse_source("v0.28.0"), lines.append)
     assert "vLLM 0.28.0 is not in the cache" in lines[0]
     assert any("installing torch 2.13.0" in line and "2.7 GB (900 MB to download)" in line for line in lines)
     lines.clear()
-    assert cache.provision("0.28.0", lines.append) == release == cache.get("0.28.0")
+    assert cache.provision(Source(release="0.28.0"), lines.append) == release == cache.get(Source(release="0.28.0"))
     assert lines == []
     assert (release.version, release.torch) == ("0.28.0", "2.13.0")
     assert (release.packages / "vllm" / "__init__.py").exists()
@@ -42,10 +43,9 @@ def test_a_release_is_installed_once_and_runs_from_anywhere(cache: ReleaseCache,
 
 
 def test_releases_share_their_files(cache: ReleaseCache) -> None:
-    first, second = cache.provision("0.28.0", silent), cache.provision("0.29.0", silent)
+    first, second = cache.provision(Source(release="0.28.0"), silent), cache.provision(Source(release="0.29.0"), silent)
     assert (first.packages / "pooch.py").samefile(second.packages / "pooch.py")
     assert [release.version for release in cache.cached()] == ["0.28.0", "0.29.0"]
-    assert cache.size() < first.size + second.size
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_failed_install_leaves_no_release(
     with monkeypatch.context() as patched:
         patched.setattr(Installer, step, fail)
         with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InfraError):
-            cache.provision("0.28.0", silent)
+            cache.provision(Source(release="0.28.0"), silent)
     assert list((cache.root / "releases").glob("*")) == []
     assert cache.cached() == []
 
@@ -78,7 +78,7 @@ def test_an_incomplete_install_is_not_used(cache: ReleaseCache) -> None:
         if marker is not None:
             (folder / "complete.json").write_text(marker)
         assert cache.cached() == []
-    cache.provision("0.28.0", silent)
+    cache.provision(Source(release="0.28.0"), silent)
     assert not (folder / "half").exists()
 
 
@@ -87,7 +87,7 @@ def test_an_incomplete_install_is_not_used(cache: ReleaseCache) -> None:
     [("vllm/__init__.py", False), ("pooch.py", True), ("../../../bin/vllm", False), ("../../../bin/python", True)],
 )
 def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Path, name: str, removed: bool) -> None:
-    release = cache.provision("0.28.0", silent)
+    release = cache.provision(Source(release="0.28.0"), silent)
     path = release.packages / name
     if removed or path.is_symlink():
         path.unlink()
@@ -96,11 +96,11 @@ def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Pat
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1))  # as an edit a second later would
     if name.endswith("vllm") and not removed:
         path.write_text("")
-    if cache.get("0.28.0") is not None:  # without its python there is none
-        assert cache.provision("0.28.0", silent, unchecked=True) == release
+    if cache.get(Source(release="0.28.0")) is not None:  # without its python there is none
+        assert cache.provision(Source(release="0.28.0"), silent, unchecked=True) == release
         with pytest.raises(InfraError, match=r"0\.28\.0 were changed or removed"):
             cache.check(release)
-    assert cache.provision("0.28.0", silent, unchecked=True) == release
+    assert cache.provision(Source(release="0.28.0"), silent, unchecked=True) == release
     cache.check(release)
     assert output_of(release, tmp_path).startswith("0.28.0+cpu")
     assert (release.packages / "vllm" / "__init__.py").read_text() == "ANSWER = 41\n"
@@ -108,11 +108,11 @@ def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Pat
 
 
 def test_a_damaged_release_that_runs_is_not_replaced(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = cache.provision("0.28.0", silent)
+    release = cache.provision(Source(release="0.28.0"), silent)
     (release.packages / "pooch.py").unlink()
     monkeypatch.setattr(module, "processes_using", lambda _: [4711])
     with pytest.raises(InfraError, match=r"running \(pid 4711\)"):
-        cache.provision("0.28.0", silent)
+        cache.provision(Source(release="0.28.0"), silent)
     assert release.packages.exists()
 
 
@@ -120,26 +120,26 @@ def test_a_damaged_release_that_runs_is_not_replaced(cache: ReleaseCache, monkey
 def test_a_full_disk_is_reported_before_the_download(tmp_path: Path) -> None:
     cache = ReleaseCache(tmp_path, free_bytes=lambda _: 10**9)
     with pytest.raises(InfraError, match=r"has 1\.0 GB free, but 2\.7 GB are needed"):
-        cache.provision("0.28.0", silent)
+        cache.provision(Source(release="0.28.0"), silent)
     assert cache.cached() == []
 
 
 def test_wrong_releases(cache: ReleaseCache) -> None:
     with pytest.raises(UsageError):
-        cache.provision("nightly", silent)
+        cache.provision(Source(release="nightly"), silent)
     with pytest.raises(InfraError, match=r"0\.11\.0 is not supported") as caught:
-        cache.provision("0.11.0", silent)
+        cache.provision(Source(release="0.11.0"), silent)
     assert "0.19.0" in caught.value.hint
     assert not cache.root.exists()
     with pytest.raises(InfraError, match=r"vllm==0\.99\.0") as caught:
-        cache.provision("0.99.0", silent)
+        cache.provision(Source(release="0.99.0"), silent)
     assert "Check the number" in caught.value.hint
 
 
 def test_a_missing_torch_is_reported_with_uvs_message(cache: ReleaseCache, wheels: Path) -> None:
     write_release(wheels, "0.30.0", "2.14.0")
     with pytest.raises(InfraError, match=r"there is no version of torch==2\.14\.0"):
-        cache.provision("0.30.0", silent)
+        cache.provision(Source(release="0.30.0"), silent)
 
 
 def test_two_runs_at_once_install_once(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,31 +159,12 @@ def test_two_runs_at_once_install_once(cache: ReleaseCache, monkeypatch: pytest.
 
     monkeypatch.setattr(Installer, "make_environment", make_slowly)
     with ThreadPoolExecutor() as runs:
-        first = runs.submit(cache.provision, "0.28.0", silent)
+        first = runs.submit(cache.provision, Source(release="0.28.0"), silent)
         assert installing.wait(60)
-        second = runs.submit(ReleaseCache(cache.root).provision, "0.28.0", hear)
+        second = runs.submit(ReleaseCache(cache.root).provision, Source(release="0.28.0"), hear)
     assert first.result() == second.result()
     assert len(made) == 1
     assert lines == [f"waiting for another run: installing vLLM 0.28.0 (pid {os.getpid()})"]
-
-
-def test_remove_all_keeps_other_files(cache: ReleaseCache) -> None:
-    assert cache.remove_all(silent) == 0
-    assert not cache.root.exists()
-    cache.provision("0.28.0", silent)
-    (cache.root / "models" / "tiny").mkdir(parents=True)
-    (cache.root / "notes.txt").write_text("of the user")
-    size = cache.size()
-    assert cache.remove_all(silent) == size > 0
-    assert sorted(path.name for path in cache.root.iterdir()) == ["lock", "notes.txt"]
-
-
-def test_nothing_is_removed_while_a_server_runs(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = cache.provision("0.28.0", silent)
-    monkeypatch.setattr(module, "processes_using", lambda folder: [4711] if folder == cache.root else [])
-    with pytest.raises(InfraError, match=r"running \(pid 4711\)"):
-        cache.remove_all(silent)
-    assert cache.get("0.28.0") == release
 
 
 def test_where_the_cache_is(tmp_path: Path) -> None:

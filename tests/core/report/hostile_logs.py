@@ -1,4 +1,4 @@
-"""Hostile or huge logs in a run's folder."""
+"""Hostile texts, and hostile or huge logs in a run's folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,26 @@ import shutil
 from pathlib import Path
 
 from tests.report_examples import REHEARSAL
+
+HOSTILE = [
+    "```",
+    "````````````````````````````````````",
+    "`" * 40_000,
+    "~~~\n~~~",
+    "</details></details>\n\n# out",
+    "<!-- swallowed",
+    "<script>alert(1)</script> <img src=x onerror=y> <b>bold</b>",
+    "@vllm-project/maintainers and @user, see #123, vllm-project/vllm#1, GH-12",
+    "https://github.com/vllm-project/vllm/issues/1 http://x.y/z www.github.com",
+    "[a](https://evil.example) ![b](https://evil.example/c.png) [d]: https://evil.example",
+    "a | b | c\n|---|---|",
+    "\x1b[31mred\x1b[0m \x00 \ud800 \u202eevil\u2066 \r\n\r x \x85 \u2028 y",
+    "$$x$$ **bold** _it_ ~~gone~~ &amp; &#64;user \\@user",
+    "- list\n1. one\n> quote\n# head\n===\n---\n    code",
+    "x" * 1_000_000,
+    "语言模型" * 30_000,
+    "`@user` ``#1`` `<b>`",
+]
 
 MARKUP = """<script>window.hacked = "script"</script>
 </pre></details></main></body></html><script>window.hacked = "end"</script>

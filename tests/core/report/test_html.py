@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from tests.core.report.hostile_logs import run_folder, write_hostile
+from tests.core.report.hostile_logs import HOSTILE, run_folder, write_hostile
 from tests.core.report.html_tree import parsed
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.core.report.test_measurements import measured
-from tests.intake.test_issue_draft import HOSTILE
 from tests.report_examples import DIED, EXAMPLES, LIVED, REHEARSAL, replace, report
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import build, report_of
@@ -98,7 +97,7 @@ def test_frames_link_to_the_source_of_the_release() -> None:
     patched = replace(arm, patches=(Patch(file="vllm/v1/a.py", was="a", now="b", why=""),))
     assert links(page(patched)) == {f"{source}/d.py"}
     for version in ("0.23.1.dev3+g0123456", "0.23.0+commit.4689392ab1", "nightly", ""):
-        other = replace(arm, server=replace(arm.server, vllm_version=version or None))
+        other = replace(arm, server=replace(arm.server, vllm_vllm_version=version or None))
         assert not links(page(other, vllm_version=version or None)), version
     assert not links(page(replace(arm, server=replace(arm.server, source="~/vllm"))))
     assert not links(page(arm, rehearsal=True))

@@ -56,19 +56,18 @@ class Journal:
         names = ("reported", "eager", "graphs-off")
         arms = [arm for arm in self.header["arms"] if arm["name"] in names]
         self.header |= {"evidence": evidence, "arms": arms, "loads": [vars(LOAD)], "output": None, "version": "0.24.0"}
-        self.header |= {"wishes": {"throughput": True, "soak": 0.0}, **header}
+        self.header |= {"wishes": {"throughput": True}, **header}
         self.entries = [self.header]
 
     def add(self, event: str, arm: str, trial: int, **fields: Any) -> None:
         self.entries.append({"t": self.header["t"] + 1, "event": event, "arm": arm, "trial": trial, **fields})
 
-    def rounds(self, arm: str, trial: int, *speeds: float, counted: int | None = None, again: bool = False) -> None:
+    def rounds(self, arm: str, trial: int, *speeds: float, counted: int | None = None) -> None:
         for number, speed in enumerate(speeds, 1):
-            fields = {"point": POINT, "again": again, "figures": figures(speed)}
-            self.add("throughput-round", arm, trial, round=number, **fields)
+            self.add("throughput-round", arm, trial, point=POINT, round=number, figures=figures(speed))
         usage = {"prompt": 3584, "output": 14336}
         seen = usage if counted is None else {**usage, "output": counted}
-        self.add("throughput-point", arm, trial, point=POINT, again=again, rounds=5, usage=usage, counted=seen)
+        self.add("throughput-point", arm, trial, point=POINT, rounds=5, usage=usage, counted=seen)
 
     def end(self, arm: str, trial: int, outcome: str = "clean", weights: str | None = "real") -> None:
         fields = {**self.ended, "arm": arm, "trial": trial, "outcome": outcome, "weights": weights, "version": "0.24.0"}
@@ -89,7 +88,6 @@ def measured(evidence: str, weights: str | None = "real") -> Journal:
     for trial in (1, 2):
         for arm, factor in (("reported", 2.0), ("eager", 1.0)):
             journal.rounds(arm, trial, *(factor * (100 + trial + number) for number in range(5)))
-            journal.rounds(arm, trial, *(factor * 90.0 for _ in range(5)), again=True)
             journal.end(arm, trial, weights=weights)
     return journal
 
@@ -111,7 +109,6 @@ def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
         assert "faster" in text
         assert "claimed" not in text
     assert "| 128 -> 512 tokens, 4 at once | reported | 207 (204 to 210) |" in markdown(report)
-    assert "measured again at the end, over its first time: `eager` 1: 0.87" in markdown(report)
     # The same journal, the same interval.
     assert report_dict(report_of(read(tmp_path / "journal.jsonl"), tmp_path)) == report_dict(report)
 
@@ -169,40 +166,20 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
     )
 
 
-def test_arms_are_compared_by_their_times_at_a_rate_which_fixes_the_tokens_per_second(tmp_path: Path) -> None:
-    journal = measured("gpu")
-    for entry in journal.entries:
-        if "point" in entry:
-            entry["point"] = {**POINT, "rate": 4.0, "arrivals": "fixed"}
-        if "figures" in entry:
-            entry["figures"] |= {"output_tok_s": 2048.0}
-    report = journal.report(tmp_path)
-    (ratio,) = report_dict(report)["throughput"]["ratios"]
-    assert (ratio["rate"], ratio["arrivals"], ratio["change"]) == (4.0, "fixed", "faster")
-    assert ratio["ratio"] == pytest.approx(2.0)  # of the times to the end, inverted
-    assert "| 128 -> 512 tokens, 4 a second, evenly | reported |" in markdown(report)
-    assert "over its first time: `eager` 1: 0.87" in markdown(report)
-    for entry in journal.entries:
-        if "figures" in entry:
-            entry["figures"]["slept_s"] = entry["figures"]["wall_s"]
-    assert report_dict(journal.report(tmp_path))["throughput"]["ratios"] == []
-
-
 def test_a_point_at_which_the_client_was_the_limit_is_left_out(tmp_path: Path) -> None:
     journal = measured("gpu")
-    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
+    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round"]
     rounds[3]["figures"]["cpu"], rounds[4]["figures"]["cpu"] = 0.9, 0.95
     report = journal.report(tmp_path)
     left_out = "reported, trial 1: 128 -> 512 tokens, 4 at once is left out: the client used 95 % of a core"
     assert left_out in markdown(report)
-    assert "measured again at the end, over its first time: `eager` 1: 0.87" in markdown(report)
     (ratio,) = report_dict(report)["throughput"]["ratios"]
     assert (ratio["n"], ratio["boots"]) == (5, 1)  # of the other boot
 
 
 def test_a_round_that_the_client_falsified_does_not_count(tmp_path: Path) -> None:
     journal = measured("gpu")
-    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
+    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round"]
     other, few = rounds[:5], rounds[5:10]
     assert {(entry["arm"], entry["trial"]) for entry in few} == {("eager", 1)}
     few[2]["figures"]["edge_s"] = 0.03 * few[2]["figures"]["wall_s"]
@@ -226,11 +203,11 @@ def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -
     drafts = {"cache_hits": 16, "cache_queries": 512, "draft_tokens": 100, "accepted_tokens": 40}
     for trial in (1, 2):
         journal.add("counters", "reported", trial, phase="workload", counted=counted)
-        for phase, again in (("warm-up", False), ("rounds", False), ("rounds", False), ("rounds", True)):
-            fields = {"phase": phase, "point": POINT, "again": again}
-            journal.add("counters", "reported", trial, **fields, counted={**counted, **drafts})
+        for phase in ("warm-up", "rounds", "rounds"):
+            fields: dict[str, Any] = {"phase": phase, "point": POINT, "counted": {**counted, **drafts}}
+            journal.add("counters", "reported", trial, **fields)
     card = {"memory_mib": 60000.0, "temperature_c": 64.0, "power_w": None, "clock_mhz": 1345.0, "slowed": True}
-    fields = {"phase": "rounds", "point": POINT, "again": False, "gpus": card}
+    fields = {"phase": "rounds", "point": POINT, "gpus": card}
     journal.add("counters", "eager", 1, **fields, counted={**counted, "kv_most": 0.75})
     report = journal.report(tmp_path)
     heads = "load | arm | output tokens | KV cache in use, at most | preemptions | prompt tokens from the prefix cache"
@@ -242,33 +219,20 @@ def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -
         assert f"| {row} |" in markdown(report)
         assert all(f">{escape(word)}</t" in html_page(report) for word in row.split(" | "))
     phases = report_dict(report)["arms"][0]["trials"][0]["counters"]
-    assert [(one["phase"], one["concurrency"], one["again"], one["preemptions"]) for one in phases] == [
-        ("workload", None, False, 1),
-        ("warm-up", 4, False, 1),
-        ("rounds", 4, False, 2),
-        ("rounds", 4, True, 1),
+    assert [(one["phase"], one["concurrency"], one["preemptions"]) for one in phases] == [
+        ("workload", None, 1),
+        ("warm-up", 4, 1),
+        ("rounds", 4, 2),
     ]
     assert report_dict(report)["arms"][1]["trials"][0]["counters"][0]["gpus"] == card
     assert "By the server's counters" not in markdown(measured("gpu").report(tmp_path))
-
-
-def test_latencies_that_client_and_server_see_differently_are_a_line(tmp_path: Path) -> None:
-    journal = measured("gpu")
-    rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round" and not entry["again"]]
-    for number, entry in enumerate(rounds[:10]):
-        late = number < 3 or 5 <= number < 7  # three rounds of the first arm, two of the other
-        entry["latencies"] = {"ttft_s": [[0.02, 0.04, 4]] if late else [[0.08, 0.1, 4]]}
-    text = markdown(journal.report(tmp_path))
-    line = "client and server disagree in 3 of 5 rounds: median TTFT 100.0 ms, by the server 20 to 40 ms"
-    assert f"reported, trial 1: 128 -> 512 tokens, 4 at once: {line}" in text
-    assert text.count("disagree") == 1
 
 
 def test_a_load_that_was_not_steady_is_a_line(tmp_path: Path) -> None:
     journal = measured("gpu")
     points = [entry for entry in journal.entries if entry["event"] == "throughput-point"]
     points[0] |= {"warm_ups": 5, "unsteady": 0.123}
-    points[2] |= {"warm_ups": 3, "unsteady": 0.05}
+    points[1] |= {"warm_ups": 3, "unsteady": 0.05}
     text = markdown(journal.report(tmp_path))
     words = "was not steady when it was measured: the last two of 5 warm-up rounds differ by 12 %"
     assert f"reported, trial 1: 128 -> 512 tokens, 4 at once {words}" in text
@@ -319,24 +283,31 @@ def test_what_people_read(tmp_path: Path, name: str, evidence: str) -> None:
     assert_golden(f"throughput-{name}.txt", f"{text}\n{terminal}\n")
 
 
-def test_a_soak(tmp_path: Path) -> None:
-    soak = {"asked": 100.0, "seconds": 100.0, "requests": 50, "errors": 1, "restarts": 0, "tenths": [8.0] * 9 + [4.0]}
-    journal = Journal("gpu", wishes={"throughput": False, "soak": 100.0}, loads=[])
-    journal.add("soak", "eager", 1, soak=soak)
-    journal.end("eager", 1)
-    journal.add("soak", "reported", 1, soak={**soak, "seconds": 30.0})
-    journal.end("reported", 1, outcome="other-crash")
+def test_what_earlier_versions_measured_is_left_out(tmp_path: Path) -> None:
+    """Requests at a rate, the first load again, and a soak."""
+    journal = measured("gpu")
+    former = json.loads(json.dumps([entry for entry in journal.entries if "point" in entry]))
+    for entry in former:
+        entry["point"] |= {"rate": 0.0, "arrivals": "poisson"}
+        entry["again"] = True
+    rates = json.loads(json.dumps(former))
+    for entry in rates:
+        entry["point"]["rate"], entry["again"] = 4.0, False
+    counted = {"prompt_tokens": 1, "generation_tokens": 2}
+    journal.entries += [*former, *rates]
+    journal.header["wishes"]["soak"] = 9.0
+    journal.add("soak", "eager", 1, soak={"asked": 9.0, "seconds": 9.0, "tenths": [1.0] * 10})
+    journal.add("counters", "eager", 1, phase="soak", counted=counted)
+    journal.add("measure-stopped", "eager", 2, doing="the soak (x)", why="the engine died or hung")
     report = journal.report(tmp_path)
-    assert report_dict(report)["arms"][1]["trials"][0]["soak"] == soak
-    text = markdown(report)
-    assert "eager, trial 1: soak of 100 s, 50 requests, 1 of them failed, the engine restarted 0 times; output" in text
-    assert "last tenth 0.50 of those in its first" in text
-    assert "ended after 30 of 100 s" in text
-    assert "## Throughput" not in text
+    (tmp_path / "now").mkdir()
+    now = report_dict(measured("gpu").report(tmp_path / "now"))
+    assert report_dict(report) == {**now, "reproduce": report.reproduce}
+    assert "eager, trial 2: the soak (x) was not measured: the engine died or hung" in markdown(report)
 
 
 def answered(weights: str = "real") -> Journal:
-    journal = Journal("gpu", output=vars(Checks(same=8, baseline="eager")), wishes={"throughput": False, "soak": 0.0})
+    journal = Journal("gpu", output=vars(Checks(same=8, baseline="eager")), wishes={"throughput": False})
     for arm, tokens in (
         ("reported", [1, 2, 3, 9] * 16),
         ("eager", [1, 2, 3, 4] * 16),

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.report.conftest import Open
+from tests.browser import Open
 from tests.core.report.hostile_logs import run_folder, write_hostile
 from tests.report_examples import DIED, EXAMPLES, replace, report
-from tests.search.test_version_map import several_arms
 from vllm_repro.report.build import build
 from vllm_repro.report.files import render
 from vllm_repro.report.html import html_page
 from vllm_repro.trigger.trigger import Amounts
-from vllm_repro_search.versions.map_page import map_page
 
 pytestmark = pytest.mark.browser
 
@@ -169,24 +167,22 @@ def whole_page(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def map_file(tmp_path: Path) -> Path:
-    path = tmp_path / "versions.html"
-    path.write_text(map_page(several_arms()), encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_text_lies_on_another_and_only_tables_are_wider_than_the_screen(
-    page: Path, whole_page: Path, map_file: Path, opened: Open, width: int
+    page: Path, whole_page: Path, opened: Open, width: int
 ) -> None:
-    for path in (page, whole_page, map_file, *(folder / "report.html" for folder in EXAMPLES)):
-        made = opened(path, viewport={"width": width, "height": 800})
-        made.page.evaluate(OPEN_ALL)
-        measured, found = made.page.evaluate(OVERLAPS)
-        assert measured > 50, path
-        assert found == [], path
-        assert made.page.evaluate("document.documentElement.scrollWidth") <= width, path
+    for path in (page, whole_page, *(folder / "report.html" for folder in EXAMPLES)):
+        assert_fits(path, opened, width)
+
+
+def assert_fits(path: Path, opened: Open, width: int) -> None:
+    """Check that no text of a page lies on another, and that it is as wide as the screen."""
+    made = opened(path, viewport={"width": width, "height": 800})
+    made.page.evaluate(OPEN_ALL)
+    measured, found = made.page.evaluate(OVERLAPS)
+    assert measured > 50, path
+    assert found == [], path
+    assert made.page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
 def test_text_that_lies_on_another_is_found(page: Path, opened: Open) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.sources import Source
 from vllm_repro.running.folders import private_folders, private_sources, redactor
 from vllm_repro.scenario.catalogue import all_scenarios
 
@@ -20,17 +21,21 @@ def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "shown"),
+    ("source", "text", "shown"),
     [
-        ("/data/vllm@0a1b2c", "--vllm /data/vllm@0a1b2c", "--vllm $VLLM_SOURCE@0a1b2c"),
-        ("/data/vllm", "/data/vllm/vllm/core.py", "$VLLM_SOURCE/vllm/core.py"),
-        ("/data/vllm-0.33.0.whl", "--vllm /data/vllm-0.33.0.whl", "--vllm $VLLM_SOURCE/vllm-0.33.0.whl"),
-        ("0.33.0", "--vllm 0.33.0", "--vllm 0.33.0"),
+        (Source(folder=Path("/data/vllm"), commit="0a1b2c"), "--vllm /data/vllm@0a1b2c", "--vllm $VLLM_SOURCE@0a1b2c"),
+        (Source(folder=Path("/data/vllm")), "/data/vllm/vllm/core.py", "$VLLM_SOURCE/vllm/core.py"),
+        (
+            Source(wheel=Path("/data/vllm-0.33.0.whl")),
+            "--vllm /data/vllm-0.33.0.whl",
+            "--vllm $VLLM_SOURCE/vllm-0.33.0.whl",
+        ),
+        (Source(release="0.33.0"), "--vllm 0.33.0", "--vllm 0.33.0"),
         (None, "/data/vllm", "/data/vllm"),
     ],
 )
-def test_the_folder_of_a_source_is_not_named(name: str | None, text: str, shown: str) -> None:
-    assert Redactor(private_sources([name])).text(text) == shown
+def test_the_folder_of_a_source_is_not_named(source: Source | None, text: str, shown: str) -> None:
+    assert Redactor(private_sources([source])).text(text) == shown
 
 
 @pytest.mark.parametrize("here", ["work", "work/vllm", "/"])
@@ -39,8 +44,8 @@ def test_a_checkout_beside_a_known_folder_is_not_named(
 ) -> None:
     (tmp_path / "work" / "vllm").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / here)
-    name = f"{tmp_path}/work-vllm@abc"
-    assert Redactor([*private_folders(), *private_sources([name])]).text(name) == "$VLLM_SOURCE@abc"
+    source = Source(folder=tmp_path / "work-vllm", commit="abc")
+    assert Redactor([*private_folders(), *private_sources([source])]).text(f"{source}") == "$VLLM_SOURCE@abc"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def run(harness: Harness, path: str, version: str, arms: str, *words: str, fault
 
 def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tmp_path: Path) -> None:
     arms = "reported eager bigger-chunk near-miss-128"
-    done = run(harness, scenario(tmp_path, LOADS), "0.23.0", arms, "--throughput", "--soak", "1s")
+    done = run(harness, scenario(tmp_path, LOADS), "0.23.0", arms, "--throughput")
     assert done.status == 0, done.out + done.err
     report = done.report
     assert report["throughput"] is None
@@ -48,15 +48,12 @@ def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tm
     points = list(journal.of("throughput-point"))
     assert {entry["arm"] for entry in points} == {"eager", "bigger-chunk"}
     assert all(entry["usage"] == entry["counted"] for entry in points)
-    soaks = {arm["name"]: arm["trials"][0]["soak"] for arm in report["arms"]}
-    assert soaks["reported"] is None
-    assert (soaks["near-miss-128"]["errors"], soaks["near-miss-128"]["seconds"]) == (0, 1.0)
     # Each load has a figure with the mark, or the reason why not: a busy machine is late by a hundredth of 15 ms.
     lines = [line for line in done.out.splitlines() if "at once" in line]
     shown = [line for line in lines if ", trial " not in line]
     assert len(shown) + sum("at once is left out: " in line for line in lines) == 6
     assert all("(REHEARSAL)" in line for line in shown)
-    assert "--throughput --soak 1s" in report["reproduce"]
+    assert "--throughput" in report["reproduce"]
 
 
 def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(harness: Harness, tmp_path: Path) -> None:
@@ -94,7 +91,6 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
     [
         (("--throughput",), "", "declares no load to measure"),
         (("--throughput", "--arm", "near-miss-128"), LOADS, "the server is that of an earlier arm"),
-        (("--soak", "soon"), "", "is no time, such as 90s, 30m or 2h"),
         (("--trials", "some"), "", "is no number of boots from 1 to 200"),
     ],
 )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
+from tests.patched_rehearsal import Diffs
 from tests.report_examples import DIED, LIVED, replace, report
 from vllm_repro.cli import main
-from vllm_repro.errors import Unsupported
 from vllm_repro.journal.journal import Entry, read
 from vllm_repro.report.build import build, report_of
 from vllm_repro.report.files import render
@@ -22,48 +21,12 @@ from vllm_repro.report.patches import compared_patches
 from vllm_repro.report.summary import summary
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
-from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.overlay import PatchedSource
-from vllm_repro.servers.rehearsal import RehearsalSite
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, arm_result
-from vllm_repro_intake.run_draft import make_draft
 
 TQ = ("tq-chunked-prefill", "--server", "rehearsal")
-DIFF = "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-a\n+{}\n"
 DIED_HERE = "AssertionError in _ensure_workspace_size"
-
-Diffs = Callable[..., list[str]]
-
-
-@pytest.fixture
-def diffs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diffs:
-    """Return a function that writes a diff for each name, and returns the options that name them."""
-    launch = RehearsalSite.launch
-
-    def launched(site: RehearsalSite, scenario: Scenario, arm: Arm, port: int, **_: object) -> Launch:
-        if any(patch.now == "fix\n" for patch in arm.patches):
-            site = RehearsalSite(ServerOptions(vllm="0.24.0"), scenario)
-        return launch(site, scenario, arm, port)
-
-    def source(_: RehearsalSite, arm: Arm) -> PatchedSource:
-        if any(patch.now == "misfit\n" for patch in arm.patches):
-            raise Unsupported("the patch does not fit this release")
-        return PatchedSource()
-
-    monkeypatch.setattr(RehearsalSite, "unchangeable", "")
-    monkeypatch.setattr(RehearsalSite, "launch", launched)
-    monkeypatch.setattr(RehearsalSite, "patched_source", source)
-    monkeypatch.setattr("vllm_repro.cli.options.refuse_unused_options", lambda *_: None)
-
-    def write(*names: str) -> list[str]:
-        for name in names:
-            (tmp_path / f"{name}.diff").write_text(DIFF.format(name.partition("-")[0]), encoding="utf-8")
-        return [word for name in names for word in ("--patch", str(tmp_path / f"{name}.diff"))]
-
-    return write
 
 
 def test_patches_are_compared_with_the_release_as_it_is(harness: Harness, diffs: Diffs) -> None:
@@ -84,7 +47,6 @@ def test_patches_are_compared_with_the_release_as_it_is(harness: Harness, diffs:
         ("reported", 1, 1, ["long chat"]), ("fix", 0, 1, []), ("hide", 1, 1, ["long chat"]), ("misfit", 0, 0, []),
     ]  # fmt: skip
     assert done.report["reproduce"].count("--patch") == 3
-    assert "Declared was something else" not in make_draft(build(done.folder)).body
     assert [
         *harness("run", *TQ, "--vllm", "0.23.0", "--arm", "reported", *diffs("fix")).report["compared_patches"]
     ] == []
@@ -106,27 +68,6 @@ def test_every_patch_is_to_live_and_the_release_to_die(harness: Harness, diffs: 
     sound = harness("run", *TQ, "--vllm", "0.24.0", *pair)
     assert sound.status == 1
     assert "does not fail, so there is nothing to compare" in sound.out
-
-
-def test_a_map_has_an_arm_for_each_patch(harness: Harness, diffs: Diffs, tmp_path: Path) -> None:
-    words = ("versions", *TQ, "--versions", "0.23.0,0.24.0", *diffs("fix", "hide"))
-    done = harness(*words)
-    assert done.status == 1
-    for line in (
-        "reported: dies in 0.23.0, lives in 0.24.0",
-        "fix: lives in 0.23.0 and 0.24.0",
-        "hide: dies in 0.23.0, lives in 0.24.0; against what is declared: 0.23.0",
-    ):
-        assert line in done.out
-    assert done.folder is not None
-    again = build(done.folder).reproduce
-    assert again.startswith("vllm-repro versions")
-    assert "--expect" not in again
-    (folder,) = (tmp_path / "reports/tq-chunked-prefill/versions").glob("2*")
-    kept = harness("versions", "--resume", str(folder))
-    assert kept.err.count("  as in ") == 2
-    (tmp_path / "hide.diff").write_text(DIFF.format("fix"), encoding="utf-8")
-    assert "as in" not in harness("versions", "--resume", str(folder)).err, "what another diff did is run again"
 
 
 @pytest.mark.parametrize(

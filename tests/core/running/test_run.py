@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from functools import partial
 from html import unescape
 from pathlib import Path
 
@@ -23,12 +24,12 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.report.summary import summary
 from vllm_repro.running.folders import run_folder
 from vllm_repro.running.run import signals_later, strongest_record
+from vllm_repro.running.state import TimeLimits
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_intake.run_draft import make_draft
 
 TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
 
@@ -189,10 +190,14 @@ def test_both_ranks_of_two_are_named(harness: Harness) -> None:
         ("slow-boot:0.5", "clean", None),
     ],
 )
-def test_every_fault_has_its_outcome(harness: Harness, fault: str, outcome: str, channel: str | None) -> None:
+def test_every_fault_has_its_outcome(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, fault: str, outcome: str, channel: str | None
+) -> None:
     # A release without the bug, so that what is seen is the fault's.
-    # TimeLimits is short only where a stall is ordered: elsewhere a crowded machine would make one.
-    short = {"hang:2": ("--answer-stall", "2"), "stuck-boot": ("--boot-stall", "2")}.get(fault, ())
+    # Limits are short only where a stall is ordered: elsewhere a crowded machine would make one.
+    short = ("--answer-stall", "2") if fault == "hang:2" else ()
+    if fault == "stuck-boot":
+        monkeypatch.setattr("vllm_repro.cli.options.TimeLimits", partial(TimeLimits, boot_stall=2.0))
     done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault})
     trial = done.report["arms"][0]["trials"][0]
     assert trial["outcome"] == outcome, trial
@@ -298,7 +303,7 @@ def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(tmp_path: Pat
     assert trial.why.startswith(cause)
     assert trial.why.endswith(cut)
     texts = {form: render(report, form) for form in ("md", "html", "junit")}
-    texts |= {"issue": make_draft(report).body, "terminal": summary(report)}
+    texts["terminal"] = summary(report)
     for form, text in texts.items():
         assert cause in unescape(text), form
         assert cut in unescape(text), form

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from tests.fake_package import fake_release
 from tests.fake_vllm import COMPLETION, OPENAPI, Exchange, FakeVllm, never_ending
 from tests.report_examples import REHEARSAL
 from vllm_repro.client.answer import DEAD_MESSAGE
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal, read
-from vllm_repro.releases.provision import Release, ReleaseCache
+from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.running import trial as trial_module
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
@@ -209,9 +210,7 @@ def test_a_cached_release_is_asked_once_for_its_fields_and_again_when_it_is_patc
         exchange.answer(200, OPENAPI)
 
     monkeypatch.setattr(ReleaseCache, "check", lambda *_: None)
-    release = Release(
-        version="0.28.0", torch="", python=tmp_path, packages=tmp_path, executable=tmp_path / "bin" / "vllm"
-    )
+    release = fake_release("0.28.0", tmp_path)
     launch = replace(LAUNCH, release=release)
     patch = patched("vllm/x.py", was="a", now="b", why="any")
     for arm, times in ((ARM, 1), (ARM, 1), (replace(ARM, patches=(patch,)), 2)):
@@ -224,9 +223,7 @@ def test_a_release_whose_files_changed_proves_nothing(tmp_path: Path, monkeypatc
         raise InfraError("files of vLLM 0.28.0 were changed", hint="Repeat the command.")
 
     monkeypatch.setattr(ReleaseCache, "check", changed)
-    release = Release(
-        version="0.28.0", torch="", python=tmp_path, packages=tmp_path, executable=tmp_path / "bin" / "vllm"
-    )
+    release = fake_release("0.28.0", tmp_path)
     conclusion = concluded(tmp_path, {}, launch=replace(LAUNCH, release=release))
     assert (conclusion.outcome, conclusion.why) == (
         Outcome.INFRA,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.errors import UsageError
 from vllm_repro.host.machine import Gpu
 from vllm_repro.releases.local_vllm import LocalVllm
 from vllm_repro.scenario.catalogue import find
@@ -103,27 +102,3 @@ def test_a_process_on_a_small_gpu_is_not_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0"))
     assert ProcessSite(DUMMY, TQ, lambda _: None).cannot(TQ.arms[0]) == ""
     assert "8 GB" in ProcessSite(ServerOptions(), TQ, lambda _: None).cannot(TQ.arms[0])
-
-
-def test_weights_are_made_for_tiny_models_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
-    made = ServerOptions(weights="made")
-    tiny = find("min-tokens-stop-ids")
-    tiny = replace(tiny, model=replace(tiny.model, heads=2, kv_heads=1, head_dim=16, vocab_size=265))
-    found = weights_for(tiny, made)
-    assert not found.dummy
-    assert found.path is not None
-    assert (found.path / "model.safetensors").exists()
-    assert f"{found}".startswith("made: 2 layers")
-    real = replace(tiny, model=replace(tiny.model, tiny_will_do=False))
-    for scenario, options, text in (
-        (real, made, "declares none"),
-        (tiny, replace(made, model="some/model"), "not for --model"),
-        (find("dsv4-tp2"), made, "not for deepseek_v4"),
-    ):
-        with pytest.raises(UsageError, match=text):
-            weights_for(scenario, options)
-    for scenario, hint in ((real, "dummy=Dummy"), (find("async-streaming-stop"), "--as lab")):
-        with pytest.raises(UsageError) as caught:
-            weights_for(scenario, made)
-        assert hint in caught.value.with_hint

@@ -14,6 +14,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.operators import Fit, Misfit
 from vllm_repro.releases.provision import Release
+from vllm_repro.releases.sources import Source
 from vllm_repro.running.job import refuse_unused_options
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers import process as module
@@ -81,7 +82,11 @@ def test_the_pid_of_a_server_that_ended_is_not_used_again_before_its_session_is_
     assert asyncio.run(run()) == (code, True, False)
 
 
-def release(folder: Path, *operators: str, source: str = "") -> Release:
+SOURCE = Source(folder=Path("/src/vllm"), commit="abc")
+NO_BUILD = Source(release="0.33.0")
+
+
+def release(folder: Path, *operators: str, source: Source = NO_BUILD) -> Release:
     """Return a release over the compiled parts of 0.32.0, which lack these operators."""
     misfits = tuple(Misfit(operator=name, where="_custom_ops.py:1", given=3, takes=2) for name in operators)
     return Release(
@@ -148,14 +153,14 @@ def test_a_report_says_over_which_compiled_parts_a_tree_ran(tmp_path: Path) -> N
     made, text = shown(release(tmp_path, "fused_experts_cpu"))
     assert (made.source, made.compiled) == (None, "0.32.0")
     assert "vLLM 0.33.0, which has no CPU build, over the compiled parts of 0.32.0: 54 of 55 calls" in text
-    made, text = shown(release(tmp_path, source="/src/vllm@abc"))
+    made, text = shown(release(tmp_path, source=SOURCE))
     assert (made.source, made.compiled) == ("/src/vllm@abc", "0.32.0")
     assert "the Python of /src/vllm@abc, over the compiled parts of 0.32.0: 54 of 54 calls" in text
 
 
 @pytest.mark.parametrize("kind", list(ServerKind))
 def test_a_vllm_that_is_no_release_runs_as_a_process_alone(kind: ServerKind) -> None:
-    options = ServerOptions(vllm="/src/vllm@abc")
+    options = ServerOptions(vllm=SOURCE)
     if kind in (ServerKind.PROCESS, ServerKind.LAB, ServerKind.SCHEDULER):
         refuse_unused_options(options, kind)
     else:
@@ -165,6 +170,6 @@ def test_a_vllm_that_is_no_release_runs_as_a_process_alone(kind: ServerKind) -> 
 
 
 def test_auto_takes_no_kind_that_cannot_run_a_source() -> None:
-    options = ServerOptions(vllm="/src/vllm@abc")
+    options = ServerOptions(vllm=SOURCE)
     assert choose(find("tq-chunked-prefill"), options).kind is ServerKind.LAB
     assert choose(find("min-tokens-stop-ids"), options).kind is ServerKind.PROCESS

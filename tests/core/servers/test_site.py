@@ -10,6 +10,7 @@ import pytest
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.host.machine import Gpu
 from vllm_repro.releases.local_vllm import LocalVllm
+from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.attach import AttachSite
 from vllm_repro.servers.kinds import ServerKind
@@ -47,13 +48,13 @@ def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
     monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: here)
     with pytest.raises(InfraError, match=message):
-        ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
+        ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
 
 
 def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129"))
-    here = ProcessSite(ServerOptions(vllm="0.23.0"), TQ, lambda _: None)
+    here = ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
     assert here.evidence is Evidence.GPU
     assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
 
@@ -90,7 +91,7 @@ def test_the_lab_refuses_a_processor_that_lacks_its_operators(monkeypatch: pytes
 
 
 def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
-    options = ServerOptions(vllm="0.21.0")
+    options = ServerOptions(vllm=Source(release="0.21.0"))
     hybrid = find("sco-hybrid")
     site = SchedulerSite(options, hybrid)
     launch = site.launch(hybrid, hybrid.arms[0], 1)

@@ -323,7 +323,7 @@ def test_neither_dummy_weights_nor_pieces_of_text_are_compared() -> None:
     different = kept(Probe.BURST, 9)
     for weights in (None, ServedWeights.DUMMY, ServedWeights.IMITATED):
         assert compare_alone([*ALONE, different], weights).wrong == ""
-    assert "--weights made" in compare_alone([*ALONE, different], ServedWeights.DUMMY).unknown
+    assert "dummy weights" in compare_alone([*ALONE, different], ServedWeights.DUMMY).unknown
     text = sample_output(Probe.BURST, ["a", "b"], "ab", name="chat", prompt="p")
     assert compare_alone([*ALONE, text], ServedWeights.MADE) == OutputComparison(
         unknown="this server returns no token ids"

@@ -58,3 +58,14 @@ def test_clean_needed_is_the_least_that_suffices(pair: tuple[int, int]) -> None:
 )
 def test_fishers_exact_test(sides: tuple[int, int, int, int], chance: float) -> None:
     assert fisher(*sides) == pytest.approx(chance)
+
+
+@given(st.integers(1, 40), st.integers(0, 40))
+def test_watching_asks_for_more_boots_than_one_comparison(crashed: int, quiet: int) -> None:
+    once, watching = clean_needed(crashed, crashed + quiet), clean_streak(crashed, crashed + quiet)
+    assert once is not None
+    assert watching is not None
+    assert watching >= once
+    rate = lower_bound(crashed, crashed + quiet)
+    assert (1 - rate) ** watching * crashed * (crashed + 1) <= 0.05 * (1 + 1e-6)
+    assert clean_streak(0, quiet) is None

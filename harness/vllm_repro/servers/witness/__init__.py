@@ -39,7 +39,8 @@ def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Pat
             instead = "an outdated compiled file" if one.kind == "stale" else f"a file with sha256 {digest[:12]}…"
             raise InfraError(
                 f"a process of the server uses {instead} instead of the patched {file}",
-                hint="another vLLM may come first on PYTHONPATH, or the cache may be damaged: vllm-repro clean --envs --yes",
+                hint="another vLLM may come first on PYTHONPATH, or the release in the cache may be damaged: "
+                "vllm-repro doctor names its folder, remove it",
             )
         found[file] = digest
     if ready and (missing := changed.keys() - found.keys()):

@@ -216,14 +216,17 @@ class RunnerExecutor(FakeExecutor):
         rows = [reference.logits(state.view(np.uint64), int(eos), size) for state, eos in hidden.numpy()]
         return torch.from_numpy(np.stack(rows)) if rows else torch.zeros((0, size))
 
-    def _propose(self, *given: Any, **more: Any) -> list[list[int]]:
-        """Draft as `NgramProposer.propose`, once the tokens of a step are known."""
-        sampled = more.get("sampled_token_ids") or next(one for one in given if isinstance(one, list))
+    def _propose(self, *arguments: Any, **named: Any) -> list[list[int]]:
+        """Draft as `NgramProposer.propose`, once the tokens of a step are known. Its list of them has no fixed place."""
+        sampled = named.get("sampled_token_ids") or next(value for value in arguments if isinstance(value, list))
         return [self._drafts_of(row, new) if new else [] for row, new in enumerate(sampled)]
 
-    def _propose_ahead(self, *given: Any) -> tuple[Any, Any]:
-        """Draft as `NgramProposerGPU.propose`: the first `counts` of `sampled` are the tokens of the step."""
-        *_, sampled, counts = given
+    def _propose_ahead(self, *arguments: Any) -> tuple[Any, Any]:
+        """Draft as `NgramProposerGPU.propose`. The first `counts` of the `sampled` tokens are those of the step.
+
+        These two arguments are the last in every release; the ones before them differ.
+        """
+        sampled, counts = arguments[-2:]
         drafts = [self._drafts_of(row, sampled[row, :count].tolist()) for row, count in enumerate(counts)]
         return torch.tensor(drafts, dtype=torch.int32), torch.full_like(counts, self.case["draft"])
 

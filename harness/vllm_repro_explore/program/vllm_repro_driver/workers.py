@@ -7,6 +7,7 @@ early is noticed.
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -166,20 +167,21 @@ class _OffloadingCopies(Copier):
 
 
 class _Fetches(Copier, nixl.Worker):
-    """NIXL's worker half of the lab. The executor knows the prompts of the other server."""
+    """Fake NIXL worker: a fetch completes after `polls` polls. The executor's `memory` has the other server's prompts."""
 
     def __init__(self, config: Any, groups: Any, memory: Any, polls: int) -> None:
         Copier.__init__(self, memory, 0, polls)
         nixl.Worker.__init__(self, config, "", groups)
-        self._polled: dict[str, int] = {}
+        self._poll_counts: Counter[str] = Counter()
 
     @property
     def busy(self) -> bool:
         return bool(self._fetching)
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        self._polled[name] = self._polled.get(name, 0) + 1
-        if self._polled[name] <= self._polls["load"]:
+        """Poll a fetch. Return True if the blocks have come, False if they will not come, and None until that is known."""
+        self._poll_counts[name] += 1
+        if self._poll_counts[name] <= self._polls["load"]:
             return None
         came: bool = self._memory.fetch(name, nixl.pairs_of(meta))
         return came

@@ -1,0 +1,197 @@
+"""What the runs of a folder show: the state of each bug, its last 14 nights, and what changed.
+
+A night is named for its morning and begins at 18:00 the evening before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, tzinfo
+from functools import partial
+from typing import NamedTuple
+
+from vllm_repro.report.runs import Run
+from vllm_repro.verdict.outcome import Tone
+from vllm_repro.verdict.verdict import Verdict
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_nights.bug_state import BugState, bug_state
+from vllm_repro_nights.throughput import NightThroughput, throughput
+
+__all__ = ["MARKS", "NIGHTS", "BugNights", "Cell", "Change", "History", "history", "night_of"]
+
+# Most nights in the table.
+NIGHTS = 14
+_EVENING = timedelta(hours=6)
+
+
+class Mark(NamedTuple):
+    """How the table shows the result of a night."""
+
+    letter: str
+    meaning: str
+    tone: Tone
+
+
+# By result, worst first: a night of several runs shows the worst.
+MARKS: dict[str, Mark] = {
+    Verdict.REGRESSED: Mark("X", "regressed", "bad"),
+    Verdict.CHANGED: Mark("C", "failed in another way", "bad"),
+    Verdict.REPRODUCES: Mark("R", "reproduces", "warn"),
+    Verdict.QUIET: Mark("Q", "quiet: trigger crossed, engine alive", "good"),
+    Verdict.FIXED: Mark("F", "fixed, by the verdict of that night's run", "good"),
+    "infra": Mark("I", "infra trouble", "dull"),
+    "interrupted": Mark("/", "interrupted", "dull"),
+    Verdict.INCONCLUSIVE: Mark("?", "undecided", "dull"),
+    "not run": Mark("·", "not run", "dull"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A bug in one night."""
+
+    night: date
+    # a key of `MARKS`
+    result: str = "not run"
+    # a run contradicts the declared status
+    surprise: bool = False
+    # folders of the runs, worst first
+    runs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BugNights:
+    """A row of the table: one bug with one kind of evidence."""
+
+    scenario: str
+    evidence: str
+    state: BugState
+    reason: str
+    nights: tuple[Cell, ...]
+
+    @property
+    def decided(self) -> bool:
+        """Return True if a run decided something. Other rows are folded."""
+        decided = any(MARKS[cell.result].tone != "dull" for cell in self.nights)
+        return decided or self.state.verdict is not Verdict.INCONCLUSIVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A difference to the earlier night."""
+
+    # the new state, or "not run"
+    kind: str
+    # a claim about vLLM: regressed, or fixed as the boots show
+    call: bool = False
+    scenario: str
+    evidence: str
+    text: str
+    # folder of the run that shows it
+    run: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The history after its last night."""
+
+    # the last nights with runs, oldest first
+    nights: tuple[date, ...]
+    # the night that `changes` compare with; None without an earlier one
+    since: date | None
+    changes: tuple[Change, ...]
+    bugs: tuple[BugNights, ...]
+    throughput: tuple[NightThroughput, ...]
+    last_night: tuple[Run, ...]
+
+    @property
+    def simulated(self) -> bool:
+        """Return True if every run is a rehearsal."""
+        return bool(self.bugs) and all(bug.evidence == Evidence.REHEARSAL for bug in self.bugs)
+
+
+def night_of(started_at: str, zone: tzinfo | None) -> date:
+    """Return the night of `2026-11-22T03:45:16Z` in `zone` (None: local time)."""
+    local = datetime.fromisoformat(started_at).astimezone(zone).replace(tzinfo=None)
+    return (local + _EVENING).date()
+
+
+def history(runs: Sequence[Run], zone: tzinfo | None, *, last: int = 1, scenarios: Sequence[str] = ()) -> History:
+    """Return the history of `runs`, which are in the order of their start.
+
+    zone: time zone of the nights. last: number of last nights to compare with those before.
+    scenarios: keep only these, if any are named.
+    """
+    dated = [(night_of(run.started_at, zone), run) for run in runs]
+    nights = sorted({night for night, _ in dated})[-NIGHTS:]
+    since = nights[-last - 1] if len(nights) > last else None
+    kept = [pair for pair in dated if not scenarios or pair[1].scenario in scenarios]
+    by_bug: dict[tuple[str, str], list[tuple[date, Run]]] = {}
+    for night, run in kept:
+        by_bug.setdefault((run.scenario, run.evidence), []).append((night, run))
+    bugs: list[BugNights] = []
+    changes: list[Change] = []
+    for key, pairs in sorted(by_bug.items()):
+        bugs.append(_bug_nights(*key, pairs, nights))
+        if since is not None:
+            earlier = [pair for pair in pairs if pair[0] <= since]
+            changes += _changes(bugs[-1], bug_state(earlier).verdict, last)
+    return History(
+        nights=tuple(nights),
+        since=since,
+        changes=tuple(sorted(changes, key=lambda change: not change.call)),
+        bugs=tuple(bugs),
+        throughput=tuple(throughput(kept)),
+        last_night=tuple(run for night, run in kept if night == nights[-1]),
+    )
+
+
+def _bug_nights(scenario: str, evidence: str, pairs: Sequence[tuple[date, Run]], nights: Sequence[date]) -> BugNights:
+    state = bug_state(pairs)
+    runs: dict[date, list[Run]] = {night: [] for night in nights}
+    for night, run in pairs:
+        runs.setdefault(night, []).append(run)
+    return BugNights(
+        scenario=scenario,
+        evidence=evidence,
+        state=state,
+        reason=state.reason,
+        nights=tuple(_cell(night, runs[night]) for night in nights),
+    )
+
+
+def _cell(night: date, runs: Sequence[Run]) -> Cell:
+    worst_first = sorted(runs, key=lambda run: list(MARKS).index(_result(run)))
+    return Cell(
+        night=night,
+        result=_result(worst_first[0]) if runs else "not run",
+        surprise=any(run.surprise for run in runs),
+        runs=tuple(run.id for run in worst_first),
+    )
+
+
+def _result(run: Run) -> str:
+    """Return the key of a run's mark. Controls and patched arms alone decide nothing."""
+    failed_otherwise = run.verdict is Verdict.CHANGED and bool(run.leading)
+    if failed_otherwise or run.died is not None or run.quiet:
+        return run.verdict
+    if run.interrupted or run.journal_cut:
+        return "interrupted"
+    return "infra" if run.infra else Verdict.INCONCLUSIVE
+
+
+def _changes(bug: BugNights, before: Verdict, last: int) -> Iterator[Change]:
+    """Yield what the last nights changed. before: the state at the end of the night before them."""
+    earlier, new = bug.nights[-last - 1], bug.nights[-last:]
+    ran = [run for cell in new for run in cell.runs[:1]]
+    change = partial(Change, scenario=bug.scenario, evidence=bug.evidence)
+    verdict = bug.state.verdict
+    if verdict is not before and ran:
+        # A declared fix is no claim: no boots were compared.
+        call = verdict is Verdict.REGRESSED or (verdict is Verdict.FIXED and bug.state.crashed > 0)
+        text = f"{verdict} (was {before}): {bug.reason}"
+        yield change(kind=verdict, call=call, text=text, run=ran[-1])
+    if earlier.runs and not new[-1].runs:
+        text = f"it ran in the night of {earlier.night}, and not in the last one"
+        yield change(kind="not run", text=text, run=earlier.runs[0])

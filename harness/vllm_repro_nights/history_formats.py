@@ -1,0 +1,118 @@
+"""The history on a terminal, as JSON, and as one HTML page that loads nothing from the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from vllm_repro.report.document import document, fragment
+from vllm_repro.report.format import columns, plural
+from vllm_repro.report.text import Table
+from vllm_repro_diagnosis.evidence import facts_of
+from vllm_repro_nights.history import MARKS, History
+
+__all__ = ["as_json", "change_lines", "html_page", "terminal"]
+
+_SIMULATED = "REHEARSAL: a simulated engine. These runs say nothing about vLLM."
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def terminal(history: History) -> str:
+    """Return the output of `vllm-repro history`."""
+    lines = [_SIMULATED] if history.simulated else []
+    lines += [_headline(history), ""]
+    if history.since is None:
+        lines.append("There is no earlier night to compare with.")
+    else:
+        lines.append(f"since the night of {history.since}:")
+        lines += [f"  {line}" for line in change_lines(history)] or ["  nothing changed"]
+    rows = [("state", "scenario", "evidence", f"{len(history.nights)} nights", "reason")]
+    for bug in history.bugs:
+        if bug.decided:
+            letters = "".join(MARKS[cell.result].letter for cell in bug.nights)
+            rows.append((bug.state.verdict, bug.scenario, bug.evidence, letters, bug.reason))
+    lines += ["", *columns(rows, (12, 32, 9, 14, 100))]
+    if folded := _folded(history):
+        lines += ["", f"without a conclusive run: {', '.join(folded)}"]
+    table = _throughput_table(history)
+    if table.rows:
+        lines += ["", *columns([table.heads, *table.rows], (48, 36, 8, 40, 10, 12, 12))]
+    return "\n".join(lines)
+
+
+def _headline(history: History) -> str:
+    runs = history.last_night
+    if not runs:
+        return "no run of these scenarios in the last night"
+    surprises = sum(run.surprise for run in runs)
+    undecided = sum(run.undecided for run in runs)
+    as_expected = len(runs) - surprises - undecided
+    return (
+        f"last night {plural(len(runs), 'run')}: {as_expected} as expected, "
+        f"{plural(surprises, 'surprise')}, {undecided} undecided"
+    )
+
+
+def change_lines(history: History) -> list[str]:
+    """Return a line for each change, claims about vLLM first."""
+    lines = []
+    for change in history.changes:
+        mark = facts_of(change.evidence).mark
+        kind = change.kind.upper() if change.call else change.kind
+        lines.append(f"{kind}: {change.scenario}{f' ({mark})' if mark else ''}: {change.text}")
+    return lines
+
+
+def _folded(history: History) -> list[str]:
+    """Return the names of the bugs that no run decided, which get no row."""
+    return [f"{bug.scenario} ({bug.evidence})" for bug in history.bugs if not bug.decided]
+
+
+def _throughput_table(history: History) -> Table:
+    rows = [
+        (
+            f"{figure.scenario}, {figure.arm}",
+            figure.load,
+            figure.host,
+            figure.label,
+            f"{figure.night}",
+            f"{figure.last:,.0f}",
+            "-" if figure.before is None else f"{figure.before:,.0f}",
+        )
+        for figure in history.throughput
+    ]
+    heads = ("arm", "load", "host", "measured on", "night", "output tok/s", "night before")
+    return Table(heads, tuple(rows))
+
+
+def as_json(history: History) -> dict[str, Any]:
+    """Return JSON data. Figures are output tokens a second, runs are folders below the reports."""
+    data: dict[str, Any] = msgspec.to_builtins(history)
+    data["last_night"] = [run.id for run in history.last_night]
+    return {"schema": 3, "rehearsal": history.simulated, **data}
+
+
+def html_page(history: History, way: str, near: Mapping[str, str] | None = None) -> str:
+    """Return the page.
+
+    way: link from it to the folder of all runs. near: links that replace those to some runs.
+    """
+    replaced = near or {}
+    body = fragment(
+        "history.html",
+        _TEMPLATES,
+        history=history,
+        headline=_headline(history),
+        banner=_SIMULATED if history.simulated else "",
+        folded=_folded(history),
+        link=lambda run: quote(replaced.get(run, f"{way}/{run}/")),
+        marks=MARKS,
+        throughput=_throughput_table(history),
+    )
+    title = f"Nights to {history.nights[-1]}" if history.nights else "Nights"
+    style = (_TEMPLATES / "history.css").read_text(encoding="utf-8")
+    return document(title=title, body=body, style=style)

@@ -1,0 +1,196 @@
+"""Result of a night: a light per scenario and one for the night, as Markdown and JUnit.
+
+Green: every arm did what is declared for the release. Red: a surprise. Amber: a run was undecided,
+interrupted or not reached in time, or the host had trouble. A scenario that this machine cannot run
+has no light.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from vllm_repro.report.format import seconds
+from vllm_repro.report.junit import element, junit, xml_text
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.text import LIMIT, cell, shorten
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro_diagnosis.evidence import banner
+
+__all__ = ["Light", "Night", "ScenarioNight", "annotation", "judged", "markdown", "suites"]
+
+# GitHub accepts 1 MiB of summaries per step.
+_SUMMARY_LIMIT = 12 * LIMIT
+
+
+class Light(StrEnum):
+    """Result of a scenario or of a night, worst first."""
+
+    RED = "red"
+    AMBER = "amber"
+    CUT = "interrupted"
+    LATE = "not reached"
+    GREEN = "green"
+    NONE = "unsupported"
+
+    @property
+    def status(self) -> int:
+        """Return the exit status of `nightly`."""
+        return {Light.RED: 1, Light.GREEN: 0}.get(self, 2)
+
+
+# Sign in Markdown, and words after a number of scenarios.
+_LIGHTS: Mapping[Light, tuple[str, str]] = {
+    Light.RED: ("❌", "surprise"),
+    Light.AMBER: ("⚠️", "undecided"),
+    Light.CUT: ("⏹️", "interrupted"),
+    Light.LATE: ("⏳", "not reached in time"),
+    Light.GREEN: ("✅", "as declared"),
+    Light.NONE: ("➖", "not for this machine"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioNight:
+    """One scenario in a night."""
+
+    scenario: str
+    light: Light
+    # one sentence
+    why: str
+    # None if it did not run
+    report: RunReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """All scenarios of a night."""
+
+    # the release or image that was asked for, as a phrase
+    asked: str
+    started_at: str
+    scenarios: tuple[ScenarioNight, ...]
+    # problems of the host
+    trouble: tuple[str, ...] = ()
+    # the signal that ended the night
+    interrupted: str | None = None
+    # a line for each change since the night before; None without such a night
+    changes: tuple[str, ...] | None = None
+
+    @property
+    def reports(self) -> list[RunReport]:
+        """Return the reports of the scenarios that ran."""
+        return [result.report for result in self.scenarios if result.report is not None]
+
+    @property
+    def light(self) -> Light:
+        """Return the worst light; amber if nothing ran."""
+        lights = {result.light for result in self.scenarios}
+        if Light.RED in lights:
+            return Light.RED
+        undecided = lights - {Light.GREEN, Light.NONE}
+        if self.trouble or self.interrupted or undecided or Light.GREEN not in lights:
+            return Light.AMBER
+        return Light.GREEN
+
+    @property
+    def had_trouble(self) -> bool:
+        """Return True if the host had trouble, or if nothing ran: the night shows nothing."""
+        outcomes = {trial.outcome for report in self.reports for arm in report.arms for trial in arm.trials}
+        failed = any(result.light is Light.AMBER and result.report is None for result in self.scenarios)
+        tested = any(outcome.facts.tested for outcome in outcomes)
+        return bool(self.trouble) or failed or Outcome.INFRA in outcomes or not tested
+
+    @property
+    def headline(self) -> str:
+        """Return one line: `red: 1 surprise (tq-chunked-prefill), 5 as declared`."""
+        parts = [f"interrupted by {self.interrupted}"] if self.interrupted else []
+        parts += [f"host trouble: {'; '.join(self.trouble)}"] if self.trouble else []
+        for light, (_, words) in _LIGHTS.items():
+            if names := [result.scenario for result in self.scenarios if result.light is light]:
+                many = "s" if light is Light.RED and len(names) > 1 else ""
+                named = f" ({', '.join(names)})" if light in (Light.RED, Light.AMBER) else ""
+                parts.append(f"{len(names)} {words}{many}{named}")
+        return f"{self.light}: {', '.join(parts) or 'no scenario'}"
+
+
+def judged(report: RunReport) -> ScenarioNight:
+    """Return the result of a run.
+
+    It has no light if machine or release supports none of its boots, or if the rehearsal does not
+    have the bug.
+    """
+    outcomes = {trial.outcome for arm in report.arms for trial in arm.trials}
+    expected, why = report.as_expected, report.because
+    light = {True: Light.GREEN, False: Light.RED, None: Light.AMBER}[expected]
+    if report.interrupted and expected is None:
+        light = Light.CUT
+    elif outcomes and outcomes <= {Outcome.UNSUPPORTED}:
+        light = Light.NONE
+        why = next(trial.why for arm in report.arms for trial in arm.trials) or why
+    elif not report.imitated and expected is None:
+        light = Light.NONE
+    return ScenarioNight(scenario=report.scenario, light=light, why=why, report=report)
+
+
+def markdown(night: Night) -> str:
+    """Return the job summary."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: 0.1 s of imports
+
+    environment = Environment(  # not HTML: `cell` escapes what is markup in Markdown
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        finalize=lambda value: cell(str(value)),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    evidences = dict.fromkeys(report.evidence for report in night.reports)
+    text = environment.get_template("summary.md").render(
+        night=night,
+        banners=filter(None, (banner(evidence, None) for evidence in evidences)),
+        results=[(light, *_LIGHTS[light]) for light in Light],
+        seconds=seconds,
+    )
+    return shorten(text, _SUMMARY_LIMIT)
+
+
+def suites(night: Night) -> str:
+    """Return one JUnit file of the night.
+
+    The suite `nightly` has a case for each scenario without a run: skipped if this machine cannot
+    run it, else an error.
+    """
+    cases = [
+        (result.scenario, "skipped" if result.light is Light.NONE else "error", result.why)
+        for result in night.scenarios
+        if result.report is None
+    ]
+    cases += [("preflight", "error", text) for text in night.trouble]
+    cases += [("night", "error", f"interrupted by {night.interrupted}")] if night.interrupted else []
+    root = ET.Element("testsuites")
+    attributes = {"name": "nightly", "time": "0.000", "timestamp": night.started_at}
+    suite = ET.SubElement(root, "testsuite", attributes)
+    for name, kind, why in cases:
+        case = element("testcase", {"classname": "nightly", "name": name, "time": "0.000"})
+        case.append(element(kind, {"message": why, "type": "infra"}, why))
+        suite.append(case)
+    for report in night.reports:
+        root.extend(ET.fromstring(junit(report)).findall("testsuite"))
+    counted = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
+    for name, tag in counted.items():
+        suite.set(name, str(len(list(suite.iter(tag)))))
+        root.set(name, str(len(list(root.iter(tag)))))
+    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
+    return xml_text(root)
+
+
+def annotation(night: Night) -> str:
+    """Return a GitHub annotation, empty for green. It shows amber: a step is green or red."""
+    if night.light is Light.GREEN:
+        return ""
+    text = " ".join(night.headline.split()).replace("%", "%25")
+    level = "error" if night.light is Light.RED else "warning"
+    return f"::{level} title=vllm-repro nightly::{text}"

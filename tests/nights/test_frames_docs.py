@@ -1,0 +1,63 @@
+"""What the documentation says of frames: their columns, and the notebook."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from traitlets.config import Config
+
+from tests.report_examples import EXAMPLES
+from vllm_repro import frames
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_the_example_with_frames_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL)
+    at = next(at for at, block in enumerate(blocks) if "import frames" in block)
+    namespace: dict[str, object] = {}
+    for block in blocks[at - 1 : at + 1]:  # the block above runs a scenario
+        exec(compile(block, "docs/api.md", "exec"), namespace)
+    out = capsys.readouterr().out
+    assert re.search(r"min-tokens-stop-ids +\S+ +reported +reproduces", out)
+    assert "completion with an unknown stop token" in out
+
+
+def test_the_columns_of_the_docs_are_those_of_the_frames(tmp_path: Path) -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| `frames\.(\w+)\(.*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert tables == ["runs", "trials", "requests", "versions"]
+    for name, rows in re.findall(
+        r"^\| `frames\.(\w+)\([^\n]*\n\|---\|---\|\n(.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE
+    ):
+        documented = [word for row in rows.splitlines() for word in re.findall(r"`(\w+)`", row.split("|")[1])]
+        made = {"runs": EXAMPLES[0].parent, "versions": EXAMPLES[0].parent / "versions" / "sco-hybrid"}
+        source = made.get(name, EXAMPLES[0])
+        if name == "requests":
+            source = tmp_path
+            (tmp_path / "requests.jsonl").touch()
+        assert sorted(documented) == sorted(getattr(frames, name)(source)), name
+
+
+def test_the_notebook_gives_what_it_shows() -> None:
+    # A kernel on TCP picks its ports before it binds them: another test can take one.
+    kept = json.loads((DOCS / "versions.ipynb").read_text(encoding="utf-8"))
+    made = nbformat.reads(json.dumps(kept), as_version=4)  # type: ignore[no-untyped-call]  # nbformat has no types
+    with tempfile.TemporaryDirectory() as sockets:  # tmp_path can be too long for a socket
+        kernel = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
+        NotebookClient(made, config=kernel, resources={"metadata": {"path": str(DOCS)}}).execute()
+    shown, again = (
+        [out["data"]["text/plain"] for cell in one["cells"] for out in cell.get("outputs", ())] for one in (kept, made)
+    )
+    assert ["".join(lines) for lines in shown] == again
+    assert len(again) == 2

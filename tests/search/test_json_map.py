@@ -1,0 +1,26 @@
+"""The schema of `versions.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+
+from tests.core.report.test_json_report import assert_sound
+from tests.report_examples import MAPS
+from vllm_repro_search.versions.json_map import VersionMapJson
+
+# `jsonschema.validate` would check the schema for every map.
+MAP = jsonschema.Draft202012Validator(msgspec.json.schema(VersionMapJson))
+
+
+@pytest.mark.parametrize("folder", MAPS, ids=lambda folder: folder.name)
+def test_the_schema_of_version_maps_holds(folder: Path) -> None:
+    MAP.validate(json.loads((folder / "versions.json").read_text(encoding="utf-8")))
+
+
+def test_the_schema_is_sound_and_leaves_room_for_new_keys() -> None:
+    assert_sound(VersionMapJson)
