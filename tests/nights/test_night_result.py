@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import StubGpus
 from tests.golden_files import assert_golden
-from tests.report_examples import REHEARSAL, report
-from vllm_repro.report.model import RunReport
+from tests.report_examples import REHEARSAL, replace, report
+from vllm_repro.report.model import RunReport, verdict_fields
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Verdict, VerdictReport
@@ -21,11 +20,11 @@ EXAMPLE = report(REHEARSAL)
 
 def ended(verdict: Verdict, expected: bool | None, because: str, **fields: object) -> RunReport:
     decided = VerdictReport(verdict=verdict, expected=expected, because=because)
-    return replace(EXAMPLE, verdict=decided, **fields)  # type: ignore[arg-type]  # fields of a report
+    return replace(EXAMPLE, **verdict_fields(decided), **fields)
 
 
 def ran(scenario: str, verdict: Verdict, expected: bool | None, because: str, run: str) -> ScenarioNight:
-    fields = {"scenario": scenario, "evidence": "gpu", "version": "0.33.0", "folder": Path(run)}
+    fields = {"scenario": scenario, "evidence": "gpu", "vllm_version": "0.33.0", "folder": Path(run)}
     return judged(ended(verdict, expected, because, **fields))
 
 
@@ -54,7 +53,7 @@ ALL = (GREEN, RED, AMBER, LOST, NONE, CUT, LATE)
 def night(*scenarios: ScenarioNight, **fields: object) -> Night:
     asked = "vllm/vllm-openai:nightly, server docker"
     made = Night(asked=asked, started_at="2026-11-20T02:17:00Z", scenarios=scenarios)
-    return replace(made, **fields)  # type: ignore[arg-type]  # fields of a Night
+    return replace(made, **fields)
 
 
 @pytest.mark.parametrize(

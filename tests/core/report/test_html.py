@@ -97,7 +97,7 @@ def test_frames_link_to_the_source_of_the_release() -> None:
     patched = replace(arm, patches=(Patch(file="vllm/v1/a.py", was="a", now="b", why=""),))
     assert links(page(patched)) == {f"{source}/d.py"}
     for version in ("0.23.1.dev3+g0123456", "0.23.0+commit.4689392ab1", "nightly", ""):
-        other = replace(arm, server=replace(arm.server, vllm_vllm_version=version or None))
+        other = replace(arm, server=replace(arm.server, vllm_version=version or None))
         assert not links(page(other, vllm_version=version or None)), version
     assert not links(page(replace(arm, server=replace(arm.server, source="~/vllm"))))
     assert not links(page(arm, rehearsal=True))
