@@ -1,4 +1,8 @@
-"""Loop of a search that boots servers one after the other: its limits, and its record on disk after each boot."""
+"""Loop of a search that boots servers one after the other: its limits, and its record after each.
+
+A plan is a pure function of the boots so far, so a resumed search needs only their list. A death is
+proof; a clean boot, or a complete answer to one prompt, is evidence; nothing else counts.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,17 @@ import pytest
 
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.scenario.catalogue import all_scenarios
-from vllm_repro_search.versions.catalogue import MAPS, Entry, Upstream, UpstreamState, entries, markdown, page, upstream
+from vllm_repro_search.versions.catalogue import (
+    MAPS,
+    RESULTS,
+    Entry,
+    Upstream,
+    UpstreamState,
+    entries,
+    markdown,
+    page,
+    upstream,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,8 +31,8 @@ def found() -> list[Entry]:
 
 
 def test_the_files_are_what_scenarios_and_maps_say(found: list[Entry]) -> None:
-    assert (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8") == markdown(found), "make catalogue"
-    assert (ROOT / "docs" / "catalogue.html").read_text(encoding="utf-8") == page(found), "make catalogue"
+    assert (ROOT / RESULTS / "catalogue.md").read_text(encoding="utf-8") == markdown(found), "make catalogue"
+    assert (ROOT / RESULTS / "catalogue.html").read_text(encoding="utf-8") == page(found), "make catalogue"
 
 
 def test_each_scenario_has_a_row_of_upstream() -> None:
