@@ -30,7 +30,7 @@ def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(harness: Harnes
     assert cut.status == 2, cut.err
     assert cut.out.startswith("REHEARSAL: ")
     folder = out / "tq-mtp-cudagraphs" / "minimize" / "latest"
-    assert f"resume:    vllm-repro minimize --resume {folder.resolve()}" in cut.out
+    assert f"resume:   vllm-repro minimize --resume {folder.resolve()}" in cut.out
     first = record_in(out)
     assert (first["stopped"], first["answer"], first["state"]) == ("--max-boots 4", None, "open")
     assert first["boots"][0]["unused"] == [0, 1], "it crashed while booting"

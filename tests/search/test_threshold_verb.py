@@ -38,7 +38,7 @@ def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_
     assert cut.out.startswith("REHEARSAL: ")
     assert "A prompt of 4,225 tokens crashed, 4,224 did not. The checks are not finished." in cut.out
     folder = out / "tq-chunked-prefill" / "threshold" / "latest"
-    assert f"resume:    vllm-repro threshold --resume {folder.resolve()}" in cut.out
+    assert f"resume:   vllm-repro threshold --resume {folder.resolve()}" in cut.out
     first = record_in(out)
     assert (first["stopped"], first["answer"], first["state"]) == ("--max-boots 1", None, "open")
     done = harness("threshold", "--resume", str(folder), "--json")
