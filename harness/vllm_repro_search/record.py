@@ -102,11 +102,6 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return tables
 
     @property
-    def runs(self) -> str:
-        """Return the way from the folder of the search to that of its runs."""
-        return "../.."
-
-    @property
     def release(self) -> str | None:
         """Return the release that the servers reported; None for several."""
         return None
@@ -170,10 +165,6 @@ class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):
     arm: str
     # the release that the servers reported
     version: str | None = None
-
-    @property
-    def runs(self) -> str:
-        return f"../{self.scenario}"
 
     @property
     def release(self) -> str:

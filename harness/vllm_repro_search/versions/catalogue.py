@@ -216,6 +216,5 @@ def page(rows: Sequence[Bug]) -> str:
 
 if __name__ == "__main__":
     folder = REPORTS / "results"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
         (folder / name).write_text(render(bugs()), encoding="utf-8")

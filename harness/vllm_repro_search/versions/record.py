@@ -1,12 +1,11 @@
 """Record of a version map: what each arm does in each release, and a sentence for each arm.
 
 A release lives only if every boot of it crossed the boundary and lived. Ranges of living or dying releases span only releases that were
-tried and decided. `python -m vllm_repro_search.versions.record` prints the JSON Schema of `versions.json`.
+tried and decided. `msgspec.json.schema(VersionMap)` is the JSON Schema of `versions.json`.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -404,7 +403,3 @@ def ranges(chosen: Sequence[str], asked: Sequence[str]) -> list[str]:
 def joined(items: Sequence[str]) -> str:
     """Return `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
-
-
-if __name__ == "__main__":
-    print(json.dumps(msgspec.json.schema(VersionMap), indent=2))

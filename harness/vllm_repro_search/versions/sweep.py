@@ -63,9 +63,6 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         # releases that the server kind refuses; the command is wrong if it refuses all of them
         self._refused: set[str] = set()
 
-    def sources(self) -> Sequence[Source | None]:
-        return ()
-
     def resume(self, unfinished: UnfinishedSearch) -> None:
         unfinished.refuse_changed(self.record.as_dict())
         self.record = structs.replace(self.record, **unfinished.fields())
