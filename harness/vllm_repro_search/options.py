@@ -54,10 +54,6 @@ def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
         raise UsageError(f"{len(arms)} arms are named, and this follows one", hint="give --arm once")
     options = server_options(arguments)
     choice = choice_of(scenario, options)
-    if not choice.kind.facts.started:
-        raise UsageError(
-            "a running server is not booted again after a crash", hint="--server process, docker or lab starts its own"
-        )
     options = replace(options, server=choice.kind.value)  # boots of different kinds of server are not comparable
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
     job = replace(job, named_arms=[arms[0].name])

@@ -151,7 +151,7 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
         ([*TQ, "--arm", "eagr"], 64, "did you mean eager"),
         ([*TQ, "--out", "/proc/nowrite"], 64, "cannot write to"),
         ([*TQ, "--image", "mine:{version}"], 64, "--image has no meaning"),
-        (["versions", "tq-chunked-prefill", "--server", "attach"], 64, "a running server is one release"),
+        (["versions", "tq-chunked-prefill", "--server", "attach"], 64, "'attach' is none of auto, docker"),
         (["versions", "tq-chunked-prefill", "--server", "docker", "--image", "x:1"], 64, "every release would run x:1"),
         (["versions", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
         (["versions", "min-tokens-stop-ids", "--server", "lab"], 64, "cannot run in the lab: it has no lab="),

@@ -19,7 +19,6 @@ from vllm_repro.running.job import choice_of, repeat_command
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro_search.options import begun, common_fields, run_search, stream_of
@@ -116,12 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def refuse_one_release(options: ServerOptions) -> None:
-    """Raise `UsageError` for a server or an image that would be the same for every release."""
-    if options.server != "auto" and not ServerKind(options.server).facts.started:
-        raise UsageError(
-            "a running server is one release, and this takes several",
-            hint=f"vllm-repro run SCENARIO --url U; or --server with one of {', '.join(kinds(lambda facts: facts.started))}",
-        )
+    """Raise `UsageError` for an image that would be the same for every release."""
     if options.image and VERSION not in options.image:
         raise UsageError(
             f"every release would run {options.image}", hint=f"write {VERSION} where its tag has the release"
