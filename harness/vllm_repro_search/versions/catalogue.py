@@ -1,38 +1,38 @@
-"""Catalogue of the package's scenarios, from scenarios, `upstream.json` and kept maps.
+"""Matrix of the package's scenarios and vLLM's releases: `catalogue.html` and `catalogue.md` in reports/results/.
 
-`reports/results/` has it as `catalogue.md` and `catalogue.html`.
-
-make catalogue     # write both again
+make catalogue     # write both again, from the scenarios, `upstream.json`, kept maps and kept runs
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import msgspec
+from markupsafe import Markup
 from packaging.version import Version
 
 from vllm_repro.conversion import decode
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.report.document import document, fragment
 from vllm_repro.report.model import issue_url
-from vllm_repro.report.text import cell
-from vllm_repro.report.version_strip import Seen, version_strip
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro_search.versions.json_map import ReleaseArmJson, VersionMapJson
-from vllm_repro_search.versions.map_page import TONES
-from vllm_repro_search.versions.release_result import ReleaseResult
-from vllm_repro_search.versions.version_map import joined, ranges
+from vllm_repro.verdict.verdict import Result
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_search.record import text_environment
+from vllm_repro_search.versions.record import ReleaseResult, VersionMap
 
-__all__ = ["MAPS", "RESULTS", "Entry", "Upstream", "UpstreamState", "entries", "markdown", "page", "upstream"]
+__all__ = ["Bug", "Sighting", "Upstream", "UpstreamState", "bugs", "markdown", "page", "upstream"]
 
-MAPS = Path("reports/examples/versions")
-RESULTS = Path("reports/results")
+REPORTS = Path("reports")
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 class UpstreamState(StrEnum):
@@ -52,50 +52,74 @@ class UpstreamState(StrEnum):
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Row of `upstream.json`. checked: day or month of the copy of the issue. note: pull requests and their states in it."""
+    """Row of `upstream.json`."""
 
     subsystem: str
     state: UpstreamState
+    # day or month of the copy of the issue
     checked: str = ""
+    # pull requests and their states in it
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One scenario.
+class Sighting:
+    """What the first arm of a scenario did in one release, in a kept run or map."""
 
-    seen: what its first arm did in each release that was tried, the oldest first. server, evidence: of its maps. trials: boots of each
-    release, by map.
-    """
+    release: str
+    evidence: Evidence
+    started_at: str
+    fate: ReleaseResult
+    # crashes, and boots that decide
+    k: int
+    n: int
+    # the report or map, from the folder of the reports
+    path: str
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Return what decides which of several sightings counts: the strongest evidence, and of that the latest."""
+        return -list(Evidence).index(self.evidence), self.started_at
+
+    @property
+    def look(self) -> tuple[str, str]:
+        """Return the sign and the colour of the cell."""
+        return _SIGNS.get(self.fate, ("?", "warn"))
+
+
+_SIGNS = {
+    ReleaseResult.DIES: ("✗", "bad"),
+    ReleaseResult.SOMETIMES: ("✗?", "bad"),
+    ReleaseResult.LIVES: ("✓", "good"),
+}
+"""Sign and colour of a cell. Any other result is a question mark."""
+
+_RESULTS = {
+    Result.REPRODUCES: ReleaseResult.DIES,
+    Result.FLAKY: ReleaseResult.SOMETIMES,
+    Result.QUIET: ReleaseResult.LIVES,
+}
+"""Of a kept run. Any other result decides nothing and is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    """A row of the matrix."""
 
     scenario: Scenario
     upstream: Upstream
-    seen: Mapping[str, ReleaseArmJson]
-    server: str = ""
-    evidence: str = ""
-    trials: tuple[int, ...] = ()
+    # by release
+    sightings: Mapping[str, Sighting]
 
     @property
-    def with_bug(self) -> list[str]:
-        """Return the releases in which the bug was seen."""
-        return [version for version, arm in self.seen.items() if arm.fate in _HAS_BUG]
-
-    @property
-    def still_dies(self) -> bool:
-        """Return True if the newest release was seen to have the bug."""
-        return NEWEST in self.with_bug
-
-
-_HAS_BUG = (ReleaseResult.DIES, ReleaseResult.SOMETIMES)
-_SIGNS = {ReleaseResult.DIES: "✗", ReleaseResult.SOMETIMES: "✗?", ReleaseResult.LIVES: "✓"}
-"""Of a result in the table of releases; any other is a question mark."""
-
-_HEAD = """Generated by `make catalogue` from the scenarios, [`upstream.json`](../../scenarios/upstream.json) and the
-[kept maps](version-maps.md). [catalogue.html](catalogue.html) has the releases of each bug in a row."""
-_MEANING = """Only releases that were tried are named. Evidence `lab`: vLLM's code on a CPU with its CUDA parts replaced; `cpu`: a stock
-release on a CPU. The state upstream is that of a stored copy of the issue; the day or month of the copy stands beside it."""
-_LEGEND = """✗ has the bug, ✗? in some boots, ✓ lives with the boundary crossed, ? proves neither: it fails in another way, does not cross
-the boundary, does not boot or cannot run here."""
+    def group(self) -> str:
+        newest = self.sightings.get(NEWEST)
+        if newest is None or newest.look[1] == "warn":
+            return f"Not decided in {NEWEST}"
+        if newest.look[1] == "good":
+            return f"Not in {NEWEST}"
+        upstream = "closed or stale" if self.upstream.state.forgotten else "open or not reported"
+        return f"Still in {NEWEST}, {upstream} upstream"
 
 
 def upstream(folder: Path | None = None) -> dict[str, Upstream]:
@@ -104,118 +128,93 @@ def upstream(folder: Path | None = None) -> dict[str, Upstream]:
     return decode(file.read_bytes(), dict[str, Upstream])
 
 
-def entries(maps: Path = MAPS) -> list[Entry]:
-    """Return an entry for each scenario of the package. maps: folder of the kept maps."""
+def bugs(reports: Path = REPORTS) -> list[Bug]:
+    """Return a row for each scenario of the package, from the kept maps and runs below `reports`."""
+    seen: dict[str, dict[str, Sighting]] = {}
+    for scenario, sighting in (*_from_maps(reports), *_from_runs(reports)):
+        row = seen.setdefault(scenario, {})
+        known = row.get(sighting.release)
+        if known is None or sighting.rank > known.rank:
+            row[sighting.release] = sighting
     rows, unknown = upstream(), Upstream("unknown", UpstreamState.UNKNOWN)
     return [
-        _entry(scenario, rows.get(scenario.id, unknown), sorted((maps / scenario.id).glob("**/versions.json")))
+        Bug(
+            scenario=scenario,
+            upstream=rows.get(scenario.id, unknown),
+            sightings=seen.get(scenario.id, {}),
+        )
         for scenario in all_scenarios(scenario_folder())
     ]
 
 
-def _entry(scenario: Scenario, row: Upstream, files: Sequence[Path]) -> Entry:
-    """Return the entry of a scenario. files: its maps; of two that tried a release the later one counts."""
-    maps = [decode(file.read_bytes(), VersionMapJson) for file in files]
-    maps.sort(key=lambda one: one.started_at)
-    seen = {release.version: release.arms[0] for one in maps for release in one.rows if release.arms}
-    return Entry(
-        scenario=scenario,
-        upstream=row,
-        seen={version: seen[version] for version in sorted(seen, key=Version)},
-        server=maps[-1].server if maps else "",
-        evidence=" and ".join(dict.fromkeys(one.evidence or "none" for one in maps)),
-        trials=tuple(sorted({one.trials for one in maps})),
-    )
+def _from_maps(reports: Path) -> Iterator[tuple[str, Sighting]]:
+    for file in sorted(reports.glob("*/versions/**/versions.json")):
+        version_map = decode(file.read_bytes(), VersionMap)
+        for row in version_map.boots:
+            yield (
+                version_map.scenario,
+                Sighting(
+                    release=row.version,
+                    evidence=Evidence(version_map.evidence or Evidence.UNKNOWN),
+                    started_at=version_map.started_at,
+                    fate=row.arms[0].fate,
+                    k=row.arms[0].k,
+                    n=row.arms[0].n,
+                    path=file.with_suffix(".md").relative_to(reports).as_posix(),
+                ),
+            )
 
 
-def markdown(found: Sequence[Entry]) -> str:
+def _from_runs(reports: Path) -> Iterator[tuple[str, Sighting]]:
+    for file in sorted(reports.glob("*/*/report.json")):
+        run: dict[str, Any] = json.loads(file.read_bytes())
+        arm = run["arms"][0]
+        fate = _RESULTS.get(arm["result"])
+        if run["rehearsal"] or fate is None or not run["vllm_version"]:
+            continue
+        yield (
+            run["scenario"],
+            Sighting(
+                release=Version(run["vllm_version"]).base_version,
+                evidence=Evidence(run["evidence"]),
+                started_at=run["started_at"],
+                fate=fate,
+                k=arm["k"],
+                n=arm["n"],
+                path=file.with_suffix(".html").relative_to(reports).as_posix(),
+            ),
+        )
+
+
+def _values(rows: Sequence[Bug]) -> dict[str, Any]:
+    sightings = [sighting for bug in rows for sighting in bug.sightings.values()]
+    groups: dict[str, list[Bug]] = {}
+    for bug in sorted(rows, key=lambda bug: (not bug.group.startswith("Still"), bug.group, bug.scenario.id)):
+        groups.setdefault(bug.group, []).append(bug)
+    return {
+        "groups": groups,
+        "releases": sorted({sighting.release for sighting in sightings}, key=Version),
+        "days": sorted(sighting.started_at[:10] for sighting in sightings),
+        "issue_url": issue_url,
+        "quote": quote,
+    }
+
+
+def markdown(rows: Sequence[Bug]) -> str:
     """Return `catalogue.md`."""
-    heads = ("bug", "subsystem", "releases with it", "evidence", "upstream", "scenario")
-    dying = [one for one in found if one.still_dies]
-    forgotten = [_dying(one) for one in dying if one.upstream.state.forgotten]
-    others = [_dying(one) for one in dying if not one.upstream.state.forgotten]
-    parts = [
-        "# Catalogue of bugs",
-        _HEAD,
-        _table(heads, map(_row, found)),
-        _MEANING,
-        "## Closed or stale upstream, still dying",
-        f"Issues that are closed or marked stale while {NEWEST}, the newest release known here, has the bug.",
-        "\n".join(forgotten) or "None of the bugs with a map.",
-        "## Open or not reported, still dying",
-        "\n".join(others) or "None of the bugs with a map.",
-        "## Releases",
-        _LEGEND,
-        _releases([one for one in found if one.seen]),
-        "## Lines",
-        "The line at which vLLM goes wrong, in one release with the bug.",
-        _table(("scenario", "release", "file", "function", "line"), map(_line, found)),
-    ]
-    return "\n\n".join(parts) + "\n"
+    template = text_environment(TEMPLATES, "md").get_template("catalogue.md")
+    return template.render(**_values(rows), Markup=Markup)
 
 
-def _row(one: Entry) -> tuple[str, ...]:
-    scenario, boots = one.scenario, " or ".join(map(str, one.trials))
-    evidence = f"{one.evidence}, {boots} boot{'' if boots == '1' else 's'} each" if one.seen else "no map"
-    file = f"[`{scenario.id}`](../../scenarios/{scenario.id.replace('-', '_')}.py)"
-    return cell(scenario.title), one.upstream.subsystem, _with_bug(one), evidence, _upstream(one), file
-
-
-def _with_bug(one: Entry) -> str:
-    if not one.seen:
-        return f"declared: {one.scenario.status.bad}"
-    return joined(ranges(one.with_bug, list(one.seen))) if one.with_bug else f"none of {len(one.seen)} tried"
-
-
-def _upstream(one: Entry) -> str:
-    row, link = one.upstream, f"[#{one.scenario.issue.partition('#')[2]}]({issue_url(one.scenario.issue)})"
-    state = f"{row.state}, nearest is {link}" if row.state is UpstreamState.NOT_FILED else f"{link} {row.state}"
-    return "; ".join(part for part in (state, row.note) if part) + (f" (copy of {row.checked})" if row.checked else "")
-
-
-def _dying(one: Entry) -> str:
-    name = one.scenario.id
-    run = f"vllm-repro run {name} --server {one.server} --vllm {NEWEST}; vllm-repro draft reports/{name}/latest"
-    return f"- `{name}`: {_upstream(one)}. Its draft: `{run}`"
-
-
-def _releases(found: Sequence[Entry]) -> str:
-    versions = sorted({version for one in found for version in one.seen}, key=Version)
-
-    def cells(one: Entry) -> Iterator[str]:
-        yield f"`{one.scenario.id}`"
-        for version in versions:
-            yield _SIGNS.get(one.seen[version].fate, "?") if version in one.seen else ""
-
-    return _table(("scenario", *versions), (tuple(cells(one)) for one in found))
-
-
-def _line(one: Entry) -> tuple[str, ...]:
-    name, release, line = f"`{one.scenario.id}`", one.scenario.try_in_lab, one.scenario.defect
-    return (name, release, *(f"`{part}`" for part in (line.file, line.function, line.code))) if line else (name,)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose cells are Markdown already."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
-def page(found: Sequence[Entry]) -> str:
-    """Return `catalogue.html`: a version strip for each scenario."""
-    strips = [
-        (one.scenario, version_strip(one.scenario.status, {version: _seen(arm) for version, arm in one.seen.items()}))
-        for one in found
-    ]
+def page(rows: Sequence[Bug]) -> str:
+    """Return `catalogue.html`."""
+    style = (TEMPLATES / "catalogue.css").read_text(encoding="utf-8")
     return document(
-        title="Releases of each bug",
-        body=fragment("catalogue.html", Path(__file__).parent / "templates", strips=strips, issue_url=issue_url),
+        title="vLLM bugs by release", body=fragment("catalogue.html", TEMPLATES, **_values(rows)), style=style
     )
-
-
-def _seen(arm: ReleaseArmJson) -> Seen:
-    return f"{arm.name}: {arm.fate}", TONES.get(arm.fate, "warn")
 
 
 if __name__ == "__main__":
+    folder = REPORTS / "results"
     for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
-        (RESULTS / name).write_text(render(entries()), encoding="utf-8")
+        (folder / name).write_text(render(bugs()), encoding="utf-8")
