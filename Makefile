@@ -91,7 +91,7 @@ images: ## build the images of the rehearsal engine
 compose: $(DEV) ## regenerate docker-compose.yml from the scenarios
 	@$(BIN)/python -m vllm_repro.servers.compose_services > docker-compose.yml.new && mv docker-compose.yml.new docker-compose.yml
 
-catalogue: $(DEV) ## regenerate docs/catalogue.md and docs/catalogue.html
+catalogue: $(DEV) ## regenerate catalogue.md and .html in reports/results
 	@$(BIN)/python -m vllm_repro_search.versions.catalogue
 
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
@@ -119,14 +119,14 @@ bench: $(DEV) ## run the benchmarks
 bench-loadgen: $(DEV) ## compare the measuring client with a bare one and `vllm bench serve` (a minute)
 	@$(BIN)/python -m benchmarks.loadgen $(ARGS)
 
-faults: $(DEV) images ## break live runs on purpose and write docs/reliability.md (an hour)
+faults: $(DEV) images ## break live runs on purpose and write reports/results/reliability.md (an hour)
 	@$(BIN)/python -m benchmarks.faults --write
 	@$(BIN)/python -m benchmarks.kills --write
 
 faults-quick: $(DEV) ## break a rehearsal once by each fault
 	@$(BIN)/python -m benchmarks.faults --kinds rehearsal --quick
 
-mutants: $(DEV) ## change the pure core in one place at a time, count what no test notices, write docs/reliability.md (half an hour)
+mutants: $(DEV) ## change the pure core in one place at a time, count what no test notices, write reports/results/reliability.md (half an hour)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
 	@$(BIN)/python -m benchmarks.mutants --write
 

@@ -1,4 +1,6 @@
-"""Fault matrix: break a live run at each moment, and check its outcome, its journal and what is left. Writes docs/reliability.md.
+"""Fault matrix: break a live run at each moment, and check outcome, journal and what is left.
+
+It writes reports/results/reliability.md.
 
 A cell is (fault, moment, server kind). The run is one arm whose engine lives: a short request, a pause, a long stream, a pause, a short
 request. The script watches the run's journal, injects the fault at the moment, and waits for the command to end. A cell fails if
@@ -35,7 +37,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "reports" / "results" / "reliability.md"
 COMMAND = (sys.executable, "-m", "vllm_repro")
 GONE_WITHIN_S = 10.0
 CELL_S = 400.0
@@ -414,7 +416,7 @@ def _tested(fault: str, test: str) -> tuple[str, str]:
     path, name = test.split()
     if f"def {name}(" not in (ROOT / "tests" / path).read_text(encoding="utf-8"):
         raise SystemExit(f"tests/{path} has no {name}")
-    return fault, f"[`{name}`](../tests/{path})"
+    return fault, f"[`{name}`](../../tests/{path})"
 
 
 def measured_at(*more: str) -> str:

@@ -180,7 +180,7 @@ def main() -> None:
         "--life", type=float, help="how long a run lives that nobody kills, in seconds (default: measured)"
     )
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
-    parser.add_argument("--write", action="store_true", help="write the section of docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="write the section of reports/results/reliability.md")
     asked = parser.parse_args()
     found = [
         one

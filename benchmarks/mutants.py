@@ -1,6 +1,6 @@
 """Mutation test of the pure core with mutmut: change one thing at a time, and see whether a test notices.
 
-    make mutants                                     # all of MODULES; writes a section of docs/reliability.md
+    make mutants                                     # all of MODULES; writes a section of reports/results/reliability.md
     python -m benchmarks.mutants vllm_repro/verdict/verdict.py  # prints the section for one module
 
 A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has changed since.

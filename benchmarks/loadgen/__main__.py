@@ -43,8 +43,7 @@ def main() -> None:
     print(f"\n### {given.streams} streams, n={given.rounds}: median (min..max)\n")
     print(f"| figure | {' | '.join(runs)} |\n|---{'|---' * len(runs)}|")
     for title, figure in FIGURES.items():
-        cells = [spread([figure(ran) for ran in some], 3) for some in runs.values()]
-        print(f"| {title} | {' | '.join(cells)} |")
+        print("|", title, *(f"| {spread([figure(ran) for ran in some], 3)}" for some in runs.values()), "|")
 
 
 if __name__ == "__main__":

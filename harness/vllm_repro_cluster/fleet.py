@@ -1,7 +1,7 @@
 """Runs on a Ray cluster: `--on`. Each is one Ray task, which starts `item` on a node and yields what that writes.
 
 The folder of a run is copied as it grows (`run_copy`). The copy is identical, so `--resume` works after any loss. A server of several hosts
-gets as many nodes (`ranks`).
+gets as many nodes (`ranks`). Ray retries nothing: a run whose node is lost is resumed from the copy.
 """
 
 from __future__ import annotations

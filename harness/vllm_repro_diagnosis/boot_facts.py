@@ -22,7 +22,7 @@ __all__ = [
     "EVIDENCE_WORDS",
     "BootFacts",
     "BootReader",
-    "Observed",
+    "Observation",
     "ScheduledChunk",
     "SharedStep",
     "boot_facts",
@@ -83,7 +83,7 @@ class ScheduledChunk:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """One observation that our plugin printed inside the engine."""
 
     # such as "store"
@@ -318,18 +318,18 @@ _OBSERVED = re.compile(r"(?:LAB|REPRO) observed (\w+) (\{.*\})\s*$")
 _MOST_OBSERVED = 10_000
 
 
-def observed(lines: Iterable[Line]) -> tuple[Observed, ...]:
+def observed(lines: Iterable[Line]) -> tuple[Observation, ...]:
     """Return the first 10,000 observations that our plugins printed into a log, in order.
 
     They are lines such as `LAB observed store {"event": 3, "blocks": 80}` and
     `REPRO observed imported {"file": "…", "pid": 4711}`.
     """
-    observations: list[Observed] = []
+    observations: list[Observation] = []
     for line in lines:
         if " observed " not in line.text or not (match := _OBSERVED.search(line.text)):
             continue
         try:
-            observations.append(Observed(match[1], json.loads(match[2])))
+            observations.append(Observation(match[1], json.loads(match[2])))
         except ValueError:
             continue  # cut off when the engine ended
         if len(observations) == _MOST_OBSERVED:

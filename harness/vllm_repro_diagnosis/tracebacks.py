@@ -210,7 +210,7 @@ class OpenTraceback:
 
 
 @dataclass(slots=True)
-class _Channel:
+class _Transcript:
     """Output of one process through one logging call, or raw: a traceback's lines stay together."""
 
     # the last line
@@ -236,8 +236,8 @@ class Finder:
     """Collector of tracebacks from lines, linear in the log."""
 
     def __init__(self) -> None:
-        self._channels: dict[tuple[int | str, str], _Channel] = {}
-        self._last_channel: dict[int | str, tuple[int | str, str]] = {}
+        self._transcripts: dict[tuple[int | str, str], _Transcript] = {}
+        self._last_transcript: dict[int | str, tuple[int | str, str]] = {}
         self._raised: list[Raised] = []
         self._thrown = ""
         # line of the last traceback whose frames are not readable
@@ -250,24 +250,24 @@ class Finder:
         # uvicorn prints its record's first line with a level and the traceback without one
         if key[1] == line.level and line.level and _RECORD.match(line.text):
             key = (line.speaker, "")
-        channel = self._channels.setdefault(key, _Channel(line))
-        channel.line = line
-        interrupted = self._last_channel.get(line.speaker, key) != key
-        self._last_channel[line.speaker] = key
-        self._read(channel, line, interrupted)
+        transcript = self._transcripts.setdefault(key, _Transcript(line))
+        transcript.line = line
+        interrupted = self._last_transcript.get(line.speaker, key) != key
+        self._last_transcript[line.speaker] = key
+        self._read(transcript, line, interrupted)
 
     def is_idle(self, line: Line) -> bool:
         """Return True if no traceback is open where this line was printed."""
-        channel = self._channels.get((line.speaker, line.source or line.level))
-        return channel is not None and channel.block is None
+        transcript = self._transcripts.get((line.speaker, line.source or line.level))
+        return transcript is not None and transcript.block is None
 
     def finish(self) -> tuple[Raised, ...]:
         """Return all exceptions of the server, in the order of their first lines.
 
         Call `unfinished` before it.
         """
-        for channel in self._channels.values():
-            self._close(channel)
+        for transcript in self._transcripts.values():
+            self._close(transcript)
         of_server = (raised for raised in self._raised if not raised.of_other_program)
         return tuple(sorted(of_server, key=lambda raised: raised.first_line))
 
@@ -292,11 +292,11 @@ class Finder:
 
     def unfinished(self) -> tuple[OpenTraceback, ...]:
         """Return the tracebacks that processes had not finished in their last lines."""
-        last = (self._channels[key] for key in self._last_channel.values())
-        return tuple(open_ for channel in last if (open_ := channel.unfinished) is not None)
+        last = (self._transcripts[key] for key in self._last_transcript.values())
+        return tuple(open_ for transcript in last if (open_ := transcript.unfinished) is not None)
 
-    def _close(self, channel: _Channel) -> None:
-        block, channel.block = channel.block, None
+    def _close(self, transcript: _Transcript) -> None:
+        block, transcript.block = transcript.block, None
         if block is None:
             return
         if block.header_indent is not None and not block.frames:
@@ -304,48 +304,48 @@ class Finder:
         if (raised := block.close()) is not None:
             self._raised.append(raised)
 
-    def _read(self, channel: _Channel, line: Line, interrupted: bool) -> None:
+    def _read(self, transcript: _Transcript, line: Line, interrupted: bool) -> None:
         text = line.text.rstrip()
         if text[:12].strip()[:1] in ("|", "+"):
             text = _GROUP_MARGIN.sub("", text, count=1)
         stripped = text.strip()
-        block = channel.block
+        block = transcript.block
         if block is not None and block.exception is not None and not block.done:
             block.done = interrupted or not stripped or len(block.message) >= _MAX_MESSAGE_LINES
         if "Traceback (" in text and (match := _HEADER.search(text)):
-            block = self._begin(channel, line, indent=_indent(text))
+            block = self._begin(transcript, line, indent=_indent(text))
             _take_frames(block, text[match.end() :])
         elif stripped in (_EXPLICIT, _IMPLICIT):
             if block is not None and block.exception is not None:
                 block.done, block.chained = True, stripped
         elif 'File "' in text and _FRAME.search(text):
             if block is None or block.exception is not None:
-                block = self._begin(channel, line, indent=None)
+                block = self._begin(transcript, line, indent=None)
             _take_frames(block, text)
         elif block is None or block.done or (not stripped and block.exception is not None):
-            self._loose(channel, line, stripped)
+            self._loose(transcript, line, stripped)
         elif block.exception is not None:
-            self._message_of(channel, block, text)
+            self._message_of(transcript, block, text)
         elif stripped:
-            self._inside(channel, block, text)
+            self._inside(transcript, block, text)
         if stripped and not (stripped[0] in "^~" and _CARETS.fullmatch(stripped)):
-            channel.previous = stripped
+            transcript.previous = stripped
 
-    def _begin(self, channel: _Channel, line: Line, *, indent: int | None) -> _Block:
-        before = channel.block
+    def _begin(self, transcript: _Transcript, line: Line, *, indent: int | None) -> _Block:
+        before = transcript.block
         cause, explicit = None, False
         if before is not None and before.chained:
             cause, explicit, headline = before.close(), before.chained == _EXPLICIT, before.headline
         else:
-            fresh = before is None or before.exception is None or _RECORD.match(channel.previous)
-            headline = channel.previous if fresh else ""
-            self._close(channel)
-        channel.block = _Block(
+            fresh = before is None or before.exception is None or _RECORD.match(transcript.previous)
+            headline = transcript.previous if fresh else ""
+            self._close(transcript)
+        transcript.block = _Block(
             line=line, headline=headline, header_indent=indent, cause=cause, explicit=explicit
         )
-        return channel.block
+        return transcript.block
 
-    def _inside(self, channel: _Channel, block: _Block, text: str) -> None:
+    def _inside(self, transcript: _Transcript, block: _Block, text: str) -> None:
         """Read a line that is no frame: the source, its underline, or the exception."""
         stripped = text.strip()
         if _CARETS.fullmatch(stripped) or _REPEATED.fullmatch(stripped):
@@ -367,29 +367,29 @@ class Finder:
             block.exception, block.message = raised[1], [raised[2] or ""]
         elif not echoed:
             block.frames[-1] = replace(block.frames[-1], source=stripped)
-        elif block.header_indent is None and channel.previous != stripped and indent == 0:
+        elif block.header_indent is None and transcript.previous != stripped and indent == 0:
             # Prose after frames without an exception: the pasted traceback ends here.
-            channel.block = None
+            transcript.block = None
 
-    def _message_of(self, channel: _Channel, block: _Block, text: str) -> None:
-        line, stripped = channel.line, text.strip()
+    def _message_of(self, transcript: _Transcript, block: _Block, text: str) -> None:
+        line, stripped = transcript.line, text.strip()
         fenced = stripped.startswith("```")  # the end of a block of code in an issue
         if fenced or _RECORD.match(stripped) or (line.level and line.level != block.line.level):
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
-            self._loose(channel, line, stripped)
+            self._loose(transcript, line, stripped)
         else:
             block.message.append(text if block.line.level else stripped)
 
-    def _loose(self, channel: _Channel, line: Line, stripped: str) -> None:
+    def _loose(self, transcript: _Transcript, line: Line, stripped: str) -> None:
         """Read a line outside of a traceback: a last line, pasted alone, names an exception too."""
-        if channel.block is not None and (not stripped or channel.block.chained):
+        if transcript.block is not None and (not stripped or transcript.block.chained):
             return
-        self._close(channel)
+        self._close(transcript)
         alone = _LIKELY.fullmatch(stripped) if stripped and not line.source else None
         if alone is not None and alone[2]:
-            channel.block = _Block(
-                line=line, headline=channel.previous, exception=alone[1], message=[alone[2]]
+            transcript.block = _Block(
+                line=line, headline=transcript.previous, exception=alone[1], message=[alone[2]]
             )
 
 

@@ -1,4 +1,8 @@
-"""Search: play cases, and shrink the first case of each finding."""
+"""Search: play cases, and shrink the first case of each finding.
+
+Scheduler, KV cache manager and connectors are Python and need no device, so they are searched
+alone. A finding is a lead: a real server decides.
+"""
 
 from __future__ import annotations
 

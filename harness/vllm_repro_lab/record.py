@@ -112,7 +112,7 @@ def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[s
 
 
 def observe(kind: str, **values: object) -> None:
-    """Log an observation for the conditions of triggers (`vllm_repro_diagnosis.boot_facts.Observed`)."""
+    """Log an observation for the conditions of triggers (`vllm_repro_diagnosis.boot_facts.Observation`)."""
     _logger.info("LAB observed %s %s", kind, json.dumps(values))
 
 

@@ -24,7 +24,7 @@ from vllm_repro.report.runs import Run, read_runs
 from vllm_repro.running.folders import default_out
 from vllm_repro_nights.history import night_of
 from vllm_repro_nights.setups import setup_of, signature_of
-from vllm_repro_search.versions.json_map import VersionMapJson
+from vllm_repro_search.versions.record import VersionMap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,7 +131,7 @@ def versions(version_map: Folder) -> pd.DataFrame:
     """
     path = Path(version_map) / "versions.json"
     try:
-        releases = msgspec.to_builtins(decode(path.read_bytes(), VersionMapJson))["rows"]
+        releases = msgspec.to_builtins(decode(path.read_bytes(), VersionMap))["rows"]
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"no version map in {version_map}: {error}", hint="name the folder of versions.json"

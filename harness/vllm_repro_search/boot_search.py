@@ -1,139 +1,210 @@
-"""Loop of a search that boots servers one after the other: its limits, and its record on disk after each boot."""
+"""Runner of all searches: boot what the plan asks for, and write the record after each boot.
+
+A plan is a pure function of the boots so far, so a resumed search needs only their list. A death is
+proof; a clean boot, or a complete answer to one prompt, is evidence; nothing else counts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import shlex
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from msgspec.structs import replace
+
+from vllm_repro.conversion import convert
+from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
+from vllm_repro.running.elsewhere import results
 from vllm_repro.running.folders import private_sources, redactor, stamped_folder
 from vllm_repro.running.job import Job, SiteFacts, first_line
+from vllm_repro.running.resume import Unfinished
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.scenario import Arm
-from vllm_repro_search.record import SearchRecord
-from vllm_repro_search.resume import UnfinishedSearch
+from vllm_repro_search.record import ReleaseSearchRecord, SearchRecord, markdown
 
-__all__ = ["BootSearch"]
+__all__ = ["ArmSearch", "BootSearch", "UnfinishedSearch", "read_search"]
 
-Found = TypeVar("Found", bound=SearchRecord)
-Next = TypeVar("Next")
+Record = TypeVar("Record", bound=SearchRecord)
+ArmRecord = TypeVar("ArmRecord", bound=ReleaseSearchRecord)
+Item = TypeVar("Item")
 
 
-class BootSearch(ABC, Generic[Found, Next]):
-    """A search that boots. `found` is all that it knows.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnfinishedSearch(Unfinished):
+    """A search on disk."""
 
-    verb: its folder is `<scenario>/<verb>/<id>/`. file: the name of its record there, as JSON and Markdown.
-    """
+    what = "search"
+    record: SearchRecord
 
-    verb: ClassVar[str]
-    file: ClassVar[str]
+    @staticmethod
+    def _compared(head: Mapping[str, Any], name: str) -> Any:
+        # What else a candidate holds is for the reader, and differs between versions of the harness.
+        return [candidate["source"] for candidate in head[name]] if name == "candidates" else head.get(name)
 
-    def __init__(self, job: Job, found: Found) -> None:
+    def fields(self) -> dict[str, Any]:
+        """Return what the continued record takes over."""
+        kept = {name: getattr(self.record, name) for name in self.record.resumed}
+        return {**kept, "boots": self.record.kept()}
+
+
+def read_search(folder: Path, kind: type[SearchRecord]) -> UnfinishedSearch:
+    """Read the search of this kind in `folder`. Raises `UsageError` without one."""
+    try:
+        head = json.loads((folder / f"{kind.file}.json").read_text(encoding="utf-8"))
+        # The command is redacted: it names folders by `$HOME` and relative to where it was called.
+        words = shlex.split(os.path.expandvars(head["reproduce"]))
+        return UnfinishedSearch(
+            folder=folder.resolve(),
+            words=tuple(words[words.index(kind.verb) :]),
+            head=head,
+            must_not_change=("status", "harness_version", *kind.fixed),
+            record=convert(head, kind),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{folder} holds no search that can be read: {error}",
+            hint=f"name a folder such as reports/SCENARIO/{kind.verb}/latest",
+        ) from error
+
+
+class BootSearch(ABC, Generic[Record, Item]):
+    """A search that boots. Its record is all that it knows."""
+
+    # a finished boot is followed by the answer so far
+    shows_answer: ClassVar[bool] = True
+
+    def __init__(self, job: Job, record: Record) -> None:
         self.job = job
-        self._progress = Progress()
-        self._redactor = redactor(job.scenario)
-        self.found: Found = replace(found, reproduce=self._redactor.command(found.reproduce))
+        self.progress = Progress()
+        self.redactor = redactor(job.scenario)
+        self.record: Record = replace(record, reproduce=self.redactor.command(record.reproduce))
         self._folder: Path | None = None
         self._announce: Callable[[str], None] | None = None
-        self._kept = 0
-        """Boots of an earlier call."""
-        self._most_boots: int | None = None
+        # boots of an earlier call
+        self._resumed = 0
+        self.most_boots: int | None = None
+        # of the record and the folder: boots side by side are threads
         self._lock = threading.RLock()
-        """Of `found` and the folder: boots side by side are threads."""
 
-    @staticmethod
-    @abstractmethod
-    def as_dict(found: Any, /) -> Mapping[str, Any]:
-        """Return the content of the JSON file."""
-
-    @staticmethod
-    @abstractmethod
-    def as_markdown(found: Any, /) -> str:
-        """Return the content of the Markdown file."""
+    def next(self) -> Sequence[Item]:
+        """Return what to boot next, several if they run side by side; empty if the search is over."""
+        plan = self.record.plan
+        item = None if plan is None else plan.next()
+        return [] if item is None else [item]
 
     @abstractmethod
-    def _next(self) -> Next | None:
-        """Return what to boot, None if the search is over."""
+    def describe(self, item: Item, number: int) -> str:
+        """Return the progress line of a boot that begins."""
 
     @abstractmethod
-    def _boot(self, chosen: Next) -> str | None:
-        """Boot it and add what was seen to `found`. Return the signal that interrupted the run; then nothing is added."""
+    def boot(self, item: Item) -> tuple[Any, str | None]:
+        """Boot it. Return the boot for the record, None if there is nothing to add, and the signal that interrupted it."""
 
-    def _answered(self) -> list[bool]:
-        """Return for each boot if it gave an answer, for a search that does not choose something else after one without."""
-        return []
-
-    def _sources(self) -> list[Source | None]:
+    def sources(self) -> Sequence[Source | None]:
         """Return a source of each folder that the search takes a vLLM from."""
         return [self.job.options.vllm]
 
-    def _boot_arm(self, arm: Arm) -> RunReport:
-        """Run one boot of `arm` below the folder of this verb: `history` must not take it for a run of the scenario's own workload."""
-        out = self.job.out / self.job.scenario.id / self.verb
-        job = replace(self.job, out=out, arms=[arm], reproduce=self.found.reproduce)
-        return run_one(job, self._progress, self._chosen)
-
     def resume(self, unfinished: UnfinishedSearch) -> None:
         """Continue in the folder of `unfinished`. Raises `UsageError` if this is another search."""
-        unfinished.refuse_changed(json.loads(self._record()))
+        unfinished.refuse_changed(json.loads(self._json()))
         self._folder = unfinished.folder
-        self.found = replace(self.found, **unfinished.kept)
-        self._kept = len(self.found.boots)
+        self.record = replace(self.record, **unfinished.fields())
+        self._resumed = len(self.record.boots)
 
     def run(self, most_boots: int | None, most_seconds: float | None, announce: Callable[[str], None]) -> Path:
-        """Boot until the search is over or a limit is reached, and return its folder; `found` is what is known then.
+        """Boot until the search is over or a limit is reached, and return its folder; `record` is what is known then.
 
         most_boots: also counts boots of an earlier call. most_seconds: of this call. announce: called once with the first output line.
         Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had.
         """
-        self._announce, self._most_boots = announce, most_boots
-        began, before, stopped = time.monotonic(), self.found.duration_s, None
+        self._announce, self.most_boots = announce, most_boots
+        began, before, stopped = time.monotonic(), self.record.duration_s, None
         try:
-            while stopped is None and (chosen := self._next()) is not None:
-                if most_boots is not None and len(self.found.boots) >= most_boots:
+            while stopped is None and (items := self.next()):
+                if most_boots is not None and len(self.record.boots) >= most_boots:
                     stopped = f"--max-boots {most_boots}"
                 elif most_seconds is not None and time.monotonic() - began >= most_seconds:
                     stopped = f"--max-time {most_seconds:g}s"
-                elif self._answered()[self._kept :][-2:] == [False, False]:
+                elif self.record.answered()[self._resumed :][-2:] == [False, False]:
                     stopped = "two boots in a row without an answer"
                 else:
-                    stopped = self._boot(chosen)
-                self._save(stopped, before + time.monotonic() - began)
+                    stopped = self._boot_all(items)
+                self.save(stopped, before + time.monotonic() - began)
         except KeyboardInterrupt as signal:
             # Between two runs, or in an install; a run takes the signals itself and reports what it saw.
             stopped = f"{signal}" or "SIGINT"
-        return self._save(stopped, before + time.monotonic() - began)
+        return self.save(stopped, before + time.monotonic() - began)
 
-    def _chosen(self, site: SiteFacts, why: str) -> None:
-        with self._lock:
-            announce, self._announce = self._announce, None
-            if announce is not None:
-                if not self.found.boots:
-                    self.found = replace(self.found, evidence=site.evidence.value)
-                announce(first_line(site, why, None))
-                if self._folder is None:  # so that one that is killed in its first boot can be resumed
-                    self._save(None, 0.0)
+    def _boot_all(self, items: Sequence[Item]) -> str | None:
+        """Boot the items and add what they did to the record. Return the signal that interrupted one."""
+        for number, item in enumerate(items, len(self.record.boots) + 1):
+            self.progress.line(self.describe(item, number))
+        interrupted = None
+        for _, (boot, signal) in results(self.boot, items, self.job.elsewhere):
+            interrupted = signal or interrupted
+            if boot is None:
+                continue
+            with self._lock:
+                self.record = self.record.after(boot)
+                self.save(interrupted, self.record.duration_s)
+            if self.shows_answer:
+                self.progress.line(f"  {self.outcome(boot, several=len(items) > 1)}{self.record.readings[0]}")
+        return interrupted
 
-    def _save(self, stopped: str | None, duration_s: float) -> Path:
+    def outcome(self, boot: Any, *, several: bool) -> str:
+        """Return what stands before the answer when a boot has finished. several: other boots run beside it."""
+        return ""
+
+    def chosen(self, site: SiteFacts, why: str) -> None:
+        """Announce the servers with the first of them."""
         with self._lock:
-            self.found = replace(self.found, stopped=stopped, duration_s=round(duration_s, 1))
-            if self._folder is None:  # not before there is a server: a refused command must leave no folder
-                self._folder = stamped_folder(self.job.out, Path(self.found.scenario) / self.verb)
+            if self._announce is not None and not any(boot.run for boot in self.record.boots):
+                self.record = replace(self.record, evidence=site.evidence.value)
+            self.announce(first_line(site, why, None))
+
+    def announce(self, line: str) -> None:
+        """Print the first output line once, and write the record, so that a search killed in its first boot can be resumed."""
+        announce, self._announce = self._announce, None
+        if announce is not None:
+            announce(line)
+            if self._folder is None:
+                self.save(None, 0.0)
+
+    def save(self, stopped: str | None, duration_s: float) -> Path:
+        """Write the record and return its folder, which is made now: a refused command must leave none."""
+        with self._lock:
+            record = self.record = replace(self.record, stopped=stopped, duration_s=round(duration_s, 1))
+            if self._folder is None:
+                self._folder = stamped_folder(self.job.out, Path(record.scenario) / record.verb)
             hint = "free some space, or name another --out"
-            write_file(self._folder / f"{self.file}.json", self._record(), hint=hint)
-            text = Redactor(private_sources(self._sources())).text(self._redactor.text(self.as_markdown(self.found)))
-            write_file(self._folder / f"{self.file}.md", text, hint=hint)
+            write_file(self._folder / f"{record.file}.json", self._json(), hint=hint)
+            text = Redactor(private_sources(self.sources())).text(self.redactor.text(markdown(record)))
+            write_file(self._folder / f"{record.file}.md", text, hint=hint)
             return self._folder
 
-    def _record(self) -> str:
-        return json.dumps(self._redactor.deep(self.as_dict(self.found)), indent=2, ensure_ascii=False) + "\n"
+    def _json(self) -> str:
+        return json.dumps(self.redactor.deep(self.record.as_dict()), indent=2, ensure_ascii=False) + "\n"
+
+
+class ArmSearch(BootSearch[ArmRecord, Item]):
+    """A search that boots changed copies of one arm."""
+
+    def boot_arm(self, arm: Arm) -> RunReport:
+        """Run one boot of `arm` below the folder of this verb: `history` must not take it for a run of the scenario's workload."""
+        out = self.job.out / self.job.scenario.id / self.record.verb
+        job = dataclasses.replace(self.job, out=out, arms=[arm], reproduce=self.record.reproduce)
+        report = run_one(job, self.progress, self.chosen)
+        self.record = replace(self.record, version=report.vllm_version or self.record.version)
+        return report

@@ -6,9 +6,12 @@ import argparse
 import shlex
 import sys
 import time
-from dataclasses import asdict, replace
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from msgspec import structs
 
 from vllm_repro import __version__
 from vllm_repro.cli.common import add_common, duration, number, print_json
@@ -18,10 +21,8 @@ from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import Job, choice_of, repeat_command
 from vllm_repro.scenario.catalogue import find, find_arms
-from vllm_repro.scenario.scenario import Arm
-from vllm_repro_search.boot_search import BootSearch
-from vllm_repro_search.record import SearchRecord
-from vllm_repro_search.resume import UnfinishedSearch, read_search
+from vllm_repro_search.boot_search import BootSearch, UnfinishedSearch, read_search
+from vllm_repro_search.record import SearchRecord, terminal
 
 __all__ = [
     "add_limits",
@@ -29,8 +30,8 @@ __all__ = [
     "begun",
     "common_fields",
     "job_of_one_arm",
-    "run_of_arm",
     "run_search",
+    "stream_of",
 ]
 
 
@@ -53,10 +54,6 @@ def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
         raise UsageError(f"{len(arms)} arms are named, and this follows one", hint="give --arm once")
     options = server_options(arguments)
     choice = choice_of(scenario, options)
-    if not choice.kind.facts.started:
-        raise UsageError(
-            "a running server is not booted again after a crash", hint="--server process, docker or lab starts its own"
-        )
     options = replace(options, server=choice.kind.value)  # boots of different kinds of server are not comparable
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
     job = replace(job, named_arms=[arms[0].name])
@@ -64,20 +61,14 @@ def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
     return replace(job, reproduce=repeat_command(verb, job, choice.kind, release))
 
 
-def run_of_arm(job: Job) -> str:
-    """Return the command that runs the arm's own workload."""
-    return with_out(repeat_command("run", job, job.choice.kind, ("--vllm", job.options.vllm)), job.out)
-
-
-def common_fields(job: Job, arm: Arm, reproduce: str) -> dict[str, Any]:
+def common_fields(job: Job, reproduce: str) -> dict[str, Any]:
     """Return the fields of a `SearchRecord` for a search that has not begun."""
     scenario, kind = job.scenario, job.choice.kind
     return {
         "scenario": scenario.id,
         "issue": scenario.issue,
         "title": scenario.title,
-        "status": asdict(scenario.status),
-        "arm": arm.name,
+        "status": scenario.status,
         "server": kind.value,
         "evidence": kind.facts.evidence,
         "harness_version": __version__,
@@ -101,34 +92,38 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def begun(arguments: argparse.Namespace, verb: str) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
-    """Return the arguments of the first call with the limits of this one, and what is resumed, if anything. Raises `UsageError`."""
+def begun(
+    arguments: argparse.Namespace, kind: type[SearchRecord], *, beside: Collection[str] = ("max_boots", "max_time")
+) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
+    """Return the arguments of the first call with the options `beside` of this one, and what is resumed. Raises `UsageError`."""
     if not arguments.resume:
         return arguments, None
-    unfinished = read_search(arguments.resume, verb)
-    # A script is given anew: a record may come from somebody else.
-    limits = {name: getattr(arguments, name) for name in ("max_boots", "max_time", "script") if name in arguments}
-    arguments = resumed(arguments, unfinished, beside=limits)
-    vars(arguments).update(limits)
+    unfinished = read_search(arguments.resume, kind)
+    anew = {name: getattr(arguments, name) for name in beside if name in arguments}
+    arguments = resumed(arguments, unfinished, beside=anew)
+    vars(arguments).update(anew)
     return arguments, unfinished
 
 
 def run_search(arguments: argparse.Namespace, search: BootSearch[Any, Any], unfinished: UnfinishedSearch | None) -> int:
-    """Run or resume a search, print the text to paste, where it is, and how to resume; return the exit status."""
-    stream = sys.stderr if arguments.json else sys.stdout  # with `--json` the standard output holds JSON alone
+    """Run or resume a search, print its text, where it is, and how to resume; return the exit status."""
     if unfinished is not None:
         search.resume(unfinished)
-    folder = search.run(arguments.max_boots, arguments.max_time, lambda line: print(line, file=stream, flush=True))
-    found: SearchRecord = search.found
-    text = search.as_markdown(replace(found, reproduce=with_out(found.reproduce, search.job.out)))
-    print(f"\n{text}", file=stream)
-    print(f"this text: {folder / search.file}.md", file=stream)
-    if found.stopped:
-        script = ["--script", arguments.script] if getattr(arguments, "script", None) else []
-        print(f"resume:    {shlex.join(['vllm-repro', search.verb, '--resume', str(folder), *script])}", file=stream)
+    limits = (getattr(arguments, "max_boots", None), getattr(arguments, "max_time", None))
+    folder = search.run(*limits, lambda line: print(line, file=stream_of(arguments), flush=True))
+    record: SearchRecord = search.record
+    script = ["--script", arguments.script] if getattr(arguments, "script", None) else []
+    resume = shlex.join(["vllm-repro", record.verb, "--resume", str(folder), *script])
+    shown = structs.replace(record, reproduce=with_out(record.reproduce, search.job.out))
+    print(f"\n{terminal(shown, f'{folder / record.file}.md', resume)}", end="", file=stream_of(arguments))
     if arguments.json:
-        print_json(search.as_dict(found))
-    return INTERRUPTED if found.stopped and found.stopped.startswith("SIG") else found.exit_status
+        print_json(record.as_dict())
+    return INTERRUPTED if record.stopped and record.stopped.startswith("SIG") else record.exit_status
+
+
+def stream_of(arguments: argparse.Namespace) -> TextIO:
+    """Return where text goes: with `--json` the standard output holds JSON alone."""
+    return sys.stderr if arguments.json else sys.stdout
 
 
 def _boots(text: str) -> int:

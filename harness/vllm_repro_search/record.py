@@ -1,64 +1,237 @@
-"""Shared part of the records of all searches, and their page in Markdown."""
+"""Record of a search, and its Markdown and terminal text. Each search adds its fields, sentences and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import inspect
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
+import msgspec
+from markupsafe import Markup
+
+from vllm_repro.report.format import columns, limited, plural, seconds
 from vllm_repro.report.model import issue_url
-from vllm_repro.report.text import fence
-from vllm_repro_diagnosis.evidence import banner, simulated
+from vllm_repro.report.text import cell, fence, printable
+from vllm_repro.scenario.scenario import Status
+from vllm_repro_diagnosis.evidence import banner, facts_of, simulated
+from vllm_repro_search.plan import Plan
 
-__all__ = ["SearchRecord", "page"]
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["BootTable", "ReleaseSearchRecord", "SearchRecord", "markdown", "terminal", "text_environment"]
+
+_WIDEST = 40
+"""Letters of a table's cell on a terminal."""
+
+_MOST_NUMBERS = 12
+_CELL = "\x1f"
+"""Stands between the cells of a row in `tables.txt`; `printable` removes it from values."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchRecord:
-    """A search that boots servers, perhaps unfinished.
+class BootTable(NamedTuple):
+    """A table whose last column names runs."""
 
-    status: what the scenario declares. evidence: None if no server ever started. stopped: the limit or signal that ended it early.
-    """
+    # a line that the table folds under in Markdown; empty if it does not fold
+    summary: str
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A search that boots servers, perhaps unfinished: the content of its JSON file without what follows from it."""
+
+    # its folder is OUT/SCENARIO/VERB/ID/, and its files there are FILE.json and FILE.md
+    verb: ClassVar[str]
+    file: ClassVar[str]
+    # fields of the JSON file that a resume must not change
+    fixed: ClassVar[tuple[str, ...]] = ()
+    # fields that a resume keeps
+    resumed: ClassVar[tuple[str, ...]] = ("evidence", "started_at", "duration_s")
 
     scenario: str
     issue: str
     title: str
-    status: Mapping[str, Any]
-    arm: str
+    # what the scenario declares
+    status: Status
     server: str
+    # None if no server ever started
     evidence: str | None
     harness_version: str
     started_at: str
     duration_s: float
     reproduce: str
+    # the limit or signal that ended it early
     stopped: str | None = None
+    boots: tuple[Any, ...] = ()
 
     @property
-    def boots(self) -> Sequence[object]:
-        raise NotImplementedError
+    def heading(self) -> str:
+        """Return what the search looks for."""
+        return " ".join(self.sentences("heading.txt"))
+
+    @property
+    def plan(self) -> Plan[Any, Any, Any] | None:
+        """Return the plan after all boots; None if the search takes whatever is left."""
+        return None
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """Return the answer in sentences, one text for each arm."""
+        return self.sentences("answer.txt")
 
     @property
     def exit_status(self) -> int:
         """Return 0 for an answer, 1 for a surprise, 2 if undecided."""
-        raise NotImplementedError
+        return 2 if self.plan is None else self.plan.answer().state.exit_status
+
+    def derived(self) -> dict[str, Any]:
+        """Return what the JSON file has beside the fields."""
+        return {}
+
+    def tables(self) -> list[BootTable]:
+        """Return the tables of `tables.txt`: a line above each that it folds under, heads, and rows."""
+        tables = []
+        for block in self._blocks("tables.txt"):
+            summary, heads, *rows = block.strip("\n").split("\n")
+            cells = [tuple(row.split(_CELL)) for row in rows]
+            tables.append(BootTable("" if summary == "-" else summary, tuple(heads.split(_CELL)), cells))
+        return tables
+
+    @property
+    def release(self) -> str | None:
+        """Return the release that the servers reported; None for several."""
+        return None
+
+    @property
+    def certainty(self) -> str:
+        """Return how certain the answer is; empty if that is no question."""
+        return " ".join(self.sentences("certainty.txt"))
+
+    @property
+    def command(self) -> str:
+        """Return a command that is part of the answer, with a heading line; empty if there is none."""
+        return ""
+
+    def changes(self) -> list[tuple[str, str]]:
+        """Return the commits that the answer names, each with a link or an empty text."""
+        lines = "\n".join(self._blocks("changes.txt")).split("\n")
+        return [(text, link) for text, _, link in (line.partition(_CELL) for line in lines if line)]
+
+    def notes(self) -> tuple[str, ...]:
+        """Return further sentences."""
+        return self.sentences("notes.txt")
+
+    def sentences(self, template: str) -> tuple[str, ...]:
+        """Return the paragraphs of a template in the folder of this search; none without that template."""
+        return tuple(" ".join(block.split()) for block in self._blocks(template))
+
+    def _blocks(self, template: str) -> list[str]:
+        folder = Path(inspect.getfile(type(self))).parent
+        if not (folder / template).exists():
+            return []
+        known = self.plan and self.plan.answer()
+        text = text_environment(folder, "line").get_template(template).render(record=self, plan=self.plan, known=known)
+        return [block for block in text.split("\n\n") if block.strip()]
+
+    def answered(self) -> list[bool]:
+        """Return for each boot if it gave an answer; empty if the search chooses something else after one without."""
+        return []
+
+    def kept(self) -> tuple[Any, ...]:
+        """Return the boots that a resumed search does not repeat."""
+        return tuple(boot for boot in self.boots if boot.tested)
+
+    def after(self, boot: Any) -> Self:
+        """Return the record with one more boot."""
+        return msgspec.structs.replace(self, boots=(*self.boots, boot))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of the JSON file."""
+        fields = msgspec.to_builtins(self)
+        whole = {"schema": 1, **fields, "reading": ". ".join(self.readings), **self.derived()}
+        plain: dict[str, Any] = json.loads(msgspec.json.encode(whole))
+        return plain
 
 
-def page(found: SearchRecord, heading: str, reading: str, parts: Iterable[str], *, version: str | None) -> str:
-    """Return a record as Markdown. reading: the answer, in Markdown. parts: paragraphs below it. version: empty if there are several."""
-    evidence = found.evidence or ""
-    paragraphs = [f"# {found.scenario}: {heading}{simulated(evidence)}"]
-    if notice := banner(evidence, version):
-        paragraphs.append(f"> **{notice}**")
-    if found.stopped:
-        paragraphs.append(f"> **Stopped by {found.stopped}: this is what was known then.**")
-    paragraphs.append(
-        f"{found.title} ([{found.issue}]({issue_url(found.issue)})). {f'Arm: {found.arm}.' if found.arm else ''}".rstrip()
+class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):
+    """A search that boots one arm of one release. Its runs lie beside it: `history` must not take them for the scenario's."""
+
+    resumed: ClassVar[tuple[str, ...]] = (*SearchRecord.resumed, "version")
+
+    arm: str
+    # the release that the servers reported
+    version: str | None = None
+
+    @property
+    def release(self) -> str:
+        return self.version or "unknown"
+
+
+def markdown(record: SearchRecord) -> str:
+    """Return FILE.md, which links to runs."""
+    return _render(
+        "search.md",
+        record,
+        mark=simulated(record.evidence or "").strip(),
+        notice=banner(record.evidence or "", record.release),
+        issue=Markup(f"[{record.issue}]({issue_url(record.issue)})"),
+        fence=lambda text: Markup(fence(text, "console")),
     )
-    paragraphs += [reading, *parts]
-    server = "Server" if version == "" else f"vLLM: {version or 'unknown'}, server"
-    paragraphs.append(
-        f"{server}: {found.server}, evidence: {found.evidence or 'none'}. vllm-repro {found.harness_version}, "
-        f"started {found.started_at}, took {found.duration_s:.0f} s."
+
+
+def terminal(record: SearchRecord, page: str, resume: str) -> str:
+    """Return the last lines of a verb. page: path of FILE.md. resume: the command that continues the search."""
+    return _render(
+        "search.txt",
+        record,
+        page=page,
+        resume=resume,
+        subject=facts_of(record.evidence).subject,
+        columns=lambda table: columns([table.heads, *table.rows], [_WIDEST] * len(table.heads)),
     )
-    paragraphs.append(fence(found.reproduce, "console"))
-    return "\n\n".join(paragraphs) + "\n"
+
+
+def _render(template: str, record: SearchRecord, **values: Any) -> str:
+    folder = Path(__file__).parent / "templates"
+    return (
+        text_environment(folder, "md" if template.endswith(".md") else "txt")
+        .get_template(template)
+        .render(record=record, **values)
+    )
+
+
+@cache
+def text_environment(folder: Path, kind: Literal["md", "txt", "line"]) -> Environment:
+    """Return the environment of templates that escape each value but markup. line: each value on one line."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: 0.1 s of imports that only a text needs
+
+    escape = {"md": cell, "txt": printable, "line": _one_line}[kind]
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else escape(str(value)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "limited": limited,
+        "number": "{:,}".format,
+        "numbers": _numbers,
+        "plural": plural,
+        "row": lambda values: Markup(_CELL.join(_one_line(str(value)) for value in values)),
+        "seconds": seconds,
+    }
+    return environment
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ", ".join(limited([f"{value:,}" for value in sorted(values)], _MOST_NUMBERS))

@@ -5,7 +5,7 @@ import pytest
 from tests.diagnosis.logs import pasted, recording
 from vllm_repro_diagnosis.boot_facts import (
     BootFacts,
-    Observed,
+    Observation,
     ScheduledChunk,
     SharedStep,
     boot_facts,
@@ -128,8 +128,8 @@ OBSERVED = f"""\
 
 def test_observations_come_in_order_without_cut_lines() -> None:
     assert observed(read_lines(OBSERVED)) == (
-        Observed("store", {"event": 3, "blocks": 80, "distinct": 54}),
-        Observed("free_list", {"counter": 106}),
+        Observation("store", {"event": 3, "blocks": 80, "distinct": 54}),
+        Observation("free_list", {"counter": 106}),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.shrink import shrink
 from vllm_repro_explore.summary import case_lines
 
+PAGE = Path(__file__).parents[2] / "docs" / "explore.md"
 SEEDS = st.integers(min_value=1, max_value=10**6)
 MIX = st.sampled_from(sorted(MIXES))
 
@@ -155,3 +158,8 @@ def test_one_other_token_anywhere_in_reach_is_another_answer(tokens: list[int], 
     assert reference().states(tokens, 1, [0])[-1] != reference().states(other, 1, [0])[-1]
     assert reference().states(tokens, 1, [0])[-1] != reference().states(tokens, 2, [0])[-1]
     assert reference().pick(reference().states(tokens, 1, [0])[-1]) in reference().TEXT
+
+
+def test_the_docs_name_every_mix() -> None:
+    table = re.findall(r"^\| (`.*?) \| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert MIXES.keys() <= {*re.findall(r"`([\w-]+)`", " ".join(table))}

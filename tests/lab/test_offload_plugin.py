@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_repro_diagnosis.boot_facts import Observed, observed
+from vllm_repro_diagnosis.boot_facts import Observation, observed
 from vllm_repro_diagnosis.log_text import read_lines
 
 PLUGIN = "vllm_repro_lab.offload"
@@ -56,7 +56,7 @@ class Log(list[str]):
         self.append(text % values)
 
     @property
-    def observed(self) -> tuple[Observed, ...]:
+    def observed(self) -> tuple[Observation, ...]:
         return observed(read_lines("\n".join(f"(Worker pid=1) INFO 11-21 20:43:24 [o.py:1] {line}" for line in self)))
 
 
@@ -136,7 +136,7 @@ def test_copies_are_immediate_and_a_store_completes_one_step_later(install: Call
     assert gpu["kv"][[4]] == [b"g3"]
     (index, store), (_, load) = stores[0], loads[0]
     assert (index, store.query(), store.query(), load.query()) == (7, False, True, True)
-    assert log.observed == (Observed("store", {"event": 7, "blocks": 3, "distinct": 2, "twice": [3]}),)
+    assert log.observed == (Observation("store", {"event": 7, "blocks": 3, "distinct": 2, "twice": [3]}),)
 
 
 def test_synchronize_completes_a_store(install: Callable[..., Installed]) -> None:
@@ -159,7 +159,7 @@ def test_a_short_free_list_is_logged_and_the_traceback_has_no_lab_frame(
     _, _, log, pool = install(PIN_MEMORY=True)
     with pytest.raises(AssertionError) as death:
         pool(counter=106, real=34).get_new_blocks(50)
-    assert log.observed == (Observed("free_list", {"counter": 106, "walked": 34, "asked": 50}),)
+    assert log.observed == (Observation("free_list", {"counter": 106, "walked": 34, "asked": 50}),)
     frames = [frame.name for frame in traceback.extract_tb(death.value.__traceback__)]
     assert frames[1:] == ["get_new_blocks", "popleft_n"]
 

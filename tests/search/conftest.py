@@ -1,21 +1,37 @@
-"""Made-up runs in place of those of a map or a bisection."""
+"""Made-up runs in place of those of a search, and the fields that its record has in every test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
+from vllm_repro.scenario.scenario import Status
 from vllm_repro.servers.rehearsal import RehearsalSite
-from vllm_repro_search.versions.json_map import VersionMapJson
+from vllm_repro_search.versions.record import VersionMap
 
 Answer = Callable[[Job], RunReport]
 MadeUp = Callable[[Answer], list[Job]]
+
+FIELDS: dict[str, Any] = {
+    "scenario": "tq-chunked-prefill",
+    "issue": "vllm-project/vllm#41726",
+    "title": "a title",
+    "status": Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
+    "server": "lab",
+    "evidence": "lab",
+    "harness_version": "0",
+    "started_at": "2026-11-23T00:00:00Z",
+    "duration_s": 1.0,
+    "reproduce": "vllm-repro search",
+}
+"""Of a `SearchRecord`."""
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +39,7 @@ def sound_maps(tmp_path: Path) -> Iterator[None]:
     """Raise `msgspec.ValidationError` for a `versions.json` of the test that breaks its schema."""
     yield
     for path in (tmp_path / "reports").rglob("versions.json"):
-        msgspec.json.decode(path.read_bytes(), type=VersionMapJson)
+        msgspec.json.decode(path.read_bytes(), type=VersionMap)
 
 
 @pytest.fixture
@@ -39,7 +55,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
             opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
             return report
 
-        monkeypatch.setattr("vllm_repro_search.versions.sweep.run_one", run_one)
+        for module in ("versions.sweep", "boot_search"):
+            monkeypatch.setattr(f"vllm_repro_search.{module}.run_one", run_one)
         return asked
 
     return put

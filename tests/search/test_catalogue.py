@@ -1,4 +1,4 @@
-"""The catalogue: fresh files, a row for each scenario, and what is forgotten upstream."""
+"""The matrix of bugs and releases: fresh files, a row for each scenario, and which sighting counts."""
 
 from __future__ import annotations
 
@@ -8,64 +8,84 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.report.test_html import assert_sound, text_of
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.scenario.catalogue import all_scenarios
-from vllm_repro_search.versions.catalogue import MAPS, Entry, Upstream, UpstreamState, entries, markdown, page, upstream
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_search.versions.catalogue import Bug, Upstream, UpstreamState, bugs, markdown, page, upstream
+from vllm_repro_search.versions.record import ReleaseResult
 
 ROOT = Path(__file__).parents[2]
+REPORTS = ROOT / "reports"
+RESULTS = REPORTS / "results"
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Entry]:
-    return entries(ROOT / MAPS)
+def rows() -> dict[str, Bug]:
+    return {bug.scenario.id: bug for bug in bugs(REPORTS)}
 
 
-def test_the_files_are_what_scenarios_and_maps_say(found: list[Entry]) -> None:
-    assert (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8") == markdown(found), "make catalogue"
-    assert (ROOT / "docs" / "catalogue.html").read_text(encoding="utf-8") == page(found), "make catalogue"
+def test_the_files_are_what_scenarios_and_reports_give(rows: dict[str, Bug]) -> None:
+    for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
+        assert (RESULTS / name).read_text(encoding="utf-8") == render(list(rows.values())), "make catalogue"
 
 
 def test_each_scenario_has_a_row_of_upstream() -> None:
-    rows = upstream()
+    known = upstream()
     scenarios = {scenario.id: scenario for scenario in all_scenarios(ROOT / "scenarios")}
-    assert rows.keys() == scenarios.keys(), "scenarios/upstream.json"
-    for name, row in rows.items():
+    assert known.keys() == scenarios.keys(), "scenarios/upstream.json"
+    for name, row in known.items():
         assert (row.state is UpstreamState.NOT_FILED) is not scenarios[name].filed, name
         assert row.subsystem
         assert row.checked or row.state is UpstreamState.UNKNOWN, f"{name}: when was that seen?"
 
 
-def with_state(found: list[Entry], name: str, state: UpstreamState) -> Entry:
-    entry = next(one for one in found if one.scenario.id == name)
-    return replace(entry, upstream=Upstream("somewhere", state, "2026-09"))
-
-
 @pytest.mark.parametrize("state", UpstreamState)
-def test_a_bug_of_the_newest_release_is_listed_with_its_draft(found: list[Entry], state: UpstreamState) -> None:
-    dies, lives = (with_state(found, name, state) for name in ("sco-lazy-starves", "sco-hybrid"))
-    closed, others = markdown([dies, lives]).partition("## Closed or stale")[2].split("## Open or not reported")
-    line = f"`vllm-repro run sco-lazy-starves --server lab --vllm {NEWEST}; vllm-repro draft reports/sco-lazy-starves/latest`"
-    forgotten = state in (UpstreamState.STALE, UpstreamState.CLOSED, UpstreamState.CLOSED_STALE)
-    assert (line in closed, line in others) == (forgotten, not forgotten)
-    assert "run sco-hybrid" not in closed + others
+def test_bugs_of_the_newest_release_are_grouped_by_issue(rows: dict[str, Bug], state: UpstreamState) -> None:
+    bug = replace(rows["sco-lazy-starves"], upstream=Upstream("somewhere", state, "2026-09"))
+    closed = state in (UpstreamState.STALE, UpstreamState.CLOSED, UpstreamState.CLOSED_STALE)
+    assert bug.group == f"Still in {NEWEST}, {'closed or stale' if closed else 'open or not reported'} upstream"
 
 
-def test_a_release_that_was_not_tried_is_not_said_to_die(found: list[Entry]) -> None:
-    dies = with_state(found, "sco-lazy-starves", UpstreamState.CLOSED_STALE)
-    older = replace(dies, seen={version: arm for version, arm in dies.seen.items() if version != NEWEST})
-    assert "run sco-lazy-starves" not in markdown([older])
-    assert "| no map |" in markdown([replace(older, seen={})])
+def test_only_a_release_that_was_tried_is_decided(rows: dict[str, Bug]) -> None:
+    bug = rows["sco-lazy-starves"]
+    older = {release: seen for release, seen in bug.sightings.items() if release != NEWEST}
+    unclear = {NEWEST: replace(bug.sightings[NEWEST], fate=ReleaseResult.UNTRIGGERED)}
+    lives = {NEWEST: replace(bug.sightings[NEWEST], fate=ReleaseResult.LIVES)}
+    groups = [replace(bug, sightings=seen).group for seen in (older, unclear, lives)]
+    assert groups == [f"Not decided in {NEWEST}", f"Not decided in {NEWEST}", f"Not in {NEWEST}"]
 
 
-def test_of_two_maps_of_a_release_the_later_one_counts(tmp_path: Path) -> None:
-    kept = json.loads((ROOT / MAPS / "sco-hybrid" / "versions.json").read_text(encoding="utf-8"))
-    (tmp_path / "sco-hybrid" / "again").mkdir(parents=True)
-    first, again = (tmp_path / "sco-hybrid" / name for name in ("versions.json", "again/versions.json"))
-    first.write_text(json.dumps(kept), encoding="utf-8")
-    row = next(one for one in kept["rows"] if one["version"] == "0.21.0")
+def test_a_cell_has_its_sign_evidence_and_link(rows: dict[str, Bug]) -> None:
+    bug = rows["tq-chunked-prefill"]
+    tree = assert_sound(page([bug]))
+    (row,) = (line for line in tree.iter("tr") if line.get("id") == bug.scenario.id)
+    cells = {cell.get("data-release"): cell for cell in row if cell.get("data-release")}
+    assert cells.keys() == bug.sightings.keys()
+    signs = {release: " ".join(text_of(cell).split()) for release, cell in cells.items()}
+    assert (signs["0.22.1"], signs["0.23.0"], signs["0.24.0"]) == ("✗ LAB", "✗ GPU", "✓ GPU")
+    for cell in cells.values():
+        (link,) = cell.iter("a")
+        assert (RESULTS / str(link.get("href"))).is_file()
+
+
+def test_the_strongest_evidence_counts_then_the_latest(tmp_path: Path) -> None:
+    source = REPORTS / "examples" / "versions" / "sco-hybrid" / "versions.json"
+    kept = json.loads(source.read_text(encoding="utf-8"))
+    (row,) = (row for row in kept["rows"] if row["version"] == "0.21.0")
     assert row["arms"][0]["fate"] == "dies"
-    row["arms"][0]["fate"] = "lives"
-    again.write_text(json.dumps(kept | {"rows": [row], "started_at": "2027-01-01T00:00:00Z"}), encoding="utf-8")
-    (entry,) = (one for one in entries(tmp_path) if one.scenario.id == "sco-hybrid")
-    assert entry.with_bug == ["0.20.2"]
-    assert list(entry.seen) == kept["versions"]
+    lives = {**row, "arms": [{**row["arms"][0], "fate": "lives"}]}
+    maps = {
+        "first": kept,
+        "later": kept | {"rows": [lives], "started_at": "2027-01-01T00:00:00Z"},
+        "gpu": kept | {"rows": [row], "evidence": "gpu", "started_at": "2026-01-01T00:00:00Z"},
+    }
+    seen = []
+    for name, content in maps.items():
+        folder = tmp_path / "examples" / "versions" / "sco-hybrid" / name
+        folder.mkdir(parents=True)
+        (folder / "versions.json").write_text(json.dumps(content), encoding="utf-8")
+        (bug,) = (bug for bug in bugs(tmp_path) if bug.scenario.id == "sco-hybrid")
+        assert set(bug.sightings) == set(kept["versions"])
+        seen.append((bug.sightings["0.21.0"].fate, bug.sightings["0.21.0"].evidence))
+    assert seen == [("dies", Evidence.LAB), ("lives", Evidence.LAB), ("dies", Evidence.GPU)]

@@ -12,7 +12,7 @@ import pytest
 from tests.report_examples import MAPS
 from vllm_repro.scenario.catalogue import find
 
-EXPLAINED = (Path(__file__).parents[2] / "docs" / "version-maps.md").read_text(encoding="utf-8")
+EXPLAINED = (Path(__file__).parents[2] / "reports" / "results" / "version-maps.md").read_text(encoding="utf-8")
 
 
 def test_there_are_maps() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.releases.test_sources import git
-from vllm_repro.releases.sources import Source, commits_between
-from vllm_repro_search.bisect.imports import missing_names
+from vllm_repro.releases.sources import commits_between
 
 MAKE = Path(__file__).parents[2] / "fixtures" / "history" / "make.py"
 FILE = "vllm/v1/attention/x.py"
@@ -83,8 +82,7 @@ def test_the_tags_are_the_releases_and_one_commit_brings_the_change(
         place >= hashes.index(wanted) for place in range(len(hashes))
     ]
     assert {one for one in hashes if "last = 2" in text_of(folder, one, FILE)} > set(hashes[hashes.index(wanted) :])
-    broken = missing_names([Source(folder=folder, commit=commit) for commit in hashes], {"vllm/v1/engine/core.py"})
-    assert set().union(*broken.values()) == {"vllm.utils.mathematics.cdiv"}
+    assert [one["kind"] for one in truth].count("broken") == 2
 
 
 def test_the_whole_function_changes_in_one_commit(tmp_path: Path) -> None:

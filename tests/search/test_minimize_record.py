@@ -1,17 +1,14 @@
-"""The record of a reduction, and the one that is kept in reports/examples."""
+"""The answer of a reduction in sentences, and its command."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields, replace
-from pathlib import Path
-
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from tests.report_examples import without_run_links
+from tests.search.conftest import FIELDS
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro_search.minimize.record import Boot, Minimization, Unit, answer, markdown, minimization_dict, without
+from vllm_repro_search.minimize.record import Minimization, MinimizationBoot, Unit
+from vllm_repro_search.record import markdown
 
 UNITS = (
     Unit("request", "", "chat of 9 tokens"),
@@ -26,7 +23,7 @@ def reduction(
     *boots: tuple[tuple[int, ...], Outcome], phase: str = "request", units: tuple[Unit, ...] = UNITS
 ) -> Minimization:
     made = [
-        Boot(
+        MinimizationBoot(
             units=kept,
             unused=(),
             outcome=outcome,
@@ -38,21 +35,12 @@ def reduction(
         for number, (kept, outcome) in enumerate(boots, 1)
     ]
     return Minimization(
-        scenario="tq-chunked-prefill",
-        issue="vllm-project/vllm#41726",
-        title="a title",
-        status={},
+        **FIELDS,
         arm="reported",
-        server="lab",
-        evidence="lab",
         version="0.23.0",
         units=units,
         untried=("--dtype",),
         rest="vllm serve m",
-        harness_version="0",
-        started_at="2026-11-23T00:00:00Z",
-        duration_s=1.0,
-        reproduce="vllm-repro minimize",
         boots=tuple(made),
     )
 
@@ -111,8 +99,8 @@ CASES = [
 
 @pytest.mark.parametrize(("found", "status", "text"), CASES, ids=range(len(CASES)))
 def test_each_state_has_its_sentence_and_status(found: Minimization, status: int, text: str) -> None:
-    assert (found.exit_status, answer(found)) == (status, text)
-    record = json.loads(json.dumps(minimization_dict(found)))
+    assert (found.exit_status, found.readings) == (status, (text,))
+    record = found.as_dict()
     assert record["reading"] == text
     assert (record["answer"] is not None) == (status == 0)
 
@@ -120,13 +108,13 @@ def test_each_state_has_its_sentence_and_status(found: Minimization, status: int
 def test_the_page_names_what_each_removal_did_and_links_to_its_run() -> None:
     text = markdown(FOUND)
     assert "```console\nvllm serve m \\\n  --a 1\n```" in text
-    assert "Left in, because a lab server handles these itself: `--dtype`." in text
+    assert "Left in, because a lab server handles these itself: --dtype." in text
     link = "[run-{0}](../tq-chunked-prefill/run-{0}/report.md)".format
-    assert f"| `chat of 9 tokens` | clean: a \\| reason | {link(6)} |" in text
-    assert f"| `--a 1` | other-crash: a \\| reason | {link(7)} |" in text
+    assert f"| chat of 9 tokens | clean: a \\| reason | {link(6)} |" in text
+    assert f"| --a 1 | other-crash: a \\| reason | {link(7)} |" in text
     assert f"| 1 | - | crash | 1.0 s | {link(1)} |" in text
     assert f"| 3 | --a 1 | vLLM does not start: a \\| reason | 1.0 s | {link(3)} |" in text
-    assert minimization_dict(FOUND)["removals"] == {
+    assert FOUND.as_dict()["removals"] == {
         "chat of 9 tokens": "clean: a | reason",
         "--a 1": "other-crash: a | reason",
     }
@@ -137,25 +125,15 @@ def test_a_value_for_the_lab_is_named_beside_the_command() -> None:
     units = (Unit("flag", "--n", "--n 9000", "--n 9"), Unit("flag", "--m", "--m 9000", "--m 9"))
     text = markdown(reduction(((0, 1), C), ((0,), C), units=units))
     assert "vllm serve m \\\n  --n 9000\n```" in text
-    assert "The lab servers had smaller values: `--n 9` for `--n 9000`." in text
+    assert "The lab servers had smaller values: --n 9 for --n 9000." in text
 
 
 def test_a_boot_is_named_by_what_it_leaves_out_of_what_was_left() -> None:
-    assert [without(FOUND, boot.units, FOUND.boots[:number]) for number, boot in enumerate(FOUND.boots)] == [
+    assert [FOUND.without(boot.units, FOUND.boots[:number]) for number, boot in enumerate(FOUND.boots)] == [
         "", "chat of 9 tokens", "--a 1", "--b", "C=1", "chat of 9 tokens", "--a 1",
     ]  # fmt: skip
 
 
 def test_a_boot_that_the_host_spoiled_decides_nothing() -> None:
     spoiled = replace(FOUND, boots=(*reduction((ALL, Outcome.INFRA)).boots, *FOUND.boots))
-    assert answer(spoiled) == answer(FOUND)
-
-
-def test_the_kept_record_renders_as_it_was_written() -> None:
-    folder = Path(__file__).parents[2] / "reports" / "examples" / "minimize" / "tq-mtp-cudagraphs"
-    record = json.loads((folder / "minimize.json").read_text(encoding="utf-8"))
-    again = msgspec.convert({field.name: record[field.name] for field in fields(Minimization)}, Minimization)
-    assert json.loads(json.dumps(minimization_dict(again))) == record
-    assert without_run_links(markdown(again)) == (folder / "minimize.md").read_text(encoding="utf-8")
-    assert (record["server"], again.exit_status) == ("lab", 0)
-    assert [unit.partition(" ")[0] for unit in record["answer"]] == ["--kv-cache-dtype", "--speculative-config"]
+    assert spoiled.readings == FOUND.readings

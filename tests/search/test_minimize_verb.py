@@ -30,7 +30,7 @@ def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(harness: Harnes
     assert cut.status == 2, cut.err
     assert cut.out.startswith("REHEARSAL: ")
     folder = out / "tq-mtp-cudagraphs" / "minimize" / "latest"
-    assert f"resume:    vllm-repro minimize --resume {folder.resolve()}" in cut.out
+    assert f"resume:   vllm-repro minimize --resume {folder.resolve()}" in cut.out
     first = record_in(out)
     assert (first["stopped"], first["answer"], first["state"]) == ("--max-boots 4", None, "open")
     assert first["boots"][0]["unused"] == [0, 1], "it crashed while booting"
@@ -70,7 +70,7 @@ def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(harness: Harnes
     assert again in text
     assert again in smallest["reproduce"]
     nights = harness("history", "--json")
-    assert json.loads(nights.out)["scenarios"] == [], "these runs are not of the reported command"
+    assert json.loads(nights.out)["bugs"] == [], "these runs are not of the reported command"
 
 
 def test_requests_that_the_crash_does_not_need_are_dropped(harness: Harness, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_secret_in_a_flag_is_printed_nowhere(harness: Harness, tmp_path: Path,
         (["minimize", "dsv4-tp2", "--server", "rehearsal", "--arm", "branch"], "changes vLLM's source"),
         ([*TQ, "--arm", "reported", "--arm", "4bit-nc"], "2 arms are named"),
         ([*TQ, "--max-boots", "0"], "'0' is no number of boots"),
-        (["minimize", "tq-mtp-cudagraphs", "--server", "attach"], "a running server is not booted again"),
+        (["minimize", "tq-mtp-cudagraphs", "--server", "attach"], "'attach' is none of auto, docker"),
         (["minimize", "--resume", "/nowhere"], "holds no search that can be read"),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted
 from tests.planted_outputs import leaks, shown
@@ -17,8 +18,8 @@ from tests.secrets_planted import PLANTS, Plant
 from vllm_repro.report.model import RunReport, arm_fields
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Standing, arm_result
-from vllm_repro_search.versions.json_map import version_map_dict
-from vllm_repro_search.versions.version_map import markdown, row_of, terminal
+from vllm_repro_search.record import markdown, terminal
+from vllm_repro_search.versions.record import row_of
 
 
 def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
@@ -28,10 +29,10 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     trials = tuple(replace(trial, outcome=outcomes[0]) for trial in arm.trials[:1])
     failed = replace(arm, trials=trials, **arm_fields(arm_result(arm.name, arm.expected, outcomes)))
     row = row_of(replace(made, arms=(failed,)), made.vllm_version or "0.23.0", Standing.BAD, made.evidence)
-    version_map = replace(map_of([row]), arms=(arm.name,))
+    version_map = structs.replace(map_of([row]), arms=(arm.name,))
     yield "md", markdown(version_map)
-    yield "terminal", terminal(version_map, "versions.md")
-    yield "json", json.dumps(version_map_dict(version_map), ensure_ascii=False)
+    yield "terminal", terminal(version_map, "versions.md", "")
+    yield "json", json.dumps(version_map.as_dict(), ensure_ascii=False)
 
 
 @pytest.mark.parametrize("group", range(12))

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
-from vllm_repro_search.versions.release_result import ReleaseResult, release_result
+from vllm_repro_search.versions.record import ReleaseResult, release_result
 
 
 def in_release(*outcomes: Outcome, unexplained: int = 0, imitated: bool = True) -> ReleaseResult:

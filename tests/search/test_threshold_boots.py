@@ -15,12 +15,12 @@ from vllm_repro.scenario.workload import chat
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro_search.threshold.boots import lengths_of, probes_of
-from vllm_repro_search.threshold.plan import Answer, Probe
+from vllm_repro_search.threshold.plan import PromptResult, PromptSent
 
 QUIET: dict[str, Any] = {"status": 200, "error": None, "finish_reason": "length"}
 DEAD: dict[str, Any] = {"status": 200, "error": "EngineCore died", "finish_reason": None, "usage": None}
 REFUSED: dict[str, Any] = {"status": 400, "error": "too long", "finish_reason": None, "usage": None}
-Q, C, S = Answer.QUIET, Answer.CRASH, Answer.SKIP
+Q, C, S = PromptResult.QUIET, PromptResult.CRASH, PromptResult.SKIP
 
 
 def boot(outcome: str, *answers: dict[str, Any] | None, trial: int = 1) -> list[Entry]:
@@ -34,7 +34,7 @@ def boot(outcome: str, *answers: dict[str, Any] | None, trial: int = 1) -> list[
     return [*entries, Entry(0, "trial-ended", {"trial": trial, "outcome": outcome, "why": "a reason"})]
 
 
-def probes(*entries: Entry) -> tuple[Probe, ...]:
+def probes(*entries: Entry) -> tuple[PromptSent, ...]:
     return probes_of(Recording(entries, cut=False))[2]
 
 
@@ -64,7 +64,9 @@ def probes(*entries: Entry) -> tuple[Probe, ...]:
         ("clean", [{**QUIET, "error": "cut off"}], [S]),
     ],
 )
-def test_what_each_prompt_did(outcome: str, answers: Sequence[dict[str, Any] | None], expected: list[Answer]) -> None:
+def test_what_each_prompt_did(
+    outcome: str, answers: Sequence[dict[str, Any] | None], expected: list[PromptResult]
+) -> None:
     found = probes(*boot(outcome, *answers))
     assert [one.answer for one in found] == expected
     assert [one.length for one in found] == [10, 20, 30][: len(expected)]
@@ -73,7 +75,7 @@ def test_what_each_prompt_did(outcome: str, answers: Sequence[dict[str, Any] | N
 
 def test_only_the_last_trial_of_a_run_counts() -> None:
     found = probes(*boot("crash", None, trial=2), *boot("infra", QUIET, QUIET), *boot("crash", None, trial=2)[-1:])
-    assert found == (Probe(10, Answer.CRASH, first=True),)
+    assert found == (PromptSent(10, PromptResult.CRASH, first=True),)
 
 
 def lengths(name: str, arm: str = "reported", kind: ServerKind = ServerKind.LAB) -> tuple[int, int, int]:

@@ -1,25 +1,23 @@
-"""The record of a search of the shortest prompt that crashes, and the one that is kept in reports/examples."""
+"""The answer of a search of the shortest prompt that crashes, in sentences."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields, replace
-from pathlib import Path
-
 import pytest
+from msgspec.structs import replace
 
-from tests.report_examples import without_run_links
+from tests.search.conftest import FIELDS
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro_search.threshold.plan import Answer, Probe
-from vllm_repro_search.threshold.record import Boot, Threshold, answer, markdown, threshold_dict
+from vllm_repro_search.record import markdown
+from vllm_repro_search.threshold.plan import PromptResult, PromptSent
+from vllm_repro_search.threshold.record import Threshold, ThresholdBoot
 
-Q, C, S = Answer.QUIET, Answer.CRASH, Answer.SKIP
+Q, C, S = PromptResult.QUIET, PromptResult.CRASH, PromptResult.SKIP
 
 
-def threshold_of(*boots: list[tuple[int, Answer]], high: int = 20, guess: int = 10) -> Threshold:
+def threshold_of(*boots: list[tuple[int, PromptResult]], high: int = 20, guess: int = 10) -> Threshold:
     made = [
-        Boot(
-            probes=tuple(Probe(length, what, first=place == 0) for place, (length, what) in enumerate(boot)),
+        ThresholdBoot(
+            probes=tuple(PromptSent(length, what, first=place == 0) for place, (length, what) in enumerate(boot)),
             outcome=Outcome.CRASH if boot and boot[-1][1] is C else Outcome.UNTRIGGERED if boot else Outcome.INFRA,
             why="a | reason",
             run=f"run-{number}",
@@ -27,24 +25,7 @@ def threshold_of(*boots: list[tuple[int, Answer]], high: int = 20, guess: int = 
         )
         for number, boot in enumerate(boots, 1)
     ]
-    return Threshold(
-        scenario="tq-chunked-prefill",
-        issue="vllm-project/vllm#41726",
-        title="a title",
-        status={},
-        arm="reported",
-        server="lab",
-        evidence="lab",
-        version="0.23.0",
-        low=1,
-        high=high,
-        guess=guess,
-        harness_version="0",
-        started_at="2026-11-23T00:00:00Z",
-        duration_s=1.0,
-        reproduce="vllm-repro threshold",
-        boots=tuple(made),
-    )
+    return Threshold(**FIELDS, arm="reported", version="0.23.0", low=1, high=high, guess=guess, boots=tuple(made))
 
 
 BELOW = [(1, Q), (5, Q), (9, Q)]
@@ -115,8 +96,8 @@ CASES = [
 
 @pytest.mark.parametrize(("found", "status", "text"), CASES, ids=range(len(CASES)))
 def test_each_state_has_its_sentence_and_status(found: Threshold, status: int, text: str) -> None:
-    assert (found.exit_status, answer(found)) == (status, text)
-    record = json.loads(json.dumps(threshold_dict(found)))
+    assert (found.exit_status, found.readings) == (status, (text,))
+    record = found.as_dict()
     assert record["reading"] == text
     assert (record["answer"] is not None) == ("The shortest prompt that crashes has" in text[:36])
 
@@ -132,23 +113,3 @@ def test_a_search_stopped_in_its_first_boot_has_no_table() -> None:
     text = markdown(replace(threshold_of(), stopped="SIGINT"))
     assert "Stopped by SIGINT" in text
     assert "| boot |" not in text
-
-
-def test_the_kept_record_renders_as_it_was_written() -> None:
-    folder = Path(__file__).parents[2] / "reports" / "examples" / "threshold" / "tq-chunked-prefill"
-    record = json.loads((folder / "threshold.json").read_text(encoding="utf-8"))
-    known = {field.name: record[field.name] for field in fields(Threshold)}
-    boots = tuple(
-        Boot(
-            **{
-                **boot,
-                "outcome": Outcome(boot["outcome"]),
-                "probes": tuple(Probe(**{**one, "answer": Answer(one["answer"])}) for one in boot["probes"]),
-            }
-        )
-        for boot in record["boots"]
-    )
-    again = Threshold(**{**known, "boots": boots})
-    assert json.loads(json.dumps(threshold_dict(again))) == record
-    assert without_run_links(markdown(again)) == (folder / "threshold.md").read_text(encoding="utf-8")
-    assert (record["answer"], record["server"], again.exit_status, len(boots)) == (4225, "lab", 0, 4)

@@ -38,7 +38,7 @@ def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_
     assert cut.out.startswith("REHEARSAL: ")
     assert "A prompt of 4,225 tokens crashed, 4,224 did not. The checks are not finished." in cut.out
     folder = out / "tq-chunked-prefill" / "threshold" / "latest"
-    assert f"resume:    vllm-repro threshold --resume {folder.resolve()}" in cut.out
+    assert f"resume:   vllm-repro threshold --resume {folder.resolve()}" in cut.out
     first = record_in(out)
     assert (first["stopped"], first["answer"], first["state"]) == ("--max-boots 1", None, "open")
     done = harness("threshold", "--resume", str(folder), "--json")
@@ -64,7 +64,7 @@ def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_
     assert again in text
     assert again in json.loads((folder.resolve() / run).with_name("report.json").read_text())["reproduce"]
     nights = harness("history", "--json")
-    assert json.loads(nights.out)["scenarios"] == [], "these runs are not of the scenario's workload"
+    assert json.loads(nights.out)["bugs"] == [], "these runs are not of the scenario's workload"
 
 
 def test_a_fixed_release_answers_every_prompt_in_one_boot(harness: Harness, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_refusal_suggests_a_command_with_the_options_that_were_given(harness: 
         ([*TQ, "--arm", "growing-chat"], "also needs a prefix in the cache"),
         ([*TQ, "--max-boots", "0"], "'0' is no number of boots"),
         ([*TQ, "--trials", "3"], "unrecognized arguments: --trials"),
-        (["threshold", "tq-chunked-prefill", "--server", "attach"], "a running server is not booted again"),
+        (["threshold", "tq-chunked-prefill", "--server", "attach"], "'attach' is none of auto, docker"),
         (["threshold", "--resume", "/nowhere"], "holds no search that can be read"),
     ],
 )

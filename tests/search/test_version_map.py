@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.golden_files import assert_golden
 from tests.report_examples import REHEARSAL, VERSIONS, replace, report, run_of
@@ -15,17 +16,8 @@ from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Status
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
-from vllm_repro_search.versions.json_map import VersionMapJson, version_map_dict
-from vllm_repro_search.versions.release_result import ReleaseResult
-from vllm_repro_search.versions.version_map import (
-    ReleaseRow,
-    VersionMap,
-    markdown,
-    readings,
-    row_of,
-    row_without_run,
-    terminal,
-)
+from vllm_repro_search.record import markdown, terminal
+from vllm_repro_search.versions.record import ReleaseResult, ReleaseRow, VersionMap, row_of, row_without_run
 
 STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
 EXAMPLE = report(REHEARSAL)
@@ -64,7 +56,7 @@ def map_of(rows: Sequence[ReleaseRow], versions: Sequence[str] | None = None) ->
         arms=("reported",),
         trials=1,
         versions=tuple(versions or [row.version for row in rows]),
-        rows=tuple(rows),
+        boots=tuple(rows),
         harness_version="0.1.0",
         started_at="2026-01-01T00:00:00Z",
         duration_s=61.5,
@@ -118,23 +110,24 @@ MAPS = st.builds(
 
 @given(MAPS)
 def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: VersionMap) -> None:
-    (text,) = readings(version_map)
-    fates: Mapping[str, ReleaseResult | None] = {row.version: row.arms[0].fate for row in version_map.rows}
+    (text,) = version_map.readings
+    fates: Mapping[str, ReleaseResult | None] = {row.version: row.arms[0].fate for row in version_map.boots}
     assert shown(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
-    lived = {row.version for row in version_map.rows if {one.outcome for one in row.arms[0].trials} == {Outcome.CLEAN}}
+    lived = {row.version for row in version_map.boots if {one.outcome for one in row.arms[0].trials} == {Outcome.CLEAN}}
     assert {version for version, fate in fates.items() if fate is ReleaseResult.LIVES} == lived
 
 
 @given(MAPS)
 def test_what_a_map_says_of_itself_is_what_its_rows_say(version_map: VersionMap) -> None:
-    loaded = version_map_dict(version_map)
-    msgspec.convert(loaded, VersionMapJson)
-    answers = [row.expected for row in version_map.rows] + [None] * len(version_map.pending)
-    assert version_map.expected is (False if False in answers else None if None in answers else True)
+    loaded = version_map.as_dict()
+    msgspec.convert(loaded, VersionMap)
+    surprises = [row.surprise for row in version_map.boots]
+    undecided = any(row.undecided for row in version_map.boots) or bool(version_map.pending)
+    assert version_map.exit_status == (1 if any(surprises) else 2 if undecided else 0)
     assert not (loaded["expected"] and (loaded["undecided"] or loaded["pending"]))
     assert [row["version"] for row in loaded["rows"]] + loaded["pending"] == loaded["versions"]
     assert ("**Not finished: " in markdown(version_map)) is bool(version_map.pending)
-    (text,) = readings(version_map)
+    (text,) = version_map.readings
     named = re.search(r"against what is declared: (.*)", text)
     assert (re.split(r", | and ", named[1]) if named else []) == list(version_map.surprises)
 
@@ -170,17 +163,17 @@ def test_what_a_map_says_of_itself_is_what_its_rows_say(version_map: VersionMap)
     ],
 )
 def test_readings_that_were_reviewed(rows: list[ReleaseRow], text: str) -> None:
-    assert readings(map_of(rows)) == (text,)
+    assert map_of(rows).readings == (text,)
 
 
 def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
     """Compare a journal of the arms `branch` and `unreserved` with a map of `reported`."""
     other = row("0.23.0", Outcome.CRASH)
-    other = replace(other, arms=tuple(replace(arm, result=replace(arm.result, name="branch")) for arm in other.arms))
+    other = structs.replace(other, arms=tuple(structs.replace(arm, name="branch") for arm in other.arms))
     without = map_of([other, row("0.24.0", Outcome.CLEAN)])
-    assert readings(without) == ("lives in 0.24.0; 0.23.0 was not tried",)
-    assert readings(map_of([other])) == ("0.23.0 was not tried",)
-    assert "**0.23.0 was not tried.**" in markdown(map_of([other]))
+    assert without.readings == ("lives in 0.24.0; 0.23.0 was not tried",)
+    assert map_of([other]).readings == ("0.23.0 was not tried",)
+    assert "**0.23.0 was not tried**" in markdown(map_of([other]))
 
 
 def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> None:
@@ -189,9 +182,9 @@ def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> No
     lost = row_without_run(
         "0.24.0", scenario, scenario.arms[:1], ReleaseResult.INFRA, "pip cannot\nreach its package index"
     )
-    assert (lost.why, lost.run, lost.expected) == ("pip cannot reach its package index", None, None)
-    assert readings(map_of([lost])) == ("0.24.0 could not be tried",)
-    msgspec.convert(version_map_dict(map_of([lost])), VersionMapJson)
+    assert (lost.why, lost.run, lost.undecided) == ("pip cannot reach its package index", None, True)
+    assert map_of([lost]).readings == ("0.24.0 could not be tried",)
+    msgspec.convert(map_of([lost]).as_dict(), VersionMap)
     assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
     assert row_without_run("0.24.0", scenario, [own], ReleaseResult.INFRA, "").arms[0].declared is Standing.BAD
 
@@ -200,8 +193,8 @@ def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> No
 def test_a_server_of_another_release_decides_nothing(reported: str, believed: bool) -> None:
     run = run_of("0.24.0", [Outcome.CLEAN], reported=reported)
     one = row_of(run, "0.24.0", Standing.GOOD, "rehearsal")
-    assert (one.arms[0].fate, one.expected) == (
-        (ReleaseResult.LIVES, True) if believed else (ReleaseResult.UNDECIDED, None)
+    assert (one.arms[0].fate, one.undecided) == (
+        (ReleaseResult.LIVES, False) if believed else (ReleaseResult.UNDECIDED, True)
     )
     assert (f"the server reports vLLM {reported}" in one.why) is not believed
 
@@ -213,8 +206,8 @@ def test_a_mixed_build_is_shown_with_both_versions() -> None:
     found = map_of([row])
     note = "0.24.0: its Python code ran over the compiled parts of 0.23.0"
     assert f"\n- {note}\n" in markdown(found)
-    assert f"\n{note}\n" in terminal(found, "versions.md")
-    assert version_map_dict(found)["rows"][0]["compiled"] == "0.23.0"
+    assert f"\n{note}\n" in terminal(found, "versions.md", "")
+    assert found.as_dict()["rows"][0]["compiled"] == "0.23.0"
 
 
 def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated() -> None:
@@ -229,24 +222,24 @@ def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated()
 def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
     """The example has six arms; one stays short of the boundary as declared."""
     one = row_of(replace(EXAMPLE, vllm_version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
-    several = replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
-    assert readings(several)[:2] == ("reported: dies in 0.23.0", "eager: lives in 0.23.0")
-    assert "near-miss-128: 0.23.0 does not cross the boundary" in readings(several)
-    assert {one.as_declared(arm) for arm in one.arms} == {True}
-    assert (one.why, one.verdict, several.expected) == ("", Verdict.REPRODUCES, True)
-    surprised = replace(one, surprises=("eager",), expected=False)
-    assert [surprised.as_declared(arm) for arm in surprised.arms][:2] == [True, False]
-    sentences = readings(replace(several, rows=(surprised,)))
+    several = structs.replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
+    assert several.readings[:2] == ("reported: dies in 0.23.0", "eager: lives in 0.23.0")
+    assert "near-miss-128: 0.23.0 does not cross the boundary" in several.readings
+    assert {one.as_declared(arm) for arm in one.arms} == {"yes"}
+    assert (one.why, one.verdict, several.exit_status) == ("", Verdict.REPRODUCES, 0)
+    surprised = structs.replace(one, surprises=("eager",), expected=False)
+    assert [surprised.as_declared(arm) for arm in surprised.arms][:2] == ["yes", "SURPRISE"]
+    sentences = structs.replace(several, boots=(surprised,)).readings
     assert [number for number, text in enumerate(sentences) if "; against what is declared: 0.23.0" in text] == [1]
 
 
 def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
     """`lives in 0.23.0` of a workaround would read as if the bug did not exist."""
     one = row_of(replace(EXAMPLE, vllm_version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
-    alone = replace(map_of([one]), arms=("eager",), rows=(replace(one, arms=one.arms[1:2]),))
-    assert readings(alone) == ("eager: lives in 0.23.0",)
-    assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x")
-    assert readings(replace(map_of([one]), arms=("reported",))) == ("dies in 0.23.0",)
+    alone = structs.replace(map_of([one]), arms=("eager",), boots=(structs.replace(one, arms=one.arms[1:2]),))
+    assert alone.readings == ("eager: lives in 0.23.0",)
+    assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x", "")
+    assert structs.replace(map_of([one]), arms=("reported",)).readings == ("dies in 0.23.0",)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +252,7 @@ def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, r
     arm = replace(run.arms[0], **arm_fields(result), trials=(trial,))
     verdict = decide([result], standing=Standing.UNKNOWN)
     one = row_of(replace(run, arms=(arm,), **verdict_fields(verdict)), "0.24.0", Standing.UNKNOWN, "rehearsal")
-    assert readings(map_of([replace(one, surprises=())])) == (reading,)
+    assert map_of([structs.replace(one, surprises=())]).readings == (reading,)
     assert one.why == "it never came to rest"
 
 
@@ -275,7 +268,7 @@ def test_a_bug_that_kills_nothing_is_not_called_a_death(expected: Expected, outc
     run = run_of("0.24.0", [outcome])
     arm = replace(run.arms[0], **arm_fields(arm_result(run.arms[0].name, expected, [outcome])))
     one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")
-    assert readings(map_of([replace(one, surprises=())])) == (reading,)
+    assert map_of([structs.replace(one, surprises=())]).readings == (reading,)
 
 
 TQ = find("tq-chunked-prefill")
@@ -295,16 +288,20 @@ WHOLE = map_of(
 
 def several_arms() -> VersionMap:
     one = row_of(replace(EXAMPLE, arms=EXAMPLE.arms[:4]), "0.23.0", Standing.BAD, "rehearsal")
-    return replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
+    return structs.replace(map_of([one]), arms=tuple(arm.name for arm in one.arms))
 
 
 @pytest.mark.parametrize(
     ("name", "version_map"),
-    [("whole", replace(WHOLE, interrupted="SIGINT")), ("arms", several_arms())],
+    [("whole", structs.replace(WHOLE, stopped="SIGINT")), ("arms", several_arms())],
 )
 def test_a_map_is_what_was_reviewed(name: str, version_map: VersionMap) -> None:
     assert_golden(f"versions-{name}.md", markdown(version_map), "search")
-    assert_golden(f"versions-{name}.txt", terminal(version_map, "reports/x/versions/y/versions.md") + "\n", "search")
+    assert_golden(
+        f"versions-{name}.txt",
+        terminal(version_map, "reports/x/versions.md", "vllm-repro versions --resume reports/x"),
+        "search",
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,8 +314,8 @@ def test_a_map_is_what_was_reviewed(name: str, version_map: VersionMap) -> None:
 )
 def test_a_map_words_what_the_bug_does(expected: Expected, head: str, event: str) -> None:
     one = row("0.24.0", Outcome.CLEAN)
-    arm = replace(one.arms[0], result=replace(one.arms[0].result, expected=expected))
-    version_map = map_of([replace(one, arms=(arm,))])
+    arm = structs.replace(one.arms[0], expected=expected)
+    version_map = map_of([structs.replace(one, arms=(arm,))])
     assert f"which excludes {event} in more than 95% of boots" in markdown(version_map)
     assert f"| outcome | {head} | boundary |" in markdown(version_map)
-    assert f" {head} " in terminal(version_map, "").splitlines()[2]
+    assert f" {head} " in terminal(version_map, "", "").splitlines()[2]

@@ -25,7 +25,7 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_search.versions.json_map import VersionMapJson
+from vllm_repro_search.versions.record import VersionMap
 from vllm_repro_search.versions.verb import releases, status_bounds
 
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
@@ -33,7 +33,7 @@ TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 
 def map_of(folder: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
-    msgspec.convert(loaded, VersionMapJson)
+    msgspec.convert(loaded, VersionMap)
     return loaded
 
 
@@ -103,9 +103,14 @@ def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_pa
     linked = scenario / "versions" / "latest" / "../.." / first["run"] / "report.md"
     assert f"](../../{first['run']}/report.md)" in text
     assert linked.is_file()
-    page = (scenario / "versions" / "latest" / "versions.html").read_text(encoding="utf-8")
-    assert f'href="../../{first["run"]}/report.html"' in page
-    assert (linked.parent / "report.html").is_file()
+
+
+def test_a_release_that_is_refused_is_a_row_beside_others(harness: Harness, tmp_path: Path) -> None:
+    done = harness(*TQ, "--versions", "0.1.0,0.24.0,0.99.0")
+    assert (done.status, "0.1.0 and 0.99.0 cannot run it here" in done.out) == (2, True), done.err
+    loaded = map_in(tmp_path / "reports")
+    assert [row["arms"][0]["fate"] for row in loaded["rows"]] == ["unsupported", "lives", "unsupported"]
+    assert "the rehearsal engine imitates vLLM" in loaded["rows"][2]["why"]
 
 
 def test_a_map_as_declared_exits_0_and_prints_what_it_wrote(harness: Harness, tmp_path: Path) -> None:
@@ -141,11 +146,12 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
     ("words", "status", "message"),
     [
         ([*TQ, "--versions", "0.20.0-0.24.0"], 64, "takes no range"),
+        ([*TQ, "--versions", "0.1.0,0.99.0"], 64, "the rehearsal engine imitates vLLM"),
         ([*TQ, "--versions", "banana"], 64, "is not the number of a vLLM release"),
         ([*TQ, "--arm", "eagr"], 64, "did you mean eager"),
         ([*TQ, "--out", "/proc/nowrite"], 64, "cannot write to"),
         ([*TQ, "--image", "mine:{version}"], 64, "--image has no meaning"),
-        (["versions", "tq-chunked-prefill", "--server", "attach"], 64, "a running server is one release"),
+        (["versions", "tq-chunked-prefill", "--server", "attach"], 64, "'attach' is none of auto, docker"),
         (["versions", "tq-chunked-prefill", "--server", "docker", "--image", "x:1"], 64, "every release would run x:1"),
         (["versions", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
         (["versions", "min-tokens-stop-ids", "--server", "lab"], 64, "cannot run in the lab: it has no lab="),
@@ -203,7 +209,7 @@ def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_st
 
 def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Harness) -> None:
     nothing = harness("versions", "--resume", str(tmp_path))
-    assert (nothing.status, "holds no version map that can be read" in nothing.err) == (64, True)
+    assert (nothing.status, "holds no search that can be read" in nothing.err) == (64, True)
     assert harness(*TQ, "--versions", "0.24.0").status == 0
     (path,) = (tmp_path / "reports").glob("*/versions/2*/versions.json")
     for words, message in (

@@ -1,6 +1,8 @@
 """HTTP client that records every response as an `Answer`.
 
 HTTP errors, resets and broken streams are results here: they raise nothing and are not retried.
+Each request has a connection of its own: a server may close a kept one just as it is used again,
+which reads as a death.
 """
 
 from __future__ import annotations

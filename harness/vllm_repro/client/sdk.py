@@ -1,4 +1,8 @@
-"""Client that behaves like a user's program: the `openai` SDK with its default retries."""
+"""Client that behaves like a user's program: the `openai` SDK with its default retries.
+
+It retries on the dying server, so what its user reports is not what the engine died of. The report
+shows both. The outcome of a trial does not depend on it, and no attached server is sent anything.
+"""
 
 from __future__ import annotations
 

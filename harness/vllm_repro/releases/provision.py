@@ -30,7 +30,6 @@ from vllm_repro.releases.disk import Progress, cache_root, disk_usage, human_siz
 from vllm_repro.releases.installer import Installer, missing_build
 from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
 from vllm_repro.releases.layer import lay_over, make_runnable
-from vllm_repro.releases.opened import log_opened
 from vllm_repro.releases.operators import Fit, compare, schemas_of
 from vllm_repro.releases.sources import Source, Tree, contents_of, wheel_tree, write_tree
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
@@ -247,8 +246,6 @@ class ReleaseCache:
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             tree = write_tree(source, Path(scratch), base.packages)
             self._lay(source.version, base, tree, folder, progress)
-        if source.commit:  # a bisection asks
-            log_opened(next(folder.glob("lib/python*/site-packages")))
         self._prune(folder)
 
     def _base(self, version: str, progress: Progress) -> Release:

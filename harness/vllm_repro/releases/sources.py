@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,6 @@ __all__ = [
     "Commit",
     "Source",
     "Tree",
-    "changed_files",
     "commits_between",
     "contents_of",
     "git",
@@ -217,15 +216,6 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     commits = [Commit(hash=commit, date=date, title=title) for commit, date, title in words]
     every = int(git(checkout, "rev-list", "--count", "--first-parent", span))
     return commits, every + 1 - len(commits)
-
-
-def changed_files(sources: Sequence[Source]) -> dict[Source, set[str]]:
-    """Return the files of what is run that each commit but the first changes. sources: of one checkout, oldest first."""
-    checkout, span = sources[0].path, f"{sources[0].commit}..{sources[-1].commit}"
-    words = ("log", "-m", "--first-parent", "--no-renames", "--name-only", "--format=%x00%H", span, "--", *_RUN)
-    blocks = git(checkout, "-c", "core.quotePath=off", *words).decode(errors="replace").split("\0")[1:]
-    lines = ([line for line in block.split("\n") if line] for block in blocks)
-    return {Source(folder=checkout, commit=commit): set(files) for commit, *files in lines}
 
 
 def _end(checkout: Path, name: str) -> str:

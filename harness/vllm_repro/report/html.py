@@ -19,7 +19,6 @@ from vllm_repro.report.source_changes import diff_of, frame_link, how_to_apply, 
 from vllm_repro.report.tables import arms_table, counters_table, throughput_notes, throughput_table
 from vllm_repro.report.text import printable
 from vllm_repro.report.timeline import Event
-from vllm_repro.report.version_strip import Seen, version_strip
 from vllm_repro.report.wording import (
     boundary,
     crash_summary,
@@ -31,7 +30,6 @@ from vllm_repro.report.wording import (
     notices,
     outcome_word,
     plain_sentence,
-    source_word,
 )
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome
@@ -73,7 +71,6 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         details=details(report),
         cause=next((_cause(report, arm, trial) for arm, trial in report.failures), None),
         amounts=_amounts(report),
-        strip=version_strip(report.status, _seen(report)),
         heads=heads,
         patches_table=patches_table(report),
         rows=[(row, tones.get(re.split("[, ]", row[-2])[0], "dull")) for row in rows],
@@ -133,13 +130,6 @@ def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
     if arm is None or trial is None:
         return []
     return [(one, arm.name, max(1e-9, *(amount for _, amount in one.bars))) for one in trial.trigger.amounts]
-
-
-def _seen(report: RunReport) -> dict[str, Seen]:
-    """Return what this run saw of its release."""
-    verdict, changed = report.verdict, source_word(report)
-    words = f"this run{simulated(report.evidence)}: {verdict}" + (f" {changed}" if changed else "")
-    return {report.vllm_version: (words, verdict.tone)} if report.vllm_version else {}
 
 
 def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Sequence[Event]]]:

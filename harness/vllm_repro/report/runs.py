@@ -1,4 +1,7 @@
-"""The runs of a folder of reports, each read from its `report.json`."""
+"""The runs of a folder of reports, each read from its `report.json`.
+
+There is no other store: removing a run's folder removes it from the history.
+"""
 
 from __future__ import annotations
 

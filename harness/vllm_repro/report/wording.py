@@ -34,7 +34,6 @@ __all__ = [
     "plain_sentence",
     "refusals",
     "refused_words",
-    "source_word",
 ]
 
 INTERRUPTED, NOT_RUN = "interrupted", "not run"
@@ -70,7 +69,7 @@ def plain_sentence(report: RunReport) -> str:
         "sentence.txt",
         report=report,
         who=facts_of(report.evidence).actor.format(release=release),
-        changed=source_word(report),
+        changed=_source_word(report),
         failed=failed,
         quiet=tested and report.verdict in (Verdict.QUIET, Verdict.FIXED),
         avoided=dict.fromkeys(_difference(arm, failed) for arm in avoiding if failed),
@@ -78,7 +77,7 @@ def plain_sentence(report: RunReport) -> str:
     )
 
 
-def source_word(report: RunReport) -> str:
+def _source_word(report: RunReport) -> str:
     """Return `with its source changed` if no unchanged vLLM showed or survived the bug; else nothing."""
     ran = [arm for arm in report.arms if arm.trials]
     failed = [arm for arm in ran if arm.expected.has_bug and arm.k]

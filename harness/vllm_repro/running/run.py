@@ -1,6 +1,8 @@
 """One run: the trials of one scenario's arms, their journal, and the reports.
 
 The folder, the journal's first line and the link `latest` exist before the first server is started.
+The first signal interrupts the run: the server is ended and the reports are written. Later ones do
+nothing, or they would leave a server behind.
 """
 
 from __future__ import annotations

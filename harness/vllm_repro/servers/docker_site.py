@@ -1,4 +1,8 @@
-"""Containers as the servers of a run."""
+"""Containers as the servers of a run.
+
+Whether the engine gives GPUs is tried with a container that ends at once: no field of the engine
+shows it, and the engine's own words are then the reason for a refusal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The server kind `lab`: a cached release as a process, with the lab's plugin on its PYTHONPATH."""
+"""The server kind `lab`: a cached release as a process, with the lab's plugin on its PYTHONPATH.
+
+vLLM finds the plugin by its entry point in a folder of links, so that nothing else of this
+environment is on its path. A release that lacks a name that the lab replaces is `unsupported`.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.tiny_model import Kind
-from vllm_repro_diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk, SharedStep
+from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk, SharedStep
 
 __all__ = [
     "Amounts",
@@ -126,7 +126,7 @@ class TriggerFacts:
     shape: AttentionShape | None = None
     locked: int | None = None
     reserved: bool = False
-    observed: tuple[Observed, ...] = ()
+    observed: tuple[Observation, ...] = ()
     preemptions: int | None = None
     steps: tuple[SharedStep, ...] | None = None
     captured: Mapping[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 One crash and one quiet boot prove little: a fix that does nothing looks the same half of the time or more. All bounds are exact,
 one-sided Clopper-Pearson bounds of a binomial rate; `alpha` is the chance of being wrong, 5 %.
+After 5 crashes of 5 a fix needs 4 quiet boots, after 1 of 1 it needs 59.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Results of arms from the outcomes of their trials, the verdict over the arms of a run, and the result of a release. Pure.
 
 Bad beats unknown beats good. One matching crash makes an arm reproduce. An arm is quiet only if every trial crossed the trigger and lived.
-Anything else is undecided.
+Anything else is undecided: also a death without a known cause, and a declared hang or wrong answer
+without evidence of the boundary.
 """
 
 from __future__ import annotations

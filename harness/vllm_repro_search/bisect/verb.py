@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
 from packaging.version import Version
 
 from vllm_repro.cli.common import add_common
@@ -15,7 +16,7 @@ from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, published_release
-from vllm_repro.releases.sources import Source, commits_between
+from vllm_repro.releases.sources import commits_between
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -24,8 +25,8 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro_search.bisect.boots import BisectionSearch, ScriptSearch
 from vllm_repro_search.bisect.record import Bisection, Candidate
+from vllm_repro_search.boot_search import UnfinishedSearch
 from vllm_repro_search.options import add_limits, begun, common_fields, run_search
-from vllm_repro_search.resume import UnfinishedSearch
 from vllm_repro_search.versions.sweep import for_release
 from vllm_repro_search.versions.verb import choose_once, refuse_one_release, releases
 
@@ -90,7 +91,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    arguments, unfinished = begun(arguments, "bisect")
+    # A script is named again: a record may come from somebody else.
+    arguments, unfinished = begun(arguments, Bisection, beside=("max_boots", "max_time", "script"))
     if unfinished and unfinished.head.get("script") and not arguments.script:
         raise UsageError(
             f"the bisection in {unfinished.folder} asks a script, and a command is never taken from a record",
@@ -107,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = server_options(arguments)
     refuse_one_release(options)
     candidates, left_out = _candidates(arguments)
-    options, choice = choose_once(scenario, options, candidates[0].source, here=not arguments.on)
+    options, choice = choose_once(scenario, options, candidates[0].vllm, here=not arguments.on)
     names = arguments.arm or [arm.name for arm in scenario.leading]
     arms = find_arms(scenario, names)
     targets = [arm for arm in arms if arm.expected.has_bug]
@@ -117,10 +119,10 @@ def run(arguments: argparse.Namespace) -> int:
             hint=f"--arm with one of {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}",
         )
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
-    refuse_unused_options(for_release(options, candidates[0].source), choice.kind)
+    refuse_unused_options(for_release(options, candidates[0].vllm), choice.kind)
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
-    found = _begun(arguments, job, targets[0], candidates, left_out)
-    return run_search(arguments, BisectionSearch(job, found), unfinished)
+    record = _begun(arguments, job, targets[0], candidates, left_out)
+    return run_search(arguments, BisectionSearch(job, record), unfinished)
 
 
 def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None) -> int:
@@ -134,23 +136,22 @@ def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: Un
     options = ServerOptions(server=ServerKind.PROCESS.value)
     choice = ServerChoice(ServerKind.PROCESS, "")
     job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=[arm])
-    found = _begun(arguments, job, arm, candidates, left_out)
-    # What a server opens says nothing about a script.
-    found = replace(found, arm="", server="none, a script", evidence=None, untouched=())
-    return run_search(arguments, ScriptSearch(job, found, arguments.script), unfinished)
+    record = _begun(arguments, job, arm, candidates, left_out)
+    record = structs.replace(record, arm="", server="none, a script", evidence=None)
+    return run_search(arguments, ScriptSearch(job, record, arguments.script), unfinished)
 
 
 def _begun(
     arguments: argparse.Namespace, job: Job, arm: Arm, candidates: tuple[Candidate, ...], left_out: int
 ) -> Bisection:
     return Bisection(
-        **common_fields(job, arm, _repeat(arguments, job)),
+        **common_fields(job, _repeat(arguments, job)),
+        arm=arm.name,
         expected=arm.expected,
         find_fix=arguments.find_fix,
         candidates=candidates,
         left_out=left_out,
         rate=arguments.rate,
-        confidence=0.95,
     )
 
 
@@ -171,7 +172,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
         text = f"--versions names {', '.join(outside)}, not between {low} and {high}"
         raise UsageError(text, hint="leave it out, or name other ends with --bad and --good")
     chosen = sorted({bad, good, *between}, key=Version)
-    return tuple(Candidate(release, Source(release=release)) for release in chosen), 0
+    return tuple(Candidate(release, release) for release in chosen), 0
 
 
 def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
@@ -185,25 +186,21 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
     if len(found) < 2:
         hint = "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
         raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
-    sources = [Source(folder=checkout, commit=commit.hash) for commit in found]
-    candidates = (
-        Candidate(commit.hash[:12], source, commit.title, commit.date)
-        for commit, source in zip(found, sources, strict=True)
-    )
-    return tuple(candidates), left_out
+    commits = (Candidate(commit.hash[:12], f"{checkout}@{commit.hash}", commit.title, commit.date) for commit in found)
+    return tuple(commits), left_out
 
 
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:
     """Return the command that repeats the bisection. Limits are left out: they are of one call."""
     words = ["--good", arguments.good, *(["--find-fix"] if arguments.find_fix else [])]
-    if arguments.repo:
-        words += ["--repo", str(arguments.repo.expanduser().absolute())]
-    if arguments.versions:
-        words += ["--versions", arguments.versions]
-    if arguments.rate != 1:
-        words += ["--rate", f"{arguments.rate:g}"]
+    named = {
+        "--repo": arguments.repo and str(arguments.repo.expanduser().absolute()),
+        "--versions": arguments.versions,
+        "--rate": f"{arguments.rate:g}" if arguments.rate != 1 else None,
+        "--script": arguments.script,
+    }
+    words += [word for name, value in named.items() if value for word in (name, value)]
     if arguments.script:
-        words += ["--script", arguments.script]
         folders = [word for folder in job.folders for word in ("--scenarios", folder)]
         return shlex.join(["vllm-repro", "bisect", arguments.scenario, *folders, "--bad", arguments.bad, *words])
     return f"{repeat_command('bisect', job, job.choice.kind, ('--bad', arguments.bad))} {shlex.join(words)}"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from msgspec import structs
+
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.flags import positive
 from vllm_repro.errors import UsageError
@@ -20,8 +22,8 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, edited_command
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_search.boot_search import BootSearch
-from vllm_repro_search.minimize.record import Boot, Minimization, Unit, answer, markdown, minimization_dict, without
+from vllm_repro_search.boot_search import ArmSearch
+from vllm_repro_search.minimize.record import Minimization, MinimizationBoot, Unit
 
 __all__ = ["MinimizationSearch", "Reducible", "reducible"]
 
@@ -31,13 +33,12 @@ _OURS = frozenset({"--model", "--host", "--port", "--load-format"})
 
 @dataclass(frozen=True, kw_only=True)
 class Reducible:
-    """Parts of `arm` that may be removed; `steps` is its workload.
-
-    pieces: their requests, pauses and rests, each with the number of its step; the first units. units, untried, rest: see `Minimization`.
-    """
+    """Parts of `arm` that may be removed. units, untried, rest: see `Minimization`."""
 
     arm: Arm
+    # its workload
     steps: tuple[Step, ...]
+    # requests, pauses and rests of the steps, each with the number of its step: the first units
     pieces: tuple[tuple[int, Step], ...]
     units: tuple[Unit, ...]
     untried: tuple[str, ...]
@@ -150,47 +151,35 @@ def _less(command: ServeCommand, removed: Collection[str]) -> ServeCommand:
     )
 
 
-class MinimizationSearch(BootSearch[Minimization, Sequence[int]]):
+class MinimizationSearch(ArmSearch[Minimization, tuple[int, ...]]):
     """Search of the smallest part of a command and workload that crashes."""
 
-    verb, file = "minimize", "minimize"
-    as_dict, as_markdown = staticmethod(minimization_dict), staticmethod(markdown)
-
-    def __init__(self, job: Job, found: Minimization, parts: Reducible) -> None:
-        super().__init__(job, found)
+    def __init__(self, job: Job, record: Minimization, parts: Reducible) -> None:
+        super().__init__(job, record)
         self._parts = parts
         # These are printed, too.
-        hidden = self._redactor.command
-        units = tuple(replace(unit, text=hidden(unit.text), booted=hidden(unit.booted)) for unit in found.units)
-        self.found = replace(self.found, units=units, rest=self._redactor.command(found.rest))
+        hidden = self.redactor.command
+        units = tuple(replace(unit, text=hidden(unit.text), booted=hidden(unit.booted)) for unit in record.units)
+        self.record = structs.replace(self.record, units=units, rest=hidden(record.rest))
 
-    def _next(self) -> Sequence[int] | None:
-        return self.found.search.choose()
+    def describe(self, item: tuple[int, ...], number: int) -> str:
+        removed = self.record.without(item, self.record.boots)
+        return f"boot {number}: {f'without {removed}' if removed else 'the whole command'}"
 
-    def _answered(self) -> list[bool]:
-        return [boot.tested for boot in self.found.boots]
-
-    def _boot(self, chosen: Sequence[int]) -> str | None:
+    def boot(self, item: tuple[int, ...]) -> tuple[MinimizationBoot | None, str | None]:
         began = time.monotonic()
-        removed = without(self.found, chosen, self.found.boots)
-        what = f"without {removed}" if removed else "the whole command"
-        self._progress.line(f"boot {len(self.found.boots) + 1}: {what}")
-        report = self._boot_arm(self._parts.with_units(chosen))
+        report = self.boot_arm(self._parts.with_units(item))
         if report.interrupted:
-            return report.interrupted
+            return None, report.interrupted
         trial = report.arms[0].trials[-1]
         crashed = trial.outcome is Outcome.CRASH
-        boot = Boot(
-            units=tuple(chosen),
-            unused=self._parts.unsent(chosen, trial.requests["sent"]) if crashed else (),
+        boot = MinimizationBoot(
+            units=item,
+            unused=self._parts.unsent(item, trial.requests["sent"]) if crashed else (),
             outcome=trial.outcome,
             phase=trial.phase,
             why=trial.why,
             run=report.folder.name,
             duration_s=round(time.monotonic() - began, 1),
         )
-        self.found = replace(
-            self.found, boots=(*self.found.boots, boot), version=report.vllm_version or self.found.version
-        )
-        self._progress.line(f"  {answer(self.found)}")
-        return None
+        return boot, None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-__all__ = ["Attempt", "Search", "State"]
+from vllm_repro_search.plan import SearchState
+
+__all__ = ["Attempt", "MinimizationPlan", "SmallestSet"]
 
 Units = tuple[int, ...]
 _Walk = Generator[Units, "Attempt", Units]
@@ -18,11 +19,13 @@ _Walk = Generator[Units, "Attempt", Units]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One boot with `units`, in order. refused: vLLM did not start. unused: requests that a crash left unsent, so it did not need them."""
+    """One boot with `units`, in order."""
 
     units: Units
     crashed: bool
+    # vLLM did not start
     refused: bool = False
+    # requests that a crash left unsent, so it did not need them
     unused: Units = ()
 
     @property
@@ -30,25 +33,24 @@ class Attempt:
         return _less(self.units, self.unused)
 
 
-class State(StrEnum):
-    """How far a search is."""
+@dataclass(frozen=True, kw_only=True)
+class SmallestSet:
+    """The smallest crashing set by what is known; None without a crash."""
 
-    OPEN = "open"
-    FOUND = "found"
-    QUIET = "quiet"  # all units together do not crash
-    STUCK = "stuck"  # vLLM refuses all units together
+    state: SearchState
+    kept: Units | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """The reduction of the units 0 to `requests + others` - 1, requests first. It is a value: the same attempts give the same search."""
+class MinimizationPlan:
+    """The reduction of the units 0 to `requests + others` - 1, requests first."""
 
     requests: int
     others: int
     attempts: tuple[Attempt, ...] = ()
 
-    def after(self, *attempts: Attempt) -> Search:
-        """Return the search with more attempts."""
+    def after(self, *attempts: Attempt) -> MinimizationPlan:
+        """Return the plan after more attempts."""
         return replace(self, attempts=(*self.attempts, *attempts))
 
     @property
@@ -56,25 +58,26 @@ class Search:
         """The smallest crashing set by now; None without a crash."""
         return next((attempt.used for attempt in reversed(self.attempts) if attempt.crashed), None)
 
-    @property
-    def state(self) -> State:
-        if self.choose() is not None:
-            return State.OPEN
-        if self.kept is not None:
-            return State.FOUND
-        return State.STUCK if self.attempts[0].refused else State.QUIET
+    def answer(self) -> SmallestSet:
+        """Return what is known by now."""
+        state = SearchState.FOUND
+        if self.next() is not None:
+            state = SearchState.OPEN
+        elif self.kept is None:
+            state = SearchState.STUCK if self.attempts[0].refused else SearchState.QUIET
+        return SmallestSet(state=state, kept=self.kept)
 
-    def choose(self) -> Units | None:
+    def next(self) -> Units | None:
         """Return the units of the next boot; None if the search is over."""
         known = {attempt.units: attempt for attempt in self.attempts}
         walk = self._walk()
         try:
-            wanted = next(walk)
-            while wanted in known:
-                wanted = walk.send(known[wanted])
+            units = next(walk)
+            while units in known:
+                units = walk.send(known[units])
         except StopIteration:
             return None
-        return wanted
+        return units
 
     def _walk(self) -> _Walk:
         """Yield each set to try, get its attempt, and return what is left: no single unit of it can go."""

@@ -31,10 +31,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    arguments, unfinished = begun(arguments, "minimize")
+    arguments, unfinished = begun(arguments, Minimization)
     job = job_of_one_arm(arguments, "minimize")
     parts = reducible(job.scenario, job.arms[0], job.choice.kind, job.options)
-    found = Minimization(
-        **common_fields(job, job.arms[0], job.reproduce), units=parts.units, untried=parts.untried, rest=parts.rest
+    record = Minimization(
+        **common_fields(job, job.reproduce),
+        arm=job.arms[0].name,
+        units=parts.units,
+        untried=parts.untried,
+        rest=parts.rest,
     )
-    return run_search(arguments, MinimizationSearch(job, found, parts), unfinished)
+    return run_search(arguments, MinimizationSearch(job, record, parts), unfinished)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
@@ -17,27 +18,28 @@ from vllm_repro.trigger.boundary import shortest_prompt
 from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_search.boot_search import BootSearch
-from vllm_repro_search.threshold.plan import Answer, Probe
-from vllm_repro_search.threshold.record import Boot, Threshold, answer, markdown, threshold_dict
+from vllm_repro_search.boot_search import ArmSearch
+from vllm_repro_search.threshold.plan import PromptResult, PromptSent
+from vllm_repro_search.threshold.record import Threshold, ThresholdBoot
 
-__all__ = ["Lengths", "ThresholdSearch", "lengths_of", "probes_of"]
+__all__ = ["PromptRange", "ThresholdSearch", "lengths_of", "probes_of"]
 
 _SHORTEST = 32
 """Tokens of the first prompt if the workload has none below the boundary: chat templates alone take up to twenty."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Range of a search. request: the one to send with other lengths. low, high, guess: see `Search`."""
+class PromptRange:
+    """Range of a search. low, high, guess: see `Threshold`."""
 
+    # sent with other lengths
     request: Request
     low: int
     high: int
     guess: int
 
 
-def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str) -> Lengths:
+def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str) -> PromptRange:
     """Return what to search with `arm` on servers of `kind`. Raises `UsageError` if the boundary is not a prompt length.
 
     run: the command that runs the arm's own workload.
@@ -47,8 +49,11 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
         raise UsageError(f"no prompt crashes the arm {arm.name} of {scenario.id}", hint=again)
     in_lab = kind.facts.in_lab
     command, tiny_model, _ = edited_command(scenario, arm, kind, options)
-    requests = [one for one in requests_of(scenario.workload_of(arm)) if isinstance(one.prompt, int | Size)]
-    sizes = [resolve(one.prompt, command, in_lab=in_lab) for one in requests if isinstance(one.prompt, int | Size)]
+    sized = [
+        (resolve(request.prompt, command, in_lab=in_lab), request)
+        for request in requests_of(scenario.workload_of(arm))
+        if isinstance(request.prompt, int | Size)
+    ]
     model = scenario.model
     facts = TriggerFacts(
         batch=command.number("--max-num-batched-tokens"),
@@ -65,9 +70,8 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
         ),
     )
     guess = None
-    if requests:
-        longest = max(sizes)
-        request = requests[sizes.index(longest)]
+    if sized:
+        longest, request = max(sized, key=itemgetter(0))
         most = command.number("--max-model-len") or model.max_position
         most -= resolve(request.max_tokens, command, in_lab=in_lab)
         guess = shortest_prompt(arm.trigger or scenario.trigger, facts, most)
@@ -76,15 +80,15 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
             f"the boundary of {scenario.id} is not the length of one prompt: {arm.trigger or scenario.trigger}",
             hint=again,
         )
-    if any(one.shared or one.conversation for one in requests):
+    if any(sent.shared or sent.conversation for _, sent in sized):
         raise UsageError(f"the arm {arm.name} of {scenario.id} also needs a prefix in the cache", hint=again)
-    low = min((size for size in sizes if size < guess), default=_SHORTEST)
+    low = min((size for size, _ in sized if size < guess), default=_SHORTEST)
     if low >= guess:
         raise UsageError(f"every prompt crosses the boundary of {scenario.id}, which is {guess} tokens", hint=again)
-    return Lengths(request=request, low=low, high=min(max(2 * guess, longest), most), guess=guess)
+    return PromptRange(request=request, low=low, high=min(max(2 * guess, longest), most), guess=guess)
 
 
-def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[Probe, ...]]:
+def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...]]:
     """Return the outcome of the last trial of a run, its reason, and what each of its prompts did.
 
     Only a complete answer to a prompt of the exact length is quiet. If the engine did not live, its last prompt is not quiet. It is a crash
@@ -93,20 +97,22 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[Probe, ...]]:
     (*_, ended) = recording.of("trial-ended")
     outcome = Outcome(ended["outcome"])
     number = ended["trial"]
-    answers = {one["name"]: one for one in recording.of("answer") if one["trial"] == number}
-    sent = [one["name"] for one in recording.of("request-sent") if one["trial"] == number]
-    probes: list[Probe] = []
+    answers = {entry["name"]: entry for entry in recording.of("answer") if entry["trial"] == number}
+    sent = [entry["name"] for entry in recording.of("request-sent") if entry["trial"] == number]
+    probes: list[PromptSent] = []
     answered = True
-    for place, name in enumerate(sent):
-        length, got, last = int(name.split()[0]), answers.get(name), place == len(sent) - 1
-        quiet = got is not None and _is_quiet(got, length)
+    for name in sent:
+        length, answer, last = int(name.split()[0]), answers.get(name), name == sent[-1]
+        quiet = answer is not None and _is_quiet(answer, length)
+        result = PromptResult.SKIP
         if quiet and (outcome.facts.alive or not last):
-            probes.append(Probe(length, Answer.QUIET, first=place == 0))
-        elif last and outcome is Outcome.CRASH and answered and not quiet and not _is_refused(got):
-            probes.append(Probe(length, Answer.CRASH, first=place == 0))
-        elif not last or outcome.facts.tested:
-            probes.append(Probe(length, Answer.SKIP, first=place == 0))
-        answered = answered and (quiet or _is_refused(got))
+            result = PromptResult.QUIET
+        elif last and outcome is Outcome.CRASH and answered and not quiet and not _is_refused(answer):
+            result = PromptResult.CRASH
+        elif last and not outcome.facts.tested:
+            break
+        probes.append(PromptSent(length, result, first=not probes))
+        answered = answered and (quiet or _is_refused(answer))
     return outcome, str(ended["why"]), tuple(probes)
 
 
@@ -119,45 +125,31 @@ def _is_refused(got: Entry | None) -> bool:
     return got is not None and got["status"] is not None and 400 <= got["status"] < 500
 
 
-class ThresholdSearch(BootSearch[Threshold, Sequence[int]]):
+class ThresholdSearch(ArmSearch[Threshold, tuple[int, ...]]):
     """Search of the shortest prompt that crashes. request: sent with each length."""
 
-    verb, file = "threshold", "threshold"
-    as_dict, as_markdown = staticmethod(threshold_dict), staticmethod(markdown)
-
-    def __init__(self, job: Job, found: Threshold, request: Request) -> None:
-        super().__init__(job, found)
+    def __init__(self, job: Job, record: Threshold, request: Request) -> None:
+        super().__init__(job, record)
         self._request = request
 
-    def _next(self) -> Sequence[int] | None:
-        return self.found.search.plan() or None
+    def describe(self, item: tuple[int, ...], number: int) -> str:
+        several = f"up to {len(item)} prompts of {item[0]:,} to {item[-1]:,}"
+        return f"boot {number}: {several if len(item) > 1 else f'a prompt of {item[0]:,}'} tokens"
 
-    def _answered(self) -> list[bool]:
-        return [any(probe.answer is not Answer.SKIP for probe in boot.probes) for boot in self.found.boots]
-
-    def _boot(self, chosen: Sequence[int]) -> str | None:
+    def boot(self, item: tuple[int, ...]) -> tuple[ThresholdBoot | None, str | None]:
         began = time.monotonic()
-        several = f"up to {len(chosen)} prompts of {chosen[0]:,} to {chosen[-1]:,}"
-        what = several if len(chosen) > 1 else f"a prompt of {chosen[0]:,}"
-        self._progress.line(f"boot {len(self.found.boots) + 1}: {what} tokens")
-        workload = tuple(
-            replace(self._request, name=f"{one} tokens", prompt=one, shared=0, conversation="", may_fail=())
-            for one in chosen
-        )
+        fields: dict[str, Any] = {"shared": 0, "conversation": "", "may_fail": ()}
+        workload = tuple(replace(self._request, name=f"{length} tokens", prompt=length, **fields) for length in item)
         (arm,) = self.job.arms
-        report = self._boot_arm(replace(arm, workload=workload))
+        report = self.boot_arm(replace(arm, workload=workload))
         if report.interrupted:
-            return report.interrupted
+            return None, report.interrupted
         outcome, why, probes = probes_of(read(report.folder / "journal.jsonl"))
-        boot = Boot(
+        boot = ThresholdBoot(
             probes=probes,
             outcome=outcome,
             why=why,
             run=report.folder.name,
             duration_s=round(time.monotonic() - began, 1),
         )
-        self.found = replace(
-            self.found, boots=(*self.found.boots, boot), version=report.vllm_version or self.found.version
-        )
-        self._progress.line(f"  {answer(self.found)}")
-        return None
+        return boot, None

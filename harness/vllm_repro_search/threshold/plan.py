@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-__all__ = ["Answer", "Probe", "Search", "State"]
+from vllm_repro_search.plan import SearchState
+
+__all__ = ["LengthLimits", "PromptResult", "PromptSent", "ThresholdPlan"]
 
 _MOST_PROMPTS = 40
 """Prompts in one boot."""
 
 
-class Answer(StrEnum):
+class PromptResult(StrEnum):
     """Result of one prompt."""
 
     QUIET = "quiet"
@@ -25,92 +27,102 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True)
-class Probe:
-    """One prompt. first: nothing was sent to its server before."""
+class PromptSent:
+    """One prompt."""
 
+    # in tokens
     length: int
-    answer: Answer
+    answer: PromptResult
+    # nothing was sent to its server before
     first: bool = False
 
 
-class State(StrEnum):
-    """How far a search is."""
+@dataclass(frozen=True, kw_only=True)
+class LengthLimits:
+    """Where the shortest prompt that crashes lies, by what is known."""
 
-    OPEN = "open"
-    FOUND = "found"
-    QUIET = "quiet"  # no prompt up to the longest one crashes
-    ALL = "all"  # the shortest prompt that may be sent crashes
-    STUCK = "stuck"  # the lengths that are left gave no answer
-    SURPRISE = "surprise"  # a longer prompt is quiet, or the crash needs the prompts before it
+    state: SearchState
+    shortest_crash: int | None
+    # below the shortest crashing prompt
+    longest_quiet: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """The search among the lengths `low` to `high`. It is a value: the same probes give the same search.
-
-    guess: the shortest crashing prompt by the scenario's formula. crash_cost: of a crash, in quiet prompts.
-    """
+class ThresholdPlan:
+    """The search among the lengths `low` to `high`."""
 
     low: int
     high: int
+    # the shortest crashing prompt by the scenario's formula
     guess: int
+    # of a crash, in quiet prompts
     crash_cost: float = 10.0
-    probes: tuple[Probe, ...] = ()
+    probes: tuple[PromptSent, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.guess <= self.high or self.crash_cost < 1:
             raise ValueError(f"no search: {self.low} < {self.guess} <= {self.high}, crash cost {self.crash_cost}")
 
-    def after(self, *probes: Probe) -> Search:
-        """Return the search with more prompts."""
+    def after(self, *probes: PromptSent) -> ThresholdPlan:
+        """Return the plan after more prompts."""
         return replace(self, probes=(*self.probes, *probes))
 
-    def lengths(self, answer: Answer) -> set[int]:
+    def lengths(self, answer: PromptResult) -> set[int]:
         """Return the lengths with this answer."""
-        return {probe.length for probe in self.probes if probe.answer is answer}
+        return {probe.length for probe in self.probes if probe.answer == answer}
 
     @property
     def shortest_crash(self) -> int | None:
-        return min(self.lengths(Answer.CRASH), default=None)
+        return min(self.lengths(PromptResult.CRASH), default=None)
 
     @property
     def longest_quiet(self) -> int | None:
         """The longest quiet prompt below the shortest crashing one."""
         limit = self.shortest_crash or self.high + 1
-        return max((one for one in self.lengths(Answer.QUIET) if one < limit), default=None)
+        return max((length for length in self.lengths(PromptResult.QUIET) if length < limit), default=None)
 
     @property
     def quiet_above(self) -> tuple[int, ...]:
         """Quiet prompts longer than the shortest crashing one: the bug is not a matter of length alone."""
         crash = self.shortest_crash
-        return tuple(sorted(one for one in self.lengths(Answer.QUIET) if crash is not None and one >= crash))
+        return tuple(sorted(length for length in self.lengths(PromptResult.QUIET) if crash and length >= crash))
 
     @property
-    def state(self) -> State:
-        if self.quiet_above:
-            return State.SURPRISE
-        if self.choose() is not None:
-            return State.OPEN
-        crash, quiet = self.shortest_crash, self.longest_quiet
-        if crash is None:
-            return State.QUIET if quiet == self.high and not self.lengths(Answer.SKIP) else State.STUCK
-        if quiet is None:
-            return State.ALL if crash == self.low else State.STUCK
-        return State.FOUND if crash == quiet + 1 else State.STUCK
+    def crashes_alone(self) -> bool:
+        """Return True if the shortest crashing prompt was sent alone to a fresh server and crashed it."""
+        return PromptSent(self.shortest_crash or 0, PromptResult.CRASH, first=True) in self.probes
 
-    def choose(self) -> Probe | None:
+    def answer(self) -> LengthLimits:
+        """Return what is known by now."""
+        crash, quiet = self.shortest_crash, self.longest_quiet
+        return LengthLimits(state=self._state(crash, quiet), shortest_crash=crash, longest_quiet=quiet)
+
+    def _state(self, crash: int | None, quiet: int | None) -> SearchState:
+        if self.quiet_above:
+            return SearchState.SURPRISE
+        if self.next_prompt() is not None:
+            return SearchState.OPEN
+        if crash is None:
+            return (
+                SearchState.QUIET if quiet == self.high and not self.lengths(PromptResult.SKIP) else SearchState.STUCK
+            )
+        if quiet is None:
+            return SearchState.ALL if crash == self.low else SearchState.STUCK
+        return SearchState.FOUND if crash == quiet + 1 else SearchState.STUCK
+
+    def next_prompt(self) -> PromptSent | None:
         """Return the prompt to send next, as a probe with the answer that is expected; None if the search is over."""
         if self.quiet_above:
             return None
-        crash, quiet, skipped = self.shortest_crash, self.longest_quiet, self.lengths(Answer.SKIP)
+        crash, quiet, skipped = self.shortest_crash, self.longest_quiet, self.lengths(PromptResult.SKIP)
         for length in self._first():
             if length not in skipped and (quiet is None or length > quiet) and (crash is None or length < crash):
-                return Probe(length, Answer.QUIET if length < self.guess else Answer.CRASH)
+                return PromptSent(length, PromptResult.QUIET if length < self.guess else PromptResult.CRASH)
         bottom, top = (self.low - 1 if quiet is None else quiet), (self.high + 1 if crash is None else crash)
-        left = [one for one in range(bottom + 1, top) if one not in skipped]
+        left = [length for length in range(bottom + 1, top) if length not in skipped]
         if left:
-            wanted = self._split(bottom, top, known=crash is not None)
-            return Probe(min(left, key=lambda one: abs(one - wanted)), Answer.QUIET)
+            middle = self._split(bottom, top, known=crash is not None)
+            return PromptSent(min(left, key=lambda length: abs(length - middle)), PromptResult.QUIET)
         return self._check(crash) if crash is not None and top - bottom == 1 else None
 
     def _first(self) -> Iterator[int]:
@@ -128,27 +140,28 @@ class Search:
             low, high = (middle, high) if middle < (1 - middle) ** self.crash_cost else (low, middle)
         return bottom + max(1, round(low * (top - bottom)))
 
-    def _check(self, crash: int) -> Probe | None:
+    def _check(self, crash: int) -> PromptSent | None:
         """Return what is left once the threshold is known: it alone on a fresh server, then longer prompts up to the longest."""
         tried = {probe.length for probe in self.probes if probe.length > crash}
         alone = any(probe.first for probe in self.probes if probe.length == crash)
         again = sum(probe.length == crash for probe in self.probes) > 1
         if not alone and not again:
-            return Probe(crash, Answer.CRASH)
-        above = [one for one in dict.fromkeys(((crash + self.high) // 2, self.high)) if one > crash]
-        length = next((one for one in above if not any(other >= one for other in tried)), None)
-        return None if length is None else Probe(length, Answer.CRASH)
+            return PromptSent(crash, PromptResult.CRASH)
+        longest = max(tried, default=crash)
+        above = ((crash + self.high) // 2, self.high)
+        length = next((length for length in above if length > longest), None)
+        return None if length is None else PromptSent(length, PromptResult.CRASH)
 
-    def plan(self) -> tuple[int, ...]:
-        """Return the prompts of the next boot, in order; empty if the search is over."""
+    def next(self) -> tuple[int, ...] | None:
+        """Return the prompts of the next boot, in order; None if the search is over."""
         lengths: list[int] = []
-        search = self
-        while len(lengths) < _MOST_PROMPTS and (chosen := search.choose()) is not None:
-            known = search.shortest_crash
+        plan = self
+        while len(lengths) < _MOST_PROMPTS and (chosen := plan.next_prompt()) is not None:
+            known = plan.shortest_crash
             if lengths and known is not None and chosen.length >= known:
                 break  # on a server of its own
             lengths.append(chosen.length)
             if known is not None and chosen.length >= known:
                 break
-            search = search.after(Probe(chosen.length, Answer.QUIET))
-        return tuple(lengths)
+            plan = plan.after(PromptSent(chosen.length, PromptResult.QUIET))
+        return tuple(lengths) or None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_repro_search.options import add_search, begun, common_fields, job_of_one_arm, run_of_arm, run_search
+from vllm_repro.running.folders import with_out
+from vllm_repro.running.job import repeat_command
+from vllm_repro_search.options import add_search, begun, common_fields, job_of_one_arm, run_search
 from vllm_repro_search.threshold.boots import ThresholdSearch, lengths_of
 from vllm_repro_search.threshold.record import Threshold
 
@@ -31,9 +33,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    arguments, unfinished = begun(arguments, "threshold")
+    arguments, unfinished = begun(arguments, Threshold)
     job = job_of_one_arm(arguments, "threshold")
-    lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, run_of_arm(job))
-    fields = common_fields(job, job.arms[0], job.reproduce)
-    found = Threshold(**fields, low=lengths.low, high=lengths.high, guess=lengths.guess)
-    return run_search(arguments, ThresholdSearch(job, found, lengths.request), unfinished)
+    shown = with_out(repeat_command("run", job, job.choice.kind, ("--vllm", job.options.vllm)), job.out)
+    lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, shown)
+    record = Threshold(
+        **common_fields(job, job.reproduce),
+        arm=job.arms[0].name,
+        low=lengths.low,
+        high=lengths.high,
+        guess=lengths.guess,
+    )
+    return run_search(arguments, ThresholdSearch(job, record, lengths.request), unfinished)

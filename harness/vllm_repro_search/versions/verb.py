@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import Version
 
-from vllm_repro.cli.common import add_common, print_json
-from vllm_repro.cli.options import add_run_options, job_from, resumed
+from vllm_repro.cli.common import add_common
+from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
-from vllm_repro.errors import INTERRUPTED, UsageError
+from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import published_release
 from vllm_repro.releases.sources import Source
-from vllm_repro.running.folders import with_out
-from vllm_repro.running.job import choice_of
+from vllm_repro.running.job import choice_of, repeat_command
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect
-from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
-from vllm_repro.verdict.verdict import exit_status
-from vllm_repro_search.resume import read_map
-from vllm_repro_search.versions.json_map import version_map_dict
-from vllm_repro_search.versions.sweep import VERSION, for_release, map_releases
-from vllm_repro_search.versions.version_map import terminal
+from vllm_repro_search.options import begun, common_fields, run_search, stream_of
+from vllm_repro_search.versions.record import VersionMap
+from vllm_repro_search.versions.sweep import VERSION, ReleaseSweep, for_release
 
 __all__ = ["choose_once", "refuse_one_release", "releases", "status_bounds"]
 
@@ -40,9 +35,8 @@ exit status:
   2  undecided: a release that could not be tried, did not boot, or did not cross the boundary
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as versions.json,
-versions.md and versions.html, so an interrupted map keeps its rows. --resume continues it in a new folder."""
-_PATCH = "; each one given is an arm beside the release as it is"
+Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as versions.json
+and versions.md, so an interrupted map keeps its rows. --resume continues it in a new folder."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +52,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="the releases, separated by commas (default: those at which the scenario's status changes)",
     )
-    add_server_options(parser, which=("server", "model", "weights", "patch"), patch=_PATCH)
+    add_server_options(
+        parser,
+        which=("server", "model", "weights", "patch"),
+        patch="; each one given is an arm beside the release as it is",
+    )
     parser.add_argument(
         "--image",
         metavar="I",
@@ -74,11 +72,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    unfinished = read_map(arguments.resume) if arguments.resume else None
+    added = arguments.versions
+    arguments, unfinished = begun(arguments, VersionMap, beside=("versions",))
     if unfinished is not None:
-        added = releases(arguments.versions) if arguments.versions else ()
-        arguments = resumed(arguments, unfinished, beside=("versions",))
-        arguments.versions = ",".join((*unfinished.versions, *added))
+        arguments.versions = ",".join((*unfinished.head["versions"], *(releases(added) if added else ())))
     if not arguments.scenario:
         raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help")
     scenario = find(arguments.scenario)
@@ -92,36 +89,33 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         versions = status_bounds(scenario)
     options, choice = choose_once(scenario, options, Source(release=versions[0]), here=not arguments.on)
-    arms = find_arms(scenario, names)
     job = job_from(
         arguments,
         name=arguments.scenario,
         scenario=scenario,
         options=options,
         choice=choice,
-        arms=arms,
+        arms=find_arms(scenario, names),
         compared=bool(options.patch),
     )
+    trials = job.trials
+    if trials is None:
+        raise UsageError("a map needs as many boots of each release", hint="--trials N")
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
-    stream = sys.stderr if arguments.json else sys.stdout
     if arguments.versions is None:
         text = f"No --versions: the releases where the status of {scenario.id} changes ({scenario.status}), and the one"
-        print(f"{text} that it is tried with: {', '.join(versions)}.", file=stream, flush=True)
-    finished, folder = map_releases(job, versions, lambda line: print(line, file=stream, flush=True), unfinished)
-    shown = replace(finished, reproduce=with_out(finished.reproduce, job.out))
-    print("\n" + terminal(shown, str(folder / "versions.md")), file=stream)
-    if arguments.json:
-        print_json(version_map_dict(finished))
-    return INTERRUPTED if finished.interrupted else exit_status(finished.expected)
+        print(f"{text} that it is tried with: {', '.join(versions)}.", file=stream_of(arguments), flush=True)
+    record = VersionMap(
+        **common_fields(job, repeat_command("versions", job, choice.kind, ("--versions", ",".join(versions)))),
+        arms=tuple(arm.name for arm in job.arms),
+        trials=trials,
+        versions=versions,
+    )
+    return run_search(arguments, ReleaseSweep(job, record), unfinished)
 
 
 def refuse_one_release(options: ServerOptions) -> None:
-    """Raise `UsageError` for a server or an image that would be the same for every release."""
-    if options.server != "auto" and not ServerKind(options.server).facts.started:
-        raise UsageError(
-            "a running server is one release, and this takes several",
-            hint=f"vllm-repro run SCENARIO --url U; or --server with one of {', '.join(kinds(lambda facts: facts.started))}",
-        )
+    """Raise `UsageError` for an image that would be the same for every release."""
     if options.image and VERSION not in options.image:
         raise UsageError(
             f"every release would run {options.image}", hint=f"write {VERSION} where its tag has the release"

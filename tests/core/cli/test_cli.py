@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,12 +20,10 @@ from vllm_repro.cli import CORE_VERBS, main, verbs
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import Unsupported
 from vllm_repro.features import additions
-from vllm_repro.releases.known import NEWEST, RELEASES
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find
-from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.compose_services import compose_file
-from vllm_repro.verdict.verdict import Expect, Standing
+from vllm_repro.verdict.verdict import Expect
 
 ROOT = Path(__file__).parents[3]
 
@@ -148,35 +145,6 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
     assert not {"vllm_repro.report.html", "vllm_repro.releases.provision", "packaging.requirements"} & {
         *done.stdout.split()
     }
-
-
-@pytest.mark.features
-def test_every_verb_is_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for verb in verbs():
-        assert f"| `{verb}" in readme, verb
-
-
-@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
-def test_the_table_of_the_readme_has_the_releases_of_the_scenario(scenario: Scenario) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (row,) = [line for line in readme.splitlines() if line.startswith(f"| [`{scenario.id}`]")]
-    _, _, _, crashes, good, _, _ = (cell.strip() for cell in row.split("|"))
-    if scenario.status.good and scenario.id != "dsv4-tp2":  # a branch, no release
-        assert good == scenario.status.first_good
-    # "0.21.0 to 0.23.0", "to 0.28.0", "from 0.24.0", "0.26.0 alone", or words alone
-    crash = re.match(r"(?:from )?([\d.]+)?(?: ?to ([\d.]+))?", crashes)
-    assert crash
-    first, last = crash.groups()
-    standings = {version: scenario.status.standing(version) for version in RELEASES}
-    bad = [version for version, standing in standings.items() if standing is Standing.BAD]
-    if crashes.endswith("alone"):
-        last = first
-    if last:
-        assert bad[-1] == last
-    if first:
-        assert bad[0] == first
-        assert last or bad[-1] == NEWEST
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The documentation: its commands exist, those that need no vLLM run, its sample is real, and no link is dead."""
+"""The documentation: commands, tables, numbers and samples are those of the program; links work."""
 
 from __future__ import annotations
 
@@ -8,22 +8,37 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests import budgets
 from tests.conftest import Harness
-from tests.test_layers import FEATURES
+from tests.live import kept
+from tests.test_layers import FEATURES, LAYERS
 from vllm_repro.cli import parser, verbs
 from vllm_repro.cli.show import STYLES
 from vllm_repro.features import additions
+from vllm_repro.releases.known import RELEASES
 from vllm_repro.report.files import FORMATS
-from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario import vocabulary
+from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms
+from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.kinds import KINDS
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Standing, Verdict
+from vllm_repro_lab.parts import MECHANISMS
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+RESULTS = sorted((ROOT / "reports" / "results").glob("*.md"))
+ENTRY = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*ENTRY, ROOT / "SECURITY.md", *DOCS, *RESULTS]
 PASTED = ROOT / "tests" / "data" / "pasted"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 _LINE = re.compile(r"^(?:    |(?:    )?\$ )((?:vllm-repro|make|pytest|cp) .*)$", re.MULTILINE)
 
 
@@ -75,14 +90,14 @@ def test_a_command_of_the_documentation_exists(words: list[str], monkeypatch: py
 
 INLINE = [
     pytest.param(command, id=f"{page.name}: {command}")
-    for page in PAGES[:2]
+    for page in [*ENTRY, *DOCS]
     for command in re.findall(
         r"`((?:vllm-repro|make|UPDATE_GOLDEN=1|\.venv/bin/python -m pytest) [^`\\|]*)`",
         page.read_text(encoding="utf-8"),
     )
     if not re.search(r"\b(?:SCENARIO|RUN|FILE)\b|\[", command) and parts(shlex.split(command)) <= HERE
 ]
-"""Commands in the tables and sentences of README and CONTRIBUTING, without those that are a form to fill in."""
+"""Commands in tables and sentences, without those that are a form to fill in."""
 
 
 def test_the_tables_have_commands() -> None:
@@ -144,15 +159,140 @@ def test_commands_that_need_no_vllm_run(
         assert done.status == 0, (words, done.err)
 
 
-def test_the_sample_of_the_readme_is_what_a_kept_run_prints() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    ((name, sample),) = re.findall(r"<!-- sample: (\S+) -->\n```console\n\$ (.*?)```\n", readme, re.DOTALL)
-    golden = (ROOT / "tests" / "golden" / f"terminal-{name}.txt").read_text(encoding="utf-8")
-    command, *lines = sample.splitlines()
-    assert f"again:   {command}\n" in golden
+def section(page: str, heading: str) -> str:
+    """Return the text below a heading, up to the next one of its level."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, heading
+    return found[2]
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of a section's tables, and of its lists the words before the colon."""
+    text = section(page, heading)
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return cells + [[head] for head in re.findall(r"^- (`.*?): ", text, re.MULTILINE | re.DOTALL)]
+
+
+def named(page: str, heading: str) -> list[str]:
+    """Return the code words in the first column."""
+    return [word for cells in rows(page, heading) for word in re.findall(r"`([^`]+)`", cells[0])]
+
+
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+GROUPS = PROJECT["project"]["entry-points"].keys() - {"pytest11"}
+FIELDS = [field.name for field in fields(Scenario) if field.name != "about"]
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "program"),
+    [
+        ("README.md", "Commands", verbs()),
+        ("docs/page.md", "Outcome of a trial", Outcome),
+        ("docs/page.md", "Verdict of a scenario", Verdict),
+        ("docs/architecture.md", "Packages", [path.partition("/")[2] for path in PACKAGES]),
+        ("docs/architecture.md", "Add a feature: a verb, a report form, a section", GROUPS),
+        ("docs/lab.md", "What the lab replaces", MECHANISMS),
+        ("docs/scenarios.md", "Fields of `Scenario(...)`", FIELDS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_table_names_what_the_program_has(page: str, heading: str, program: Iterable[str]) -> None:
+    assert sorted(set(named(page, heading)) & {*program}) == sorted(program)
+    assert len(named(page, heading)) >= len([*program])
+
+
+@pytest.mark.parametrize(
+    ("heading", "table"),
+    [
+        ("Server kinds", [[kind, facts.summary] for kind, facts in KINDS.items()]),
+        ("Budgets", [[folder, f"{most:,}"] for folder, most in budgets.BUDGETS.items()]),
+    ],
+)
+def test_a_table_has_the_values_of_the_program(heading: str, table: list[list[str]]) -> None:
+    page = "docs/architecture.md"
+    assert rows(page, heading) == [[f"`{name}`", value] for name, value in table]
+    assert named(page, "The core") == [*LAYERS]
+
+
+def test_every_library_and_word_is_explained() -> None:
+    libraries = {re.split("[><=]", line)[0] for line in PROJECT["project"]["dependencies"]}
+    assert libraries <= {*re.findall(r"[\w-]+", section("docs/architecture.md", "Libraries"))}
+    text = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    assert {*vocabulary.__all__} <= {*re.findall(r"\b(\w+)[`(,]", text)}
+
+
+def test_the_way_into_the_code_names_files() -> None:
+    text = (ROOT / "docs" / "how-a-run-works.md").read_text(encoding="utf-8")
+    paths = re.findall(r"\*\*`([\w/]+\.py)`\*\*", text)
+    folders = (ROOT / "harness" / "vllm_repro", ROOT / "harness")
+    assert len(paths) > 25
+    assert [path for path in paths if not any((folder / path).is_file() for folder in folders)] == []
+
+
+def bug_row(name: str) -> list[str]:
+    """Return the row of README's table for a scenario."""
+    scenario = find(name)
+    status, number = scenario.status, scenario.issue.partition("#")[2]
+    bad = [release for release in RELEASES if status.standing(release) is Standing.BAD]
+    crashes = f"{bad[0]} to {bad[-1]}" if bad else "a branch only"
+    return [f"`{name}`", f"[#{number}]", crashes, status.first_good or "-", str(scenario.needs)]
+
+
+def test_the_readme_has_the_reported_bugs_and_the_number_of_all() -> None:
+    table = rows("README.md", "Bugs")
+    assert [cells[1] for cells in table] == ["[#41726]", "[#40807]", "[#41700]", "[#42085]"]
+    assert table == [bug_row(cells[0].strip("`")) for cells in table]
+    scenarios = all_scenarios()
+    labs = sum(scenario.lab is not None for scenario in scenarios)
+    assert f"They are {len(scenarios)} in all: {labs} run in the lab" in section("README.md", "Bugs")
+    assert not any(scenario.needs.gpus for scenario in scenarios if scenario.lab is None)
+
+
+SAMPLES = [
+    pytest.param(name, sample, id=f"{page.name}: {sample.split(' ', 2)[0]}")
+    for page in PAGES
+    for name, sample in re.findall(
+        r"<!-- sample: ([^\n]+) -->\n```console\n(.*?)```\n", page.read_text(encoding="utf-8"), re.DOTALL
+    )
+    if (ROOT / name).parents[1].is_dir()  # that of a deleted feature is not
+]
+
+
+@pytest.mark.parametrize(("name", "sample"), SAMPLES)
+def test_a_sample_is_what_the_program_prints(name: str, sample: str, tmp_path: Path) -> None:
+    """The lines come in this order; dots stand for what is left out. Times of a kept run vary."""
+    if name == "kept run":
+        command, _, sample = sample.partition("\n")
+        words = shlex.split(command)[2:]
+        (run,) = [run for path in kept.COMMITTED.glob("*.xz") if (run := kept.load(path)).words == words]
+        texts = (kept.judge(run, tmp_path).out, sample)
+        printed, sample = (re.sub(r"\d+ m?s\b", "0 s", re.sub(" +", " ", text)) for text in texts)
+    else:
+        printed = (ROOT / name).read_text(encoding="utf-8")
     at = 0
-    for line in lines:  # in order; a long line may end in dots
-        at = golden.index(line.removesuffix(" ...") if line else "\n", at)
+    for part in re.split(r" ?\.\.\. ?\n?|\n", sample):
+        at = printed.index(part, at) + len(part)
+
+
+def test_each_sample_names_its_source() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in [*ENTRY, *DOCS])
+    commands = re.findall(r"(?<! -->\n)```console\n(?!\$ )", text)
+    assert (len(SAMPLES) > 5, commands) == (True, [])
+
+
+@pytest.mark.parametrize("page", [*ENTRY, *DOCS], ids=lambda page: page.name)
+def test_a_page_is_narrow_and_starts_with_a_command(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$|^ {4}[^\n]*$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > 100] == []
+    first = text.partition("\n## ")[0]
+    assert re.search(r"^ {4}(vllm-repro|make|pip|\.venv/bin/python) ", first, re.MULTILINE)
+
+
+def test_pages_are_short() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 8_000
+    assert sum(path.stat().st_size for path in (ROOT / "docs").rglob("*")) <= 90_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -166,10 +306,9 @@ def test_no_link_is_dead(page: Path) -> None:
         assert not heading or heading in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in titles}, link
 
 
-def test_the_description_of_the_package_has_no_link_that_an_index_cannot_follow() -> None:
+def test_the_description_has_only_links_an_index_can_follow() -> None:
     """The build applies these substitutions (hatch-fancy-pypi-readme)."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        hook = tomllib.load(file)["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     before = text.count("](https://")
     for one in hook["substitutions"]:
@@ -181,7 +320,5 @@ def test_the_description_of_the_package_has_no_link_that_an_index_cannot_follow(
 
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} == {
-        "README.md",
-        *re.findall(r"\]\((\w[\w-]*\.md)\)", index),
-    }
+    linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)]+\.md)\)", index)}
+    assert [page.name for page in [*DOCS, *RESULTS] if page not in linked and page.name != "README.md"] == []

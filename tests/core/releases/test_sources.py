@@ -11,9 +11,8 @@ import pytest
 from tests.core.releases.conftest import MAIN, silent, write_wheel
 from vllm_repro.errors import UsageError
 from vllm_repro.releases import provision as module
-from vllm_repro.releases.opened import opened_files
 from vllm_repro.releases.provision import Release, ReleaseCache
-from vllm_repro.releases.sources import Source, changed_files, contents_of, parse_source
+from vllm_repro.releases.sources import Source, contents_of, parse_source
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -87,31 +86,6 @@ def test_files_of_the_base_are_linked_and_the_others_compiled(cache: ReleaseCach
     assert not (laid / "__init__.py").samefile(released / "__init__.py")
     compiled = {path.name.partition(".")[0] for path in (laid / "__pycache__").glob("*.pyc")}
     assert {"__init__", "a", "b", "c"} <= compiled
-
-
-def test_a_commit_logs_the_files_of_vllm_that_its_processes_open(cache: ReleaseCache, checkout: Path) -> None:
-    release = cache.provision(parse_source(f"{checkout}@near-29"), silent)
-    assert opened_files(release.packages) == frozenset()
-    read = (
-        "import os, pathlib, vllm; (pathlib.Path(vllm.__file__).parent / 'b.py').read_text(); os.kill(os.getpid(), 9)"
-    )
-    for code in (read, "import vllm.c"):  # written as bytecode, and read from it
-        subprocess.run([release.python, "-c", code], check=False)
-    assert opened_files(release.packages) == {"vllm/__init__.py", "vllm/b.py", "vllm/c.py"}
-    assert not opened_files(cache.provision(Source(release="0.29.0"), silent).packages)
-
-
-def test_the_files_that_commits_change(checkout: Path) -> None:
-    git(checkout, "checkout", "-q", "-b", "side", "main")
-    first = git(checkout, "rev-parse", "HEAD")
-    second = commit(checkout, a="a b\n", **{"with blank": "1\n"})
-    git(checkout, "checkout", "-q", "-b", "other", first)
-    commit(checkout, b="merged\n")
-    git(checkout, "checkout", "-q", "side")
-    git(checkout, "merge", "-q", "-m", "merge", "other")
-    third = git(checkout, "rev-parse", "HEAD")
-    sources = [Source(folder=checkout, commit=commit) for commit in (first, second, third)]
-    assert changed_files(sources) == {sources[1]: {"vllm/a.py", "vllm/with blank.py"}, sources[2]: {"vllm/b.py"}}
 
 
 def test_a_tree_with_the_version_file_of_its_base_leaves_it_as_it_is(

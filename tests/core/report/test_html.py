@@ -116,13 +116,6 @@ def test_a_run_that_knows_no_amounts_draws_none() -> None:
     assert "<figure" in html_page(report(DIED))
 
 
-def test_the_run_is_marked_among_the_declared_releases() -> None:
-    tree = assert_sound(html_page(report(DIED)))
-    (strip,) = (one for one in tree.iter("ol") if one.get("class") == "strip")
-    shown = [" ".join(text_of(item).split()) for item in strip]
-    assert shown == ["0.21.0 declared bad", "0.23.0 declared bad this run (LAB): reproduces", "0.24.0 declared good"]
-
-
 def test_the_planted_text_is_on_the_page() -> None:
     """Otherwise the test above could not fail."""
     plant = MARKUP[0]

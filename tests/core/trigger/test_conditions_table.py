@@ -20,7 +20,7 @@ from vllm_repro.trigger.conditions import (
     sent_with,
 )
 from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts
-from vllm_repro_diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk
+from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk
 
 SHAPE = AttentionShape(heads=16, kv_heads=8, head_dim=128, block_size=100)
 CHUNK, FIRST, TOKEN = ScheduledChunk(4096, 3497), ScheduledChunk(0, 4096, new=True), ScheduledChunk(500, 1)
@@ -93,7 +93,7 @@ FIELDS = (
     served(sent(), sent(9, status=400, died=True)),
     served(sent(9, hung=True), sent()),
 )
-CAPTURE = Observed("capture", {"captures": 2, "checked": 190, "refused": 1})
+CAPTURE = Observation("capture", {"captures": 2, "checked": 190, "refused": 1})
 MTP = """vllm serve m --speculative-config '{"method":"mtp"}'"""
 SERVERS = (
     served(),
@@ -106,7 +106,7 @@ SERVERS = (
         served(boot=BootFacts(cudagraph_mode="FULL", graphs_captured=captured, ready=True))
         for captured in (False, True)
     ),
-    served(boot=BootFacts(cudagraph_mode="FULL", graphs_captured=True), observed=(Observed("store", {}), CAPTURE)),
+    served(boot=BootFacts(cudagraph_mode="FULL", graphs_captured=True), observed=(Observation("store", {}), CAPTURE)),
 )
 
 
@@ -120,7 +120,7 @@ def groups() -> Iterator[tuple[Sequence[TriggerFacts], tuple[Condition, ...]]]:
     yield SERVERS[:3], (attention_backend("TURBOQUANT"),)
     yield SERVERS[2:6], (drafting(),)
     yield SERVERS[5:], (graphs_captured(),)
-    twice = tuple(Observed("preempted", {"requests": count}) for count in (2, 1))
+    twice = tuple(Observation("preempted", {"requests": count}) for count in (2, 1))
     logged = (served(observed=twice[:count]) for count in (1, 2))
     back = served(preemptions=0, dump=(ScheduledChunk(0, 32, resumed=True),))
     yield (served(), *logged, *(served(preemptions=count) for count in (0, 3)), back), (preempted(),)

@@ -8,19 +8,19 @@ from vllm_repro.command.parse import parse
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.trigger.offload_store import block_listed_twice, offload_outgrown
 from vllm_repro.trigger.trigger import Amounts, AttentionShape, SentRequest, TriggerFacts, TriggerResult
-from vllm_repro_diagnosis.boot_facts import BootFacts, Observed, boot_facts
+from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, boot_facts
 from vllm_repro_diagnosis.log_text import read_lines
 
 LAB = AttentionShape(4, 2, 32, 256, ("full", "sliding"), 128)
 FLAGS = "--block-size 32 --max-num-batched-tokens 2048 --num-gpu-blocks-override"
 LONG = SentRequest("prompt A", 5693, cached_tokens=0, answer_tokens=8)
 WHOLE = SentRequest("prompt A", 5664, cached_tokens=0, answer_tokens=8)
-STORE = Observed("store", {"event": 3, "blocks": 80, "distinct": 54, "twice": [227, 228]})
-PLAIN = Observed("store", {"event": 0, "blocks": 128, "distinct": 128, "twice": []})
+STORE = Observation("store", {"event": 3, "blocks": 80, "distinct": 54, "twice": [227, 228]})
+PLAIN = Observation("store", {"event": 0, "blocks": 128, "distinct": 128, "twice": []})
 
 
 def judge(
-    *asked: SentRequest, blocks: int = 330, observed: tuple[Observed, ...] = (), shape: AttentionShape | None = LAB
+    *asked: SentRequest, blocks: int = 330, observed: tuple[Observation, ...] = (), shape: AttentionShape | None = LAB
 ) -> TriggerResult:
     command = parse(f"vllm serve m {FLAGS} {blocks}")
     facts = TriggerFacts(requests=asked, batch=2048, chunked=True, command=command, shape=shape, observed=observed)
@@ -37,7 +37,7 @@ def test_a_workload_that_must_list_twice_crosses_in_any_release() -> None:
 
 
 def test_what_was_seen_stands_beside_what_was_computed() -> None:
-    short = Observed("free_list", {"counter": 106, "walked": 34, "asked": 50})
+    short = Observation("free_list", {"counter": 106, "walked": 34, "asked": 50})
     found = judge(LONG, observed=(PLAIN, STORE, short))
     assert found.crossed
     assert found.brief == "26 listed twice"
@@ -132,7 +132,7 @@ ROOM = parse("vllm serve m --block-size 32 --num-gpu-blocks-override 31")
 
 
 def outgrown(
-    tokens: list[int], boot: BootFacts, *, flags: bool = True, observed: tuple[Observed, ...] = ()
+    tokens: list[int], boot: BootFacts, *, flags: bool = True, observed: tuple[Observation, ...] = ()
 ) -> TriggerResult:
     asked = tuple(SentRequest(f"request {number}", one, cached_tokens=0) for number, one in enumerate(tokens))
     facts = TriggerFacts(
@@ -171,7 +171,7 @@ def test_the_pool_may_be_known_from_the_log_alone() -> None:
 
 
 def test_what_the_lab_saw_is_evidence() -> None:
-    stores = tuple(Observed("store", {"event": n, "blocks": 5, "distinct": 5, "twice": []}) for n in range(40))
+    stores = tuple(Observation("store", {"event": n, "blocks": 5, "distinct": 5, "twice": []}) for n in range(40))
     found = outgrown([400, 400, 400], BootFacts(offload_blocks=16), observed=stores)
     assert found.evidence[-1] == "seen: 40 store events, 200 blocks in all"
     (amounts,) = found.amounts

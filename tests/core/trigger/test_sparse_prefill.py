@@ -20,7 +20,7 @@ from vllm_repro.trigger.sparse_prefill import (
     sparse_prefill_outgrown,
 )
 from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts
-from vllm_repro_diagnosis.boot_facts import Observed, ScheduledChunk
+from vllm_repro_diagnosis.boot_facts import Observation, ScheduledChunk
 
 REPORTED = Sizes(max_model_len=16384, batch=8192, heads=32)
 FLAGS = "--max-model-len 16384 --max-num-batched-tokens 8192 -tp 2"
@@ -44,9 +44,9 @@ def facts(*prompts: int, flags: str = FLAGS, **more: Any) -> TriggerFacts:
     return TriggerFacts(requests=asked, batch=batch, chunked=True, command=command, shape=shape, **more)
 
 
-def prefill(tokens: int, asked: int, *, ratio: int = 4, prompts: tuple[int, ...] = ()) -> Observed:
+def prefill(tokens: int, asked: int, *, ratio: int = 4, prompts: tuple[int, ...] = ()) -> Observation:
     values = {"bytes": asked, "prompts": list(prompts or (tokens,)), "tokens": tokens, "ratio": ratio, "locked": True}
-    return Observed("prefill", values)
+    return Observation("prefill", values)
 
 
 @pytest.mark.parametrize(("length", "locked"), [(16384, 22_675_456), (8192, 11_862_016)])

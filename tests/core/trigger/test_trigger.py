@@ -21,7 +21,7 @@ from vllm_repro.trigger.conditions import (
     sent_with,
 )
 from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts, Wanted, chunks_of
-from vllm_repro_diagnosis.boot_facts import BootFacts, Observed, ScheduledChunk, SharedStep
+from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk, SharedStep
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
 
@@ -319,8 +319,8 @@ def test_graphs_are_captured_or_were_about_to_be(boot: BootFacts, crossed: bool)
 
 def test_a_guarded_capture_says_what_was_looked_at() -> None:
     boot = BootFacts(cudagraph_mode="FULL_DECODE_ONLY", graphs_captured=True, ready=True)
-    seen = Observed("capture", {"captures": 2, "checked": 190, "refused": 0, "recorded": True})
-    found = graphs_captured().find(TriggerFacts(boot=boot, observed=(Observed("store", {}), seen)))
+    seen = Observation("capture", {"captures": 2, "checked": 190, "refused": 0, "recorded": True})
+    found = graphs_captured().find(TriggerFacts(boot=boot, observed=(Observation("store", {}), seen)))
     assert found.evidence[1:] == ("2 captures under the guard: 190 operators checked, 0 refused",)
 
 

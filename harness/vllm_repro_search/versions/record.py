@@ -1,0 +1,405 @@
+"""Record of a version map: what each arm does in each release, and a sentence for each arm.
+
+A release lives only if every boot of it crossed the boundary and lived. Ranges of living or dying releases span only releases that were
+tried and decided. `msgspec.json.schema(VersionMap)` is the JSON Schema of `versions.json`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from itertools import groupby
+from statistics import median
+from typing import Any, ClassVar, assert_never
+
+import msgspec
+
+from vllm_repro.conversion import convert
+from vllm_repro.report.format import seconds, truncate
+from vllm_repro.report.model import ArmReport, RunReport, TrialReport
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.statistics import excluded_rate
+from vllm_repro.verdict.verdict import ArmResult, Expected, Result, Standing, Verdict, arm_result, same_release
+from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_search.record import SearchRecord
+
+__all__ = [
+    "ReleaseArm",
+    "ReleaseResult",
+    "ReleaseRow",
+    "ReleaseTrial",
+    "VersionMap",
+    "joined",
+    "ranges",
+    "release_result",
+    "row_of",
+    "row_without_run",
+]
+
+
+class ReleaseResult(StrEnum):
+    """The result of one arm in one release."""
+
+    LIVES = "lives"
+    DIES = "dies"
+    SOMETIMES = "dies-sometimes"
+    FAILS_OTHERWISE = "fails-otherwise"  # another crash, a hang, wrong output
+    UNTRIGGERED = "untriggered"
+    BOOT_FAILED = "boot-failed"
+    UNSUPPORTED = "unsupported"
+    INFRA = "infra"
+    UNDECIDED = "undecided"
+
+
+_IF_ALL_AGREE = {outcome: ReleaseResult(outcome) for outcome in Outcome if outcome in {*map(str, ReleaseResult)}}
+"""A boot that failed and one that could not run prove nothing together, so all boots must agree on these."""
+
+
+def release_result(result: ArmResult, *, imitated: bool) -> ReleaseResult:
+    """Return the result of a release for one arm. imitated: see `RunReport`."""
+    match result.result:
+        case Result.REPRODUCES:
+            return ReleaseResult.DIES
+        case Result.FLAKY:
+            return ReleaseResult.SOMETIMES
+        case Result.QUIET:
+            return ReleaseResult.LIVES if imitated else ReleaseResult.UNDECIDED
+        case Result.INCONCLUSIVE | Result.BLOCKED:
+            if result.failed_otherwise:
+                return ReleaseResult.FAILS_OTHERWISE
+            if len(set(result.outcomes)) == 1:
+                return _IF_ALL_AGREE.get(result.outcomes[0], ReleaseResult.UNDECIDED)
+            return ReleaseResult.UNDECIDED
+        case _:
+            assert_never(result.result)
+
+
+_DECIDED = (ReleaseResult.LIVES, ReleaseResult.DIES, ReleaseResult.SOMETIMES)
+_DOES = {Expected.ERRS: "answers wrongly", Expected.HANGS: "hangs", Expected.SPINS: "is never idle"}
+"""The verb for a bug that is no crash."""
+
+_LISTED: Mapping[ReleaseResult, tuple[str, str]] = {
+    ReleaseResult.FAILS_OTHERWISE: ("fails in another way", "fail in another way"),
+    ReleaseResult.UNTRIGGERED: ("does not cross the boundary", "do not cross the boundary"),
+    ReleaseResult.BOOT_FAILED: ("does not boot", "do not boot"),
+    ReleaseResult.UNSUPPORTED: ("cannot run it here", "cannot run it here"),
+    ReleaseResult.INFRA: ("could not be tried", "could not be tried"),
+    ReleaseResult.UNDECIDED: ("is undecided", "are undecided"),
+}
+"""For one release, and for several."""
+
+_NOT_TRIED = ("was not tried", "were not tried")
+
+
+class CrossedTrigger(msgspec.Struct, frozen=True):
+    """Result of the trigger, without its evidence."""
+
+    crossed: bool
+
+
+class DeathSignature(msgspec.Struct, frozen=True):
+    """How a death compares with the scenario's signature; None if no cause is known."""
+
+    signature: str | None
+
+
+class ReleaseTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial of a version map. The run's `report.json` has all of it."""
+
+    outcome: Outcome
+    trigger: CrossedTrigger
+    death: DeathSignature | None
+    boot_s: float | None
+
+
+class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
+    """One arm in one release."""
+
+    name: str
+    expected: Expected
+    # by its own status, else by the scenario's
+    declared: Standing
+    fate: ReleaseResult
+    result: Result
+    # crashes, and boots that decide
+    k: int
+    n: int
+    bound: str
+    # empty if there was no run
+    trials: tuple[ReleaseTrial, ...]
+
+    @classmethod
+    def of(
+        cls, result: ArmResult, fate: ReleaseResult, declared: Standing, trials: Sequence[TrialReport]
+    ) -> ReleaseArm:
+        return cls(
+            name=result.name,
+            expected=result.expected,
+            declared=declared,
+            fate=fate,
+            result=result.result,
+            k=result.crashed,
+            n=result.conclusive,
+            bound=result.bound,
+            trials=convert(trials, tuple[ReleaseTrial, ...], from_attributes=True),
+        )
+
+    @property
+    def outcome(self) -> str:
+        """Return `crash`, or `2 crash, 1 clean`, or why the release was not tried."""
+        count = Counter(trial.outcome for trial in self.trials)
+        if len(self.trials) < 2:
+            return next(iter(count), self.fate)
+        return ", ".join(f"{number} {outcome}" for outcome, number in count.items())
+
+    @property
+    def boundary(self) -> str:
+        # A server that died while it booted was sent nothing.
+        ran = [trial for trial in self.trials if trial.trigger.crossed or _got_requests(trial)]
+        crossed = sum(trial.trigger.crossed for trial in ran)
+        if 0 < crossed < len(ran):
+            return f"{crossed} of {len(ran)} crossed"
+        return "-" if not ran else "crossed" if crossed else "not crossed"
+
+    @property
+    def signature(self) -> str:
+        """Return how the deaths compare with the scenario's signature; `unknown` if no log names a cause."""
+        deaths = [trial.death for trial in self.trials if trial.death and trial.outcome.facts.tested]
+        return ", ".join(dict.fromkeys(death.signature or "unknown" for death in deaths)) or "-"
+
+    @property
+    def boot(self) -> str:
+        """Return the median time to readiness."""
+        boots = [trial.boot_s for trial in self.trials if trial.boot_s is not None]
+        return seconds(median(boots) if boots else None)
+
+
+def _got_requests(trial: ReleaseTrial) -> bool:
+    return trial.outcome.facts.ran and trial.boot_s is not None
+
+
+class ReleaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One release."""
+
+    # as asked for
+    version: str
+    # as the server reported it, None if none started
+    vllm_version: str | None
+    declared: Standing
+    arms: tuple[ReleaseArm, ...]
+    verdict: Verdict | None
+    # as declared
+    expected: bool
+    undecided: bool
+    # names of arms that are not as declared
+    surprises: tuple[str, ...] = ()
+    # one line, empty if the arms suffice
+    why: str
+    # name of the run's folder
+    run: str | None
+    # release of its compiled parts, if they are not its own
+    compiled: str | None = None
+
+    @property
+    def surprise(self) -> bool:
+        return not self.expected and not self.undecided
+
+    def as_declared(self, arm: ReleaseArm) -> str:
+        """Return if an arm did what is declared of it, as in the table."""
+        if arm.name in self.surprises:
+            return "SURPRISE"
+        untriggered = arm.fate is ReleaseResult.UNTRIGGERED and arm.expected is Expected.UNTRIGGERED
+        if not untriggered and arm.fate not in _DECIDED:
+            return "undecided"
+        return "-" if arm.declared is Standing.UNKNOWN else "yes"
+
+
+def row_of(report: RunReport, version: str, declared: Standing, evidence: str | None) -> ReleaseRow:
+    """Return the row of a run that was asked for `version`. A run of another release or other evidence decides nothing."""
+    reported = next((trial.version for arm in report.arms for trial in arm.trials if trial.version), None)
+    doubt = _doubt(report, version, reported, evidence)
+    fates = [
+        ReleaseResult.UNDECIDED if doubt else release_result(arm.counted, imitated=report.imitated)
+        for arm in report.arms
+    ]
+    return ReleaseRow(
+        version=version,
+        vllm_version=reported,
+        declared=declared,
+        arms=tuple(
+            ReleaseArm.of(arm.counted, fate, arm.standing or declared, arm.trials)
+            for arm, fate in zip(report.arms, fates, strict=True)
+        ),
+        verdict=report.verdict,
+        expected=not doubt and report.expected,
+        undecided=bool(doubt) or report.undecided,
+        surprises=() if doubt else report.surprises,
+        why=_one_line(doubt or _why(report)),
+        run=report.folder.name,
+        compiled=next((arm.server.compiled for arm in report.arms if arm.server.compiled), None),
+    )
+
+
+def row_without_run(version: str, scenario: Scenario, arms: Sequence[Arm], fate: ReleaseResult, why: str) -> ReleaseRow:
+    """Return the row of a release for which there was no server. fate: `INFRA` or `UNSUPPORTED`."""
+    return ReleaseRow(
+        version=version,
+        vllm_version=None,
+        declared=scenario.status.standing(version),
+        arms=tuple(
+            ReleaseArm.of(arm_result(arm.name, arm.expected, ()), fate, scenario.status_of(arm).standing(version), ())
+            for arm in arms
+        ),
+        verdict=None,
+        expected=False,
+        undecided=True,
+        why=_one_line(why),
+        run=None,
+    )
+
+
+def _doubt(report: RunReport, version: str, reported: str | None, evidence: str | None) -> str:
+    if reported is not None and not same_release(reported, version):
+        return f"the server reports vLLM {reported}"
+    if report.evidence != evidence:
+        return f"this run is other evidence: {report.evidence}"
+    return ""
+
+
+def _why(report: RunReport) -> str:
+    unclear = (trial.why for arm in report.arms for trial in arm.trials if trial.outcome not in _clear(arm))
+    return next(unclear, "" if report.expected else report.because)
+
+
+def _clear(arm: ArmReport) -> set[Outcome]:
+    """Return the outcomes of an arm that need no reason."""
+    clear = {Outcome.CLEAN} if arm.strange else {Outcome.CLEAN, arm.expected.sign}
+    return clear | {Outcome.UNTRIGGERED} if arm.expected is Expected.UNTRIGGERED else clear
+
+
+def _one_line(text: str) -> str:
+    return truncate(" ".join(text.split()), 300)
+
+
+class VersionMap(SearchRecord, frozen=True, kw_only=True):
+    """A map, perhaps unfinished: `versions.json`."""
+
+    verb: ClassVar[str] = "versions"
+    file: ClassVar[str] = "versions"
+
+    arms: tuple[str, ...]
+    # boots of each arm and release
+    trials: int
+    # all that were asked for, in order
+    versions: tuple[str, ...]
+    # of the releases that were tried, in the same order
+    boots: tuple[ReleaseRow, ...] = msgspec.field(default=(), name="rows")
+    # the signal that ended it early
+    stopped: str | None = msgspec.field(default=None, name="interrupted")
+
+    def after(self, boot: ReleaseRow) -> VersionMap:
+        rows = sorted((*self.boots, boot), key=lambda row: self.versions.index(row.version))
+        return msgspec.structs.replace(self, boots=tuple(rows))
+
+    def kept(self) -> tuple[ReleaseRow, ...]:
+        """Return no row: `ReleaseSweep` reads the finished runs again."""
+        return ()
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        tried = {row.version for row in self.boots}
+        return tuple(version for version in self.versions if version not in tried)
+
+    @property
+    def names_arms(self) -> bool:
+        """Return True unless the map is about the reported arm alone."""
+        return self.arms != ("reported",)
+
+    @property
+    def surprises(self) -> tuple[str, ...]:
+        return tuple(row.version for row in self.boots if row.surprise)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        return (*(row.version for row in self.boots if row.undecided), *self.pending)
+
+    @property
+    def exit_status(self) -> int:
+        if self.surprises:
+            return 1
+        return 2 if self.undecided else 0
+
+    def derived(self) -> dict[str, Any]:
+        return {
+            "rehearsal": self.evidence == Evidence.REHEARSAL,
+            "pending": self.pending,
+            "expected": self.exit_status == 0,
+            "undecided": self.exit_status == 2,
+        }
+
+    # ── sentences and table ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """Return a sentence per arm: `dies in 0.21.0 and 0.23.0, lives in 0.24.0; 0.25.1 does not boot`.
+
+        Arms are named unless the reported one is alone.
+        """
+        return tuple((f"{name}: " if self.names_arms else "") + self._sentence(name) for name in self.arms)
+
+    def _sentence(self, name: str) -> str:
+        arms = {row.version: arm for row in self.boots for arm in row.arms if arm.name == name}
+        fates = {version: arm.fate for version, arm in arms.items()}
+        does = next((_DOES[arm.expected] for arm in arms.values() if arm.expected in _DOES), "dies")
+        words = {
+            ReleaseResult.LIVES: "lives in",
+            ReleaseResult.DIES: f"{does} in",
+            ReleaseResult.SOMETIMES: f"{does} in some boots of",
+        }
+        asked = self.versions
+        decided = [version for version in asked if fates.get(version) in _DECIDED]
+        spans = [(fate, ranges(list(run), asked)) for fate, run in groupby(decided, fates.__getitem__)]
+        clauses = [", ".join(f"{words[fate]} {joined(names)}" for fate, names in spans)]
+        for listed, verbs in _LISTED.items():
+            chosen = [version for version in asked if fates.get(version) is listed]
+            clauses.append(_clause(chosen if listed is ReleaseResult.INFRA else ranges(chosen, asked), verbs))
+        # This includes releases whose run did not have the arm.
+        clauses.append(_clause([version for version in asked if version not in arms], _NOT_TRIED))
+        if against := [row.version for row in self.boots if name in row.surprises]:
+            clauses.append(f"against what is declared: {joined(against)}")
+        return "; ".join(clause for clause in clauses if clause)
+
+    @property
+    def excluded(self) -> float:
+        """Return the share of crashing boots that the quiet boots of a release exclude."""
+        return excluded_rate(self.trials)
+
+    @property
+    def expected(self) -> list[Expected]:
+        """Return what the arms are declared to do, each once; a crash if there is no row yet."""
+        arms = [arm for row in self.boots for arm in row.arms]
+        return list(dict.fromkeys(arm.expected for arm in arms)) or [Expected.DIES]
+
+
+def _clause(items: Sequence[str], verbs: tuple[str, str]) -> str:
+    if not items:
+        return ""
+    several = len(items) > 1 or " to " in items[0]
+    return f"{joined(items)} {verbs[several]}"
+
+
+def ranges(chosen: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """Return `0.21.0 to 0.23.0 (3 tried)` for three or more that are neighbours in `asked`, else their names."""
+    position = {version: index for index, version in enumerate(asked)}
+    items: list[str] = []
+    for _, run in groupby(enumerate(chosen), lambda pair: position[pair[1]] - pair[0]):
+        names = [version for _, version in run]
+        items += [f"{names[0]} to {names[-1]} ({len(names)} tried)"] if len(names) > 2 else names
+    return items
+
+
+def joined(items: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
