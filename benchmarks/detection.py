@@ -1,8 +1,10 @@
 """Time from an engine's death to each sign of it, for every channel of the package's own watcher.
 
-Servers: a vLLM release as a process, the same in a container, and the rehearsal engine in a container. Deaths: SIGKILL of EngineCore,
-of the API server and of the worker, timed from just before the signal; and #54195's request, timed from the first fatal log line.
-That line's time is the log file's mtime for a process, and dockerd's timestamp for a container. Two requests are in flight, one streamed.
+Servers: a vLLM release as a process, the same in a container, and the rehearsal engine in a
+container. Deaths: SIGKILL of EngineCore, of the API server and of the worker, timed from just
+before the signal; and #54195's request, timed from the first fatal log line. That line's time is
+the log file's mtime for a process, and dockerd's timestamp for a container. Two requests are in
+flight, one streamed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,11 @@ LASTING = {"max_tokens": 8000, "ignore_eos": True}
 REHEARSAL_ENV = {"VLLM_REHEARSAL_EXECUTOR": "mp", "VLLM_REHEARSAL_STEP_MS": "20"}
 """A worker process of its own, as a CPU release has, and steps slow enough for requests to be in flight."""
 
-VICTIMS = {"EngineCore killed": "VLLM::EngineCor", "API server killed": "", "worker killed": "VLLM::Worker"}
+VICTIMS = {
+    "EngineCore killed": "VLLM::EngineCor",
+    "API server killed": "",
+    "worker killed": "VLLM::Worker",
+}
 REQUEST = "a request"
 DEATHS = (*VICTIMS, REQUEST)
 
@@ -82,7 +88,8 @@ class Seen:
 class FatalLine(threading.Thread):
     """Watcher for the first fatal line of a log, polling each millisecond.
 
-    `moment` is the file's mtime, which may be one kernel tick early, so a delay may be one tick too long.
+    `moment` is the file's mtime, which may be one kernel tick early, so a delay may be one tick too
+    long.
     """
 
     def __init__(self, log: Path) -> None:
@@ -145,7 +152,9 @@ async def _ask(watch: Watch, body: dict[str, Any]) -> str | None:
     return answer.finish_reason
 
 
-async def one_death(launch: Launch, server: Server, log: Path, journal: Journal, death: str) -> Seen:
+async def one_death(
+    launch: Launch, server: Server, log: Path, journal: Journal, death: str
+) -> Seen:
     """Boot a server, kill it, and return the signs. Raise `RuntimeError` or `Spoilt`."""
     try:
         facts = await server.start()
@@ -160,7 +169,8 @@ async def one_death(launch: Launch, server: Server, log: Path, journal: Journal,
             tasks = [asyncio.create_task(_ask(watch, {**model, **LASTING, "stream": True}))]
             if death != REQUEST:
                 tasks.append(asyncio.create_task(_ask(watch, {**model, **LASTING})))
-            # Kill at a random moment, after some steps, so that it does not align with the watcher's polling.
+            # Kill at a random moment, after some steps, so that it does not align with the
+            # watcher's polling.
             await asyncio.sleep(0.1 + 0.3 * random.random())
             if watch.signs:
                 raise RuntimeError(f"it died by itself: {watch.signs}")
@@ -205,17 +215,25 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm) -> None:
             try:
                 with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
                     log = Path(folder) / "server.log"
-                    launch, server = setting.site.server(scenario, arm, number, log, f"bench-{os.getpid()}")
+                    launch, server = setting.site.server(
+                        scenario, arm, number, log, f"bench-{os.getpid()}"
+                    )
                     if launch.container is not None and setting.site.evidence is Evidence.REHEARSAL:
-                        spec = replace(launch.container, env=(*launch.container.env, *REHEARSAL_ENV.items()))
+                        spec = replace(
+                            launch.container, env=(*launch.container.env, *REHEARSAL_ENV.items())
+                        )
                         run = f"bench-{os.getpid()}"
-                        server = DockerServer(spec, port=launch.port, log=log, run=run, evidence=Evidence.REHEARSAL)
+                        server = DockerServer(
+                            spec, port=launch.port, log=log, run=run, evidence=Evidence.REHEARSAL
+                        )
                     with Journal(Path(folder) / "journal.jsonl") as journal:
                         one = asyncio.run(one_death(launch, server, log, journal, death))
             except Spoilt:
                 spoilt += 1
                 if spoilt > 3 * setting.n:
-                    raise RuntimeError("too much else runs on this machine to time anything") from None
+                    raise RuntimeError(
+                        "too much else runs on this machine to time anything"
+                    ) from None
                 todo.insert(0, (number, death))
                 continue
             seen[death].append(one)
@@ -230,7 +248,9 @@ def _print(setting: Setting, seen: dict[str, list[Seen]], spoilt: int) -> None:
     print("\n".join(_table(seen)), flush=True)
     if spoilt:
         print(
-            f"\n{spoilt} boots did not count and were repeated: their requests had ended before the death.", flush=True
+            f"\n{spoilt} boots did not count and were repeated: their requests had ended before the"
+            " death.",
+            flush=True,
         )
 
 
@@ -240,12 +260,19 @@ def _table(seen: dict[str, list[Seen]]) -> Iterator[str]:
     for death, trials in seen.items():
         if not trials:
             continue
-        yield _row(f"**{death}**", "**first decisive sign**", [one.decided for one in trials], len(trials))
+        yield _row(
+            f"**{death}**", "**first decisive sign**", [one.decided for one in trials], len(trials)
+        )
         channels = {channel for one in trials for channel in one.channels}
-        rows = [(channel, [one.channels[channel] for one in trials if channel in one.channels]) for channel in channels]
+        rows = [
+            (channel, [one.channels[channel] for one in trials if channel in one.channels])
+            for channel in channels
+        ]
         for channel, delays in sorted(rows, key=lambda row: statistics.median(row[1])):
             first = sum(one.decided_by is channel for one in trials)
-            yield _row("", f"{channel}{f' (first in {first})' if first else ''}", delays, len(trials))
+            yield _row(
+                "", f"{channel}{f' (first in {first})' if first else ''}", delays, len(trials)
+            )
 
 
 def _ms(seconds: float) -> str:
@@ -259,10 +286,17 @@ def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
     )
 
 
-def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) -> Iterator[Setting]:
+def settings(
+    scenario: Scenario, process: int, containers: int, rehearsal: int
+) -> Iterator[Setting]:
     """Return the settings that this machine can run, and print why others are left out."""
     wanted = (
-        (f"vLLM {VERSION}, a process", ServerKind.PROCESS, ServerOptions(vllm=Source(release=VERSION)), process),
+        (
+            f"vLLM {VERSION}, a process",
+            ServerKind.PROCESS,
+            ServerOptions(vllm=Source(release=VERSION)),
+            process,
+        ),
         (
             f"vLLM {VERSION}, a container",
             ServerKind.DOCKER,
@@ -270,7 +304,10 @@ def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) 
             containers,
         ),
         (
-            f"REHEARSAL engine told to be {VERSION}, a container (REHEARSAL: nothing here is about vLLM)",
+            (
+                f"REHEARSAL engine told to be {VERSION}, a container (REHEARSAL: nothing here is"
+                " about vLLM)"
+            ),
             ServerKind.DOCKER,
             ServerOptions(vllm=Source(release=VERSION), image=REHEARSAL_IMAGE),
             rehearsal,
@@ -280,7 +317,10 @@ def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) 
         if n == 0:
             continue
         if kind is ServerKind.PROCESS and ReleaseCache().get(Source(release=VERSION)) is None:
-            print(f"not measured: {title}: the release is not in the cache; a `vllm-repro run` installs it")
+            print(
+                f"not measured: {title}: the release is not in the cache; a `vllm-repro run`"
+                " installs it"
+            )
             continue
         try:
             yield Setting(f"{title}, n={n} a death", site_class(kind)(options, scenario, print), n)
@@ -289,10 +329,22 @@ def settings(scenario: Scenario, process: int, containers: int, rehearsal: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--process", type=int, default=5, metavar="N", help="boots a death of the release as a process")
-    parser.add_argument("--containers", type=int, default=3, metavar="N", help="the same in a container")
-    parser.add_argument("--rehearsal", type=int, default=10, metavar="N", help="REHEARSAL engine in a container")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--process",
+        type=int,
+        default=5,
+        metavar="N",
+        help="boots a death of the release as a process",
+    )
+    parser.add_argument(
+        "--containers", type=int, default=3, metavar="N", help="the same in a container"
+    )
+    parser.add_argument(
+        "--rehearsal", type=int, default=10, metavar="N", help="REHEARSAL engine in a container"
+    )
     given = parser.parse_args()
     scenario = find("min-tokens-stop-ids")
     arm = next(arm for arm in scenario.arms if arm.name == "reported")

@@ -2,11 +2,13 @@
 
 It writes reports/results/reliability.md.
 
-A cell is (fault, moment, server kind). The run is one arm whose engine lives: a short request, a pause, a long stream, a pause, a short
-request. The script watches the run's journal, injects the fault at the moment, and waits for the command to end. A cell fails if
+A cell is (fault, moment, server kind). The run is one arm whose engine lives: a short request, a
+pause, a long stream, a pause, a short request. The script watches the run's journal, injects the
+fault at the moment, and waits for the command to end. A cell fails if
 
 - the outcome, or the exit status of an interrupted command, is not one of those allowed;
-- the journal cannot be read, no report is written, or an interrupted run does not resume to `clean`;
+- the journal cannot be read, no report is written, or an interrupted run does not resume to
+`clean`;
 - ten seconds after the command's end a process or container of the run is left.
 
     python -m benchmarks.faults --kinds rehearsal --quick      # one moment per fault
@@ -78,14 +80,31 @@ KINDS = {
     "process": "Real vLLM 0.29.0 on the CPU, as a process",
 }
 TESTED = {  # fault: file below tests/, test
-    "a container is out of memory": "core/servers/test_docker.py test_the_out_of_memory_killer_is_named",
-    "the Docker Engine is gone": "core/servers/test_docker_lost.py test_an_engine_that_is_gone_says_nothing_about_the_server",
-    "two installs of a release at once": "core/releases/test_provision.py test_two_runs_at_once_install_once",
-    "a damaged release": "core/releases/test_provision.py test_a_damaged_release_is_installed_again",
-    "a rank of two dies": "live/test_two_ranks.py test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank",
-    "a rank of two stops": "live/test_two_ranks.py test_a_stopped_worker_of_the_second_node_is_a_hang",
-    "the link between two ranks is cut": "live/test_two_ranks.py test_a_cut_link_between_the_nodes_is_a_hang",
-    "an answer, a metric or the list of models never ends": "core/running/test_trial.py test_an_answer_that_never_stops_ends_no_run",
+    "a container is out of memory": (
+        "core/servers/test_docker.py test_the_out_of_memory_killer_is_named"
+    ),
+    "the Docker Engine is gone": (
+        "core/servers/test_docker_lost.py test_an_engine_that_is_gone_says_nothing_about_the_server"
+    ),
+    "two installs of a release at once": (
+        "core/releases/test_provision.py test_two_runs_at_once_install_once"
+    ),
+    "a damaged release": (
+        "core/releases/test_provision.py test_a_damaged_release_is_installed_again"
+    ),
+    "a rank of two dies": (
+        "live/test_two_ranks.py"
+        " test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank"
+    ),
+    "a rank of two stops": (
+        "live/test_two_ranks.py test_a_stopped_worker_of_the_second_node_is_a_hang"
+    ),
+    "the link between two ranks is cut": (
+        "live/test_two_ranks.py test_a_cut_link_between_the_nodes_is_a_hang"
+    ),
+    "an answer, a metric or the list of models never ends": (
+        "core/running/test_trial.py test_an_answer_that_never_stops_ends_no_run"
+    ),
 }
 MOMENTS = ("boot", "idle", "stream", "last pause")
 DEATH, BOOT, HANG = {"other-crash"}, {"boot-failed"}, {"hang"}
@@ -95,7 +114,8 @@ DEATH, BOOT, HANG = {"other-crash"}, {"boot-failed"}, {"hang"}
 class Fault:
     """A signal to a process of the server or to the command, or a full disk.
 
-    target: engine, api, command or disk. at_boot, later: allowed outcomes; empty: the run is cut short and must resume.
+    target: engine, api, command or disk. at_boot, later: allowed outcomes; empty: the run is cut
+    short and must resume.
     """
 
     name: str
@@ -108,16 +128,34 @@ class Fault:
 def faults() -> list[Fault]:
     found = []
     for target, process in (("engine", "EngineCore"), ("api", "API server")):
-        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGTERM):
+        for number in (
+            signal.SIGKILL,
+            signal.SIGSEGV,
+            signal.SIGILL,
+            signal.SIGABRT,
+            signal.SIGTERM,
+        ):
             # Somebody who stops the server in good order makes no crash.
             later = DEATH | ({"infra"} if number is signal.SIGTERM else set())
             name = f"{process} gets {number.name}"
             found.append(
-                Fault(name=name, target=target, number=number, at_boot=frozenset(BOOT), later=frozenset(later))
+                Fault(
+                    name=name,
+                    target=target,
+                    number=number,
+                    at_boot=frozenset(BOOT),
+                    later=frozenset(later),
+                )
             )
         name = f"{process} is stopped (SIGSTOP)"
         found.append(
-            Fault(name=name, target=target, number=signal.SIGSTOP, at_boot=frozenset(BOOT), later=frozenset(HANG))
+            Fault(
+                name=name,
+                target=target,
+                number=signal.SIGSTOP,
+                at_boot=frozenset(BOOT),
+                later=frozenset(HANG),
+            )
         )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL):
         found.append(Fault(name=f"the command gets {number.name}", target="command", number=number))
@@ -185,7 +223,9 @@ def play(cell: Cell) -> Result:
         if gone_s > GONE_WITHIN_S:
             wrong += f"; something is left after {gone_s:.0f} s"
         if wrong:
-            wrong += "\n" + (folder / "output").read_text(encoding="utf-8", errors="replace")[-1500:]
+            wrong += (
+                "\n" + (folder / "output").read_text(encoding="utf-8", errors="replace")[-1500:]
+            )
         return Result(cell=cell, outcome=outcome, wrong=wrong)
 
 
@@ -202,14 +242,16 @@ def start_run(
             stdout=output,
             stderr=output,
             cwd=folder,
-            env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2", **environment},  # time for a fault in the boot
+            # time for a fault in the boot
+            env={**os.environ, "VLLM_REHEARSAL_FAULT": "slow-boot:2", **environment},
         )
 
 
 def records(out: Path) -> list[dict[str, Any]]:
     """Return the whole lines of the run's journal so far."""
     found = []
-    for path in {one.resolve() for one in out.glob("*/*/journal.jsonl")}:  # `latest` links to the run
+    # `latest` links to the run
+    for path in {one.resolve() for one in out.glob("*/*/journal.jsonl")}:
         for line in path.read_bytes().split(b"\n")[:-1]:
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
@@ -232,7 +274,10 @@ def reached(moment: str, seen: Sequence[dict[str, Any]]) -> bool:
 
 def _inject(cell: Cell, command: subprocess.Popen[bytes], out: Path) -> list[psutil.Process]:
     """Wait for the moment, send the signal, and return the processes of the run that were alive then."""
-    _until(lambda: reached(cell.moment, records(out)) or command.poll() is not None, "the moment never came")
+    _until(
+        lambda: reached(cell.moment, records(out)) or command.poll() is not None,
+        "the moment never came",
+    )
     if cell.moment != "boot":
         time.sleep(0.3)
     mine = [psutil.Process(command.pid), *_servers(cell.kind, command.pid, out)]
@@ -262,7 +307,10 @@ def _servers(kind: str, command: int, out: Path) -> list[psutil.Process]:
     if kind != "docker":
         return psutil.Process(command).children(recursive=True)
     shown = subprocess.run(
-        ["docker", "inspect", "-f", "{{.State.Pid}}", _container(out)], capture_output=True, text=True, check=False
+        ["docker", "inspect", "-f", "{{.State.Pid}}", _container(out)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     with contextlib.suppress(ValueError, psutil.NoSuchProcess):
         first = psutil.Process(int(shown.stdout))
@@ -315,15 +363,25 @@ def _judge(cell: Cell, out: Path, status: int) -> tuple[str, str]:
     if cell.fault.target == "disk":
         allowed = {"clean", "infra"}  # infra: the log of a container ends early
     if not cell.fault.later:
-        wanted = {"disk": 2, "command": -9 if cell.fault.number is signal.SIGKILL else 130}[cell.fault.target]
+        wanted = {"disk": 2, "command": -9 if cell.fault.number is signal.SIGKILL else 130}[
+            cell.fault.target
+        ]
         if status != wanted:
             return "-", f"exit status {status}, not {wanted}"
         (out / "filler").unlink(missing_ok=True)
         finished = records(out)[-1]["event"] == "run-ended" and not records(out)[-1]["interrupted"]
         verb = ["report"] if finished else ["run", "--resume"]
-        again = subprocess.run([*COMMAND, *verb, str(run)], capture_output=True, text=True, check=False, timeout=CELL_S)
+        again = subprocess.run(
+            [*COMMAND, *verb, str(run)], capture_output=True, text=True, check=False, timeout=CELL_S
+        )
         if again.returncode:
-            return "-", f"{' '.join(verb)} exits with {again.returncode}: {again.stdout[-500:]}{again.stderr[-500:]}"
+            return (
+                "-",
+                (
+                    f"{' '.join(verb)} exits with {again.returncode}:"
+                    f" {again.stdout[-500:]}{again.stderr[-500:]}"
+                ),
+            )
     ended = [one for one in records(out) if one["event"] == "trial-ended"]
     outcome = str(ended[-1]["outcome"]) if ended else "none"
     if outcome not in allowed:
@@ -343,11 +401,17 @@ def cells(kinds: Sequence[str], *, quick: bool) -> Iterator[Cell]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--quick", action="store_true", help="one moment per fault, chosen by a fixed seed")
+    parser.add_argument(
+        "--quick", action="store_true", help="one moment per fault, chosen by a fixed seed"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="cells at once")
-    parser.add_argument("--only", nargs="+", default=[""], help="cells whose line contains one of these texts")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="cells whose line contains one of these texts"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     asked = parser.parse_args()
     chosen = [
@@ -356,14 +420,16 @@ def main() -> None:
         if any(text in f"{one.kind} {one.moment} {one.fault.name}" for text in asked.only)
     ]
     for number in (signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # a background job ignores them, and so would the commands that it starts
+        # a background job ignores them, and so would the commands that it starts
+        signal.signal(number, signal.SIG_DFL)
     with ThreadPoolExecutor(asked.jobs) as pool:
         results = []
         for result in pool.map(play, chosen):
             results.append(result)
             cell = result.cell
             print(
-                f"{cell.kind:9}  {cell.moment:10}  {cell.fault.name:32}  {result.outcome:12}  {result.wrong or 'ok'}",
+                f"{cell.kind:9}  {cell.moment:10}  {cell.fault.name:32}  {result.outcome:12} "
+                f" {result.wrong or 'ok'}",
                 flush=True,
             )
     wrong = [one for one in results if one.wrong]
@@ -372,7 +438,9 @@ def main() -> None:
         old, titles = sections(), [(kind, KINDS[kind]) for kind in asked.kinds]
         write_sections(
             {
-                title: section([one for one in results if one.cell.kind == kind], old.get(title, ""))
+                title: section(
+                    [one for one in results if one.cell.kind == kind], old.get(title, "")
+                )
                 for kind, title in titles
             }
         )
@@ -403,12 +471,16 @@ def sections() -> dict[str, str]:
 
 
 def write_sections(new: Mapping[str, str]) -> None:
-    """Write the page with these sections, by title. Keep the other ones, which earlier measurements wrote."""
+    """Write the page with these sections, by title.
+
+    Keep the other ones, which earlier measurements wrote.
+    """
     tested = table(["fault", "test"], (_tested(*one) for one in TESTED.items()))
     texts = {**sections(), **new, HAVE_TESTS: tested}
     titles = dict.fromkeys([*(one for one in ORDER if one in texts), *texts])
     PAGE.write_text(
-        INTRODUCTION + "".join(f"\n## {title}\n\n{texts[title].strip()}\n" for title in titles), encoding="utf-8"
+        INTRODUCTION + "".join(f"\n## {title}\n\n{texts[title].strip()}\n" for title in titles),
+        encoding="utf-8",
     )
 
 
@@ -428,25 +500,39 @@ def measured_at(*more: str) -> str:
 
     changed = ", with changes" if git("status", "--porcelain") else ""
     measured = " and ".join(("harness", *more))
-    return f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {measured} of commit {git('log', '-1', '--format=%h')}{changed}"
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {measured} of commit"
+        f" {git('log', '-1', '--format=%h')}{changed}"
+    )
 
 
 def section(results: Sequence[Result], old: str) -> str:
-    """Return the section of one server kind: a table of outcomes, faults by moments. Keep the cells that were measured earlier.
+    """Return the section of one server kind: a table of outcomes, faults by moments.
+
+    Keep the cells that were measured earlier.
 
     old: the section until now.
     """
     rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
-    earlier = {(name, moment): one for name, *shown in rows for moment, one in zip(MOMENTS, shown, strict=True)}
+    earlier = {
+        (name, moment): one
+        for name, *shown in rows
+        for moment, one in zip(MOMENTS, shown, strict=True)
+    }
     earlier = {cell: one for cell, one in earlier.items() if one != "-"}
     cells = earlier | {(one.cell.fault.name, one.cell.moment): _shown(one) for one in results}
     wrong = sum(one.startswith("**wrong**") for one in cells.values())
     now, before = measured_at(), ""
     if len(cells) > len(results):
         commits = dict.fromkeys(re.findall(r"\b[0-9a-f]{7,}\b", old.partition("\n")[0]))
-        before = " Some of them earlier: " + ", ".join(one for one in commits if one not in now) + "."
+        before = (
+            " Some of them earlier: " + ", ".join(one for one in commits if one not in now) + "."
+        )
     names = [one.name for one in faults() if any(one.name == name for name, _ in cells)]
-    shown = table(["fault", *MOMENTS], ([name, *(cells.get((name, one), "-") for one in MOMENTS)] for name in names))
+    shown = table(
+        ["fault", *MOMENTS],
+        ([name, *(cells.get((name, one), "-") for one in MOMENTS)] for name in names),
+    )
     return f"Measured on {now}: {len(cells)} cells, {wrong} wrong.{before}\n\n{shown}"
 
 

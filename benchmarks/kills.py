@@ -2,7 +2,8 @@
 
     python -m benchmarks.kills --seed 1 --write       # 120 rehearsals, 50 containers, 30 servers of real vLLM
 
-Nobody calls `clean`. A run has a state folder and a temporary folder of its own, and its processes become children of the script.
+Nobody calls `clean`. A run has a state folder and a temporary folder of its own, and its processes
+become children of the script.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One killed run. after_s: from its start to the kill. gone_s: from the kill until nothing was left. left: if that never came."""
+    """One killed run.
+
+    after_s: from its start to the kill. gone_s: from the kill until nothing was left. left: if that
+    never came.
+    """
 
     kind: str
     after_s: float
@@ -71,14 +76,20 @@ def kill(kind: str, after_s: float) -> Kill | None:
         command.kill()
         command.wait()
         gone_s, left = _gone(kind, folder, shared)
-        return None if ended and not left else Kill(kind=kind, after_s=after_s, gone_s=gone_s, left=left)
+        return (
+            None
+            if ended and not left
+            else Kill(kind=kind, after_s=after_s, gone_s=gone_s, left=left)
+        )
 
 
 def life(kind: str) -> float:
     """Return how long a run lives that nobody kills, in seconds."""
     began = time.monotonic()
     if (one := kill(kind, CELL_S)) is not None:
-        raise SystemExit(f"{kind}: a run that nobody kills never ends, or leaves {', '.join(one.left)}")
+        raise SystemExit(
+            f"{kind}: a run that nobody kills never ends, or leaves {', '.join(one.left)}"
+        )
     return time.monotonic() - began - SETTLED_S
 
 
@@ -102,13 +113,26 @@ def _left(kind: str, folder: Path, shared: set[Path]) -> Iterator[str]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             yield f"process {' '.join(process.cmdline())[:80]}"
-    for path in (*(folder / "state").glob("vllm-repro/leases/*"), *(folder / "tmp").iterdir(), *shared):
+    for path in (
+        *(folder / "state").glob("vllm-repro/leases/*"),
+        *(folder / "tmp").iterdir(),
+        *shared,
+    ):
         if path.exists() and not path.name.startswith("torchinductor_"):  # a cache
             yield str(path)
     if kind == "docker":
         for run in (folder / "out").glob("steady/2*"):
-            listed = ["docker", "ps", "--all", "--quiet", "--filter", f"label={RUN_LABEL}={run.name}"]
-            yield from subprocess.run(listed, capture_output=True, check=True, text=True).stdout.split()
+            listed = [
+                "docker",
+                "ps",
+                "--all",
+                "--quiet",
+                "--filter",
+                f"label={RUN_LABEL}={run.name}",
+            ]
+            yield from subprocess.run(
+                listed, capture_output=True, check=True, text=True
+            ).stdout.split()
 
 
 def _shared_memory() -> Iterator[Path]:
@@ -136,7 +160,11 @@ def kills(kind: str, count: int, seed: int, jobs: int, lasts: float | None) -> l
             for one in pool.map(kill, [kind] * len(moments), moments):
                 if one is not None:
                     found.append(one)
-                    print(f"{kind:9}  {one.after_s:6.1f} s  {one.gone_s:5.1f} s  {', '.join(one.left)}", flush=True)
+                    print(
+                        f"{kind:9}  {one.after_s:6.1f} s  {one.gone_s:5.1f} s "
+                        f" {', '.join(one.left)}",
+                        flush=True,
+                    )
     return found
 
 
@@ -149,8 +177,13 @@ time until no process, container, lease, shared memory or temporary file of the 
 
 
 def section(found: Sequence[Kill], seed: int, old: str) -> str:
-    """Return the section of the page. Keep the rows of other kinds or seeds. old: the section until now."""
-    found_rows = [line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")][2:]
+    """Return the section of the page.
+
+    Keep the rows of other kinds or seeds. old: the section until now.
+    """
+    found_rows = [
+        line.strip("| ").split(" | ") for line in old.splitlines() if line.startswith("| ")
+    ][2:]
     rows = {(row[0], row[5]): row for row in found_rows}
     for kind, count in Counter(one.kind for one in found).items():
         times = [one.gone_s for one in found if one.kind == kind]
@@ -165,22 +198,38 @@ def section(found: Sequence[Kill], seed: int, old: str) -> str:
             measured_at(),
         ]
         rows[KINDS[kind], str(seed)] = [str(one) for one in row]
-    head = ["server", "kills", "median", "longest", f"longer than {GONE_WITHIN_S:.0f} s", "seed", "measured"]
+    head = [
+        "server",
+        "kills",
+        "median",
+        "longest",
+        f"longer than {GONE_WITHIN_S:.0f} s",
+        "seed",
+        "measured",
+    ]
     return SECTION.format(
-        table=table(head, (row for kind in KINDS.values() for row in rows.values() if row[0] == kind))
+        table=table(
+            head, (row for kind in KINDS.values() for row in rows.values() if row[0] == kind)
+        )
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--count", type=int, help="kills of each kind (default: 120, 50 and 30)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--life", type=float, help="how long a run lives that nobody kills, in seconds (default: measured)"
+        "--life",
+        type=float,
+        help="how long a run lives that nobody kills, in seconds (default: measured)",
     )
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
-    parser.add_argument("--write", action="store_true", help="write the section of reports/results/reliability.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the section of reports/results/reliability.md"
+    )
     asked = parser.parse_args()
     found = [
         one

@@ -1,6 +1,7 @@
 """Plugin of pytest that `benchmarks.mutants` uses: run the collected tests once for each mutant, until one fails.
 
-Each mutant has a fork of its own, made before any test ran, so no test leaves a cached result to the next mutant.
+Each mutant has a fork of its own, made before any test ran, so no test leaves a cached result to
+the next mutant.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection() -> None:
     """Let Hypothesis try the same examples for every mutant, and not look for the shortest one that fails."""
-    settings.register_profile("mutants", settings.default, derandomize=True, phases=[Phase.explicit, Phase.generate])
+    settings.register_profile(
+        "mutants", settings.default, derandomize=True, phases=[Phase.explicit, Phase.generate]
+    )
     settings.load_profile("mutants")
 
 
@@ -46,14 +49,20 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         with RESULTS.open("a", encoding="utf-8") as file:
             file.write(f"{name} {'killed' if killers else 'lived'}\n")
         if killers:
-            tests.insert(0, tests.pop(tests.index(killers[0])))  # the next mutant is often of the same function
+            # the next mutant is often of the same function
+            tests.insert(0, tests.pop(tests.index(killers[0])))
     return True
 
 
 def _passing(
-    session: pytest.Session, tests: Sequence[pytest.Item], mutant: str, limits: Mapping[pytest.Item, float]
+    session: pytest.Session,
+    tests: Sequence[pytest.Item],
+    mutant: str,
+    limits: Mapping[pytest.Item, float],
 ) -> list[tuple[float, set[str]]]:
-    """Run tests in a fork until one fails. Return the seconds and the called functions of each that passes.
+    """Run tests in a fork until one fails.
+
+    Return the seconds and the called functions of each that passes.
 
     limits: of processor time of a test, in seconds, for a mutant that loops.
     """

@@ -3,8 +3,9 @@
     make mutants                                     # all of MODULES; writes a section of reports/results/reliability.md
     python -m benchmarks.mutants vllm_repro/verdict/verdict.py  # prints the section for one module
 
-A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has changed since.
-mutants.toml has a judgement for each mutant that survives; the exit status is 1 if one has none.
+A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has
+changed since. mutants.toml has a judgement for each mutant that survives; the exit status is 1 if
+one has none.
 """
 
 from __future__ import annotations
@@ -34,9 +35,18 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".mutants"
 PACKAGES = Path("harness")
 MODULES = (
-    *sorted(f"vllm_repro/verdict/{path.name}" for path in (ROOT / PACKAGES / "vllm_repro/verdict").glob("[a-z]*.py")),
-    *(f"vllm_repro/trigger/{name}.py" for name in ("boundary", "conditions", "trigger", "turboquant_workspace")),
-    *(f"vllm_repro_diagnosis/{name}.py" for name in ("judgement", "life_signs", "root_cause", "signature")),
+    *sorted(
+        f"vllm_repro/verdict/{path.name}"
+        for path in (ROOT / PACKAGES / "vllm_repro/verdict").glob("[a-z]*.py")
+    ),
+    *(
+        f"vllm_repro/trigger/{name}.py"
+        for name in ("boundary", "conditions", "trigger", "turboquant_workspace")
+    ),
+    *(
+        f"vllm_repro_diagnosis/{name}.py"
+        for name in ("judgement", "life_signs", "root_cause", "signature")
+    ),
     *(f"vllm_repro_search/{name}/plan.py" for name in ("bisect", "minimize", "threshold")),
     "vllm_repro_search/versions/release_result.py",
 )
@@ -47,16 +57,20 @@ TESTS = {
     "vllm_repro_search": ["tests/search", "-k", "plan or release_result"],
 }
 """Arguments of pytest for the modules of a folder."""
-# Hypothesis' plugin of pytest writes a patch for each failure, which takes a second; pytest's own tracebacks take a tenth.
+# Hypothesis' plugin of pytest writes a patch for each failure, which takes a second; pytest's own
+# tracebacks take a tenth.
 PYTEST = shlex.split(
-    "-m pytest -q --tb=native -p benchmarks.mutant_tests -p no:hypothesispytest -p no:xdist -p no:cacheprovider"
-    " -m 'not docker and not live and not browser'"
+    "-m pytest -q --tb=native -p benchmarks.mutant_tests -p no:hypothesispytest -p no:xdist -p"
+    " no:cacheprovider -m 'not docker and not live and not browser'"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survivor:
-    """A mutant that no test kills. change: the changed lines as one, with `[-removed-]{+added+}`."""
+    """A mutant that no test kills.
+
+    change: the changed lines as one, with `[-removed-]{+added+}`.
+    """
 
     module: str
     function: str
@@ -68,7 +82,10 @@ class Survivor:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The reason why mutants may survive. equivalent: they behave like the code. listed: the page shows each."""
+    """The reason why mutants may survive.
+
+    equivalent: they behave like the code. listed: the page shows each.
+    """
 
     why: str
     mutants: frozenset[str]
@@ -78,12 +95,16 @@ class Judgement:
 
 def lay_out(module: str) -> Path:
     """Return a folder with the tracked files and the mutants of a module: that of an earlier run, if the files are the same."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
     files = [name for name in listed.split("\0") if (ROOT / name).is_file()]
     digest = hashlib.sha256()
     tests = tests_of(module)[0]
     for file in files:
-        if not file.startswith(("docs/", "benchmarks/")) and ("/test_" not in file or file.startswith(tests)):
+        if not file.startswith(("docs/", "benchmarks/")) and (
+            "/test_" not in file or file.startswith(tests)
+        ):
             digest.update(file.encode() + (ROOT / file).read_bytes())
     name = module.replace("/", "-").removesuffix(".py")
     folder = WORK / f"{name}-{digest.hexdigest()[:12]}"
@@ -113,19 +134,31 @@ def undecorated(source: str) -> str:
     A cache goes: it may hold results from before there was a mutant.
     """
     lines = source.splitlines()
-    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    found = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.decorator_list
+    ]
     for node in sorted(found, key=lambda node: -node.lineno):
         decorator = ast.unparse(node.decorator_list[0])
         if decorator != "classmethod":
             if "cache" not in decorator:
-                lines.insert(node.end_lineno or 0, f"{' ' * node.col_offset}{node.name} = {decorator}(get_{node.name})")
-                lines[node.lineno - 1] = lines[node.lineno - 1].replace(f"def {node.name}(", f"def get_{node.name}(", 1)
+                lines.insert(
+                    node.end_lineno or 0,
+                    f"{' ' * node.col_offset}{node.name} = {decorator}(get_{node.name})",
+                )
+                lines[node.lineno - 1] = lines[node.lineno - 1].replace(
+                    f"def {node.name}(", f"def get_{node.name}(", 1
+                )
             del lines[node.lineno - 2]
     return "\n".join(lines) + "\n"
 
 
 def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
-    """Test the mutants of a module that have no result yet. Return the number of all, and the survivors."""
+    """Test the mutants of a module that have no result yet.
+
+    Return the number of all, and the survivors.
+    """
     folder = lay_out(module)
     dotted = f"{module.removesuffix('.py').replace('/', '.')}."
     names = [dotted + name for name in (folder / "names").read_text(encoding="utf-8").split()]
@@ -147,11 +180,15 @@ def mutate(module: str, jobs: int) -> tuple[int, list[Survivor]]:
     if not tested.keys() >= set(names):
         raise SystemExit((folder / "log-0").read_text(encoding="utf-8", errors="replace")[-2000:])
     lived = [name.removeprefix(dotted) for name in names if tested[name] == "lived"]
-    return len(names), list(survivors_of(module, (folder / PACKAGES / module).read_text(encoding="utf-8"), lived))
+    return len(names), list(
+        survivors_of(module, (folder / PACKAGES / module).read_text(encoding="utf-8"), lived)
+    )
 
 
 def results(folder: Path) -> dict[str, str]:
-    return dict(line.split() for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines())
+    return dict(
+        line.split() for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines()
+    )
 
 
 def survivors_of(module: str, mutated: str, names: Sequence[str]) -> Iterator[Survivor]:
@@ -164,7 +201,9 @@ def survivors_of(module: str, mutated: str, names: Sequence[str]) -> Iterator[Su
     }
     for name in names:
         original = functions[name.rpartition("_")[0] + "_orig"]
-        yield survivor(module, name, list(unified_diff(original, functions[name], lineterm="", n=0))[2:])
+        yield survivor(
+            module, name, list(unified_diff(original, functions[name], lineterm="", n=0))[2:]
+        )
 
 
 def survivor(module: str, mutant: str, diff: Sequence[str]) -> Survivor:
@@ -181,7 +220,9 @@ def survivor(module: str, mutant: str, diff: Sequence[str]) -> Survivor:
 def _alike(one: str, other: str) -> int:
     """Return the length of the beginning that two lines share, up to the last whole word."""
     pairs = zip(one, other, strict=False)
-    length = next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+    length = next(
+        (at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other))
+    )
     while length and one[length - 1].isalnum():
         length -= 1
     return length
@@ -196,14 +237,25 @@ def judgements() -> list[Judgement]:
     return [Judgement(**{**one, "mutants": frozenset(one["mutants"])}) for one in read["judgement"]]
 
 
-def section(counts: Counter[str], survivors: Sequence[Survivor], judged: Sequence[Judgement]) -> Iterator[str]:
+def section(
+    counts: Counter[str], survivors: Sequence[Survivor], judged: Sequence[Judgement]
+) -> Iterator[str]:
     """Yield the lines of the section: the score of each module, and the survivors by judgement."""
     same = frozenset[str]().union(*(one.mutants for one in judged if one.equivalent))
     equivalent = Counter(one.module for one in survivors if str(one) in same)
     lived = Counter(one.module for one in survivors if str(one) not in same)
-    yield "`make mutants` changes the pure core in one place at a time with [mutmut](https://mutmut.readthedocs.io), runs the tests"
-    yield "of its folder that call the changed function, and writes this section. The score is the share of mutants that a test kills,"
-    yield f"without equivalent ones. mutmut changes no tables outside of functions. Measured on {measured_at('tests')}.\n"
+    yield (
+        "`make mutants` changes the pure core in one place at a time with"
+        " [mutmut](https://mutmut.readthedocs.io), runs the tests"
+    )
+    yield (
+        "of its folder that call the changed function, and writes this section. The score is the"
+        " share of mutants that a test kills,"
+    )
+    yield (
+        "without equivalent ones. mutmut changes no tables outside of functions. Measured on"
+        f" {measured_at('tests')}.\n"
+    )
     yield "| module | mutants | killed | equivalent | survived | score |\n|---|---|---|---|---|---|"
     for module in counts:
         yield _row(f"`{module}`", counts[module], equivalent[module], lived[module])
@@ -224,7 +276,10 @@ def without_judgement(survivors: Sequence[Survivor], judged: Sequence[Judgement]
 
 def _row(name: str, count: int, equivalent: int, lived: int) -> str:
     killed = count - equivalent - lived
-    return f"| {name} | {count} | {killed} | {equivalent} | {lived} | {killed / (count - equivalent):.1%} |"
+    return (
+        f"| {name} | {count} | {killed} | {equivalent} | {lived} |"
+        f" {killed / (count - equivalent):.1%} |"
+    )
 
 
 def _item(one: Survivor) -> str:
@@ -232,7 +287,9 @@ def _item(one: Survivor) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("modules", nargs="*", default=MODULES, help="below harness")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")

@@ -1,8 +1,9 @@
 """Cost of the harness: the same boot and request with and without it, in turn (A B B A), on a real vLLM release.
 
-Bare: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. Harness: the whole command, from interpreter
-start to reports. Boot times vary by more than the harness costs, so the tables also show its own processor time (without children), and
-the time before the server starts and after it is gone.
+Bare: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. Harness:
+the whole command, from interpreter start to reports. Boot times vary by more than the harness
+costs, so the tables also show its own processor time (without children), and the time before the
+server starts and after it is gone.
 """
 
 from __future__ import annotations
@@ -72,10 +73,15 @@ def bare(launch: Launch, request: Request, log: Path) -> Bare:
             start_new_session=True,
         )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{launch.port}", timeout=60, trust_env=False) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{launch.port}", timeout=60, trust_env=False
+        ) as client:
             while not _healthy(client):
                 if server.poll() is not None:
-                    raise RuntimeError(f"the server ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+                    raise RuntimeError(
+                        "the server ended:"
+                        f" {log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+                    )
                 time.sleep(0.1)
             boot = time.monotonic() - began
             model = client.get("/v1/models").json()["data"][0]["id"]
@@ -90,7 +96,8 @@ def bare(launch: Launch, request: Request, log: Path) -> Bare:
             client.post(request.endpoint, json=body).raise_for_status()
         server.terminate()
         server.wait()
-        while session_members(server.pid):  # workers outlive the API server, and the harness waits for them
+        # workers outlive the API server, and the harness waits for them
+        while session_members(server.pid):
             time.sleep(0.05)
         return Bare(time.monotonic() - began, boot)
     finally:
@@ -111,7 +118,18 @@ def harnessed(out: Path) -> Harnessed:
     """Run the command once. Raise `RuntimeError` if it fails."""
     began, began_at = time.monotonic(), time.time()
     with (out / "output.txt").open("wb") as output:
-        words = ["run", SCENARIO, "--server", "process", "--vllm", VERSION, "--arm", ARM, "--expect", "any"]
+        words = [
+            "run",
+            SCENARIO,
+            "--server",
+            "process",
+            "--vllm",
+            VERSION,
+            "--arm",
+            ARM,
+            "--expect",
+            "any",
+        ]
         run = subprocess.Popen(
             [sys.executable, "-m", "vllm_repro", *words, "--out", str(out)],
             stdin=subprocess.DEVNULL,
@@ -128,15 +146,26 @@ def harnessed(out: Path) -> Harnessed:
             run.send_signal(signal.SIGTERM)
         run.wait()
     recording = read(next(out.glob(f"{SCENARIO}/2*/journal.jsonl")))
-    started, ready, ended = (recording.first(event) for event in ("server-started", "ready", "trial-ended"))
+    started, ready, ended = (
+        recording.first(event) for event in ("server-started", "ready", "trial-ended")
+    )
     if started is None or ready is None or ended is None:
         raise RuntimeError((out / "output.txt").read_text(encoding="utf-8"))
-    return Harnessed(wall, float(ready["boot_s"]), times.user + times.system, started.t - began_at, ended_at - ended.t)
+    return Harnessed(
+        wall,
+        float(ready["boot_s"]),
+        times.user + times.system,
+        started.t - began_at,
+        ended_at - ended.t,
+    )
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Return median and range."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
+    return (
+        f"{statistics.median(values):.{digits}f}"
+        f" ({min(values):.{digits}f}..{max(values):.{digits}f})"
+    )
 
 
 def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
@@ -145,8 +174,14 @@ def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
         "| seconds: median (min..max) | bare | harness |",
         "|---|---|---|",
         f"| wall, all of it | {spread([o.wall for o in a])} | {spread([o.wall for o in b])} |",
-        f"| of that the boot, to the first 200 | {spread([o.boot for o in a])} | {spread([o.boot for o in b])} |",
-        f"| of that the rest | {spread([o.wall - o.boot for o in a])} | {spread([o.wall - o.boot for o in b])} |",
+        (
+            f"| of that the boot, to the first 200 | {spread([o.boot for o in a])} |"
+            f" {spread([o.boot for o in b])} |"
+        ),
+        (
+            f"| of that the rest | {spread([o.wall - o.boot for o in a])} |"
+            f" {spread([o.wall - o.boot for o in b])} |"
+        ),
         f"| before the server starts | | {spread([o.before for o in b])} |",
         f"| after it is gone | | {spread([o.after for o in b])} |",
         f"| processor time of the harness's process | | {spread([o.cpu for o in b])} |",
@@ -156,15 +191,21 @@ def table(a: Sequence[Bare], b: Sequence[Harnessed]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", type=int, default=6, metavar="N", help="boots of each; an even number")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-n", type=int, default=6, metavar="N", help="boots of each; an even number"
+    )
     given = parser.parse_args()
     if ReleaseCache().get(Source(release=VERSION)) is None:
         print(f"not measured: vLLM {VERSION} is not in the cache; a `vllm-repro run` installs it")
         return
     scenario = find(SCENARIO)
     arm: Arm = next(arm for arm in scenario.arms if arm.name == ARM)
-    site = site_class(ServerKind.PROCESS)(ServerOptions(vllm=Source(release=VERSION)), scenario, print)
+    site = site_class(ServerKind.PROCESS)(
+        ServerOptions(vllm=Source(release=VERSION)), scenario, print
+    )
     (request,) = (step for step in scenario.workload_of(arm) if isinstance(step, Request))
     a: list[Bare] = []
     b: list[Harnessed] = []
@@ -172,7 +213,13 @@ def main() -> None:
         for which in "AB" if turn % 2 == 0 else "BA":
             with tempfile.TemporaryDirectory(prefix="vllm-repro-bench-") as folder:
                 if which == "A":
-                    a.append(bare(site.launch(scenario, arm, free_port()), request, Path(folder) / "server.log"))
+                    a.append(
+                        bare(
+                            site.launch(scenario, arm, free_port()),
+                            request,
+                            Path(folder) / "server.log",
+                        )
+                    )
                 else:
                     b.append(harnessed(Path(folder)))
     print(f"\n### The harness's own cost, vLLM {VERSION} as a process\n")

@@ -1,27 +1,39 @@
 """Asynchronous scheduling: a prompt that arrives in segments crashes the engine when an answer stops while the next segment waits.
 
-`/v1/realtime` sends the segments of an audio stream to one request; each segment gets an answer. With asynchronous scheduling the next
-step of the request is in flight when a stop token ends an answer. The scheduler takes its token for one still to come, the waiting segment
-for a part of a prompt, and reserves nothing for that segment's answer. Both tokens arrive, the counter of expected tokens falls below zero,
-and its assertion crashes the engine. A segment must wait when the answer stops, and none when the step in flight ends, which stops the next
-answer, too. 0.32.0 drops the step in flight.
+`/v1/realtime` sends the segments of an audio stream to one request; each segment gets an answer.
+With asynchronous scheduling the next step of the request is in flight when a stop token ends an
+answer. The scheduler takes its token for one still to come, the waiting segment for a part of a
+prompt, and reserves nothing for that segment's answer. Both tokens arrive, the counter of expected
+tokens falls below zero, and its assertion crashes the engine. A segment must wait when the answer
+stops, and none when the step in flight ends, which stops the next answer, too. 0.32.0 drops the
+step in flight.
 
-On a GPU an audio model meets it when a client sends segments faster than they are answered: by the second report one session of 5 s chunks
-lasted 16 s. The command alone shows nothing. The lab feeds a text model through a route of its own, two segments at once. A bias makes
-token 77 every answer, and it is the stop token.
+On a GPU an audio model meets it when a client sends segments faster than they are answered: by the
+second report one session of 5 s chunks lasted 16 s. The command alone shows nothing. The lab feeds
+a text model through a route of its own, two segments at once. A bias makes token 77 every answer,
+and it is the stop token.
 """
 
 from vllm_repro.vocabulary import *
 
 TWO_AND_A_PAUSE = [[11] * 40, [12] * 30, 1]
 BIAS = {"77": 100}
-SESSION = {"segments": TWO_AND_A_PAUSE, "max_tokens": 16, "temperature": 0, "logit_bias": BIAS, "stop_token_ids": [77]}
+SESSION = {
+    "segments": TWO_AND_A_PAUSE,
+    "max_tokens": 16,
+    "temperature": 0,
+    "logit_bias": BIAS,
+    "stop_token_ids": [77],
+}
 ONE_TOKEN = {"segments": TWO_AND_A_PAUSE, "max_tokens": 1, "temperature": 0}
 
 scenario = Scenario(
     id="async-streaming-stop",
     issue="vllm-project/vllm#35755",
-    title="AsyncScheduler crashes with AssertionError during Realtime ASR streaming (num_output_placeholders underflow)",
+    title=(
+        "AsyncScheduler crashes with AssertionError during Realtime ASR streaming"
+        " (num_output_placeholders underflow)"
+    ),
     command="""
         vllm serve Qwen/Qwen3-ASR-0.6B
         --enforce-eager
@@ -41,16 +53,24 @@ scenario = Scenario(
     status=Status(bad=">=0.20.2,<0.30.0", good=">=0.32.0"),
     try_with="0.29.0",
     defect=source_line(
-        "vllm/v1/core/sched/async_scheduler.py", "AsyncScheduler._update_after_schedule", "if request.is_prefill_chunk:"
+        "vllm/v1/core/sched/async_scheduler.py",
+        "AsyncScheduler._update_after_schedule",
+        "if request.is_prefill_chunk:",
     ),
     workload=[request(name="session", path="/segments", body=SESSION)],
     trigger=answered("session", 200, 500),  # 500: the crash
     signature=assertion(
-        "request.num_output_placeholders >= 0", frames=["update_from_output", "_update_request_with_output"]
+        "request.num_output_placeholders >= 0",
+        frames=["update_from_output", "_update_request_with_output"],
     ),
     arms=[
         arm("reported", dies),
-        arm("sync", lives, with_flags("--no-async-scheduling"), why="no step is in flight when an answer stops"),
+        arm(
+            "sync",
+            lives,
+            with_flags("--no-async-scheduling"),
+            why="no step is in flight when an answer stops",
+        ),
         arm(
             "max-tokens-1",
             lives,

@@ -1,11 +1,13 @@
 """DeepSeek-V4 on vLLM's CPU backend: the engine crashes on the first request, whatever its prompt.
 
-Each decode step has a tile plan for each kind of layer, and the metadata builder reads five plans by name. The CPU builder overrides the
-method that creates the plans and returns only three of the names, because two kinds were added later. On GPUs the shared method returns
-all five. The boot succeeds because dummy runs carry no attention metadata. Releases from 0.30.0 on have the bug.
+Each decode step has a tile plan for each kind of layer, and the metadata builder reads five plans
+by name. The CPU builder overrides the method that creates the plans and returns only three of the
+names, because two kinds were added later. On GPUs the shared method returns all five. The boot
+succeeds because dummy runs carry no attention metadata. Releases from 0.30.0 on have the bug.
 
-We found no issue about it; the pull request named here added the CPU backend. The bug needs a Triton with a CPU backend, as in the official
-CPU images. The published Triton has none, so the lab runs vLLM's kernels in Triton's interpreter.
+We found no issue about it; the pull request named here added the CPU backend. The bug needs a
+Triton with a CPU backend, as in the official CPU images. The published Triton has none, so the lab
+runs vLLM's kernels in Triton's interpreter.
 """
 
 from vllm_repro.vocabulary import *
@@ -58,7 +60,10 @@ scenario = Scenario(
             patched(
                 "vllm/models/deepseek_v4/cpu/cpu_mla.py",
                 was="            _LAYER_TYPE_C128A: None,\n        }\n",
-                now='            _LAYER_TYPE_C128A: None,\n            "c1a": None,\n            "c2a": None,\n        }\n',
+                now=(
+                    '            _LAYER_TYPE_C128A: None,\n            "c1a": None,\n           '
+                    ' "c2a": None,\n        }\n'
+                ),
                 why="the CPU needs no tile plan, also for these two kinds of layers",
             ),
             why="the smallest change that returns all five names",

@@ -1,18 +1,22 @@
 """DeepSeek-V4 on SM12x GPUs, two nodes: a long enough prompt needs more workspace than was locked at boot, and the engine crashes.
 
-Before CUDA graph capture a dummy run reserves the workspace for attention; after the capture the workspace is locked. In the branch for
-SM12x GPUs (pull request #40991) the dummy run returned before `_forward_prefill`. So only the sparse indexer's share was locked: 21.62 MB,
-which depends on `--max-model-len` alone. A prompt of 1,304 tokens needs 21.80 MB in its first layer. Prompts of up to 759 tokens live, so a
-smoke test with a short prompt passes. Several shorter prompts in one step crash the engine like a long one. Without graph capture, the
-workspace is not locked.
+Before CUDA graph capture a dummy run reserves the workspace for attention; after the capture the
+workspace is locked. In the branch for SM12x GPUs (pull request #40991) the dummy run returned
+before `_forward_prefill`. So only the sparse indexer's share was locked: 21.62 MB, which depends on
+`--max-model-len` alone. A prompt of 1,304 tokens needs 21.80 MB in its first layer. Prompts of up
+to 759 tokens live, so a smoke test with a short prompt passes. Several shorter prompts in one step
+crash the engine like a long one. Without graph capture, the workspace is not locked.
 
-No release has this bug: releases reserve the workspace in the dummy run, as the branch does from its commit 1d6f5c4 on. On GPUs the
-arm `reported` therefore runs the branch, named by its own version. The lab cannot install the branch. It runs a release, which lives, and
-two arms with patched source. `unreserved` removes the reservation from the dummy run. `branch` also requests the workspace shapes of the
-branch's sources, at the two lines that the report names. A release requests less for a single prompt: it outgrows the lock from 1,307
-tokens on, so the workload has a longer chat after the reported one.
+No release has this bug: releases reserve the workspace in the dummy run, as the branch does from
+its commit 1d6f5c4 on. On GPUs the arm `reported` therefore runs the branch, named by its own
+version. The lab cannot install the branch. It runs a release, which lives, and two arms with
+patched source. `unreserved` removes the reservation from the dummy run. `branch` also requests the
+workspace shapes of the branch's sources, at the two lines that the report names. A release requests
+less for a single prompt: it outgrows the lock from 1,307 tokens on, so the workload has a longer
+chat after the reported one.
 
-Both ranks crash in the same step. The second `vllm serve` does not notice that the first one exited; it keeps its GPU until it is stopped.
+Both ranks crash in the same step. The second `vllm serve` does not notice that the first one
+exited; it keeps its GPU until it is stopped.
 """
 
 from vllm_repro.vocabulary import *
@@ -58,13 +62,19 @@ BRANCH = patched(
             )
             kv, combined_indices_out, combined_lens_out = workspace[:3]
 """,
-    why="the branch's prefill requested rows for four prompts, indices for the scheduled tokens, and float32 states of up to 256 queries",
+    why=(
+        "the branch's prefill requested rows for four prompts, indices for the scheduled tokens,"
+        " and float32 states of up to 256 queries"
+    ),
 )
 
 scenario = Scenario(
     id="dsv4-tp2",
     issue="vllm-project/vllm#41700",
-    title="Workspace rejects growth after the lock in DeepSeek-V4's _forward_prefill, on a branch for SM12x GPUs",
+    title=(
+        "Workspace rejects growth after the lock in DeepSeek-V4's _forward_prefill, on a branch for"
+        " SM12x GPUs"
+    ),
     command="""
         vllm serve pastapaul/DeepSeek-V4-Flash-W4A16-FP8 \\
           --served-model-name deepseek-v4-flash --trust-remote-code \\
@@ -95,8 +105,10 @@ scenario = Scenario(
         layers=["sliding", "sparse", "compressed", "sparse"],
         window=128,
         fp8=True,
-        why="the model's three kinds of layers, with its heads, window, indexer head size and top k: the locked and the requested "
-        "sizes depend on nothing else in the model",
+        why=(
+            "the model's three kinds of layers, with its heads, window, indexer head size and top"
+            " k: the locked and the requested sizes depend on nothing else in the model"
+        ),
     ),
     status=Status(bad="==0.20.1rc1.dev12+g363ffa145", good=">=0.20.0,!=0.20.1rc1.dev12+g363ffa145"),
     try_with="0.20.1rc1.dev12+g363ffa145",
@@ -114,8 +126,10 @@ scenario = Scenario(
     signature=signature(
         phase="request",
         exception="AssertionError",
-        message="Workspace is locked but allocation from '{file}:{line}:_forward_prefill' requires {asked} MB, "
-        "current size is {locked} MB",
+        message=(
+            "Workspace is locked but allocation from '{file}:{line}:_forward_prefill' requires"
+            " {asked} MB, current size is {locked} MB"
+        ),
         frames=["_forward_prefill", "get_simultaneous", "_ensure_workspace_size"],
     ),
     arms=[
@@ -124,7 +138,10 @@ scenario = Scenario(
             "eager",
             lives,
             with_flags("--enforce-eager"),
-            why="without graph capture the workspace is not locked; the report measured a quarter of the throughput",
+            why=(
+                "without graph capture the workspace is not locked; the report measured a quarter"
+                " of the throughput"
+            ),
         ),
         arm(
             "near-miss-759",
@@ -142,7 +159,10 @@ scenario = Scenario(
             "fewer-sequences",
             dies,
             with_flags("--max-num-seqs 2"),
-            why="the report says that this lowers the locked size; in the code it depends on --max-model-len alone",
+            why=(
+                "the report says that this lowers the locked size; in the code it depends on"
+                " --max-model-len alone"
+            ),
         ),
         arm(
             "unreserved",
@@ -150,7 +170,10 @@ scenario = Scenario(
             UNRESERVED,
             workload=[SHORT, FITS, BEYOND],
             bad=">=0.32.0",
-            why="a release without the reservation, at its own threshold: 1,306 tokens fit, and 1,307 need 21.63 MB",
+            why=(
+                "a release without the reservation, at its own threshold: 1,306 tokens fit, and"
+                " 1,307 need 21.63 MB"
+            ),
         ),
         arm(
             "unreserved-eager",
@@ -174,7 +197,10 @@ scenario = Scenario(
                 ),
             ],
             bad=">=0.32.0",
-            why="each prompt fits alone, but not all four: one step gathers the KV of all its prompts",
+            why=(
+                "each prompt fits alone, but not all four: one step gathers the KV of all its"
+                " prompts"
+            ),
         ),
         arm(
             "branch",
@@ -182,7 +208,10 @@ scenario = Scenario(
             UNRESERVED,
             BRANCH,
             bad=">=0.31.0",
-            why="also the branch's workspace shapes: the reported chat needs 21.80 MB in its first layer, as in the report",
+            why=(
+                "also the branch's workspace shapes: the reported chat needs 21.80 MB in its first"
+                " layer, as in the report"
+            ),
         ),
     ],
     lab=Lab(
@@ -192,14 +221,22 @@ scenario = Scenario(
         family="deepseek_v4",
         layers=["sliding", "sparse", "compressed", "sparse"],
         window=128,
-        why="one layer of each kind, with the reported heads, head size, window and top k: only these and the flags set the sizes",
+        why=(
+            "one layer of each kind, with the reported heads, head size, window and top k: only"
+            " these and the flags set the sizes"
+        ),
         changes=[
             with_flags("--dtype bfloat16", why="the tiny model's weights are not quantized"),
-            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
+            with_flags(
+                "--compilation-config.mode 0", why="without compilation a boot takes seconds"
+            ),
             with_flags(
                 "--no-enable-prefix-caching",
-                why="the tiny model's tokenizer turns the chat template into 316 tokens, so one block would be cached; with the model's "
-                "own tokenizer it is shorter than a block",
+                why=(
+                    "the tiny model's tokenizer turns the chat template into 316 tokens, so one"
+                    " block would be cached; with the model's own tokenizer it is shorter than a"
+                    " block"
+                ),
             ),
         ],
     ),

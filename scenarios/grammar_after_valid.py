@@ -1,8 +1,9 @@
 """A grammar that xgrammar refuses crashes the engine once another grammar has been used.
 
-The first request with a grammar fixes xgrammar as the backend of the process. A later grammar that fails xgrammar's check in the API server
-makes `auto` choose another backend there, but EngineCore compiles it with xgrammar all the same. The error is raised in the scheduler loop
-and crashes the engine for all clients. 0.26.0 answers 500 and lives.
+The first request with a grammar fixes xgrammar as the backend of the process. A later grammar that
+fails xgrammar's check in the API server makes `auto` choose another backend there, but EngineCore
+compiles it with xgrammar all the same. The error is raised in the scheduler loop and crashes the
+engine for all clients. 0.26.0 answers 500 and lives.
 """
 
 from vllm_repro.vocabulary import *
@@ -29,7 +30,9 @@ scenario = Scenario(
     status=Status(bad=">=0.19.1,<0.26.0", good=">=0.26.0"),
     try_with="0.25.1",
     defect=source_line(
-        "vllm/v1/structured_output/__init__.py", "StructuredOutputManager.grammar_init", "if self.backend is None:"
+        "vllm/v1/structured_output/__init__.py",
+        "StructuredOutputManager.grammar_init",
+        "if self.backend is None:",
     ),
     workload=[
         completion(

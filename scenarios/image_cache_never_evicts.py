@@ -1,12 +1,15 @@
 """An image whose request was refused stays in the order of the image cache, and the engine hangs once that cache evicts.
 
-The API server and the engine each keep a cache of processed images. The API server fills its own before it checks the prompt's length. If
-it then refuses the prompt, it believes that the engine has the image: the next request with that image comes without data, and fails. The
-engine's cache has by then noted the image as used, without content. When the cache is full, `popitem` picks that note as the oldest entry,
-removes nothing, and is called again for ever. The thread that reads requests never returns: no later request is answered, `/health` is 200.
+The API server and the engine each keep a cache of processed images. The API server fills its own
+before it checks the prompt's length. If it then refuses the prompt, it believes that the engine has
+the image: the next request with that image comes without data, and fails. The engine's cache has by
+then noted the image as used, without content. When the cache is full, `popitem` picks that note as
+the oldest entry, removes nothing, and is called again for ever. The thread that reads requests
+never returns: no later request is answered, `/health` is 200.
 
-Up to 0.23.0 `LRUCache.touch` notes an unknown image; from 0.24.0 (#43595) it does not. From 0.28.0 the second request may be sent again.
-An image takes 32 tokens here, the cache has room for three of them in bfloat16 and for one in float32.
+Up to 0.23.0 `LRUCache.touch` notes an unknown image; from 0.24.0 (#43595) it does not. From 0.28.0
+the second request may be sent again. An image takes 32 tokens here, the cache has room for three of
+them in bfloat16 and for one in float32.
 """
 
 from vllm_repro.vocabulary import *
@@ -22,18 +25,25 @@ LONG = {"type": "text", "text": "one two three four five six seven eight nine te
 scenario = Scenario(
     id="image-cache-never-evicts",
     issue="vllm-project/vllm#43941",
-    title="Infinite loop in EngineCore during multimodal cache eviction after a refused request's image is sent again",
+    title=(
+        "Infinite loop in EngineCore during multimodal cache eviction after a refused request's"
+        " image is sent again"
+    ),
     command="""
         vllm serve Salesforce/blip2-opt-2.7b
         --enforce-eager
         --max-model-len 64
         --mm-processor-cache-gb 0.001
     """,
-    model=public_model("Salesforce/blip2-opt-2.7b", tiny_will_do=True, why="the weights do not matter"),
+    model=public_model(
+        "Salesforce/blip2-opt-2.7b", tiny_will_do=True, why="the weights do not matter"
+    ),
     needs=Needs(),
     status=Status(bad="<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
-    defect=source_line("vllm/utils/cache.py", "LRUCache.touch", "self._LRUCache__order[key] = None  # type: ignore"),
+    defect=source_line(
+        "vllm/utils/cache.py", "LRUCache.touch", "self._LRUCache__order[key] = None  # type: ignore"
+    ),
     workload=[
         request(
             name="too long",

@@ -1,10 +1,12 @@
 """An image that is larger than the cache of processed images keeps the server from booting.
 
-vLLM processes an image of the largest size at boot, to learn how many tokens it takes, and puts it into the cache. The cache refuses an
-item that is larger than all of it with an exception, and nothing catches it. A model that takes long videos does it with the default of
-4 GiB: the largest video is several GiB. 0.29.0 leaves such an item out of the cache.
+vLLM processes an image of the largest size at boot, to learn how many tokens it takes, and puts it
+into the cache. The cache refuses an item that is larger than all of it with an exception, and
+nothing catches it. A model that takes long videos does it with the default of 4 GiB: the largest
+video is several GiB. 0.29.0 leaves such an item out of the cache.
 
-The report is about a video of Qwen3.8. Here the cache is made smaller instead: an image of 224 x 224 pixels takes 0.6 MB.
+The report is about a video of Qwen3.8. Here the cache is made smaller instead: an image of 224 x
+224 pixels takes 0.6 MB.
 """
 
 from vllm_repro.vocabulary import *
@@ -57,7 +59,12 @@ scenario = Scenario(
             with_flags("--mm-processor-cache-gb 0.002"),
             why="the image fits: 2.1 MB are enough for three",
         ),
-        arm("no-cache", lives, with_flags("--mm-processor-cache-gb 0"), why="nothing is put into a cache"),
+        arm(
+            "no-cache",
+            lives,
+            with_flags("--mm-processor-cache-gb 0"),
+            why="nothing is put into a cache",
+        ),
     ],
     related=["vllm-project/vllm#53016"],
 )

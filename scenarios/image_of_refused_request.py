@@ -1,11 +1,13 @@
 """A refused request with an image makes the next request with the same image fail, whoever sends it.
 
-The API server and EngineCore each keep a cache of processed images, and take them to hold the same. The API server puts an image into its
-own cache before it checks the sampling parameters. If it then refuses the request, EngineCore never gets the image. The next request with
-this image is sent without it, and EngineCore has nothing to look up.
+The API server and EngineCore each keep a cache of processed images, and take them to hold the same.
+The API server puts an image into its own cache before it checks the sampling parameters. If it then
+refuses the request, EngineCore never gets the image. The next request with this image is sent
+without it, and EngineCore has nothing to look up.
 
-Up to 0.27.0 every later request with the image fails with 500, until the API server's cache drops it. Newer releases forget the image
-after the first failure (#46747), so one request fails for each that was refused.
+Up to 0.27.0 every later request with the image fails with 500, until the API server's cache drops
+it. Newer releases forget the image after the first failure (#46747), so one request fails for each
+that was refused.
 """
 
 from vllm_repro.vocabulary import *
@@ -44,7 +46,11 @@ scenario = Scenario(
     ),
     workload=[
         REFUSED,
-        request(name="next image", path="/v1/chat/completions", body={"messages": RED_PROMPT, "max_tokens": 4}),
+        request(
+            name="next image",
+            path="/v1/chat/completions",
+            body={"messages": RED_PROMPT, "max_tokens": 4},
+        ),
     ],
     trigger=answered("refused", 400) & answered("next image", 200, 500),
     arms=[
@@ -55,12 +61,19 @@ scenario = Scenario(
             workload=[
                 REFUSED,
                 request(
-                    name="next image", path="/v1/chat/completions", body={"messages": GREEN_PROMPT, "max_tokens": 4}
+                    name="next image",
+                    path="/v1/chat/completions",
+                    body={"messages": GREEN_PROMPT, "max_tokens": 4},
                 ),
             ],
             why="EngineCore gets an image that the API server has not seen before",
         ),
-        arm("no-cache", lives, with_flags("--mm-processor-cache-gb 0"), why="each image is sent whole"),
+        arm(
+            "no-cache",
+            lives,
+            with_flags("--mm-processor-cache-gb 0"),
+            why="each image is sent whole",
+        ),
     ],
     related=[
         "vllm-project/vllm#33865",

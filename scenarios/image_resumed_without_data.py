@@ -1,13 +1,16 @@
 """A preempted request whose image was in the prefix cache kills the engine when it comes back.
 
-The scheduler sends a request's images to the workers when it first schedules the request. Since 0.29.0 (#52041) it leaves out the data of
-an image whose tokens are all in the prefix cache, as no worker encodes it. If the request is preempted and its blocks are evicted, the
-image has to be encoded after all. The first model runner keeps what it was sent first, skips an image without data, and finds no encoder
-output: RuntimeError. By reading, the second model runner is not affected: it gets the request anew. vLLM uses the first on CPUs, without
-Triton, and with features that the second does not support.
+The scheduler sends a request's images to the workers when it first schedules the request. Since
+0.29.0 (#52041) it leaves out the data of an image whose tokens are all in the prefix cache, as no
+worker encodes it. If the request is preempted and its blocks are evicted, the image has to be
+encoded after all. The first model runner keeps what it was sent first, skips an image without data,
+and finds no encoder output: RuntimeError. By reading, the second model runner is not affected: it
+gets the request anew. vLLM uses the first on CPUs, without Triton, and with features that the
+second does not support.
 
-Here an image takes one block of 32 tokens, and the encoder cache has room for one image. A request leaves red in the prefix cache; one
-with green drops red from the encoder cache and grows until it needs every block; another with red is admitted beside it and preempted.
+Here an image takes one block of 32 tokens, and the encoder cache has room for one image. A request
+leaves red in the prefix cache; one with green drops red from the encoder cache and grows until it
+needs every block; another with red is admitted beside it and preempted.
 """
 
 from vllm_repro.vocabulary import *
@@ -20,7 +23,10 @@ scenario = Scenario(
     id="image-resumed-without-data",
     issue="vllm-project/vllm#54994",
     filed=False,
-    title="A preempted request whose image was in the prefix cache kills the engine: Encoder cache miss",
+    title=(
+        "A preempted request whose image was in the prefix cache kills the engine: Encoder cache"
+        " miss"
+    ),
     command="""
         vllm serve Salesforce/blip2-opt-2.7b
         --enforce-eager
@@ -49,7 +55,9 @@ scenario = Scenario(
         request(name="red", path=CHAT, body={"messages": RED_PROMPT, "max_tokens": 1}),
         together(
             request(
-                name="green, long", path=CHAT, body={"messages": GREEN_PROMPT, "max_tokens": 975, "ignore_eos": True}
+                name="green, long",
+                path=CHAT,
+                body={"messages": GREEN_PROMPT, "max_tokens": 975, "ignore_eos": True},
             ),
             request(
                 name="red again",
@@ -81,7 +89,10 @@ scenario = Scenario(
             patched(
                 "vllm/v1/core/sched/output.py",
                 was="                request.num_computed_tokens,\n                uses_mrope",
-                now="                request.num_computed_tokens if prefill_token_ids is not None else 0,\n                uses_mrope",
+                now=(
+                    "                request.num_computed_tokens if prefill_token_ids is not None"
+                    " else 0,\n                uses_mrope"
+                ),
                 why="the first model runner gets the data of each image",
             ),
         ),

@@ -1,12 +1,15 @@
 """KV connectors: a client that leaves while its KV blocks load kills the engine when load and save have both been reported.
 
-An aborted request whose blocks still load is kept until the connector reports the end of the load. If the connector also saves its blocks,
-they are kept until the end of the save. The scheduler remembers only that something is to come, not how much: the first report frees the
-blocks and forgets the request, and the second one meets `assert req_id in self.requests`. Either order does it, and both in one step.
-A connector that does both is LMCache, or a MultiConnector of NIXL and LMCache as in the reports. All releases since 0.19.1 have the bug.
+An aborted request whose blocks still load is kept until the connector reports the end of the load.
+If the connector also saves its blocks, they are kept until the end of the save. The scheduler
+remembers only that something is to come, not how much: the first report frees the blocks and
+forgets the request, and the second one meets `assert req_id in self.requests`. Either order does
+it, and both in one step. A connector that does both is LMCache, or a MultiConnector of NIXL and
+LMCache as in the reports. All releases since 0.19.1 have the bug.
 
-In the lab a connector without any transfer takes their place: it reports the load 100 steps after the abort and the save 200 steps after
-it, in each boot in this order. On GPUs the command alone shows nothing: a second server must send the blocks.
+In the lab a connector without any transfer takes their place: it reports the load 100 steps after
+the abort and the save 200 steps after it, in each boot in this order. On GPUs the command alone
+shows nothing: a second server must send the blocks.
 """
 
 from vllm_repro.vocabulary import *
@@ -15,16 +18,29 @@ BUSY = completion(name="busy", prompt=64, max_tokens=3500, ignore_eos=True)
 BOTH = {"load_after_end": 100, "save": 200}  # steps from the abort to the report
 LOAD = {"load_after_end": 100}
 LEAVES = completion(
-    name="leaves", prompt=200, max_tokens=8, starts_after=0.3, leaves_after=0.3, kv_transfer_params=BOTH
+    name="leaves",
+    prompt=200,
+    max_tokens=8,
+    starts_after=0.3,
+    leaves_after=0.3,
+    kv_transfer_params=BOTH,
 )
 ONLY_LOADS = completion(
-    name="only loads", prompt=200, max_tokens=8, starts_after=0.3, leaves_after=0.3, kv_transfer_params=LOAD
+    name="only loads",
+    prompt=200,
+    max_tokens=8,
+    starts_after=0.3,
+    leaves_after=0.3,
+    kv_transfer_params=LOAD,
 )
 
 scenario = Scenario(
     id="kv-abort-reported-twice",
     issue="vllm-project/vllm#46240",
-    title="AssertionError in _update_from_kv_xfer_finished when an aborted request's load and save both finish",
+    title=(
+        "AssertionError in _update_from_kv_xfer_finished when an aborted request's load and save"
+        " both finish"
+    ),
     command="""
         vllm serve Qwen/Qwen3-1.7B
         --max-model-len 4096
@@ -34,7 +50,9 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}]}}'
     """,  # noqa: E501  # one flag is one word
-    model=public_model("Qwen/Qwen3-1.7B", tiny_will_do=True, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-1.7B", tiny_will_do=True, why="the scheduler does not use weights"
+    ),
     needs=Needs(gpus=2, gpu_memory_gb=16),
     status=Status(bad=">=0.19.1"),
     try_with="0.32.0",
@@ -45,7 +63,9 @@ scenario = Scenario(
     ),
     workload=[together(BUSY, LEAVES)],
     trigger=left_waiting("leaves"),
-    signature=assertion("req_id in self.requests", frames=["update_from_output", "_update_from_kv_xfer_finished"]),
+    signature=assertion(
+        "req_id in self.requests", frames=["update_from_output", "_update_from_kv_xfer_finished"]
+    ),
     arms=[
         arm("reported", dies),
         arm(
@@ -68,7 +88,10 @@ scenario = Scenario(
             if req_id not in self.requests:
                 continue
 """,
-                why="pass over the second report. This ends the crash alone: the first report still frees blocks that are being saved",
+                why=(
+                    "pass over the second report. This ends the crash alone: the first report still"
+                    " frees blocks that are being saved"
+                ),
             ),
         ),
     ],

@@ -1,13 +1,17 @@
 """KV connectors: a request whose load is rejected stays RUNNING for ever.
 
-A connector may load a prompt in the step that needs it, and report blocks that did not come. With `kv_load_failure_policy` `recompute` the
-scheduler then counts those tokens as not computed. With asynchronous scheduling the token of that step stays counted as in flight, although
-its output is dropped. So the request seems to be one token ahead, until the limit of its length: its last token is never scheduled.
+A connector may load a prompt in the step that needs it, and report blocks that did not come. With
+`kv_load_failure_policy` `recompute` the scheduler then counts those tokens as not computed. With
+asynchronous scheduling the token of that step stays counted as in flight, although its output is
+dropped. So the request seems to be one token ahead, until the limit of its length: its last token
+is never scheduled.
 
-A worker with a model is also asked for a token that does not exist: on a CPU vLLM dies of it with an IndexError. On GPUs the second model
-runner, the default since 0.29.0, answers wrongly, because it does not go back (#49250).
+A worker with a model is also asked for a token that does not exist: on a CPU vLLM dies of it with
+an IndexError. On GPUs the second model runner, the default since 0.29.0, answers wrongly, because
+it does not go back (#49250).
 
-In the lab no model runs, and a connector that moves nothing offers the blocks of a prompt and reports that none came.
+In the lab no model runs, and a connector that moves nothing offers the blocks of a prompt and
+reports that none came.
 """
 
 from vllm_repro.vocabulary import *
@@ -26,7 +30,9 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_load_failure_policy":"recompute"}'
     """,
-    model=public_model("Qwen/Qwen3-1.7B", tiny_will_do=True, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-1.7B", tiny_will_do=True, why="the scheduler does not use weights"
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.20.2"),
     try_with="0.33.0",
@@ -35,7 +41,9 @@ scenario = Scenario(
         "Scheduler._update_requests_with_invalid_blocks",
         "request.num_computed_tokens = idx * self.block_size",
     ),
-    workload=[completion(prompt=45, max_tokens=51, ignore_eos=True, kv_transfer_params={"reject": True})],
+    workload=[
+        completion(prompt=45, max_tokens=51, ignore_eos=True, kv_transfer_params={"reject": True})
+    ],
     trigger=sent_with("kv_transfer_params"),
     arms=[
         arm("reported", hangs),
@@ -52,10 +60,12 @@ scenario = Scenario(
             patched(
                 "vllm/v1/core/sched/scheduler.py",
                 was="                request.num_computed_tokens = idx * self.block_size\n",
-                now="                request.num_computed_tokens = idx * self.block_size\n"
-                "                request.num_output_placeholders = 0\n"
-                "                request.drop_stale_output = True\n"
-                "                request.num_stale_output_tokens = request.num_in_flight_tokens\n",
+                now=(
+                    "                request.num_computed_tokens = idx * self.block_size\n         "
+                    "       request.num_output_placeholders = 0\n               "
+                    " request.drop_stale_output = True\n               "
+                    " request.num_stale_output_tokens = request.num_in_flight_tokens\n"
+                ),
                 why="what is in flight is dropped, as after a preemption; 0.32.0 and newer",
             ),
         ),

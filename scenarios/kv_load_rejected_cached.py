@@ -1,12 +1,14 @@
 """KV connectors: blocks whose load was rejected stay in the prefix cache, and give wrong answers after a preemption.
 
-A connector may load a prompt in the step that needs it, and report blocks that did not come. With `kv_load_failure_policy` `recompute`
-the scheduler counts those tokens as not computed, and computes them again, in chunks. It leaves the blocks in the prefix cache, because
-the request fills them again. A request that is preempted before it has done so comes back, finds them there, and goes on after tokens
-whose keys and values were never written. The server returns 200.
+A connector may load a prompt in the step that needs it, and report blocks that did not come. With
+`kv_load_failure_policy` `recompute` the scheduler counts those tokens as not computed, and computes
+them again, in chunks. It leaves the blocks in the prefix cache, because the request fills them
+again. A request that is preempted before it has done so comes back, finds them there, and goes on
+after tokens whose keys and values were never written. The server returns 200.
 
-The pool has room for the prompt and one more block. Another request takes a second block while the prompt is computed again. The prompt
-is sent twice, rejected and alone, and both answers should be equal. Between the two another prompt takes the blocks.
+The pool has room for the prompt and one more block. Another request takes a second block while the
+prompt is computed again. The prompt is sent twice, rejected and alone, and both answers should be
+equal. Between the two another prompt takes the blocks.
 """
 
 from vllm_repro.vocabulary import *
@@ -26,12 +28,17 @@ REJECTED = completion(
     kv_transfer_params={"reject": True},
     starts_after=0.05,
 )
-ALONE = completion(name="alone", prompt=SIZE, shared=SIZE, max_tokens=16, logprobs=2, return_token_ids=True)
+ALONE = completion(
+    name="alone", prompt=SIZE, shared=SIZE, max_tokens=16, logprobs=2, return_token_ids=True
+)
 
 scenario = Scenario(
     id="kv-load-rejected-cached",
     issue="vllm-project/vllm#53298",
-    title="Blocks whose KV load was rejected stay in the prefix cache: wrong answers after a preemption",
+    title=(
+        "Blocks whose KV load was rejected stay in the prefix cache: wrong answers after a"
+        " preemption"
+    ),
     command="""
         VLLM_USE_V2_MODEL_RUNNER=0 vllm serve Qwen/Qwen3-0.6B
         --dtype float32
@@ -46,7 +53,9 @@ scenario = Scenario(
         --max-num-batched-tokens 48
         --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_load_failure_policy":"recompute"}'
     """,
-    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.20.2"),
     try_with="0.33.0",

@@ -1,13 +1,16 @@
 """A request with `min_tokens` and a stop token id outside the vocabulary crashes the engine.
 
-vLLM validated every list of token ids in a request against the vocabulary except `stop_token_ids`. With `min_tokens` set, the sampler masks
-the logits of these ids until enough tokens are generated. An id past the end of the row raises an IndexError on a CPU and a device-side
-assertion on a GPU; either one crashes the engine for all clients. Without `min_tokens` the same request is harmless, because no code
-indexes with the id. Releases up to 0.28.0 have the bug; from 0.29.0 on the server refuses such a request with a 400.
+vLLM validated every list of token ids in a request against the vocabulary except `stop_token_ids`.
+With `min_tokens` set, the sampler masks the logits of these ids until enough tokens are generated.
+An id past the end of the row raises an IndexError on a CPU and a device-side assertion on a GPU;
+either one crashes the engine for all clients. Without `min_tokens` the same request is harmless,
+because no code indexes with the id. Releases up to 0.28.0 have the bug; from 0.29.0 on the server
+refuses such a request with a 400.
 
-The issue gives the request but no server command. The command here is a plain one for a small public model; any model shows the bug,
-because it is in the sampler. The model runs in float32: with bfloat16 on a machine with AMX, the first request to such a small model
-crashes with an illegal instruction in vLLM's attention (0.28.0, 0.29.0).
+The issue gives the request but no server command. The command here is a plain one for a small
+public model; any model shows the bug, because it is in the sampler. The model runs in float32: with
+bfloat16 on a machine with AMX, the first request to such a small model crashes with an illegal
+instruction in vLLM's attention (0.28.0, 0.29.0).
 """
 
 from vllm_repro.vocabulary import *
@@ -83,14 +86,17 @@ scenario = Scenario(
             patched(
                 "vllm/sampling_params.py",
                 was="        self._validate_logit_bias(model_config)\n",
-                now="        self._validate_logit_bias(model_config)\n"
-                "        vocab_size = model_config.get_vocab_size()\n"
-                "        beyond = [token for token in self.stop_token_ids or () if not 0 <= token < vocab_size]\n"
-                "        if beyond:\n"
-                "            raise VLLMValidationError(\n"
-                '                f"stop_token_ids {beyond} are not below {vocab_size}", parameter="stop_token_ids", value=beyond\n'
-                "            )\n",
-                why="refuse a stop token outside the vocabulary, as vLLM does for ids in logit_bias",
+                now=(
+                    "        self._validate_logit_bias(model_config)\n        vocab_size ="
+                    " model_config.get_vocab_size()\n        beyond = [token for token in"
+                    " self.stop_token_ids or () if not 0 <= token < vocab_size]\n        if"
+                    " beyond:\n            raise VLLMValidationError(\n               "
+                    ' f"stop_token_ids {beyond} are not below {vocab_size}",'
+                    ' parameter="stop_token_ids", value=beyond\n            )\n'
+                ),
+                why=(
+                    "refuse a stop token outside the vocabulary, as vLLM does for ids in logit_bias"
+                ),
             ),
             why="the check of 0.29.0, written for the source of 0.20.0 to 0.28.0",
         ),

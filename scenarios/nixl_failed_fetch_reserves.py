@@ -1,12 +1,14 @@
 """MultiConnector of NIXL and offloading: a prompt that failed to come from another server waits for ever for room that it reserved.
 
-While a request loads, the scheduler reserves blocks for the rest of it, so that others leave it room. With `kv_load_failure_policy`
-"recompute" a request whose blocks failed to come gives up what it holds, but its reservation stays. If another connector has blocks of its
-prompt, it is to load these, and the pool must have room for the request beside its own reservation. In a pool without room for the prompt
-twice it never starts, and all requests behind it wait too. `/health` stays 200.
+While a request loads, the scheduler reserves blocks for the rest of it, so that others leave it
+room. With `kv_load_failure_policy` "recompute" a request whose blocks failed to come gives up what
+it holds, but its reservation stays. If another connector has blocks of its prompt, it is to load
+these, and the pool must have room for the request beside its own reservation. In a pool without
+room for the prompt twice it never starts, and all requests behind it wait too. `/health` stays 200.
 
-The first request stores its blocks in CPU memory. The second has the same prompt, of five whole blocks. The prefix cache has four of them,
-and the fifth comes from another server, which is gone. Then the offloading connector offers it.
+The first request stores its blocks in CPU memory. The second has the same prompt, of five whole
+blocks. The prefix cache has four of them, and the fifth comes from another server, which is gone.
+Then the offloading connector offers it.
 """
 
 from vllm_repro.vocabulary import *
@@ -17,7 +19,10 @@ scenario = Scenario(
     id="nixl-failed-fetch-reserves",
     issue="vllm-project/vllm#45388",
     filed=False,
-    title="MultiConnector with kv_load_failure_policy=recompute: a request waits forever for blocks that its failed load reserved",
+    title=(
+        "MultiConnector with kv_load_failure_policy=recompute: a request waits forever for blocks"
+        " that its failed load reserved"
+    ),
     command="""
         vllm serve Qwen/Qwen3-0.6B
         --max-model-len 96
@@ -26,7 +31,9 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_load_failure_policy":"recompute","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}]}}'
     """,  # noqa: E501  # one flag is one word
-    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"
+    ),
     needs=Needs(gpus=2, gpu_memory_gb=8),
     status=Status(bad=">=0.32.0"),
     try_with="0.33.0",
@@ -42,7 +49,12 @@ scenario = Scenario(
     trigger=sent_with("kv_transfer_params", name="fails"),
     arms=[
         arm("reported", hangs),
-        arm("room", lives, with_flags("--num-gpu-blocks-override 20"), why="the pool has room for the prompt twice"),
+        arm(
+            "room",
+            lives,
+            with_flags("--num-gpu-blocks-override 20"),
+            why="the pool has room for the prompt twice",
+        ),
         arm(
             "patched",
             lives,

@@ -1,18 +1,25 @@
 """NIXL decode server that recomputes failed loads: a prompt that failed to come waits for ever for blocks that a fetched one holds.
 
-With `kv_load_failure_policy` "recompute" a decode server computes a prompt itself if its blocks fail to come. That takes more blocks than
-the fetch did, which needs only the last ones of a layer with a sliding window. The request keeps its place among those that hold
-blocks, which are admitted first, although it holds none. If the pool has no room for it, the loop over them ends there. A request behind
-it that has fetched its blocks is never admitted and never frees them. `/health` stays 200.
+With `kv_load_failure_policy` "recompute" a decode server computes a prompt itself if its blocks
+fail to come. That takes more blocks than the fetch did, which needs only the last ones of a layer
+with a sliding window. The request keeps its place among those that hold blocks, which are admitted
+first, although it holds none. If the pool has no room for it, the loop over them ends there. A
+request behind it that has fetched its blocks is never admitted and never frees them. `/health`
+stays 200.
 
-It takes two requests, the failing one first, and a model with more than one KV cache group. In the lab the second request fetches from the
-server's own blocks, whose content does not matter here; the first one names a server that is gone.
+It takes two requests, the failing one first, and a model with more than one KV cache group. In the
+lab the second request fetches from the server's own blocks, whose content does not matter here; the
+first one names a server that is gone.
 """
 
 from vllm_repro.vocabulary import *
 
-GONE = remote_prefill("gone", 5601, blocks=[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
-PREFILL = remote_prefill("prefill", 5600, blocks=[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+GONE = remote_prefill(
+    "gone", 5601, blocks=[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+)
+PREFILL = remote_prefill(
+    "prefill", 5600, blocks=[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+)
 FAILS = completion(name="fails", prompt=310, kv_transfer_params=GONE)
 COMES = completion(name="comes", prompt=310, starts_after=0.3, kv_transfer_params=PREFILL)
 
@@ -20,7 +27,10 @@ scenario = Scenario(
     id="nixl-failed-fetch-waits",
     issue="vllm-project/vllm#30659",
     filed=False,
-    title="NIXL with kv_load_failure_policy=recompute: a failed fetch and a finished one wait for each other forever",
+    title=(
+        "NIXL with kv_load_failure_policy=recompute: a failed fetch and a finished one wait for"
+        " each other forever"
+    ),
     command="""
         vllm serve google/gemma-3-1b-it
         --max-model-len 352
@@ -56,7 +66,12 @@ scenario = Scenario(
     trigger=sent_with("kv_transfer_params", name="fails"),
     arms=[
         arm("reported", hangs),
-        arm("room", lives, with_flags("--num-gpu-blocks-override 40"), why="the pool has room for both"),
+        arm(
+            "room",
+            lives,
+            with_flags("--num-gpu-blocks-override 40"),
+            why="the pool has room for both",
+        ),
         arm(
             "patched",
             lives,

@@ -1,14 +1,18 @@
 """NIXL decode server: after prompts of certain lengths each layer with a sliding window loses one token, and the answer is wrong.
 
-The decode server fetches the blocks of the whole prompt and computes its last token again. Both servers keep blocks for the window of the
-token after the prompt, but the window of the last prompt token begins one token earlier. If (prompt - window + 1) is a multiple of the
-block size, that token is in a block that the prefill server has freed and the decode server never allocated. The layer reads the null block
-in its place, and the server answers 200. With blocks of 16 tokens it is one prompt length of 16.
+The decode server fetches the blocks of the whole prompt and computes its last token again. Both
+servers keep blocks for the window of the token after the prompt, but the window of the last prompt
+token begins one token earlier. If (prompt - window + 1) is a multiple of the block size, that token
+is in a block that the prefill server has freed and the decode server never allocated. The layer
+reads the null block in its place, and the server answers 200. With blocks of 16 tokens it is one
+prompt length of 16.
 
-In the lab one server is both: it fetches from the blocks that its own first request left. `remote_block_ids` are those that the answer to
-that request names, first the sliding layer's. Its window of two tokens makes one lost token change each answer: in 16 of 16 prompts of 65
-and 97 tokens, and in none of 8 of 66. With windows of 4 and 32 tokens it was 7 of 16 and 2 of 12. On GPUs the command alone shows nothing:
-a second server must send the blocks. The pull request named here brought NIXL to such models; we know of no report.
+In the lab one server is both: it fetches from the blocks that its own first request left.
+`remote_block_ids` are those that the answer to that request names, first the sliding layer's. Its
+window of two tokens makes one lost token change each answer: in 16 of 16 prompts of 65 and 97
+tokens, and in none of 8 of 66. With windows of 4 and 32 tokens it was 7 of 16 and 2 of 12. On GPUs
+the command alone shows nothing: a second server must send the blocks. The pull request named here
+brought NIXL to such models; we know of no report.
 """
 
 from vllm_repro.vocabulary import *
@@ -25,7 +29,10 @@ scenario = Scenario(
     id="nixl-fetch-loses-token",
     issue="vllm-project/vllm#32204",
     filed=False,
-    title="NIXL: a fetched prompt loses one token of each sliding window if that token is the last of a block",
+    title=(
+        "NIXL: a fetched prompt loses one token of each sliding window if that token is the last of"
+        " a block"
+    ),
     command="""
         vllm serve google/gemma-3-1b-it
         --max-model-len 2048
@@ -56,7 +63,9 @@ scenario = Scenario(
         "request.num_computed_tokens = request.num_tokens - 1",
     ),
     workload=[
-        completion(name="prefill", prompt=LOSES, shared=LOSES, max_tokens=1, kv_transfer_params=TO_DECODE),
+        completion(
+            name="prefill", prompt=LOSES, shared=LOSES, max_tokens=1, kv_transfer_params=TO_DECODE
+        ),
         completion(
             name="fetched",
             prompt=LOSES,
@@ -75,7 +84,13 @@ scenario = Scenario(
             "one-token-more",
             lives,
             workload=[
-                completion(name="prefill", prompt=LIVES, shared=LIVES, max_tokens=1, kv_transfer_params=TO_DECODE),
+                completion(
+                    name="prefill",
+                    prompt=LIVES,
+                    shared=LIVES,
+                    max_tokens=1,
+                    kv_transfer_params=TO_DECODE,
+                ),
                 completion(
                     name="fetched",
                     prompt=LIVES,
@@ -84,7 +99,9 @@ scenario = Scenario(
                     return_token_ids=True,
                     kv_transfer_params=PREFILL,
                 ),
-                completion(name="alone", prompt=LIVES, shared=LIVES, logprobs=2, return_token_ids=True),
+                completion(
+                    name="alone", prompt=LIVES, shared=LIVES, logprobs=2, return_token_ids=True
+                ),
             ],
             why="the window of the last token begins with a block",
         ),
@@ -93,12 +110,24 @@ scenario = Scenario(
             lives,
             patched(
                 FILE,
-                was="            num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens,\n",
-                now="            num_computed_tokens - self.sliding_window - self.extra_retained_tokens,\n",
+                was=(
+                    "            num_computed_tokens - self.sliding_window + 1 -"
+                    " self.extra_retained_tokens,\n"
+                ),
+                now=(
+                    "            num_computed_tokens - self.sliding_window -"
+                    " self.extra_retained_tokens,\n"
+                ),
                 why="keep one token more, on both servers",
             ),
             workload=[
-                completion(name="prefill", prompt=LOSES, shared=LOSES, max_tokens=1, kv_transfer_params=TO_DECODE),
+                completion(
+                    name="prefill",
+                    prompt=LOSES,
+                    shared=LOSES,
+                    max_tokens=1,
+                    kv_transfer_params=TO_DECODE,
+                ),
                 completion(
                     name="fetched",
                     prompt=LOSES,
@@ -107,9 +136,14 @@ scenario = Scenario(
                     return_token_ids=True,
                     kv_transfer_params=KEPT,
                 ),
-                completion(name="alone", prompt=LOSES, shared=LOSES, logprobs=2, return_token_ids=True),
+                completion(
+                    name="alone", prompt=LOSES, shared=LOSES, logprobs=2, return_token_ids=True
+                ),
             ],
-            why="the answer to the first request then names the sliding layer's block before the last, too",
+            why=(
+                "the answer to the first request then names the sliding layer's block before the"
+                " last, too"
+            ),
         ),
     ],
     lab=Lab(

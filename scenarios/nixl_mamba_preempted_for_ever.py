@@ -1,12 +1,15 @@
 """NIXL prefill server with Mamba layers: a request that the pool has just enough room for is preempted for ever.
 
-A Mamba layer keeps its last two states, and with asynchronous scheduling the one before, too, while a step is in flight. vLLM's check at
-start counts two. If the third takes the block that the next token needs, the request is the only one to preempt, and preempts itself. In
-the role kv_producer it also loses the token in flight. So it is computed again, comes to the same place, and answers nothing.
+A Mamba layer keeps its last two states, and with asynchronous scheduling the one before, too, while
+a step is in flight. vLLM's check at start counts two. If the third takes the block that the next
+token needs, the request is the only one to preempt, and preempts itself. In the role kv_producer it
+also loses the token in flight. So it is computed again, comes to the same place, and answers
+nothing.
 
-A request of 32 tokens with blocks of 16 and a pool of 6 blocks, of which vLLM logs at start that it is enough for 1.20 requests. It asks
-for two tokens; the one token that a proxy asks a prefill server for needs no further block. In the lab no model runs and NIXL sends
-nothing. One Mamba layer stands for three of four.
+A request of 32 tokens with blocks of 16 and a pool of 6 blocks, of which vLLM logs at start that it
+is enough for 1.20 requests. It asks for two tokens; the one token that a proxy asks a prefill
+server for needs no further block. In the lab no model runs and NIXL sends nothing. One Mamba layer
+stands for three of four.
 """
 
 from vllm_repro.vocabulary import *
@@ -15,7 +18,10 @@ scenario = Scenario(
     id="nixl-mamba-preempted-for-ever",
     issue="vllm-project/vllm#53706",
     filed=False,
-    title="NIXL prefill server with Mamba layers: a request that fills the pool preempts itself for ever",
+    title=(
+        "NIXL prefill server with Mamba layers: a request that fills the pool preempts itself for"
+        " ever"
+    ),
     command="""
         vllm serve Qwen/Qwen3.5-9B
         --block-size 16
@@ -32,13 +38,22 @@ scenario = Scenario(
     status=Status(bad=">=0.28.0"),
     try_with="0.33.0",
     defect=source_line(
-        "vllm/v1/core/sched/scheduler.py", "Scheduler.schedule", "drop_stale_output=self.requires_kv_delivery,"
+        "vllm/v1/core/sched/scheduler.py",
+        "Scheduler.schedule",
+        "drop_stale_output=self.requires_kv_delivery,",
     ),
-    workload=[completion(name="fills", prompt=flag("--block-size") * 2, max_tokens=2, ignore_eos=True)],
+    workload=[
+        completion(name="fills", prompt=flag("--block-size") * 2, max_tokens=2, ignore_eos=True)
+    ],
     trigger=sent_with("ignore_eos", name="fills"),
     arms=[
         arm("reported", hangs),
-        arm("one-block-more", lives, with_flags("--num-gpu-blocks-override 7"), why="the third state has a block"),
+        arm(
+            "one-block-more",
+            lives,
+            with_flags("--num-gpu-blocks-override 7"),
+            why="the third state has a block",
+        ),
         arm("synchronous", lives, with_flags("--no-async-scheduling"), why="no step is in flight"),
         arm(
             "patched",
@@ -56,13 +71,19 @@ scenario = Scenario(
                     # A deferred free will not help with immediate allocation.
                     if not self._request_blocks_can_be_freed(preempted_req):
 """,
-                why="a request waits for its step in flight, which frees a block, instead of preempting itself",
+                why=(
+                    "a request waits for its step in flight, which frees a block, instead of"
+                    " preempting itself"
+                ),
             ),
         ),
     ],
     lab=scheduler_lab(
         family="granite_hybrid",
         layers=["full", "mamba"],
-        why="the scheduler does not use weights; a real model sets its own block size, and needs another prompt and pool",
+        why=(
+            "the scheduler does not use weights; a real model sets its own block size, and needs"
+            " another prompt and pool"
+        ),
     ),
 )

@@ -1,11 +1,14 @@
 """NIXL prefill server with Mamba layers: the same prompt sent twice kills the engine if it is one token longer than whole blocks.
 
-A decode server computes the last prompt token of a Mamba model itself. So the connector of the prefill server drops that token from each
-request, but only after the scheduler has looked the prompt up in its prefix cache. If the prompt is one token longer than whole blocks and
-all blocks are cached, no token is left to compute: an assertion fails. 0.29.0 drops the token when the request arrives, before the lookup.
+A decode server computes the last prompt token of a Mamba model itself. So the connector of the
+prefill server drops that token from each request, but only after the scheduler has looked the
+prompt up in its prefix cache. If the prompt is one token longer than whole blocks and all blocks
+are cached, no token is left to compute: an assertion fails. 0.29.0 drops the token when the request
+arrives, before the lookup.
 
-A prompt of 64, 65 or 66 tokens with blocks of 16: only 65 kills. In the lab no model runs and NIXL sends nothing. On GPUs the prefill
-server alone shows it too, with NIXL installed; vLLM may enlarge the blocks there.
+A prompt of 64, 65 or 66 tokens with blocks of 16: only 65 kills. In the lab no model runs and NIXL
+sends nothing. On GPUs the prefill server alone shows it too, with NIXL installed; vLLM may enlarge
+the blocks there.
 """
 
 from vllm_repro.vocabulary import *
@@ -17,7 +20,10 @@ TO_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 scenario = Scenario(
     id="nixl-mamba-prompt-twice",
     issue="vllm-project/vllm#53706",
-    title="Mamba N-1 truncation after a full local prefix-cache hit makes num_new_tokens zero and crashes the prefill EngineCore",
+    title=(
+        "Mamba N-1 truncation after a full local prefix-cache hit makes num_new_tokens zero and"
+        " crashes the prefill EngineCore"
+    ),
     command="""
         vllm serve Qwen/Qwen3.5-9B
         --block-size 64
@@ -30,7 +36,10 @@ scenario = Scenario(
     """,
     model=public_model(
         "Qwen/Qwen3.5-9B",
-        why="the report's KimiK3ForConditionalGeneration needs four GPUs; this model has linear attention in three of four layers too",
+        why=(
+            "the report's KimiK3ForConditionalGeneration needs four GPUs; this model has linear"
+            " attention in three of four layers too"
+        ),
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     status=Status(bad=">=0.20.2,<0.29.0", good=">=0.29.0"),
@@ -41,8 +50,12 @@ scenario = Scenario(
         "self._truncate_mamba_request_for_prefill(request)",
     ),
     workload=[
-        completion(name="first", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE),
-        completion(name="again", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE),
+        completion(
+            name="first", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE
+        ),
+        completion(
+            name="again", prompt=KILLS, shared=KILLS, max_tokens=1, kv_transfer_params=TO_DECODE
+        ),
     ],
     trigger=prefix_hit(),
     signature=assertion("num_new_tokens > 0", frames=["schedule"]),
@@ -52,8 +65,20 @@ scenario = Scenario(
             "one-token-more",
             lives,
             workload=[
-                completion(name="first", prompt=LIVES, shared=LIVES, max_tokens=1, kv_transfer_params=TO_DECODE),
-                completion(name="again", prompt=LIVES, shared=LIVES, max_tokens=1, kv_transfer_params=TO_DECODE),
+                completion(
+                    name="first",
+                    prompt=LIVES,
+                    shared=LIVES,
+                    max_tokens=1,
+                    kv_transfer_params=TO_DECODE,
+                ),
+                completion(
+                    name="again",
+                    prompt=LIVES,
+                    shared=LIVES,
+                    max_tokens=1,
+                    kv_transfer_params=TO_DECODE,
+                ),
             ],
             why="one token is left after the last is dropped",
         ),

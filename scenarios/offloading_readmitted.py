@@ -1,12 +1,14 @@
 """OffloadingConnector: a preempted request that comes back while one of its stores is under way kills the engine.
 
-A preemption flushes the stores of the request, but the scheduler reads that only with the answer to that step. With asynchronous
-scheduling it schedules the next step before. If another request ends just then, there is room, and the preempted one is admitted again.
-If the CPU pool has more of its prompt than the GPU's cache, the connector is to begin a load while it still counts a store: an assertion
-fails. 0.24.0 delays such a request.
+A preemption flushes the stores of the request, but the scheduler reads that only with the answer to
+that step. With asynchronous scheduling it schedules the next step before. If another request ends
+just then, there is room, and the preempted one is admitted again. If the CPU pool has more of its
+prompt than the GPU's cache, the connector is to begin a load while it still counts a store: an
+assertion fails. 0.24.0 delays such a request.
 
-It needs two groups of layers here, a full pool, shared prompts, and a request that ends in one certain step. On GPUs this workload alone
-would hardly ever show it. In the lab no model runs, the five requests share their first step, and a store takes nine steps.
+It needs two groups of layers here, a full pool, shared prompts, and a request that ends in one
+certain step. On GPUs this workload alone would hardly ever show it. In the lab no model runs, the
+five requests share their first step, and a store takes nine steps.
 """
 
 from vllm_repro.vocabulary import *
@@ -14,7 +16,10 @@ from vllm_repro.vocabulary import *
 scenario = Scenario(
     id="offloading-readmitted",
     issue="vllm-project/vllm#46014",
-    title="OffloadingConnector crashes with `assert not req_status.transfer_jobs` when a preempted request is re-admitted",
+    title=(
+        "OffloadingConnector crashes with `assert not req_status.transfer_jobs` when a preempted"
+        " request is re-admitted"
+    ),
     command="""
         vllm serve google/gemma-3-1b-it
         --max-model-len 160
@@ -27,7 +32,9 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'
     """,  # noqa: E501  # one flag is one word
-    model=public_model("google/gemma-3-1b-it", why="a small model with full attention and sliding windows"),
+    model=public_model(
+        "google/gemma-3-1b-it", why="a small model with full attention and sliding windows"
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.23.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
@@ -47,11 +54,17 @@ scenario = Scenario(
     ],
     trigger=preempted(),
     signature=assertion(
-        "not req_status.transfer_jobs", frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"]
+        "not req_status.transfer_jobs",
+        frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"],
     ),
     arms=[
         arm("reported", dies),
-        arm("synchronous", lives, with_flags("--no-async-scheduling"), why="the end of the store is read in time"),
+        arm(
+            "synchronous",
+            lives,
+            with_flags("--no-async-scheduling"),
+            why="the end of the store is read in time",
+        ),
         arm(
             "delayed",
             lives,

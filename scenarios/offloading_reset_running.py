@@ -1,12 +1,15 @@
 """OffloadingConnector: a reset of the prefix cache with `reset_running_requests` kills the engine.
 
-The reset preempts every running request. The next step lists them as preempted and admits them again at once. Their blocks were
-stored on the CPU, so the connector begins a load for each. In the same step it flushes the transfers of preempted requests, which it
-takes for stores: `assert self._jobs[any_jid].is_store` fails in the scheduler. One running request with one stored block is enough.
+The reset preempts every running request. The next step lists them as preempted and admits them
+again at once. Their blocks were stored on the CPU, so the connector begins a load for each. In the
+same step it flushes the transfers of preempted requests, which it takes for stores: `assert
+self._jobs[any_jid].is_store` fails in the scheduler. One running request with one stored block is
+enough.
 
-Trainers reset the cache in this way when they change weights (`LLM.reset_prefix_cache`); over HTTP the endpoint needs development mode.
-We found no issue about it. The one named here is the nearest: another assertion about transfers of preempted requests. The scheduler
-of 0.25.1 is the first that names the requests of a reset in its next output. 0.33.0 flushes no loads of the same step.
+Trainers reset the cache in this way when they change weights (`LLM.reset_prefix_cache`); over HTTP
+the endpoint needs development mode. We found no issue about it. The one named here is the nearest:
+another assertion about transfers of preempted requests. The scheduler of 0.25.1 is the first that
+names the requests of a reset in its next output. 0.33.0 flushes no loads of the same step.
 """
 
 from vllm_repro.vocabulary import *
@@ -27,7 +30,9 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1073741824}}'
     """,  # noqa: E501  # one flag is one word
-    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.25.1,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
@@ -39,20 +44,33 @@ scenario = Scenario(
     workload=[
         together(
             BUSY,
-            request(name="reset", path="/reset_prefix_cache?reset_running_requests=true", body={}, starts_after=1),
+            request(
+                name="reset",
+                path="/reset_prefix_cache?reset_running_requests=true",
+                body={},
+                starts_after=1,
+            ),
         ),
     ],
     trigger=answered("reset", 200, during="busy"),
-    signature=assertion("self._jobs[any_jid].is_store", frames=["schedule", "build_connector_meta"]),
+    signature=assertion(
+        "self._jobs[any_jid].is_store", frames=["schedule", "build_connector_meta"]
+    ),
     arms=[
         arm("reported", dies),
         arm(
             "plain-reset",
             lives,
-            workload=[together(BUSY, request(name="reset", path="/reset_prefix_cache", body={}, starts_after=1))],
+            workload=[
+                together(
+                    BUSY, request(name="reset", path="/reset_prefix_cache", body={}, starts_after=1)
+                )
+            ],
             why="running requests are not preempted",
         ),
-        arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector loads blocks"),
+        arm(
+            "no-offloading", lives, without("--kv-transfer-config"), why="no connector loads blocks"
+        ),
     ],
     lab=scheduler_lab(mechanism="offloading"),
     related=["vllm-project/vllm#49118"],

@@ -1,9 +1,11 @@
 """OffloadingConnector with two groups of layers: an external hit evicts the blocks of a local hit, and an assertion kills the engine.
 
-The scheduler counts a prompt's hits in its own prefix cache, asks the connector for more, then allocates blocks: up to 0.23.0 group by
-group. If the pool is full, new blocks of one group may be those that another group's hit stood on, and the connector finds a block
-without hash among those counted as computed. 0.24.0 adds all local blocks first. It needs two groups, a preempted request, and a prompt
-that is partly in each cache. In the lab no model runs, and all requests share a step. On GPUs this workload may show it rarely.
+The scheduler counts a prompt's hits in its own prefix cache, asks the connector for more, then
+allocates blocks: up to 0.23.0 group by group. If the pool is full, new blocks of one group may be
+those that another group's hit stood on, and the connector finds a block without hash among those
+counted as computed. 0.24.0 adds all local blocks first. It needs two groups, a preempted request,
+and a prompt that is partly in each cache. In the lab no model runs, and all requests share a step.
+On GPUs this workload may show it rarely.
 """
 
 from vllm_repro.vocabulary import *
@@ -11,7 +13,9 @@ from vllm_repro.vocabulary import *
 scenario = Scenario(
     id="offloading-two-groups",
     issue="vllm-project/vllm#43884",
-    title="EngineCore crash: AssertionError in offloading_connector during update_state_after_alloc",
+    title=(
+        "EngineCore crash: AssertionError in offloading_connector during update_state_after_alloc"
+    ),
     command="""
         vllm serve google/gemma-3-1b-it
         --max-model-len 128
@@ -24,7 +28,9 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1310720}}'
     """,  # noqa: E501  # one flag is one word
-    model=public_model("google/gemma-3-1b-it", why="a small model with full attention and sliding windows"),
+    model=public_model(
+        "google/gemma-3-1b-it", why="a small model with full attention and sliding windows"
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0"),
     try_with="0.23.0",
@@ -43,14 +49,35 @@ scenario = Scenario(
     ],
     trigger=preempted(),
     signature=assertion(
-        "num_locally_computed_tokens", frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"]
+        "num_locally_computed_tokens",
+        frames=["schedule", "update_state_after_alloc", "update_state_after_alloc"],
     ),
     arms=[
         arm("reported", dies),
-        arm("synchronous", dies, with_flags("--no-async-scheduling"), why="it is no race between steps"),
-        arm("no-prefix-caching", lives, with_flags("--no-enable-prefix-caching"), why="no local hits to evict"),
-        arm("more-blocks", untriggered, with_flags("--num-gpu-blocks-override 120"), why="no request is preempted"),
-        arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector has an external hit"),
+        arm(
+            "synchronous",
+            dies,
+            with_flags("--no-async-scheduling"),
+            why="it is no race between steps",
+        ),
+        arm(
+            "no-prefix-caching",
+            lives,
+            with_flags("--no-enable-prefix-caching"),
+            why="no local hits to evict",
+        ),
+        arm(
+            "more-blocks",
+            untriggered,
+            with_flags("--num-gpu-blocks-override 120"),
+            why="no request is preempted",
+        ),
+        arm(
+            "no-offloading",
+            lives,
+            without("--kv-transfer-config"),
+            why="no connector has an external hit",
+        ),
         arm(
             "held",
             lives,
@@ -67,7 +94,10 @@ scenario = Scenario(
             self.block_pool.free_blocks(held[i])
             manager.allocate_new_computed_blocks(
 """,
-                why="hold the local hits of a group until its turn; 0.24.0 adds those of all groups first",
+                why=(
+                    "hold the local hits of a group until its turn; 0.24.0 adds those of all groups"
+                    " first"
+                ),
             ),
         ),
     ],

@@ -1,11 +1,14 @@
 """KV offloading to the CPU: a client that leaves while its request still waits kills the engine for everybody.
 
-With prefix caching a request has block hashes from its arrival on, and the offloading connector makes a key of each. Blocks are allocated
-only when the scheduler admits it. To store the last block of a finished request, 0.26.0 also goes over requests that have just ended, and
-takes the whole prompt as computed. For one that never ran, the keys are those of the prompt and there are no blocks: an assertion that
-both lists are equally long fails in the scheduler. One whole block is enough: prompts shorter than a block do no harm.
+With prefix caching a request has block hashes from its arrival on, and the offloading connector
+makes a key of each. Blocks are allocated only when the scheduler admits it. To store the last block
+of a finished request, 0.26.0 also goes over requests that have just ended, and takes the whole
+prompt as computed. For one that never ran, the keys are those of the prompt and there are no
+blocks: an assertion that both lists are equally long fails in the scheduler. One whole block is
+enough: prompts shorter than a block do no harm.
 
-Any disconnect, client timeout or cancelled stream does it while the server is busy. 0.27.0 takes only the tokens computed before the abort.
+Any disconnect, client timeout or cancelled stream does it while the server is busy. 0.27.0 takes
+only the tokens computed before the abort.
 """
 
 from vllm_repro.vocabulary import *
@@ -25,7 +28,9 @@ scenario = Scenario(
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1073741824}}'
     """,  # noqa: E501  # one flag is one word
-    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.26.0,<0.27.0", good=">=0.27.0"),
     try_with="0.26.0",
@@ -35,11 +40,15 @@ scenario = Scenario(
         "num_tokens_after_batch = req.num_tokens",
     ),
     workload=[
-        together(BUSY, completion(name="leaves", prompt=200, max_tokens=8, starts_after=1, leaves_after=1)),
+        together(
+            BUSY,
+            completion(name="leaves", prompt=200, max_tokens=8, starts_after=1, leaves_after=1),
+        ),
     ],
     trigger=left_waiting("leaves"),
     signature=assertion(
-        "len(offload_keys) == len(offload_block_ids)", frames=["schedule", "build_connector_meta", "_build_store_jobs"]
+        "len(offload_keys) == len(offload_block_ids)",
+        frames=["schedule", "build_connector_meta", "_build_store_jobs"],
     ),
     arms=[
         arm("reported", dies),
@@ -47,11 +56,21 @@ scenario = Scenario(
             "near-miss",
             untriggered,
             workload=[
-                together(BUSY, completion(name="short", prompt=15, max_tokens=8, starts_after=1, leaves_after=1)),
+                together(
+                    BUSY,
+                    completion(
+                        name="short", prompt=15, max_tokens=8, starts_after=1, leaves_after=1
+                    ),
+                ),
             ],
             why="the prompt does not fill a block of 16 tokens, so it has no key",
         ),
-        arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector stores blocks"),
+        arm(
+            "no-offloading",
+            lives,
+            without("--kv-transfer-config"),
+            why="no connector stores blocks",
+        ),
     ],
     lab=scheduler_lab(mechanism="offloading", arms=["reported", "near-miss", "no-offloading"]),
     related=["vllm-project/vllm#52170", "vllm-project/vllm#51013", "vllm-project/vllm#49285"],

@@ -1,12 +1,16 @@
 """OffloadingConnector with sliding windows: a store job that lists a KV block twice kills the engine when it is done.
 
-The connector puts a store off while the CPU pool is full of stores in flight. Meanwhile a sliding-window layer frees a block, and the same
-request gets it again, so the store that is made later lists the block twice. The connector keeps a set of pending jobs for each block.
-When the job is done it is removed once for each entry: the second removal finds no key, and EngineCore ends with a KeyError.
+The connector puts a store off while the CPU pool is full of stores in flight. Meanwhile a
+sliding-window layer frees a block, and the same request gets it again, so the store that is made
+later lists the block twice. The connector keeps a set of pending jobs for each block. When the job
+is done it is removed once for each entry: the second removal finds no key, and EngineCore ends with
+a KeyError.
 
-It needs sliding windows, the hybrid manager and a CPU pool too small for the stores in flight. On GPUs the report saw it after a few
-requests of its own traffic; this workload alone may show it rarely there, since copies end within a step. In the lab no model runs, the
-four requests share their first step, and a store takes two steps. 0.23.0 drops the blocks of a window that has moved on.
+It needs sliding windows, the hybrid manager and a CPU pool too small for the stores in flight. On
+GPUs the report saw it after a few requests of its own traffic; this workload alone may show it
+rarely there, since copies end within a step. In the lab no model runs, the four requests share
+their first step, and a store takes two steps. 0.23.0 drops the blocks of a window that has moved
+on.
 """
 
 from vllm_repro.vocabulary import *
@@ -27,7 +31,10 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":655360}}'
     """,  # noqa: E501  # one flag is one word
-    model=public_model("google/gemma-3-1b-it", why="the report does not name its model; this one has sliding windows"),
+    model=public_model(
+        "google/gemma-3-1b-it",
+        why="the report does not name its model; this one has sliding windows",
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.21.0,<0.23.0", good=">=0.23.0"),
     try_with="0.22.1",
@@ -67,7 +74,12 @@ scenario = Scenario(
             ),
             why="the CPU pool has room for each store, so none is put off",
         ),
-        arm("no-offloading", lives, without("--kv-transfer-config"), why="no connector stores blocks"),
+        arm(
+            "no-offloading",
+            lives,
+            without("--kv-transfer-config"),
+            why="no connector stores blocks",
+        ),
     ],
     lab=scheduler_lab(
         with_flags(

@@ -1,29 +1,49 @@
 """Priorities: a request that is preempted in the step that scheduled it leaves blocks in the prefix cache that nobody computed.
 
-With `--scheduling-policy priority` a request may lose its blocks to a more important one in the step for which it is already scheduled. It
-is taken out of the step, but the blocks that this step would have filled are in the prefix cache by then. The request comes back, finds
-them there, and goes on after tokens whose keys and values were never written. The server returns 200.
+With `--scheduling-policy priority` a request may lose its blocks to a more important one in the
+step for which it is already scheduled. It is taken out of the step, but the blocks that this step
+would have filled are in the prefix cache by then. The request comes back, finds them there, and
+goes on after tokens whose keys and values were never written. The server returns 200.
 
-The pool has room for three parts of the long prompt and two short requests. In the step of the third part both short ones need another
-block. One prompt is sent twice, beside them and alone, and both answers should be equal. Between the two another prompt takes the blocks.
-The issue named here reports it for Mamba states, in a unit test; PR #43569 takes such blocks out of the cache. 0.28.0 has the same lines,
-but caps the steps of a request that is alone: this workload does not reach them.
+The pool has room for three parts of the long prompt and two short requests. In the step of the
+third part both short ones need another block. One prompt is sent twice, beside them and alone, and
+both answers should be equal. Between the two another prompt takes the blocks. The issue named here
+reports it for Mamba states, in a unit test; PR #43569 takes such blocks out of the cache. 0.28.0
+has the same lines, but caps the steps of a request that is alone: this workload does not reach
+them.
 """
 
 from vllm_repro.vocabulary import *
 
 SIZE = 2112  # steps of 1024, 512, 512 and 64 tokens
 VICTIM = completion(
-    name="less important", prompt=SIZE, shared=SIZE, max_tokens=16, logprobs=2, return_token_ids=True, priority=9
+    name="less important",
+    prompt=SIZE,
+    shared=SIZE,
+    max_tokens=16,
+    logprobs=2,
+    return_token_ids=True,
+    priority=9,
 )
 FILLS = completion(name="fills the cache", prompt=2100, max_tokens=1)
-ALONE = completion(name="alone", prompt=SIZE, shared=SIZE, max_tokens=16, logprobs=2, return_token_ids=True, priority=9)
+ALONE = completion(
+    name="alone",
+    prompt=SIZE,
+    shared=SIZE,
+    max_tokens=16,
+    logprobs=2,
+    return_token_ids=True,
+    priority=9,
+)
 
 scenario = Scenario(
     id="priority-uncomputed-blocks",
     issue="vllm-project/vllm#57580",
     filed=False,
-    title="Priority preemption leaves blocks in the prefix cache that were never computed: wrong answers",
+    title=(
+        "Priority preemption leaves blocks in the prefix cache that were never computed: wrong"
+        " answers"
+    ),
     command="""
         vllm serve Qwen/Qwen3-0.6B
         --dtype float32
@@ -39,7 +59,9 @@ scenario = Scenario(
         --long-prefill-token-threshold 512
         --enable-logging-iteration-details
     """,
-    model=public_model("Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"
+    ),
     needs=Needs(),
     status=Status(bad=">=0.32.0"),
     try_with="0.32.0",
@@ -72,9 +94,15 @@ scenario = Scenario(
             lives,
             patched(
                 "vllm/v1/core/sched/scheduler.py",
-                was="                            self.running,\n                            key=lambda r: (r.priority, r.arrival_time),\n",
-                now="                            (r for r in self.running if r not in scheduled_running_reqs),\n"
-                "                            key=lambda r: (r.priority, r.arrival_time),\n",
+                was=(
+                    "                            self.running,\n                           "
+                    " key=lambda r: (r.priority, r.arrival_time),\n"
+                ),
+                now=(
+                    "                            (r for r in self.running if r not in"
+                    " scheduled_running_reqs),\n                            key=lambda r:"
+                    " (r.priority, r.arrival_time),\n"
+                ),
                 why="a request that the step has scheduled is not preempted in it",
             ),
         ),
@@ -83,7 +111,10 @@ scenario = Scenario(
         mechanism="offload",
         layers=2,
         weights="made",
-        why="nothing that runs here is replaced; in the made weights a token depends on all before it, so a lost block shows",
+        why=(
+            "nothing that runs here is replaced; in the made weights a token depends on all before"
+            " it, so a lost block shows"
+        ),
     ),
     related=["vllm-project/vllm#43569"],
 )

@@ -1,13 +1,15 @@
 """A prompt given as embeddings crashes the engine if it has a penalty and a longer-lived request had its place in the batch.
 
-A request with `prompt_embeds` has no token ids, so the model runner writes none into its row of the batch. A penalty reads the row all the
-same. With asynchronous scheduling, the default on GPUs, the row of a finished request has -1 for each token of its answer. A prompt of
-embeddings that is longer than the prompt before it in this row reads them as token ids: an index error on a CPU, on a GPU the reported
-device-side assertion (`scatter gather kernel index out of bounds`). Without asynchronous scheduling the engine lives and answers wrongly
-(`prompt-embeds-penalty-leak`).
+A request with `prompt_embeds` has no token ids, so the model runner writes none into its row of the
+batch. A penalty reads the row all the same. With asynchronous scheduling, the default on GPUs, the
+row of a finished request has -1 for each token of its answer. A prompt of embeddings that is longer
+than the prompt before it in this row reads them as token ids: an index error on a CPU, on a GPU the
+reported device-side assertion (`scatter gather kernel index out of bounds`). Without asynchronous
+scheduling the engine lives and answers wrongly (`prompt-embeds-penalty-leak`).
 
-The issue gives the requests but no server command. The lab lets the CPU platform schedule asynchronously. The embeddings are for models
-with 256 hidden dimensions, which the tiny model has. On a GPU the exception is CUDA's, so a crash there is reported as another crash.
+The issue gives the requests but no server command. The lab lets the CPU platform schedule
+asynchronously. The embeddings are for models with 256 hidden dimensions, which the tiny model has.
+On a GPU the exception is CUDA's, so a crash there is reported as another crash.
 """
 
 from vllm_repro.vocabulary import *
@@ -52,10 +54,16 @@ scenario = Scenario(
         request(
             name="embeddings",
             path="/v1/completions",
-            body={"prompt_embeds": EMBEDS, "max_tokens": 4, "temperature": 0, "repetition_penalty": 1.5},
+            body={
+                "prompt_embeds": EMBEDS,
+                "max_tokens": 4,
+                "temperature": 0,
+                "repetition_penalty": 1.5,
+            },
         ),
     ],
-    trigger=answered("long answer", 200) & sent_with("prompt_embeds", "repetition_penalty", name="embeddings"),
+    trigger=answered("long answer", 200)
+    & sent_with("prompt_embeds", "repetition_penalty", name="embeddings"),
     signature=signature(
         phase="request",
         exception="RuntimeError",
@@ -64,7 +72,12 @@ scenario = Scenario(
     ),
     arms=[
         arm("reported", dies),
-        arm("sync", lives, with_flags("--no-async-scheduling"), why="the row has token ids instead of -1"),
+        arm(
+            "sync",
+            lives,
+            with_flags("--no-async-scheduling"),
+            why="the row has token ids instead of -1",
+        ),
         arm(
             "near-miss",
             untriggered,
@@ -83,12 +96,19 @@ scenario = Scenario(
             lives,
             patched(
                 "vllm/v1/worker/gpu_input_batch.py",
-                was="        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n",
-                now="        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n"
-                "        prompt_token_ids[~self.is_token_ids[:num_reqs, :max_prompt_len]] = self.vocab_size\n",
+                was=(
+                    "        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n"
+                ),
+                now=(
+                    "        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n"
+                    "        prompt_token_ids[~self.is_token_ids[:num_reqs, :max_prompt_len]] ="
+                    " self.vocab_size\n"
+                ),
                 why="give positions without a token id the padding value, which no penalty reads",
             ),
         ),
     ],
-    lab=Lab(mechanism="async", layers=2, why="the batch of the model runner does not depend on weights"),
+    lab=Lab(
+        mechanism="async", layers=2, why="the batch of the model runner does not depend on weights"
+    ),
 )

@@ -1,13 +1,16 @@
 """A prompt given as embeddings is penalised for the tokens of another client's request.
 
-A request with `prompt_embeds` has no token ids, so the model runner writes none into its row of the batch. A penalty reads the row all the
-same and finds what the request before it left there. The answer is wrong at status 200, and shows whether the other prompt had a token.
-The issue reports the crash that the same lines cause with asynchronous scheduling (`prompt-embeds-penalty-async`). Without it, as on vLLM's
-CPU platform, the engine lives and answers wrongly.
+A request with `prompt_embeds` has no token ids, so the model runner writes none into its row of the
+batch. A penalty reads the row all the same and finds what the request before it left there. The
+answer is wrong at status 200, and shows whether the other prompt had a token. The issue reports the
+crash that the same lines cause with asynchronous scheduling (`prompt-embeds-penalty-async`).
+Without it, as on vLLM's CPU platform, the engine lives and answers wrongly.
 
-Here a bias makes token 73 the first choice and 74 the second. A penalty on 73 makes 74 the first. The two equal requests have no token ids,
-but the prompt between them consists of 73. Each try needs a new boot: on the same server the next first request finds that prompt, too.
-The issue gives the requests but no server command. The embeddings are for models with 256 hidden dimensions, which the tiny model has.
+Here a bias makes token 73 the first choice and 74 the second. A penalty on 73 makes 74 the first.
+The two equal requests have no token ids, but the prompt between them consists of 73. Each try needs
+a new boot: on the same server the next first request finds that prompt, too. The issue gives the
+requests but no server command. The embeddings are for models with 256 hidden dimensions, which the
+tiny model has.
 """
 
 from vllm_repro.vocabulary import *
@@ -28,7 +31,12 @@ PENALISED = {
     "repetition_penalty": 2.0,
     "logit_bias": {"73": 100, "74": 75},
 }
-PLAIN = {"prompt_embeds": EMBEDS, "max_tokens": 1, "temperature": 0, "logit_bias": {"73": 100, "74": 75}}
+PLAIN = {
+    "prompt_embeds": EMBEDS,
+    "max_tokens": 1,
+    "temperature": 0,
+    "logit_bias": {"73": 100, "74": 75},
+}
 
 scenario = Scenario(
     id="prompt-embeds-penalty-leak",
@@ -60,7 +68,8 @@ scenario = Scenario(
         request(name="again", path="/v1/completions", body=PENALISED),
     ],
     output=checks(alike=[("first", "again")]),
-    trigger=answered("another client", 200) & sent_with("prompt_embeds", "repetition_penalty", name="again"),
+    trigger=answered("another client", 200)
+    & sent_with("prompt_embeds", "repetition_penalty", name="again"),
     arms=[
         arm("reported", errs),
         arm(
@@ -79,9 +88,14 @@ scenario = Scenario(
             lives,
             patched(
                 "vllm/v1/worker/gpu_input_batch.py",
-                was="        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n",
-                now="        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n"
-                "        prompt_token_ids[~self.is_token_ids[:num_reqs, :max_prompt_len]] = self.vocab_size\n",
+                was=(
+                    "        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n"
+                ),
+                now=(
+                    "        prompt_token_ids[:] = self.token_ids_cpu[:num_reqs, :max_prompt_len]\n"
+                    "        prompt_token_ids[~self.is_token_ids[:num_reqs, :max_prompt_len]] ="
+                    " self.vocab_size\n"
+                ),
                 why="give positions without a token id the padding value, which no penalty reads",
             ),
         ),

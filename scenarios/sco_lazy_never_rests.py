@@ -1,11 +1,14 @@
 """Simple CPU offload, lazy mode: an engine without requests copies the same KV blocks to the CPU over and over and does not go idle.
 
-The lazy mode copies the blocks that the GPU will overwrite next. If the CPU pool has room for fewer blocks than the GPU keeps, each copy
-evicts an older one, which is then copied again. Releases from 0.30.0 on run engine steps while a copy is in flight, and each step starts
-another copy. The loop ends by chance, if a copy is done before the next step looks: one of nine boots of 0.32.0 went idle within 30 s.
+The lazy mode copies the blocks that the GPU will overwrite next. If the CPU pool has room for fewer
+blocks than the GPU keeps, each copy evicts an older one, which is then copied again. Releases from
+0.30.0 on run engine steps while a copy is in flight, and each step starts another copy. The loop
+ends by chance, if a copy is done before the next step looks: one of nine boots of 0.32.0 went idle
+within 30 s.
 
-The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. Requests that wait during these copies are another scenario,
-`sco-lazy-starves`. This bug was found by a search over the scheduler alone (`vllm-repro explore`).
+The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. Requests that wait
+during these copies are another scenario, `sco-lazy-starves`. This bug was found by a search over
+the scheduler alone (`vllm-repro explore`).
 """
 
 from vllm_repro.vocabulary import *
@@ -18,7 +21,10 @@ scenario = Scenario(
     id="sco-lazy-never-rests",
     issue="vllm-project/vllm#37160",
     filed=False,
-    title="Simple CPU offload, lazy mode: an engine without requests copies the same blocks to the CPU over and over",
+    title=(
+        "Simple CPU offload, lazy mode: an engine without requests copies the same blocks to the"
+        " CPU over and over"
+    ),
     command="""
         vllm serve Qwen/Qwen3-0.6B
         --max-model-len 960
@@ -66,12 +72,18 @@ scenario = Scenario(
 """,
                 why="a step without scheduled tokens overwrites no block, so it has to save none",
             ),
-            why="copies start only in steps that compute tokens, and the engine waits for those in flight",
+            why=(
+                "copies start only in steps that compute tokens, and the engine waits for those in"
+                " flight"
+            ),
         ),
         arm(
             "room-for-all",
             untriggered,
-            with_flags(simple_cpu_offload(117_440_512, lazy=True), lab=simple_cpu_offload(262_144, lazy=True)),
+            with_flags(
+                simple_cpu_offload(117_440_512, lazy=True),
+                lab=simple_cpu_offload(262_144, lazy=True),
+            ),
             why="if the CPU pool has room for all blocks of the GPU, no block is copied twice",
         ),
     ],
@@ -84,7 +96,10 @@ scenario = Scenario(
         arms=["reported", "eager", "patched"],
         why="one small layer: every layer's blocks are copied in the same way",
         changes=[
-            with_flags(simple_cpu_offload(131_072, lazy=True), why="room for 16 blocks, as with the reported model"),
+            with_flags(
+                simple_cpu_offload(131_072, lazy=True),
+                why="room for 16 blocks, as with the reported model",
+            ),
             with_flags("--enforce-eager", why="without compilation a boot takes seconds"),
             with_flags("--dtype bfloat16", why="the data type of CPU attention"),
         ],

@@ -1,11 +1,12 @@
 """Simple CPU offload, lazy mode: a long prompt waits forever while the engine copies the same KV blocks to the CPU.
 
-The lazy mode copies the blocks that the GPU will overwrite next, and holds them during the copy. If the CPU pool has room for fewer blocks
-than the GPU keeps, each copy evicts an older one, which is then copied again. While a request waits, each step starts such a copy. So a
-prompt that needs nearly all blocks at once never gets them, even when no other request runs.
+The lazy mode copies the blocks that the GPU will overwrite next, and holds them during the copy. If
+the CPU pool has room for fewer blocks than the GPU keeps, each copy evicts an older one, which is
+then copied again. While a request waits, each step starts such a copy. So a prompt that needs
+nearly all blocks at once never gets them, even when no other request runs.
 
-Releases from 0.19.0 on have the bug. The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. This bug was found by a
-search over the scheduler alone (`vllm-repro explore`).
+Releases from 0.19.0 on have the bug. The eager mode, or a CPU pool with room for all blocks of the
+GPU, avoids it. This bug was found by a search over the scheduler alone (`vllm-repro explore`).
 """
 
 from vllm_repro.vocabulary import *
@@ -19,7 +20,10 @@ scenario = Scenario(
     id="sco-lazy-starves",
     issue="vllm-project/vllm#42371",
     filed=False,
-    title="Simple CPU offload, lazy mode: a long prompt waits forever while the engine copies the same blocks",
+    title=(
+        "Simple CPU offload, lazy mode: a long prompt waits forever while the engine copies the"
+        " same blocks"
+    ),
     command="""
         vllm serve Qwen/Qwen3-0.6B
         --max-model-len 960
@@ -72,7 +76,10 @@ scenario = Scenario(
         arm(
             "room-for-all",
             untriggered,
-            with_flags(simple_cpu_offload(117_440_512, lazy=True), lab=simple_cpu_offload(262_144, lazy=True)),
+            with_flags(
+                simple_cpu_offload(117_440_512, lazy=True),
+                lab=simple_cpu_offload(262_144, lazy=True),
+            ),
             why="if the CPU pool has room for all blocks of the GPU, no block is copied twice",
         ),
     ],
@@ -85,7 +92,10 @@ scenario = Scenario(
         arms=["reported", "eager", "patched"],
         why="one small layer: every layer's blocks are copied in the same way",
         changes=[
-            with_flags(simple_cpu_offload(131_072, lazy=True), why="room for 16 blocks, as with the reported model"),
+            with_flags(
+                simple_cpu_offload(131_072, lazy=True),
+                why="room for 16 blocks, as with the reported model",
+            ),
             with_flags("--enforce-eager", why="without compilation a boot takes seconds"),
             with_flags("--dtype bfloat16", why="the data type of CPU attention"),
         ],

@@ -1,21 +1,25 @@
 """Simple CPU offload with sliding windows: two requests wait for each other forever, while `/health` reports a healthy server.
 
-A prompt that loads its beginning from the CPU first gets blocks for that part. vLLM also reserves as many blocks as the request can still
-need. With a sliding window this bound counts the blocks that a request really holds, but vLLM subtracts the length of the request's block
-table. That table still includes blocks that the window has left. So two such requests are admitted into a pool with room for one, and
-neither gets the rest of its blocks.
+A prompt that loads its beginning from the CPU first gets blocks for that part. vLLM also reserves
+as many blocks as the request can still need. With a sliding window this bound counts the blocks
+that a request really holds, but vLLM subtracts the length of the request's block table. That table
+still includes blocks that the window has left. So two such requests are admitted into a pool with
+room for one, and neither gets the rest of its blocks.
 
-Three waves of six simultaneous requests trigger it. From 0.29.0 on the prefix cache keeps only the part of a sliding window that the end of
-a prompt needs (the retention interval is 0 unless it is set). A shared beginning that used to come from the GPU then comes from the CPU,
-and small pools hang that did not hang before.
+Three waves of six simultaneous requests trigger it. From 0.29.0 on the prefix cache keeps only the
+part of a sliding window that the end of a prompt needs (the retention interval is 0 unless it is
+set). A shared beginning that used to come from the GPU then comes from the CPU, and small pools
+hang that did not hang before.
 
-This bug was found by a search over the scheduler alone (`vllm-repro explore`). Other causes of such a hang were reported and fixed
-(vllm-project/vllm#45388, #53868, #57104); we found no report of this one.
+This bug was found by a search over the scheduler alone (`vllm-repro explore`). Other causes of such
+a hang were reported and fixed (vllm-project/vllm#45388, #53868, #57104); we found no report of this
+one.
 """
 
 from vllm_repro.vocabulary import *
 
-# The requests that share a step differ from boot to boot. Three waves of six make the hang likely in every boot.
+# The requests that share a step differ from boot to boot. Three waves of six make the hang likely
+# in every boot.
 WAVE = together(
     completion(prompt=450, shared=150, max_tokens=8, ignore_eos=True),
     completion(prompt=450, shared=200, max_tokens=8, ignore_eos=True),
@@ -31,7 +35,10 @@ scenario = Scenario(
     id="sco-window-loads-wait",
     issue="vllm-project/vllm#45388",
     filed=False,
-    title="Simple CPU offload with sliding windows: requests that load from the CPU wait for each other forever",
+    title=(
+        "Simple CPU offload with sliding windows: requests that load from the CPU wait for each"
+        " other forever"
+    ),
     command="""
         vllm serve google/gemma-3-1b-it
         --max-model-len 514
@@ -55,7 +62,10 @@ scenario = Scenario(
         vocab_size=4096,
         block_size=32,
         max_position=32768,
-        why="the scheduler does not use weights; one full-attention layer and two sliding-window layers are enough",
+        why=(
+            "the scheduler does not use weights; one full-attention layer and two sliding-window"
+            " layers are enough"
+        ),
     ),
     needs=Needs(gpus=1, gpu_memory_gb=4),
     status=Status(bad=">=0.29.0"),
@@ -102,14 +112,26 @@ scenario = Scenario(
             ),
             patched(
                 FILE,
-                was="            return max(num_required_blocks - num_req_blocks, 0)\n\n        num_skipped_tokens",
-                now="            return max(min(num_required_blocks - num_req_blocks, most), 0)\n\n        num_skipped_tokens",
+                was=(
+                    "            return max(num_required_blocks - num_req_blocks, 0)\n\n       "
+                    " num_skipped_tokens"
+                ),
+                now=(
+                    "            return max(min(num_required_blocks - num_req_blocks, most), 0)\n\n"
+                    "        num_skipped_tokens"
+                ),
                 why="apply the bound to a running request",
             ),
             patched(
                 FILE,
-                was="            num_required_blocks - max(num_skipped_blocks, num_local_computed_blocks),\n",
-                now="            min(num_required_blocks - max(num_skipped_blocks, num_local_computed_blocks), most),\n",
+                was=(
+                    "            num_required_blocks - max(num_skipped_blocks,"
+                    " num_local_computed_blocks),\n"
+                ),
+                now=(
+                    "            min(num_required_blocks - max(num_skipped_blocks,"
+                    " num_local_computed_blocks), most),\n"
+                ),
                 why="apply the bound to a new request",
             ),
             why="the bound counts held blocks, so the number subtracted from it must do so too",

@@ -1,14 +1,17 @@
 """Asynchronous scheduling: a streaming session that is preempted while the last token of its turn is in flight waits for ever.
 
-The scheduler runs a step ahead, so a session may be preempted for lack of blocks before the last token of its turn comes back. When it
-does, the session is put into the queue of those that wait for input. The same function then takes every request that stopped while it was
-preempted out of the queues. The next input of the session is never scheduled: nothing runs, /health answers 200. It would also go on
-without its history, because a preempted session has no computed tokens.
+The scheduler runs a step ahead, so a session may be preempted for lack of blocks before the last
+token of its turn comes back. When it does, the session is put into the queue of those that wait for
+input. The same function then takes every request that stopped while it was preempted out of the
+queues. The next input of the session is never scheduled: nothing runs, /health answers 200. It
+would also go on without its history, because a preempted session has no computed tokens.
 
-The pool has room for three requests, of which the second needs another block in its first step of decoding. The session is the last of
-the three, so it loses its blocks. A long prompt keeps the engine busy while the others arrive, so that they enter in one step. The lab
-feeds a text model through a route of its own: /v1/realtime serves audio models. We found no report. The issue named here is another way
-in which a session waits for ever. 0.33.0 puts such sessions into their queue last.
+The pool has room for three requests, of which the second needs another block in its first step of
+decoding. The session is the last of the three, so it loses its blocks. A long prompt keeps the
+engine busy while the others arrive, so that they enter in one step. The lab feeds a text model
+through a route of its own: /v1/realtime serves audio models. We found no report. The issue named
+here is another way in which a session waits for ever. 0.33.0 puts such sessions into their queue
+last.
 """
 
 from vllm_repro.vocabulary import *
@@ -19,7 +22,10 @@ scenario = Scenario(
     id="session-preempted-at-turn-end",
     issue="vllm-project/vllm#53130",
     filed=False,
-    title="A streaming session that is preempted while its last token is in flight is never scheduled again",
+    title=(
+        "A streaming session that is preempted while its last token is in flight is never scheduled"
+        " again"
+    ),
     command="""
         vllm serve Qwen/Qwen3-0.6B
         --enforce-eager
@@ -29,7 +35,9 @@ scenario = Scenario(
         --max-num-batched-tokens 2048
         --max-num-seqs 8
     """,
-    model=public_model("Qwen/Qwen3-0.6B", max_position=131072, why="the scheduler does not use weights"),
+    model=public_model(
+        "Qwen/Qwen3-0.6B", max_position=131072, why="the scheduler does not use weights"
+    ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
     status=Status(bad=">=0.24.0,<0.33.0", good=">=0.33.0"),
     try_with="0.32.0",
@@ -70,8 +78,14 @@ scenario = Scenario(
             ),
             patched(
                 "vllm/v1/core/sched/scheduler.py",
-                was="        num_computed_tokens = session.num_computed_tokens\n        kept_output_tokens",
-                now="        num_computed_tokens = session.num_tokens - 1\n        kept_output_tokens",
+                was=(
+                    "        num_computed_tokens = session.num_computed_tokens\n       "
+                    " kept_output_tokens"
+                ),
+                now=(
+                    "        num_computed_tokens = session.num_tokens - 1\n       "
+                    " kept_output_tokens"
+                ),
                 why="a preempted session keeps its history",
             ),
         ),

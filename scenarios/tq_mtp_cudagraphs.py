@@ -1,17 +1,20 @@
 """TurboQuant with speculative decoding under CUDA graphs: the server crashes during boot.
 
-A decode step with draft tokens has more than one query token per request, so graph capture runs TurboQuant's `_prefill_attention`. In 0.20
-this function converts GPU tensors to Python lists, a copy that CUDA refuses during graph capture. The report blames chunked prefill and
-three draft tokens. Neither is needed: `no-chunked-prefill` and `one-draft-token` crash too. The bug needs TurboQuant, draft tokens and
-graphs that include attention. The report also blames piecewise graphs, but these do not include attention. vLLM 0.20 keeps full graphs for
-decode batches here, and crashes while it measures their memory, before it creates the KV cache.
+A decode step with draft tokens has more than one query token per request, so graph capture runs
+TurboQuant's `_prefill_attention`. In 0.20 this function converts GPU tensors to Python lists, a
+copy that CUDA refuses during graph capture. The report blames chunked prefill and three draft
+tokens. Neither is needed: `no-chunked-prefill` and `one-draft-token` crash too. The bug needs
+TurboQuant, draft tokens and graphs that include attention. The report also blames piecewise graphs,
+but these do not include attention. vLLM 0.20 keeps full graphs for decode batches here, and crashes
+while it measures their memory, before it creates the KV cache.
 
-From 0.21.0 on this error text is gone, but the bug is not. Releases 0.21.0 to 0.23.0 boot and crash on the first request
-(`tq-mtp-first-request`); 0.24.0 and later return wrong tokens (`tq-mtp-wrong-tokens`). So the scenario calls no release good, and compares
-the answers of an engine that lives with those of one without graphs.
+From 0.21.0 on this error text is gone, but the bug is not. Releases 0.21.0 to 0.23.0 boot and crash
+on the first request (`tq-mtp-first-request`); 0.24.0 and later return wrong tokens
+(`tq-mtp-wrong-tokens`). So the scenario calls no release good, and compares the answers of an
+engine that lives with those of one without graphs.
 
-Released 0.20 refuses the reported hybrid model; the reporter removed that check. A model with full attention only needs no such change,
-so the shape here omits the other layers.
+Released 0.20 refuses the reported hybrid model; the reporter removed that check. A model with full
+attention only needs no such change, so the shape here omits the other layers.
 """
 
 from vllm_repro.vocabulary import *
@@ -19,7 +22,10 @@ from vllm_repro.vocabulary import *
 scenario = Scenario(
     id="tq-mtp-cudagraphs",
     issue="vllm-project/vllm#40807",
-    title="TurboQuant KV cache with speculative decoding crashes CUDA graph capture at query_start_loc.tolist()",
+    title=(
+        "TurboQuant KV cache with speculative decoding crashes CUDA graph capture at"
+        " query_start_loc.tolist()"
+    ),
     command="""
         docker run --gpus all -p 8000:8000 \\
           -v /path/to/hf-cache:/root/.cache/huggingface \\
@@ -49,18 +55,26 @@ scenario = Scenario(
         block_size=16,
         vocab_size=248320,
         max_position=262144,
-        why="its 16 full-attention layers; 0.20 refuses TurboQuant for a model that also has other layers",
+        why=(
+            "its 16 full-attention layers; 0.20 refuses TurboQuant for a model that also has other"
+            " layers"
+        ),
     ),
     needs=Needs(gpus=1, gpu_memory_gb=24),
     dummy=Dummy(
         family="mimo",
         layers=1,
         drafts=1,
-        why="one full-attention layer, which TurboQuant does not skip, and one MTP draft layer, in vLLM's own code for MiMo",
+        why=(
+            "one full-attention layer, which TurboQuant does not skip, and one MTP draft layer, in"
+            " vLLM's own code for MiMo"
+        ),
         changes=[
             without(
                 "--quantization",
-                why="vLLM refuses the quantization of the reported weights for a model without them",
+                why=(
+                    "vLLM refuses the quantization of the reported weights for a model without them"
+                ),
             )
         ],
     ),
@@ -92,7 +106,10 @@ scenario = Scenario(
             why="without capture the copy is allowed; the report measured 55 % less throughput",
         ),
         arm(
-            "eager", untriggered, with_flags("--enforce-eager"), why="as with cudagraph-none, but without the compiler"
+            "eager",
+            untriggered,
+            with_flags("--enforce-eager"),
+            why="as with cudagraph-none, but without the compiler",
         ),
         arm(
             "no-spec-decode",
@@ -112,7 +129,12 @@ scenario = Scenario(
             with_flags("--kv-cache-dtype turboquant_4bit_nc"),
             why="the report tried three presets; this is the second one",
         ),
-        arm("3bit-nc", dies, with_flags("--kv-cache-dtype turboquant_3bit_nc"), why="the third preset in the report"),
+        arm(
+            "3bit-nc",
+            dies,
+            with_flags("--kv-cache-dtype turboquant_3bit_nc"),
+            why="the third preset in the report",
+        ),
         arm(
             "one-draft-token",
             dies,
@@ -125,7 +147,9 @@ scenario = Scenario(
             with_flags(
                 "--no-enable-chunked-prefill",
                 "--max-num-batched-tokens 125000",
-                lab="--no-enable-chunked-prefill --max-num-batched-tokens 4128 --max-model-len 4128",
+                lab=(
+                    "--no-enable-chunked-prefill --max-num-batched-tokens 4128 --max-model-len 4128"
+                ),
             ),
             why="capture runs a decode batch, which has no prompt",
         ),
@@ -139,7 +163,10 @@ scenario = Scenario(
             "flash-attn-2",
             dies,
             with_flags("--attention-config.flash_attn_version 2"),
-            why="tried in the report: TurboQuant's own code does the copy, with any version of FlashAttention",
+            why=(
+                "tried in the report: TurboQuant's own code does the copy, with any version of"
+                " FlashAttention"
+            ),
         ),
         arm(
             "patched",
@@ -147,27 +174,42 @@ scenario = Scenario(
             patched(
                 "vllm/v1/attention/backends/turboquant_attn.py",
                 was="    num_decode_tokens: int = 0  # tokens from decode requests\n",
-                now="    num_decode_tokens: int = 0  # tokens from decode requests\n"
-                "    query_start_loc_cpu: torch.Tensor | None = None\n"
-                "    seq_lens_cpu: torch.Tensor | None = None\n",
-                why="use the copies that the runner already has on the host, as 0.21.0 and later do",
+                now=(
+                    "    num_decode_tokens: int = 0  # tokens from decode requests\n"
+                    "    query_start_loc_cpu: torch.Tensor | None = None\n"
+                    "    seq_lens_cpu: torch.Tensor | None = None\n"
+                ),
+                why=(
+                    "use the copies that the runner already has on the host, as 0.21.0 and later do"
+                ),
             ),
             patched(
                 "vllm/v1/attention/backends/turboquant_attn.py",
                 was="            num_decode_tokens=num_decode_tokens,\n        )\n",
-                now="            num_decode_tokens=num_decode_tokens,\n"
-                "            query_start_loc_cpu=cam.query_start_loc_cpu,\n"
-                "            seq_lens_cpu=cam._seq_lens_cpu,\n"
-                "        )\n",
+                now=(
+                    "            num_decode_tokens=num_decode_tokens,\n"
+                    "            query_start_loc_cpu=cam.query_start_loc_cpu,\n"
+                    "            seq_lens_cpu=cam._seq_lens_cpu,\n"
+                    "        )\n"
+                ),
             ),
             patched(
                 "vllm/v1/attention/backends/turboquant_attn.py",
-                was="        qsl = query_start_loc.tolist()\n        seq_lens_list = attn_metadata.seq_lens.tolist()\n",
-                now="        lens, starts = attn_metadata.seq_lens_cpu, attn_metadata.query_start_loc_cpu\n"
-                "        qsl = (query_start_loc if starts is None else starts).tolist()\n"
-                "        seq_lens_list = (attn_metadata.seq_lens if lens is None else lens).tolist()\n",
+                was=(
+                    "        qsl = query_start_loc.tolist()\n        seq_lens_list ="
+                    " attn_metadata.seq_lens.tolist()\n"
+                ),
+                now=(
+                    "        lens, starts = attn_metadata.seq_lens_cpu,"
+                    " attn_metadata.query_start_loc_cpu\n        qsl = (query_start_loc if starts"
+                    " is None else starts).tolist()\n        seq_lens_list ="
+                    " (attn_metadata.seq_lens if lens is None else lens).tolist()\n"
+                ),
             ),
-            why="the smallest change that lets capture succeed; as in 0.24.0, the graph keeps the captured branch (`tq-mtp-wrong-tokens`)",
+            why=(
+                "the smallest change that lets capture succeed; as in 0.24.0, the graph keeps the"
+                " captured branch (`tq-mtp-wrong-tokens`)"
+            ),
         ),
     ],
     throughput=throughput(prompt=1024, output=256, baseline="eager"),
@@ -180,17 +222,26 @@ scenario = Scenario(
         kv_heads=1,
         capture="guard",
         arms=["reported", "no-spec-decode", "cudagraph-none", "patched"],
-        why="one full-attention layer of the reported head size, with vLLM's own MTP drafter of MiMo; a quarter of the heads, "
-        "because capture refuses a copy of any size",
+        why=(
+            "one full-attention layer of the reported head size, with vLLM's own MTP drafter of"
+            " MiMo; a quarter of the heads, because capture refuses a copy of any size"
+        ),
         changes=[
-            without("--gpu-memory-utilization", why="on a CPU this is a share of the host's memory"),
+            without(
+                "--gpu-memory-utilization", why="on a CPU this is a share of the host's memory"
+            ),
             without("--quantization", why="the tiny model has no quantized weights"),
             with_flags(
                 "--dtype bfloat16",
-                why="the lab's TurboQuant kernels are checked in bfloat16, and matrix products on a CPU are fast in it",
+                why=(
+                    "the lab's TurboQuant kernels are checked in bfloat16, and matrix products on a"
+                    " CPU are fast in it"
+                ),
             ),
             with_flags("--block-size 128", why="a block size that the KV cache supports on a CPU"),
-            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
+            with_flags(
+                "--compilation-config.mode 0", why="without compilation a boot takes seconds"
+            ),
         ],
     ),
     related=[

@@ -1,13 +1,14 @@
 """TurboQuant with speculative decoding under CUDA graphs: the server returns 200 with wrong tokens.
 
-Releases from 0.24.0 on have the bug that stops 0.20 from booting (`tq-mtp-cudagraphs`) and crashes 0.21.0 to 0.23.0 on the first
-request (`tq-mtp-first-request`). During graph capture the context of each request is as long as its query tokens, like the first
-chunk of a prompt. So the graph records attention over these few tokens alone, without the KV cache, and every replay repeats that. The
-first token comes from the prefill and is right. From the second token on, the model does not see its context. Health, metrics and the
-acceptance rate of draft tokens stay normal.
+Releases from 0.24.0 on have the bug that stops 0.20 from booting (`tq-mtp-cudagraphs`) and crashes
+0.21.0 to 0.23.0 on the first request (`tq-mtp-first-request`). During graph capture the context of
+each request is as long as its query tokens, like the first chunk of a prompt. So the graph records
+attention over these few tokens alone, without the KV cache, and every replay repeats that. The
+first token comes from the prefill and is right. From the second token on, the model does not see
+its context. Health, metrics and the acceptance rate of draft tokens stay normal.
 
-Only a comparison with the answer of a server without graphs shows the bug. The issue gives a release, flags and hardware, but no full
-command. The command here is built from those.
+Only a comparison with the answer of a server without graphs shows the bug. The issue gives a
+release, flags and hardware, but no full command. The command here is built from those.
 """
 
 from vllm_repro.vocabulary import *
@@ -17,7 +18,10 @@ TURBOQUANT = attention_backend("TURBOQUANT")
 scenario = Scenario(
     id="tq-mtp-wrong-tokens",
     issue="vllm-project/vllm#53180",
-    title="TurboQuant KV cache with speculative decoding repeats itself: the captured graph does not read the KV cache",
+    title=(
+        "TurboQuant KV cache with speculative decoding repeats itself: the captured graph does not"
+        " read the KV cache"
+    ),
     command="""
         vllm serve Lorbus/Qwen3.6-27B-int4-AutoRound
         --tensor-parallel-size 2
@@ -28,7 +32,10 @@ scenario = Scenario(
     """,
     model=public_model(
         "Lorbus/Qwen3.6-27B-int4-AutoRound",
-        why="the issue does not name the reporter's quantization; its attention is that of this model",
+        why=(
+            "the issue does not name the reporter's quantization; its attention is that of this"
+            " model"
+        ),
     ),
     needs=Needs(gpus=2, gpu_memory_gb=24),
     status=Status(bad=">=0.24.0"),
@@ -48,21 +55,29 @@ scenario = Scenario(
             lives,
             with_flags("--compilation-config.cudagraph_mode none"),
             trigger=TURBOQUANT & drafting(),
-            why="without capture each step uses its own lengths; the other arms are compared with this answer",
+            why=(
+                "without capture each step uses its own lengths; the other arms are compared with"
+                " this answer"
+            ),
         ),
         arm(
             "no-spec-decode",
             lives,
             without("--speculative-config"),
             trigger=TURBOQUANT & graphs_captured(),
-            why="capture runs single tokens through the decode path, which reads lengths on the device; verified draft tokens do "
-            "not change a greedy answer",
+            why=(
+                "capture runs single tokens through the decode path, which reads lengths on the"
+                " device; verified draft tokens do not change a greedy answer"
+            ),
         ),
         arm(
             "one-draft-token",
             errs,
             with_flags("""--speculative-config '{"method":"mtp","num_speculative_tokens":1}'"""),
-            why="two tokens at once also look like a first chunk; on a GPU this arm also crashed with an illegal memory access (#52475)",
+            why=(
+                "two tokens at once also look like a first chunk; on a GPU this arm also crashed"
+                " with an illegal memory access (#52475)"
+            ),
         ),
         arm(
             "patched",
@@ -102,7 +117,10 @@ scenario = Scenario(
             ).to(query.dtype)
         # Prefer the CPU-resident copies from the metadata if populated —
 """,
-                why="during capture, treat each query token as one row of a decode, whose length is read on the device",
+                why=(
+                    "during capture, treat each query token as one row of a decode, whose length is"
+                    " read on the device"
+                ),
             ),
             why="the smallest change that makes the recorded graph read the KV cache",
         ),
@@ -118,16 +136,22 @@ scenario = Scenario(
         capture="record",
         weights="made",
         arms=["reported", "cudagraph-none", "no-spec-decode", "patched"],
-        why="a graph keeps the branch that Python took, for any shape; the made weights give attention more influence than the token "
-        "itself, so each token depends on its context; vLLM's own MTP drafter of MiMo drafts",
+        why=(
+            "a graph keeps the branch that Python took, for any shape; the made weights give"
+            " attention more influence than the token itself, so each token depends on its context;"
+            " vLLM's own MTP drafter of MiMo drafts"
+        ),
         changes=[
             with_flags(
-                "--tensor-parallel-size 1", why="the lab has one device, and every device takes the same branch"
+                "--tensor-parallel-size 1",
+                why="the lab has one device, and every device takes the same branch",
             ),
             with_flags("--dtype bfloat16", why="matrix products on a CPU are fast in bfloat16"),
             with_flags("--block-size 128", why="a block size that the KV cache supports on a CPU"),
             with_flags("--max-num-batched-tokens 2048", why="the profile run then takes seconds"),
-            with_flags("--compilation-config.mode 0", why="without compilation a boot takes seconds"),
+            with_flags(
+                "--compilation-config.mode 0", why="without compilation a boot takes seconds"
+            ),
         ],
     ),
     related=[

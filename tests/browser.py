@@ -40,9 +40,12 @@ Open = Callable[..., Opened]
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Start Chromium. Fail instead of skip if there is none."""
-    from playwright.sync_api import sync_playwright  # here: importing it takes half a second in every test worker
+    # here: importing it takes half a second in every test worker
+    from playwright.sync_api import sync_playwright
 
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    path = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if path is None:
         pytest.fail("no Chromium on PATH; on Debian: apt-get install chromium", pytrace=False)
     with sync_playwright() as playwright:

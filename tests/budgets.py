@@ -24,7 +24,9 @@ BUDGETS = {
 
 def statements(source: str) -> int:
     """Return the number of statements in a module's text, without strings that stand alone."""
-    return sum(isinstance(node, ast.stmt) and not _is_text(node) for node in ast.walk(ast.parse(source)))
+    return sum(
+        isinstance(node, ast.stmt) and not _is_text(node) for node in ast.walk(ast.parse(source))
+    )
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -49,7 +51,10 @@ def too_many(counts: Counter[str]) -> Iterator[str]:
     """Yield a sentence for each budget that is exceeded."""
     for folder, most in BUDGETS.items():
         if counts[folder] > most:
-            yield f"{folder}: {counts[folder]:,} statements, {counts[folder] - most:,} above its budget"
+            yield (
+                f"{folder}: {counts[folder]:,} statements, {counts[folder] - most:,} above its"
+                " budget"
+            )
 
 
 def main() -> int:
@@ -62,7 +67,9 @@ def main() -> int:
     for sentence in above:
         print(sentence, file=sys.stderr)
     if above:
-        print("  next: delete or merge code; docs/architecture.md names the budgets", file=sys.stderr)
+        print(
+            "  next: delete or merge code; docs/architecture.md names the budgets", file=sys.stderr
+        )
     return 1 if above else 0
 
 

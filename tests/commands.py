@@ -52,7 +52,9 @@ def journals(out: Path) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in out.glob("*/2*/journal.jsonl")]
 
 
-def signalled(process: subprocess.Popen[bytes], number: signal.Signals, out: Path) -> tuple[int, Path]:
+def signalled(
+    process: subprocess.Popen[bytes], number: signal.Signals, out: Path
+) -> tuple[int, Path]:
     """Signal the command; return its status and the folder of its only run."""
     process.send_signal(number)
     status = process.wait(timeout=120)

@@ -25,8 +25,9 @@ from vllm_repro.servers.orphans import sweep
 
 GPU_STUBS = Path(__file__).parents[1] / "fixtures" / "gpu_stubs"
 
-# How long an example takes says more of the machine, which has other work, than of the code. A test draws the same
-# examples in each run; the nightly job looks for others with `--hypothesis-profile random`.
+# How long an example takes says more of the machine, which has other work, than of the code. A test
+# draws the same examples in each run; the nightly job looks for others with `--hypothesis-profile
+# random`.
 settings.register_profile(
     "same-examples",
     deadline=None,
@@ -34,7 +35,9 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("random", settings.get_profile("same-examples"), derandomize=False, max_examples=400)
+settings.register_profile(
+    "random", settings.get_profile("same-examples"), derandomize=False, max_examples=400
+)
 settings.load_profile("same-examples")
 
 
@@ -52,7 +55,9 @@ class Done:
     @property
     def report(self) -> dict[str, Any]:
         assert self.folder is not None, self.err
-        loaded: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+        loaded: dict[str, Any] = json.loads(
+            (self.folder / "report.json").read_text(encoding="utf-8")
+        )
         return loaded
 
 
@@ -63,7 +68,8 @@ Harness = Callable[..., Done]
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Run a test marked `alone` while no other docker or live test runs on any worker.
 
-    One file is locked shared or exclusive; a second one queues the workers, so that later tests do not overtake a waiting one.
+    One file is locked shared or exclusive; a second one queues the workers, so that later tests do
+    not overtake a waiting one.
     """
     if not {"docker", "live"} & set(item.keywords):
         return (yield)
@@ -79,10 +85,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give each test its own state folder, so that tests do not remove each other's processes."""
     state = tmp_path_factory.mktemp("state")
-    with pytest.MonkeyPatch.context() as environment:  # its own, so that a test's patches are undone by the end
+    # its own, so that a test's patches are undone by the end
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_STATE_HOME", str(state))
         environment.setenv("VLLM_REPRO_SCENARIOS", "")  # `--scenarios` changes it in this process
-        environment.setenv("VLLM_WATCHDOG_TIME_S", "0.1")  # the rehearsal engine waits as long as vLLM does: 5 s
+        # the rehearsal engine waits as long as vLLM does: 5 s
+        environment.setenv("VLLM_WATCHDOG_TIME_S", "0.1")
         yield state
         sweep()
 
@@ -103,7 +111,9 @@ class StubGpus:
 
 
 @pytest.fixture
-def stub_gpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubGpus]:
+def stub_gpus(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StubGpus]:
     folder = tmp_path_factory.mktemp("gpus")
     (folder / "nvidia-smi").symlink_to(GPU_STUBS / "nvidia-smi")
     (folder / "dmesg").symlink_to("/bin/true")
@@ -121,7 +131,11 @@ def stub_gpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def _reported(out: Path) -> dict[Path, int]:
     """Return the newest run of each scenario and the time of its report."""
     runs = [latest.resolve() for latest in sorted(out.glob("*/latest"))]
-    return {run: (run / "report.json").stat().st_mtime_ns for run in runs if (run / "report.json").exists()}
+    return {
+        run: (run / "report.json").stat().st_mtime_ns
+        for run in runs
+        if (run / "report.json").exists()
+    }
 
 
 @pytest.fixture
@@ -134,7 +148,10 @@ def sigint() -> Iterator[None]:
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits after a crash or a wrong answer, and for idle. test_trial asks the SDK, with its retries."""
+    """Shorten the waits after a crash or a wrong answer, and for idle.
+
+    test_trial asks the SDK, with its retries.
+    """
     monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
     monkeypatch.setattr("vllm_repro.running.trial._NEEDED_LATER", ())
     monkeypatch.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
@@ -147,7 +164,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) -> Harness:  # noqa: ARG001  # a fixture, used for its effect
+# a fixture, used for its effect
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) -> Harness:  # noqa: ARG001
     """Return a function that runs the command in this process; reports go to `tmp_path/reports`."""
 
     def call(*words: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Done:
@@ -155,7 +173,10 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) 
         before = _reported(out)
         encoding = (env or {}).get("PYTHONIOENCODING", "utf-8")
         streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+        handlers = {
+            number: signal.getsignal(number)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+        }
         with monkeypatch.context() as patched:
             for name, value in {
                 "VLLM_REPRO_REPORTS": str(out),
@@ -166,7 +187,9 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) 
                 patched.setenv(name, value)
             patched.setattr(sys, "stdout", streams[0])
             patched.setattr(sys, "stderr", streams[1])
-            patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8"))
+            patched.setattr(
+                sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8")
+            )
             try:
                 status = cli.main(words)
             except SystemExit as left:
@@ -180,7 +203,9 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) 
             texts.append(stream.buffer.getvalue().decode(encoding))
         check_files(out)
         # Not the report of an earlier call: a test that looked at that one could not fail.
-        new = [folder for folder, written in _reported(out).items() if before.get(folder) != written]
+        new = [
+            folder for folder, written in _reported(out).items() if before.get(folder) != written
+        ]
         return Done(status, texts[0], texts[1], new[0] if new else None)
 
     return call

@@ -23,12 +23,17 @@ print("ANSWER", vllm.answer.ANSWER, flush=True)
 
 
 def write_package(folder: Path, *, stale: bool = False) -> Path:
-    """Write the package into `folder`. stale: also write bytecode of another text that Python is told to trust."""
+    """Write the package into `folder`.
+
+    stale: also write bytecode of another text that Python is told to trust.
+    """
     (folder / "vllm").mkdir(parents=True)
     (folder / "vllm" / "__init__.py").touch()
     (folder / FILE).write_text("ANSWER = 7\n" if stale else BEFORE, encoding="utf-8")
     if stale:
-        py_compile.compile(str(folder / FILE), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        py_compile.compile(
+            str(folder / FILE), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
         (folder / FILE).write_text(BEFORE, encoding="utf-8")
     return folder
 

@@ -23,10 +23,14 @@ COMPLETION = {
     "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1},
 }
-_BODY = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionRequest"}}}}
+_BODY = {
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionRequest"}}}
+}
 OPENAPI = {
     "paths": {"/v1/completions": {"post": {"requestBody": _BODY}}, "/health": {"get": {}}},
-    "components": {"schemas": {"CompletionRequest": {"properties": {"min_tokens": {}, "stop_token_ids": {}}}}},
+    "components": {
+        "schemas": {"CompletionRequest": {"properties": {"min_tokens": {}, "stop_token_ids": {}}}}
+    },
 }
 METRICS = "vllm:num_requests_running 0.0\nprocess_start_time_seconds 1000.0\n"
 
@@ -76,7 +80,10 @@ def never_ending(exchange: Exchange) -> None:
 
 
 class FakeVllm(Server):
-    """Healthy server on loopback, except for the paths in `paths`. Set `ended` to make its process count as exited."""
+    """Healthy server on loopback, except for the paths in `paths`.
+
+    Set `ended` to make its process count as exited.
+    """
 
     def __init__(self, log: Path, paths: Mapping[str, Callable[[Exchange], None]]) -> None:
         self.log_path: Path = log
@@ -104,7 +111,9 @@ class FakeVllm(Server):
         """Write `line` and answer from now on like an API server whose engine is dead."""
         dead = {"error": {"message": f"{DEAD_MESSAGE} See stack trace (above) for the root cause."}}
         for path in self.paths:
-            self.paths[path] = lambda exchange: exchange.answer(503 if exchange.path == "/health" else 500, dead)
+            self.paths[path] = lambda exchange: exchange.answer(
+                503 if exchange.path == "/health" else 500, dead
+            )
         self.write(line)
 
     def write(self, line: str) -> None:
@@ -115,9 +124,12 @@ class FakeVllm(Server):
         handler = type("Handler", (Exchange,), {"fake": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
-        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]  # resets are wanted
+        # resets are wanted
+        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=socketserver.BaseServer.serve_forever, args=(self._http, 0.02))
+        self._thread = threading.Thread(
+            target=socketserver.BaseServer.serve_forever, args=(self._http, 0.02)
+        )
         self._thread.start()
         return self
 

@@ -23,7 +23,12 @@ ROOT = Path(__file__).parents[1]
 NOTICE = ("-m", "features", "tests/test_layers.py", "tests/core/cli", "tests/core/test_api.py")
 """Tests that run without each feature: imports of all that is left, and what reads entry points."""
 
-ALL_OF_THE_CORE = ("-m", "not docker and not live and not browser", "tests/test_layers.py", "tests/core")
+ALL_OF_THE_CORE = (
+    "-m",
+    "not docker and not live and not browser",
+    "tests/test_layers.py",
+    "tests/core",
+)
 """Tests that run without any feature."""
 
 
@@ -63,7 +68,9 @@ def make_environment(root: Path) -> Path:
     venv.create(folder, symlinks=True)
     # A path file of a folder that a path file adds is not read, so the checkout stays out.
     paths = f"{root / 'harness'}\n{sysconfig.get_path('purelib')}\n"
-    (next(folder.glob("lib/python*/site-packages")) / "copy.pth").write_text(paths, encoding="utf-8")
+    (next(folder.glob("lib/python*/site-packages")) / "copy.pth").write_text(
+        paths, encoding="utf-8"
+    )
     return folder / "bin" / "python"
 
 
@@ -76,12 +83,17 @@ def failure(features: set[str], tests: Sequence[str]) -> str:
             delete(feature, root)
         python = make_environment(root)
         words = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *tests]
-        done = subprocess.run([python, *words], cwd=root, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            [python, *words], cwd=root, check=False, capture_output=True, text=True
+        )
     return done.stdout + done.stderr if done.returncode else ""
 
 
 def plan(names: Sequence[str]) -> Iterator[tuple[set[str], Sequence[str]]]:
-    """Yield which features to delete and which tests to run then. names: features; empty: each, and all."""
+    """Yield which features to delete and which tests to run then.
+
+    names: features; empty: each, and all.
+    """
     for feature in names or sorted(FEATURES):
         yield with_importers(feature), NOTICE
     if not names:
@@ -95,7 +107,10 @@ def main(names: Sequence[str]) -> int:
         problem = failure(features, tests)
         status = 1 if problem else status
         took = f"{time.monotonic() - began:.0f} s"
-        print(f"without {', '.join(sorted(features))}: {'failed' if problem else 'passed'} ({took})", flush=True)
+        print(
+            f"without {', '.join(sorted(features))}: {'failed' if problem else 'passed'} ({took})",
+            flush=True,
+        )
         print(problem, end="")
     return status
 

@@ -33,7 +33,9 @@ class Rendered:
     deepest: int = 0
 
     def calls(self) -> list[str]:
-        return [found[0] for text in self.text for pattern in CALLS for found in pattern.finditer(text)]
+        return [
+            found[0] for text in self.text for pattern in CALLS for found in pattern.finditer(text)
+        ]
 
 
 class _Reader(HTMLParser):
@@ -66,7 +68,10 @@ class _Reader(HTMLParser):
 
 
 def render(markdown: str) -> Rendered:
-    """Return the page that GitHub shows. Raise AssertionError if elements are not properly nested."""
+    """Return the page that GitHub shows.
+
+    Raise AssertionError if elements are not properly nested.
+    """
     reader = _Reader()
     reader.feed(cmarkgfm.github_flavored_markdown_to_html(markdown, options=_OPTIONS))
     reader.close()

@@ -9,7 +9,10 @@ TESTS = Path(__file__).parent
 
 
 def assert_golden(name: str, text: str, feature: str = "") -> None:
-    """Compare `text` with a golden file; CI never rewrites it. feature: folder of tests that has it."""
+    """Compare `text` with a golden file; CI never rewrites it.
+
+    feature: folder of tests that has it.
+    """
     path = TESTS / feature / "golden" / name
     if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
         path.write_text(text, encoding="utf-8")

@@ -25,7 +25,9 @@ def diffs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diffs:
     """Return a function that writes a diff for each name, and returns the options that name them."""
     launch = RehearsalSite.launch
 
-    def launched(site: RehearsalSite, scenario: Scenario, arm: Arm, port: int, **_: object) -> Launch:
+    def launched(
+        site: RehearsalSite, scenario: Scenario, arm: Arm, port: int, **_: object
+    ) -> Launch:
         if any(patch.now == "fix\n" for patch in arm.patches):
             site = RehearsalSite(ServerOptions(vllm=Source(release="0.24.0")), scenario)
         return launch(site, scenario, arm, port)
@@ -42,7 +44,9 @@ def diffs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diffs:
 
     def write(*names: str) -> list[str]:
         for name in names:
-            (tmp_path / f"{name}.diff").write_text(DIFF.format(name.partition("-")[0]), encoding="utf-8")
+            (tmp_path / f"{name}.diff").write_text(
+                DIFF.format(name.partition("-")[0]), encoding="utf-8"
+            )
         return [word for name in names for word in ("--patch", str(tmp_path / f"{name}.diff"))]
 
     return write

@@ -17,7 +17,11 @@ _WRITTEN_BY_OTHERS = {"command", "argv", "message", "frames", "why", "evidence",
 def sources() -> list[Field]:
     """Return one field of each kind that holds text written by others."""
     kinds = {
-        (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2]): (recording, place, way)
+        (recording.entries[place].event, way[-1] if isinstance(way[-1], str) else way[-2]): (
+            recording,
+            place,
+            way,
+        )
         for recording, place, way in text_fields()
         if _WRITTEN_BY_OTHERS & set(way)
     }

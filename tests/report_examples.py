@@ -1,6 +1,7 @@
 """The example runs in `reports/examples`: real journals, and their reports as golden files.
 
-`UPDATE_GOLDEN=1 pytest tests/report` renders them again. Logs are not kept, nor are the runs of maps and searches: nothing links to them.
+`UPDATE_GOLDEN=1 pytest tests/report` renders them again. Logs are not kept, nor are the runs of
+maps and searches: nothing links to them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ REHEARSAL = _FOLDER / "tq-chunked-prefill-rehearsal"
 DIED, LIVED = (_FOLDER / f"tq-chunked-prefill-lab-{version}" for version in ("0.23.0", "0.24.0"))
 WRONG = _FOLDER / "tq-mtp-wrong-tokens-lab-0.24.0"
 """The bug in the last release before its fix and in the first one after it; and wrong answers."""
-VERSIONS = ("0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0")
+VERSIONS = (
+    "0.20.2",
+    "0.21.0",
+    "0.22.1",
+    "0.23.0",
+    "0.24.0",
+    "0.25.1",
+    "0.26.0",
+    "0.27.0",
+    "0.28.0",
+)
 """Releases of `run_of`."""
 
 
@@ -62,8 +73,14 @@ def run_of(version: str, outcomes: Sequence[Outcome], *, reported: str | None = 
             dead,
             number=number,
             outcome=outcome,
-            version=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED) else reported or version,
-            boot_s=None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED, Outcome.BOOT_FAILED) else 10.0 * number,
+            version=(
+                None if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED) else reported or version
+            ),
+            boot_s=(
+                None
+                if outcome in (Outcome.INFRA, Outcome.UNSUPPORTED, Outcome.BOOT_FAILED)
+                else 10.0 * number
+            ),
             trigger=replace(dead.trigger, crossed=outcome in (Outcome.CRASH, Outcome.CLEAN)),
             death=dead.death if outcome is Outcome.CRASH else None,
             why=f"it was {outcome}",
@@ -74,7 +91,9 @@ def run_of(version: str, outcomes: Sequence[Outcome], *, reported: str | None = 
     verdict = decide([result], standing=find(made.scenario).status.standing(version))
     folder = Path(f"20260101T00000{VERSIONS.index(version)}Z-abcdef")
     arm = replace(first, trials=trials, **arm_fields(result))
-    return replace(made, folder=folder, arms=(arm,), vllm_version=version, **verdict_fields(verdict))
+    return replace(
+        made, folder=folder, arms=(arm,), vllm_version=version, **verdict_fields(verdict)
+    )
 
 
 def check_files(folder: Path) -> None:

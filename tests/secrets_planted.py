@@ -27,7 +27,9 @@ SECRETS = {
     "github-fine": _bare(f"github_pat_11ABC_{_LETTERS}"),
     "gitlab": _bare(f"glpat-{_LETTERS[:20]}"),
     "aws-id": _bare("ASIAIOSFODNN7EXAMPLE"),
-    "aws-secret": Plant("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "wJalrXUtnFEMI"),
+    "aws-secret": Plant(
+        "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "wJalrXUtnFEMI"
+    ),
     "google": _bare("AIzaSyA1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q"),
     "google-oauth": _bare("ya29.a0AfH6SMBx1y2z3a4b5c6d7e8f9"),
     "nvidia": _bare(f"nvapi-{_LETTERS}"),
@@ -37,7 +39,10 @@ SECRETS = {
     "docker": _bare(f"dckr_pat_{_LETTERS[:27]}"),
     "groq": _bare(f"gsk_{_LETTERS}"),
     "jwt": _bare("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"),
-    "pem": Plant("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\n-----END PRIVATE KEY-----", "MIIEvQIBADANBgkq"),
+    "pem": Plant(
+        "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\n-----END PRIVATE KEY-----",
+        "MIIEvQIBADANBgkq",
+    ),
     "login": Plant("http://someuser:hunter2pass@proxy:3128", "hunter2pass"),
     "login-user": Plant("http://someuser:hunter2pass@proxy:3128", "someuser"),
     "redis": Plant("redis://:topsecretword@redis-1:6379/0", "topsecretword"),
@@ -50,7 +55,9 @@ SECRETS = {
     "environment": Plant("HF_TOKEN=envword", "envword"),
     "environment-quoted": Plant("WANDB_API_KEY='envword with spaces'", "with spaces"),
     "json": Plant('"HUGGING_FACE_HUB_TOKEN": "jsonword"', "jsonword"),
-    "repr": Plant("non-default args: {'api_key': ['reprword', 'secondword'], 'port': 8000}", "secondword"),
+    "repr": Plant(
+        "non-default args: {'api_key': ['reprword', 'secondword'], 'port': 8000}", "secondword"
+    ),
     "yaml": Plant("password: yamlword", "yamlword"),
     "argv": Plant("argv: ['--api-key', 'argvword', '--port', '1']", "argvword"),
     "cookie": Plant("Cookie: session=cookieword; other=1", "cookieword"),

@@ -37,4 +37,6 @@ def test_each_budget_is_held() -> None:
     full = Counter(BUDGETS)
     assert not list(too_many(full))
     for folder in BUDGETS:
-        assert [sentence.partition(":")[0] for sentence in too_many(full + Counter([folder]))] == [folder]
+        assert [sentence.partition(":")[0] for sentence in too_many(full + Counter([folder]))] == [
+            folder
+        ]

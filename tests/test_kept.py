@@ -83,7 +83,11 @@ def test_a_newer_run_of_a_command_replaces_the_older(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_live_test_depends_on(subject: str, counted: str, left_out: str) -> None:
-    names = [f"{path.relative_to(inputs.HARNESS)}" for path in inputs.files(subject) if "harness" in path.parts]
+    names = [
+        f"{path.relative_to(inputs.HARNESS)}"
+        for path in inputs.files(subject)
+        if "harness" in path.parts
+    ]
     assert any(name.startswith(counted) for name in names)
     assert (inputs.HARNESS / left_out).is_file()
     assert left_out not in names
@@ -106,6 +110,8 @@ def test_the_key_changes_with_the_command_and_the_scenario(tmp_path: Path) -> No
     assert len(set(keys)) == 3
 
 
-@pytest.mark.parametrize("words", ["causes made.py", "run x --server attach --url u", "run x --on local"])
+@pytest.mark.parametrize(
+    "words", ["causes made.py", "run x --server attach --url u", "run x --on local"]
+)
 def test_what_is_not_kept(words: str) -> None:
     assert kept.key_of(words.split()) is None

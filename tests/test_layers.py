@@ -44,7 +44,10 @@ LAYERS = (
     "pytest_plugin",
     "__main__",
 )
-"""Folders and top-level modules of the core, lowest first. `servers/witness/plugin` runs elsewhere."""
+"""Folders and top-level modules of the core, lowest first.
+
+`servers/witness/plugin` runs elsewhere.
+"""
 
 BELOW_THE_CORE = {"vllm_repro_diagnosis", "vllm_repro_lab"}
 FEATURES = {f"vllm_repro_{name}" for name in ("cluster", "explore", "intake", "nights", "search")}
@@ -83,7 +86,11 @@ def is_module(name: str) -> bool:
 def imports(module: str) -> set[str]:
     """Return the modules of ours that a module imports anywhere in it, also in functions and under TYPE_CHECKING."""
     names = imported_names(modules()[module])
-    return {found for name in names if is_module(found := name if is_module(name) else name.rpartition(".")[0])}
+    return {
+        found
+        for name in names
+        if is_module(found := name if is_module(name) else name.rpartition(".")[0])
+    }
 
 
 def imported_names(path: Path) -> set[str]:
@@ -113,7 +120,9 @@ def layer(module: str) -> int:
 
 
 def test_each_folder_imports_only_folders_below_it() -> None:
-    core = [module for module in modules() if package(module) == "vllm_repro" and module != "vllm_repro"]
+    core = [
+        module for module in modules() if package(module) == "vllm_repro" and module != "vllm_repro"
+    ]
     broken = {
         (module, name)
         for module in core
@@ -209,11 +218,17 @@ def feature_of(name: str) -> str:
 def test_tests_need_no_other_feature() -> None:
     """Those of the core need none. A file of MIXED goes with each feature that it imports."""
     broken = set()
-    for path in (*TOP.glob("tests/**/*.py"), *TOP.glob("fixtures/**/*.py"), *TOP.glob("scenarios/*.py")):
+    for path in (
+        *TOP.glob("tests/**/*.py"),
+        *TOP.glob("fixtures/**/*.py"),
+        *TOP.glob("scenarios/*.py"),
+    ):
         name = path.relative_to(TOP)
         if name.is_relative_to(MIXED[0]):
             continue
         tested = FOLDERS.get(name.parts[1], "")
-        others = set(map(feature_of, imported_names(path))) & FEATURES - {tested} - MAY_IMPORT.get(tested, set())
+        others = set(map(feature_of, imported_names(path))) & FEATURES - {tested} - MAY_IMPORT.get(
+            tested, set()
+        )
         broken |= {(f"{name}", feature) for feature in others}
     assert broken == set()

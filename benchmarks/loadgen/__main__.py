@@ -1,6 +1,7 @@
 """Our measuring client, a bare one and `vllm bench serve`, against a server whose token times are known.
 
-Server and clients have a core each. Repetitions are interleaved; the table shows medians and ranges.
+Server and clients have a core each. Repetitions are interleaved; the table shows medians and
+ranges.
 """
 
 from __future__ import annotations
@@ -26,14 +27,23 @@ def _percentile(ordered: list[float], share: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions of each client")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="repetitions of each client"
+    )
     parser.add_argument("--streams", type=int, default=16, metavar="N")
-    parser.add_argument("--requests", type=int, default=160, metavar="N", help="of each run, 100 tokens each")
+    parser.add_argument(
+        "--requests", type=int, default=160, metavar="N", help="of each run, 100 tokens each"
+    )
     given = parser.parse_args()
     clients = {"ours": driven("ours"), "bare": driven("bare")}
     if (peer := vllm_bench()) is None:
-        print(f"not measured: vLLM {VLLM} is not in the cache; a `vllm-repro run --vllm {VLLM}` installs it")
+        print(
+            f"not measured: vLLM {VLLM} is not in the cache; a `vllm-repro run --vllm {VLLM}`"
+            " installs it"
+        )
     else:
         clients["vllm bench serve"] = peer
     runs: dict[str, list[Run]] = {name: [] for name in clients}
@@ -43,7 +53,12 @@ def main() -> None:
     print(f"\n### {given.streams} streams, n={given.rounds}: median (min..max)\n")
     print(f"| figure | {' | '.join(runs)} |\n|---{'|---' * len(runs)}|")
     for title, figure in FIGURES.items():
-        print("|", title, *(f"| {spread([figure(ran) for ran in some], 3)}" for some in runs.values()), "|")
+        print(
+            "|",
+            title,
+            *(f"| {spread([figure(ran) for ran in some], 3)}" for some in runs.values()),
+            "|",
+        )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ def bare(url: str) -> Ask:
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
         raw = json.dumps(body).encode()
         done: Done = {"text": "", "sent": time.perf_counter(), "times": []}
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
+            % (len(raw), raw)
+        )
         while (line := await reader.readline()) != b"data: [DONE]\n":
             now = time.perf_counter()
             choices = json.loads(line[6:])["choices"] if line.startswith(b"data: ") else []
@@ -59,7 +62,12 @@ CLIENTS = {"ours": ours, "bare": bare}
 
 async def drive(ask: Ask, streams: int, requests: int, tokens: int) -> list[Done]:
     """Send all requests, `streams` at a time."""
-    body = {"model": "loadgen", "prompt": " ".join(["word"] * 32), "max_tokens": tokens, "stream": True}
+    body = {
+        "model": "loadgen",
+        "prompt": " ".join(["word"] * 32),
+        "max_tokens": tokens,
+        "stream": True,
+    }
     body["stream_options"] = {"include_usage": True}
     left = iter(range(requests))
 

@@ -52,7 +52,8 @@ class Run:
     def ttft_errors(self) -> list[float]:
         """Return the differences of client and server in seconds, sorted."""
         return sorted(
-            abs((done["times"][0] - done["sent"]) - (true["times"][0] - true["got"])) for done, true in self.matched()
+            abs((done["times"][0] - done["sent"]) - (true["times"][0] - true["got"]))
+            for done, true in self.matched()
         )
 
     def itl_errors(self) -> list[float]:
@@ -60,7 +61,9 @@ class Run:
         return sorted(
             abs((b - a) - (d - c))
             for done, true in self.matched()
-            for a, b, c, d in zip(done["times"], done["times"][1:], true["times"], true["times"][1:], strict=False)
+            for a, b, c, d in zip(
+                done["times"], done["times"][1:], true["times"], true["times"][1:], strict=False
+            )
         )
 
 
@@ -68,7 +71,14 @@ def driven(name: str) -> Client:
     """Return a client of `driver.py`."""
 
     def argv(shape: Shape, url: str, folder: Path) -> list[str]:
-        words = [name, url, str(shape.streams), str(shape.requests), str(shape.tokens), str(folder / "done.json")]
+        words = [
+            name,
+            url,
+            str(shape.streams),
+            str(shape.requests),
+            str(shape.tokens),
+            str(folder / "done.json"),
+        ]
         return [sys.executable, "-m", "benchmarks.loadgen.driver", *words]
 
     return Client(argv, lambda folder: list(json.loads((folder / "done.json").read_text())))
@@ -83,11 +93,41 @@ def vllm_bench() -> Client | None:
 
     def argv(shape: Shape, url: str, folder: Path) -> list[str]:
         return [
-            *(str(vllm), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"),
-            *("--model", "loadgen", "--tokenizer", str(_tokenizer(folder)), "--dataset-name", "random"),
+            *(
+                str(vllm),
+                "bench",
+                "serve",
+                "--backend",
+                "openai",
+                "--base-url",
+                url,
+                "--endpoint",
+                "/v1/completions",
+            ),
+            *(
+                "--model",
+                "loadgen",
+                "--tokenizer",
+                str(_tokenizer(folder)),
+                "--dataset-name",
+                "random",
+            ),
             *("--random-input-len", "32", "--random-output-len", str(shape.tokens), "--ignore-eos"),
-            *("--num-prompts", str(shape.requests), "--max-concurrency", str(shape.streams), "--disable-tqdm"),
-            *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", "done.json"),
+            *(
+                "--num-prompts",
+                str(shape.requests),
+                "--max-concurrency",
+                str(shape.streams),
+                "--disable-tqdm",
+            ),
+            *(
+                "--save-result",
+                "--save-detailed",
+                "--result-dir",
+                str(folder),
+                "--result-filename",
+                "done.json",
+            ),
         ]
 
     def read(folder: Path) -> list[Done]:
@@ -108,22 +148,49 @@ def _tokenizer(folder: Path) -> Path:
     """Write a tokenizer of 1,000 words, so that none is downloaded."""
     vocabulary = {f"w{number}": number for number in range(1000)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}
-    parts: dict[str, Any] = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model, **parts}
+    parts: dict[str, Any] = dict.fromkeys(
+        ("truncation", "padding", "normalizer", "post_processor", "decoder")
+    )
+    whole = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": model,
+        **parts,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(whole))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "model_max_length": 131072}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "w0",
+        "model_max_length": 131072,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 131072}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "max_position_embeddings": 131072})
+    )
     return folder
 
 
 def run(client: Client, shape: Shape, *, ttft: float = 0.05, itl: float = 0.01) -> Run:
-    """Run a client against a server of its own. ttft, itl: seconds to the first token, and to each further one."""
+    """Run a client against a server of its own.
+
+    ttft, itl: seconds to the first token, and to each further one.
+    """
     with tempfile.TemporaryDirectory(prefix="vllm-repro-loadgen-") as name:
         folder = Path(name)
-        words = [sys.executable, "-m", "benchmarks.loadgen.server", str(ttft), str(itl), str(folder / "record.json")]
+        words = [
+            sys.executable,
+            "-m",
+            "benchmarks.loadgen.server",
+            str(ttft),
+            str(itl),
+            str(folder / "record.json"),
+        ]
         with subprocess.Popen(
-            words, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE})
+            words,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),
         ) as serving:
             try:
                 assert serving.stdout is not None
@@ -141,6 +208,8 @@ def run(client: Client, shape: Shape, *, ttft: float = 0.05, itl: float = 0.01) 
             finally:
                 serving.terminate()
         if status:
-            raise RuntimeError(f"the client failed: {(folder / 'output.txt').read_text(errors='replace')[-1000:]}")
+            raise RuntimeError(
+                f"the client failed: {(folder / 'output.txt').read_text(errors='replace')[-1000:]}"
+            )
         record = json.loads((folder / "record.json").read_text())
         return Run(client.read(folder), record, used.ru_utime + used.ru_stime)

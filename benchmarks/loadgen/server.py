@@ -1,7 +1,8 @@
 """OpenAI-compatible server that sends each token at a known time: `server TTFT ITL FILE`.
 
 The first token of an answer names its request ("r17 "), so that any client's report can be matched
-with the record, which SIGTERM writes. Times are those of `time.perf_counter`, one clock for all processes.
+with the record, which SIGTERM writes. Times are those of `time.perf_counter`, one clock for all
+processes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_MODELS = b'{"object": "list", "data": [{"id": "loadgen", "object": "model", "max_model_len": 131072}]}'
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+_MODELS = (
+    b'{"object": "list", "data": [{"id": "loadgen", "object": "model", "max_model_len": 131072}]}'
+)
 
 
 def _chunk(data: bytes) -> bytes:
@@ -29,7 +34,10 @@ def _event(**fields: object) -> bytes:
 
 
 class Server:
-    """All requests. ttft, itl: seconds from a request to its first token, and to each further one."""
+    """All requests.
+
+    ttft, itl: seconds from a request to its first token, and to each further one.
+    """
 
     def __init__(self, ttft: float, itl: float) -> None:
         self.ttft, self.itl = ttft, itl
@@ -37,23 +45,28 @@ class Server:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of a kept-alive connection."""
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the client is gone
+        # the client is gone
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 _, _, length = head.partition(b"content-length:")
                 body = await reader.readexactly(int(length.split(b"\r\n")[0] or 0))
                 got = time.perf_counter()
-                await asyncio.sleep(0)  # take the time of the other requests that are here, before any work
+                # take the time of the other requests that are here, before any work
+                await asyncio.sleep(0)
                 if head.startswith(b"post /v1/completions"):
                     await self._complete(json.loads(body), writer, got)
                 else:
                     kind = b"content-type: application/json"
                     writer.write(
-                        b"HTTP/1.1 200 OK\r\n%s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(_MODELS), _MODELS)
+                        b"HTTP/1.1 200 OK\r\n%s\r\ncontent-length: %d\r\n\r\n%s"
+                        % (kind, len(_MODELS), _MODELS)
                     )
         writer.close()
 
-    async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter, got: float) -> None:
+    async def _complete(
+        self, body: dict[str, Any], writer: asyncio.StreamWriter, got: float
+    ) -> None:
         times: list[float] = []
         tokens = int(body["max_tokens"])
         text = f"r{len(self.record)} "

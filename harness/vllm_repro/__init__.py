@@ -1,4 +1,7 @@
-"""Reproduce an upstream vLLM engine death with one command, and prove it. docs/api.md documents the Python API."""
+"""Reproduce an upstream vLLM engine death with one command, and prove it.
+
+docs/api.md documents the Python API.
+"""
 
 import importlib
 
@@ -12,13 +15,17 @@ _HOMES = {
     "load_scenario": "vllm_repro.api",
     "run": "vllm_repro.api",
 }
-"""Module of each name, imported at its first use: some take a second. `__init__.pyi` has the same names for type checkers."""
+"""Module of each name, imported at its first use: some take a second.
+
+`__init__.pyi` has the same names for type checkers.
+"""
 
 __all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario", "run"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "frames":  # a feature's: entry points are read for this name alone, because that takes 30 ms
+    # a feature's: entry points are read for this name alone, because that takes 30 ms
+    if name == "frames":
         features = importlib.import_module("vllm_repro.features")
         if name in features.additions("api"):
             return features.load("api", name)

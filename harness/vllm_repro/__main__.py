@@ -1,4 +1,7 @@
-"""Entry point of `vllm-repro` and `python -m vllm_repro`. The rest is imported in `main`, after the handlers of signals are set."""
+"""Entry point of `vllm-repro` and `python -m vllm_repro`.
+
+The rest is imported in `main`, after the handlers of signals are set.
+"""
 
 import gc
 import io
@@ -44,7 +47,8 @@ def main() -> int:
     sys.stdout, sys.stderr = _without_reader(sys.stdout), _without_reader(sys.stderr)
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
-        if handler in (signal.SIG_DFL, signal.default_int_handler):  # else it is ignored, as in a background job
+        # else it is ignored, as in a background job
+        if handler in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _leave)
 
     def restore() -> None:
@@ -52,7 +56,8 @@ def main() -> int:
             signal.signal(number, handler)
 
     # httpx imports its own command with click, rich and pygments if it can: 0.1 s and 8 MiB.
-    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # None refuses an import, as Python's reference says
+    # None refuses an import, as Python's reference says
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from vllm_repro import cli  # with the handlers set
 
     try:
@@ -63,7 +68,8 @@ def main() -> int:
         gc.freeze()  # else the interpreter collects all objects once more as it exits: 0.2 s
 
 
-def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
+# the signature that signal.signal asks for
+def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     """Exit at once: during imports some modules print an exception and some swallow it."""
     os._exit(INTERRUPTED)
 

@@ -15,7 +15,14 @@ from vllm_repro.releases.sources import parse_source
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import Run, run_of
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Job, SiteFacts, choice_of, first_line, refuse_unused_options, usual_expectation
+from vllm_repro.running.job import (
+    Job,
+    SiteFacts,
+    choice_of,
+    first_line,
+    refuse_unused_options,
+    usual_expectation,
+)
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
@@ -73,8 +80,9 @@ def run(
 ) -> RunResult:
     """Run a scenario as `vllm-repro run` does, with the same options and reports, and return the result. It blocks for minutes.
 
-    trials: boots of each arm, None for as many as decide its claim. Raises `KeyboardInterrupt` after an interrupt, with the report written;
-    else as the command fails: `UsageError`, `ScenarioError`, `Unsupported`, `InfraError`.
+    trials: boots of each arm, None for as many as decide its claim. Raises `KeyboardInterrupt`
+    after an interrupt, with the report written; else as the command fails: `UsageError`,
+    `ScenarioError`, `Unsupported`, `InfraError`.
     """
     found = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     options = ServerOptions(

@@ -8,8 +8,8 @@
     ├── InfraError        host, engine, disk, network or install trouble         outcome `infra`, exit 2
     └── HarnessBug        fault of this package                                  exit 70
 
-A message states what happened, `hint` what to do next. What an engine does (crash, hang, failed boot) is an outcome, not an error: see
-`vllm_repro.verdict.outcome`.
+A message states what happened, `hint` what to do next. What an engine does (crash, hang, failed
+boot) is an outcome, not an error: see `vllm_repro.verdict.outcome`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Features beside the core, found by entry points. The core imports none of them, and works without any.
+"""Features beside the core, found by entry points.
 
-A group `vllm_repro.<kind>` names what the features add. docs/architecture.md, "Add a feature", has the kinds.
+The core imports none of them, and works without any.
+
+A group `vllm_repro.<kind>` names what the features add. docs/architecture.md, "Add a feature", has
+the kinds.
 """
 
 from __future__ import annotations

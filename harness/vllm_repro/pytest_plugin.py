@@ -1,6 +1,7 @@
 """pytest plugin: `pytest scenarios` collects one test for each scenario and arm (`vllm_repro.cli.pytest_items`), and a fixture.
 
-pytest loads this module in every run of an environment that has this package, so it imports nothing of ours at the top.
+pytest loads this module in every run of an environment that has this package, so it imports nothing
+of ours at the top.
 """
 
 from __future__ import annotations
@@ -27,17 +28,23 @@ _SERVERS = ("auto", "docker", "process", "lab", "scheduler", "rehearsal")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("vllm-repro", "scenarios against live vLLM servers")
-    group.addoption("--scenario-server", default="auto", choices=_SERVERS, help="where the vLLM comes from")
+    group.addoption(
+        "--scenario-server", default="auto", choices=_SERVERS, help="where the vLLM comes from"
+    )
     group.addoption("--scenario-image", default=None, help="the image to run")
     group.addoption("--scenario-vllm", default=None, help="the vLLM release")
     group.addoption("--scenario-model", default=None, help="a model instead of the tiny model")
-    group.addoption("--scenario-weights", default=None, choices=("real", "dummy"), help="real or dummy")
+    group.addoption(
+        "--scenario-weights", default=None, choices=("real", "dummy"), help="real or dummy"
+    )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect scenario files in a folder named `scenarios` or on the command line; a file named there comes by the hook below."""
     session, folder = parent.session, file_path.parent
-    if session.isinitpath(file_path) or not (folder.name == "scenarios" or session.isinitpath(folder)):
+    if session.isinitpath(file_path) or not (
+        folder.name == "scenarios" or session.isinitpath(folder)
+    ):
         return None
     return _scenario_file(file_path, parent)
 
@@ -69,11 +76,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # xdist begins with two tests for each worker: a long one, and a short one that waits behind it.
     first, second = items[:workers], items[workers : 2 * workers]
     if len(second) == workers:
-        items[: 2 * workers] = [item for pair in zip(first, reversed(second), strict=True) for item in pair]
+        items[: 2 * workers] = [
+            item for pair in zip(first, reversed(second), strict=True) for item in pair
+        ]
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
     """Take a scenario file away from pytest's own collector, which would import it and so run a stranger's code."""
     return _scenario_file(module_path, parent)
 
@@ -83,9 +94,15 @@ def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | N
     if path.suffix != ".py" or path.name.startswith(("_", "conftest", "test_")):
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
-    if re.search(r"^from vllm_repro\.vocabulary import.*\bScenario\b", text, re.MULTILINE | re.DOTALL) is None:
+    if (
+        re.search(
+            r"^from vllm_repro\.vocabulary import.*\bScenario\b", text, re.MULTILINE | re.DOTALL
+        )
+        is None
+    ):
         return None
-    from vllm_repro.cli.pytest_items import ScenarioFile  # here: a second of imports that only scenario files need
+    # here: a second of imports that only scenario files need
+    from vllm_repro.cli.pytest_items import ScenarioFile
 
     return ScenarioFile.from_parent(parent, path=path)
 
@@ -101,16 +118,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if rehearsed:
         terminalreporter.section("REHEARSAL", sep="!", yellow=True, bold=True)
         terminalreporter.line(
-            f"{rehearsed} of these ran on the rehearsal engine, which imitates vLLM: they say nothing about vLLM."
+            f"{rehearsed} of these ran on the rehearsal engine, which imitates vLLM: they say"
+            " nothing about vLLM."
         )
     passed = terminalreporter.stats.get("xpassed", ())
-    gone = [report for report in passed if any(name == _REHEARSAL[0] for name, _ in report.user_properties)]
+    gone = [
+        report
+        for report in passed
+        if any(name == _REHEARSAL[0] for name, _ in report.user_properties)
+    ]
     if gone:
         terminalreporter.section("NO LONGER REPRODUCES", sep="!", red=True, bold=True)
         for report in gone:
             word = "REHEARSAL: " if _REHEARSAL in report.user_properties else ""
             terminalreporter.line(
-                f"{word}{report.nodeid}: declared for this release, and the engine lived. Is the scenario's status right?"
+                f"{word}{report.nodeid}: declared for this release, and the engine lived. Is the"
+                " scenario's status right?"
             )
 
 
@@ -123,8 +146,9 @@ def vllm_server(
 ) -> Iterator[Callable[..., VllmServer]]:
     """Return a function that boots a server and takes the arguments of `vllm_repro.VllmServer`.
 
-    Every server ends with the test. If an engine died, the test fails with its root exception, whatever the test itself saw. A server
-    leases the GPUs that it needs, so with `-n K` tests share none.
+    Every server ends with the test. If an engine died, the test fails with its root exception,
+    whatever the test itself saw. A server leases the GPUs that it needs, so with `-n K` tests share
+    none.
     """
     from vllm_repro.running.live_server import VllmServer  # here and below: a second of imports
 
@@ -143,16 +167,27 @@ def vllm_server(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test with the death of its engine. A failed test may owe it to any server that runs, also one of a wider scope."""
+    """Fail a test with the death of its engine.
+
+    A failed test may owe it to any server that runs, also one of a wider scope.
+    """
     __tracebackhide__ = True
     servers = item.stash.get(_BOOTED, [])
     try:
         result = yield
-    except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception, pytest.xfail.Exception):
+    except (
+        KeyboardInterrupt,
+        SystemExit,
+        pytest.exit.Exception,
+        pytest.skip.Exception,
+        pytest.xfail.Exception,
+    ):
         raise
     except BaseException as error:  # pytest.fail is no Exception
         live_server = sys.modules.get("vllm_repro.running.live_server")
-        death = _death(list(dict.fromkeys([*servers, *(live_server.RUNNING if live_server else ())])))
+        death = _death(
+            list(dict.fromkeys([*servers, *(live_server.RUNNING if live_server else ())]))
+        )
         if death is None or death is error:
             raise
         death.add_note(f"the test saw {type(error).__name__}: {error}")

@@ -45,7 +45,8 @@ def is_secret_name(name: str) -> bool:
         return False
     capitals = not any(letter.islower() for letter in name)
     return bool(
-        _SECRET.search(words) or (capitals and _SECRET_IN_CAPITALS.search(words) and not _MODEL_TOKEN.search(words))
+        _SECRET.search(words)
+        or (capitals and _SECRET_IN_CAPITALS.search(words) and not _MODEL_TOKEN.search(words))
     )
 
 
@@ -55,5 +56,8 @@ def steers_vllm(name: str) -> bool:
 
 
 def is_recorded(name: str) -> bool:
-    """Return True for a variable that steers vLLM or its libraries and is not secret. Values of others are not recorded."""
+    """Return True for a variable that steers vLLM or its libraries and is not secret.
+
+    Values of others are not recorded.
+    """
     return steers_vllm(name) and not is_secret_name(name)

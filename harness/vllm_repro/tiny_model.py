@@ -1,7 +1,7 @@
 """Shape of a tiny model: the reported attention, few layers, no weights.
 
-Scheduling, caching, workspaces and graphs depend on the attention and the kinds of layers, not on the weights.
-`vllm_repro.releases.tiny_model_folder` makes the model's folder.
+Scheduling, caching, workspaces and graphs depend on the attention and the kinds of layers, not on
+the weights. `vllm_repro.releases.tiny_model_folder` makes the model's folder.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 @dataclass(frozen=True)
 class TinyModel:
-    """Sizes are numbers of elements, lengths are in tokens. Raises `ValueError` for a shape that no model has.
+    """Sizes are numbers of elements, lengths are in tokens.
 
-    kinds: of each layer. window: of gemma3's sliding layers, and of all layers of deepseek_v4. drafts: number of draft layers
-    (`--speculative-config` with the method "mtp"). hidden: hidden size, default heads x head_dim; a small one makes wide attention cheap.
-    vocab: ids up to about 9,500 decode to text, larger ones to nothing. fp8: 8-bit weights and the inner sizes that their kernels need,
-    as vLLM's DeepSeek-V4 on GPUs requires.
+    Raises `ValueError` for a shape that no model has.
+
+    kinds: of each layer. window: of gemma3's sliding layers, and of all layers of deepseek_v4.
+    drafts: number of draft layers (`--speculative-config` with the method "mtp"). hidden: hidden
+    size, default heads x head_dim; a small one makes wide attention cheap. vocab: ids up to about
+    9,500 decode to text, larger ones to nothing. fp8: 8-bit weights and the inner sizes that their
+    kernels need, as vLLM's DeepSeek-V4 on GPUs requires.
     """
 
     family: Family = "qwen3"
@@ -59,20 +62,40 @@ class TinyModel:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            raise ValueError(f"no tiny model of family {self.family!r}; there are {', '.join(FAMILIES)}")
-        sizes = (len(self.kinds), self.heads, self.kv_heads, self.head_dim, self.width, self.vocab, self.max_position)
+            raise ValueError(
+                f"no tiny model of family {self.family!r}; there are {', '.join(FAMILIES)}"
+            )
+        sizes = (
+            len(self.kinds),
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.width,
+            self.vocab,
+            self.max_position,
+        )
         if min(*sizes, 1 if self.window is None else self.window) < 1 or self.drafts < 0:
             raise ValueError("layers, heads, sizes and lengths count from 1")
         if self.vocab < SMALLEST_VOCABULARY:
-            raise ValueError(f"a byte-level tokenizer needs at least {SMALLEST_VOCABULARY} tokens, not {self.vocab}")
+            raise ValueError(
+                f"a byte-level tokenizer needs at least {SMALLEST_VOCABULARY} tokens, not"
+                f" {self.vocab}"
+            )
         if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+            raise ValueError(
+                f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
+            )
         if strange := sorted(set(self.kinds) - _KINDS[self.family]):
-            raise ValueError(f"{self.family} has no {strange[0]} layers, only {', '.join(sorted(_KINDS[self.family]))}")
+            raise ValueError(
+                f"{self.family} has no {strange[0]} layers, only"
+                f" {', '.join(sorted(_KINDS[self.family]))}"
+            )
         if ("sliding" in _KINDS[self.family]) != (self.window is not None):
             raise ValueError("window=… goes with sliding layers, and they with it")
         if self.drafts and self.family not in _DRAFTERS:
-            raise ValueError(f"vLLM has no drafter for {self.family}, only for {', '.join(sorted(_DRAFTERS))}")
+            raise ValueError(
+                f"vLLM has no drafter for {self.family}, only for {', '.join(sorted(_DRAFTERS))}"
+            )
         if self.fp8 and self.family != "deepseek_v4":
             raise ValueError("fp8=… is for deepseek_v4, which has no other weights on a GPU")
 
@@ -83,7 +106,10 @@ class TinyModel:
 
     @property
     def width(self) -> int:
-        """Hidden size. A mimo derives its head size from it, so `hidden` is ignored there, and with `fp8`."""
+        """Hidden size.
+
+        A mimo derives its head size from it, so `hidden` is ignored there, and with `fp8`.
+        """
         if self.fp8:
             return _FP8_WIDTH
         if self.hidden is None or self.family == "mimo":

@@ -1,7 +1,10 @@
-"""Runs on a Ray cluster: `--on`. Each is one Ray task, which starts `item` on a node and yields what that writes.
+"""Runs on a Ray cluster: `--on`.
 
-The folder of a run is copied as it grows (`run_copy`). The copy is identical, so `--resume` works after any loss. A server of several hosts
-gets as many nodes (`ranks`). Ray retries nothing: a run whose node is lost is resumed from the copy.
+Each is one Ray task, which starts `item` on a node and yields what that writes.
+
+The folder of a run is copied as it grows (`run_copy`). The copy is identical, so `--resume` works
+after any loss. A server of several hosts gets as many nodes (`ranks`). Ray retries nothing: a run
+whose node is lost is resumed from the copy.
 """
 
 from __future__ import annotations
@@ -25,7 +28,12 @@ from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.journal.journal import Journal, read
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
-from vllm_repro.running.folders import private_folders, private_hosts, private_sources, private_users
+from vllm_repro.running.folders import (
+    private_folders,
+    private_hosts,
+    private_sources,
+    private_users,
+)
 from vllm_repro.running.job import Chosen, Job, repeat_command
 from vllm_repro.running.resume import UnfinishedRun
 from vllm_repro.running.run import signals_to, strongest_record
@@ -38,7 +46,10 @@ from vllm_repro_diagnosis.evidence import Evidence
 __all__ = ["Fleet", "connect"]
 
 RESOURCE = "vllm_repro"
-"""Ray's resource of which a run takes one. A node declares how many runs it bears; without it a run takes a CPU."""
+"""Ray's resource of which a run takes one.
+
+A node declares how many runs it bears; without it a run takes a CPU.
+"""
 
 _CORES_PER_RUN = 4
 """On one machine: a server and its client keep this many busy."""
@@ -47,8 +58,8 @@ _ASKED_EVERY_S = 1.0
 _STARTS_IN_S = 60.0
 _ENDS_IN_S = 60.0
 _CHECK = (
-    "`ray start --head` starts a cluster and prints HOST:PORT, `ray status` shows it. One with a token needs RAY_AUTH_MODE=token here, one "
-    "without RAY_AUTH_MODE=disabled"
+    "`ray start --head` starts a cluster and prints HOST:PORT, `ray status` shows it. One with a"
+    " token needs RAY_AUTH_MODE=token here, one without RAY_AUTH_MODE=disabled"
 )
 
 
@@ -67,17 +78,27 @@ def ray_at(on: str, node: str | None = None) -> Any:
     where: dict[str, Any] = {"address": on, "_node_ip_address": node}
     if on == "local":
         runs = max(1, (os.cpu_count() or 1) // _CORES_PER_RUN)
-        where |= {"resources": {RESOURCE: runs}, "include_dashboard": False, "object_store_memory": 100 << 20}
-        # Else Ray writes a token to ~/.ray, by which `--on auto` could not talk to a cluster that was started before.
+        where |= {
+            "resources": {RESOURCE: runs},
+            "include_dashboard": False,
+            "object_store_memory": 100 << 20,
+        }
+        # Else Ray writes a token to ~/.ray, by which `--on auto` could not talk to a cluster that
+        # was started before.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
         import ray  # here: an extra, and it reads the environment
     except ImportError:
-        raise UsageError("--on needs Ray, which is not installed", hint="pip install 'vllm-repro[ray]'") from None
+        raise UsageError(
+            "--on needs Ray, which is not installed", hint="pip install 'vllm-repro[ray]'"
+        ) from None
     if on.startswith("ray://"):
         raise UsageError(
             "Ray Client (ray://) cannot stream what a run writes",
-            hint="call this on a machine of the cluster with --on auto, or send it there: ray job submit -- vllm-repro … --on auto",
+            hint=(
+                "call this on a machine of the cluster with --on auto, or send it there: ray job"
+                " submit -- vllm-repro … --on auto"
+            ),
         )
     if on not in ("local", "auto"):
         _refuse_silent(on)
@@ -89,7 +110,9 @@ def ray_at(on: str, node: str | None = None) -> Any:
     except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
         text = _one_line(error)
         if "Version mismatch" in text:
-            raise UsageError(text, hint="call this with the Python and the Ray of the cluster") from error
+            raise UsageError(
+                text, hint="call this with the Python and the Ray of the cluster"
+            ) from error
         raise InfraError(f"no Ray cluster at {on} takes a task: {text}", hint=_CHECK) from error
     finally:
         for number, handler in before.items():
@@ -99,13 +122,26 @@ def ray_at(on: str, node: str | None = None) -> Any:
 
 def _refuse_silent(address: str) -> None:
     """Raise `InfraError` if no Ray cluster answers at `address`: `ray.init` waits for one without end."""
-    words = ["-m", "ray.scripts.scripts", "health-check", "--skip-version-check", "--address", address]
+    words = [
+        "-m",
+        "ray.scripts.scripts",
+        "health-check",
+        "--skip-version-check",
+        "--address",
+        address,
+    ]
     try:
         done = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, timeout=_ANSWERS_IN_S, check=False
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWERS_IN_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise InfraError(f"no Ray cluster answers at {address} within {_ANSWERS_IN_S:.0f} s", hint=_CHECK) from None
+        raise InfraError(
+            f"no Ray cluster answers at {address} within {_ANSWERS_IN_S:.0f} s", hint=_CHECK
+        ) from None
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         raise InfraError(f"the Ray cluster at {address} refuses this command: {last}", hint=_CHECK)
@@ -141,14 +177,33 @@ class Fleet:
         """Return how many such jobs the nodes bear at once, at least one."""
         wanted, hosts = self._demand(job, Unsupported)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        runs = [int(min(node.get(name, 0) / number for name, number in wanted.items())) for node in nodes]
+        runs = [
+            int(min(node.get(name, 0) / number for name, number in wanted.items()))
+            for node in nodes
+        ]
         most = sum(runs) // hosts
-        return next((room for room in range(most, 0, -1) if sum(min(one, room) for one in runs) >= hosts * room), 1)
+        return next(
+            (
+                room
+                for room in range(most, 0, -1)
+                if sum(min(one, room) for one in runs) >= hosts * room
+            ),
+            1,
+        )
 
-    def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
-        """Run `job` on a node. If the node is lost, continue once on another, or begin anew if that is another kind of machine."""
+    def run(
+        self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None
+    ) -> RunReport:
+        """Run `job` on a node.
+
+        If the node is lost, continue once on another, or begin anew if that is another kind of
+        machine.
+        """
         repeat = repeat_command(
-            "run", job, job.choice.kind, ("--vllm", job.options.vllm or job.version(job.choice.kind))
+            "run",
+            job,
+            job.choice.kind,
+            ("--vllm", job.options.vllm or job.version(job.choice.kind)),
         )
         job = replace(job, elsewhere=None, reproduce=job.reproduce or repeat)
         copy = RunCopy(job, progress, chosen, unfinished.folder if unfinished else None)
@@ -196,7 +251,10 @@ class Fleet:
         return f"vllm-repro run --resume {shlex.quote(str(copy.folder))} --on CLUSTER"
 
     def _try(self, job: Job, copy: RunCopy, lost: str) -> str:
-        """Run the job on its node or nodes. Return how the node was lost; empty if it was not, or if a signal interrupted the run."""
+        """Run the job on its node or nodes.
+
+        Return how the node was lost; empty if it was not, or if a signal interrupted the run.
+        """
         ray = self._ray
         demand, nodes = self._demand(job, InfraError if lost else Unsupported)
         stream = group = None
@@ -205,8 +263,13 @@ class Fleet:
             if nodes > 1:
                 group = ray.util.placement_group([demand] * nodes, strategy="STRICT_SPREAD")
                 needs = job.scenario.needs
-                job = replace(job, scenario=replace(job.scenario, needs=replace(needs, gpus=needs.gpus // nodes)))
-            item = replace(_item(job, copy.folder, demand), nodes=nodes, group=group, cluster=self._head)
+                job = replace(
+                    job,
+                    scenario=replace(job.scenario, needs=replace(needs, gpus=needs.gpus // nodes)),
+                )
+            item = replace(
+                _item(job, copy.folder, demand), nodes=nodes, group=group, cluster=self._head
+            )
             stream = start_item(ray, item, 0, _files(job, copy.folder))
             began = asked = answered = time.monotonic()
             while not self._interrupted:
@@ -222,7 +285,8 @@ class Fleet:
                     answered = now
                 elif now - answered > _ANSWERS_IN_S:  # though chunks may still come
                     raise _HeadGone(f"the head node of the cluster, {self._head}, is gone")
-                if not self._begun and now - began > _ANSWERS_IN_S:  # later runs wait for earlier ones
+                # later runs wait for earlier ones
+                if not self._begun and now - began > _ANSWERS_IN_S:
                     where = f"{nodes} nodes have" if nodes > 1 else "a node has"
                     copy.progress.notify(f"waiting until {where} {_words(demand)} free")
         except StopIteration:
@@ -233,7 +297,9 @@ class Fleet:
         except KeyboardInterrupt as name:
             self.interrupt(f"{name}" or "SIGINT")
         except ray.exceptions.RayTaskError as error:
-            text = f"the run could not be started on the node: {' '.join(f'{error.cause!r}'.split())}"
+            text = (
+                f"the run could not be started on the node: {' '.join(f'{error.cause!r}'.split())}"
+            )
             raise InfraError(text, hint="install the same vllm-repro on each node") from error
         except ray.exceptions.RayError as error:
             first = _one_line(error).partition(". ")[0]
@@ -242,23 +308,30 @@ class Fleet:
             if stream is not None and self._interrupted:
                 ray.cancel(stream)
                 with contextlib.suppress(Exception):
-                    ray.wait([stream.completed()], timeout=_ENDS_IN_S)  # until the node has ended its server
+                    # until the node has ended its server
+                    ray.wait([stream.completed()], timeout=_ENDS_IN_S)
             if group is not None:
                 ray.util.remove_placement_group(group)
         return ""
 
     def _head_answers(self) -> bool:
-        """Return False if nothing listens at the head. After a minute of that Ray ends this process, with a status that has a meaning."""
+        """Return False if nothing listens at the head.
+
+        After a minute of that Ray ends this process, with a status that has a meaning.
+        """
         host, _, port = self._head.rpartition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2),
+        ):
             return True
         return False
 
     def _demand(self, job: Job, error: type[ReproError]) -> tuple[dict[str, int], int]:
         """Return (resources per node, number of nodes).
 
-        A command for several nodes gets as many, or one if the cluster has too few. Raises `error` if no node has the resources: Ray itself
-        would wait for ever.
+        A command for several nodes gets as many, or one if the cluster has too few. Raises `error`
+        if no node has the resources: Ray itself would wait for ever.
         """
         needs, kind = needs_of(job.scenario, job.options), job.choice.kind.facts
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
@@ -268,17 +341,26 @@ class Fleet:
         for hosts in sorted({1, wants}, reverse=True):
             gpus = needs.gpus // hosts if kind.on_gpus else 0
             wanted = {**({"GPU": gpus} if gpus else {}), RESOURCE if counted else "CPU": 1}
-            able = [node for node in nodes if all(node["Resources"].get(name, 0) >= wanted[name] for name in wanted)]
+            able = [
+                node
+                for node in nodes
+                if all(node["Resources"].get(name, 0) >= wanted[name] for name in wanted)
+            ]
             if len(able) >= hosts:
                 break
         if not able:
             has = "; ".join(
-                f"{node['NodeManagerAddress']} has {_words({name: node['Resources'].get(name, 0) for name in wanted})}"
+                f"{node['NodeManagerAddress']} has"
+                f" {_words({name: node['Resources'].get(name, 0) for name in wanted})}"
                 for node in nodes
             )
             raise error(
-                f"no node of the cluster has {_words(wanted)}, which {job.scenario.id} needs: {has}",
-                hint="add a node; `ray start --num-gpus N --resources '{\"vllm_repro\": 1}'` declares what it has",
+                f"no node of the cluster has {_words(wanted)}, which {job.scenario.id} needs:"
+                f" {has}",
+                hint=(
+                    "add a node; `ray start --num-gpus N --resources '{\"vllm_repro\": 1}'`"
+                    " declares what it has"
+                ),
             )
         return wanted, hosts
 
@@ -310,7 +392,10 @@ def _files(job: Job, folder: Path | None) -> dict[str, bytes]:
     """Return the files that a node needs: of the run to continue, and the reports that a claim of `fixed` rests on."""
     runs, kind = job.out / job.scenario.id, job.choice.kind
     possible = [kind.facts.evidence] if kind.facts.evidence else Evidence
-    records = (strongest_record(job.out, job.scenario, one, job.arms, job.version(kind)) for one in possible)
+    records = (
+        strongest_record(job.out, job.scenario, one, job.arms, job.version(kind))
+        for one in possible
+    )
     paths = [runs / record.run / "report.json" for record in records if record]
     paths += [path for path in folder.rglob("*") if path.is_file()] if folder else []
     return {path.relative_to(runs).as_posix(): path.read_bytes() for path in paths}

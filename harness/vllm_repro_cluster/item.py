@@ -42,7 +42,10 @@ RUNS, SITE, OUTPUT, ERROR = "runs", "site.json", "output", "error.json"
 """In the folder of an item: the folder of all runs, the facts of the site, the output of its process, and why there is no run."""
 
 STARTED, RANK_LOG, EXIT = "started.json", "latest/logs/rank.log", "latest/exit.json"
-"""Of a `Rank`: the facts of its server; its log; how it ended. The last two are below the folder of the runs."""
+"""Of a `Rank`: the facts of its server; its log; how it ended.
+
+The last two are below the folder of the runs.
+"""
 
 NODE = "node"
 """Name of the chunk with the address of the node."""
@@ -55,7 +58,10 @@ POLL_S = 0.2
 _PREFIX, _LOCK = "vllm-repro-item-", "lock"
 _CHUNK = 1 << 20
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""With them the process of a run connects to the cluster. It removes them before it starts a server."""
+"""With them the process of a run connects to the cluster.
+
+It removes them before it starts a server.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +75,15 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A run to do. resume: name of the folder of an interrupted run, or empty. diffs: content of the files of `--patch`.
+    """A run to do.
 
-    folder: the working folder of the command. demand: what a node must have free, as the arguments of `ray.remote`. nodes: how many each
-    server needs, one of the placement group `group` for each. cluster: address of its head. address: of the node; set by `run_item`.
-    rank: the part of the run to do; None for the whole.
+    resume: name of the folder of an interrupted run, or empty. diffs: content of the files of
+    `--patch`.
+
+    folder: the working folder of the command. demand: what a node must have free, as the arguments
+    of `ray.remote`. nodes: how many each server needs, one of the placement group `group` for each.
+    cluster: address of its head. address: of the node; set by `run_item`. rank: the part of the run
+    to do; None for the whole.
     """
 
     job: Job
@@ -90,16 +100,24 @@ class Item:
 
 
 def start_item(ray: Any, item: Item, node: int, files: Mapping[str, bytes]) -> Any:
-    """Start `run_item` on the cluster and return the stream of its chunks. node: index in the item's placement group."""
+    """Start `run_item` on the cluster and return the stream of its chunks.
+
+    node: index in the item's placement group.
+    """
     placed = {}
     if item.group is not None:
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         placed["scheduling_strategy"] = strategy(item.group, placement_group_bundle_index=node)
-    return ray.remote(num_returns="streaming", max_retries=0, **item.demand, **placed)(run_item).remote(item, files)
+    return ray.remote(num_returns="streaming", max_retries=0, **item.demand, **placed)(
+        run_item
+    ).remote(item, files)
 
 
 def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-    """Run an item in a process, and yield what it writes while it writes it. files: of the folder of the scenario's runs."""
+    """Run an item in a process, and yield what it writes while it writes it.
+
+    files: of the folder of the scenario's runs.
+    """
     import ray  # this is a process of Ray's
 
     address = ray.util.get_node_ip_address()
@@ -145,7 +163,8 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
 def remove_left() -> None:
     """Remove the folders of items of which no process is left: Ray kills the processes of a worker that it ends."""
     for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), (root / _LOCK).open("rb") as lock:  # held, or of another user
+        # held, or of another user
+        with contextlib.suppress(OSError), (root / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(root, ignore_errors=True)
 
@@ -153,16 +172,21 @@ def remove_left() -> None:
 def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment that Ray was started with on this node, the GPUs of the task, and the variables of Ray to keep.
 
-    Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower than without Ray.
+    Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower
+    than without Ray.
     """
     with contextlib.suppress(psutil.Error):
         found = psutil.Process(os.getppid()).environ()
-        mine = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", *kept) if name in os.environ}
+        mine = {
+            name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", *kept) if name in os.environ
+        }
         return {name: value for name, value in found.items() if not name.startswith("RAY_")} | mine
     return dict(os.environ)
 
 
-def _news(root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool) -> Iterator[Chunk]:
+def _news(
+    root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool
+) -> Iterator[Chunk]:
     """Yield what was not sent yet: of files that only grow at any time, and all others at the end."""
     for name in (SITE, STARTED, OUTPUT, ERROR):
         yield from _chunks(root / name, name, sent)

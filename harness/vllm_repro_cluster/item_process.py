@@ -1,6 +1,7 @@
 """The process of an `Item` on a node of a cluster: runs the scenario, or starts one node of a server.
 
-The standard input brings the `Item` and is the leash of the process: when it closes, the server is ended and the folder is removed.
+The standard input brings the `Item` and is the leash of the process: when it closes, the server is
+ended and the folder is removed.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ __all__ = ["main"]
 
 def main(root: Path) -> int:
     """Run the item that the standard input brings, below `root`. Return the exit status."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an install is undone; a run has handlers of its own
+    # an install is undone; a run has handlers of its own
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cut = threading.Event()
     try:
         item: Item = pickle.load(sys.stdin.buffer)
         threading.Thread(target=_end_with_leash, args=[cut], daemon=True).start()
         _run(item, root)
     except ReproError as error:
-        _write(root / ERROR, {"type": type(error).__name__, "message": f"{error}", "hint": error.hint})
+        _write(
+            root / ERROR, {"type": type(error).__name__, "message": f"{error}", "hint": error.hint}
+        )
     except KeyboardInterrupt:
         return 130
     finally:
@@ -65,18 +69,25 @@ def _run(item: Item, root: Path) -> None:
         (root / f"{number}").mkdir()
         patches.append(root / f"{number}" / path.name)
         patches[-1].write_bytes(data)
-    job = replace(item.job, out=root / RUNS, options=replace(item.job.options, patch=tuple(patches)))
+    job = replace(
+        item.job, out=root / RUNS, options=replace(item.job.options, patch=tuple(patches))
+    )
     if item.rank is not None:
         _run_rank(job, item.rank, root)
         return
     if item.nodes > 1:
         others = ClusterNodes(item, _say)
         hosts = [one for one in (item.address, *others.prepare()) if one != LOOPBACK]
-        job = replace(job, others=others, private={**job.private, "hosts": [*job.private["hosts"], *hosts]})
+        job = replace(
+            job, others=others, private={**job.private, "hosts": [*job.private["hosts"], *hosts]}
+        )
     unfinished = read_run(job.out / job.scenario.id / item.resume) if item.resume else None
 
     def chosen(site: SiteFacts, why: str) -> None:
-        _write(root / SITE, {"kind": site.kind, "evidence": site.evidence, "version": site.version, "why": why})
+        _write(
+            root / SITE,
+            {"kind": site.kind, "evidence": site.evidence, "version": site.version, "why": why},
+        )
 
     run_one(job, Progress(), chosen, unfinished)
 
@@ -99,7 +110,12 @@ def _run_rank(job: Job, rank: Rank, root: Path) -> None:
         launch = site.launch(job.scenario, rank.arm, free_port())
         node = process_nodes(launch, rank.meeting)[rank.rank]
         server = ProcessServer(
-            node.argv, port=free_port(), log=log, env=node.env, kind=launch.kind, evidence=launch.evidence
+            node.argv,
+            port=free_port(),
+            log=log,
+            env=node.env,
+            kind=launch.kind,
+            evidence=launch.evidence,
         )
         ended = asyncio.run(_until_ended(server, root / STARTED))
     _write(runs / EXIT, {"code": ended.code, "detail": ended.detail})

@@ -1,7 +1,8 @@
 """Nodes of one server on several nodes of a Ray cluster, for commands with `--nnodes` such as that of dsv4-tp2.
 
-`fleet` reserves the nodes of the cluster, and the run goes to the first of them. Its process starts one task per further node and boot:
-`run_item` with a `Rank`, which prepares that node and starts its `vllm serve`. What that logs comes back while it runs.
+`fleet` reserves the nodes of the cluster, and the run goes to the first of them. Its process starts
+one task per further node and boot: `run_item` with a `Rank`, which prepares that node and starts
+its `vllm serve`. What that logs comes back while it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,18 @@ from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.multi_node import Meeting
 from vllm_repro_cluster.fleet import ray_at
-from vllm_repro_cluster.item import ERROR, EXIT, NODE, OUTPUT, POLL_S, RANK_LOG, STARTED, Item, Rank, start_item
+from vllm_repro_cluster.item import (
+    ERROR,
+    EXIT,
+    NODE,
+    OUTPUT,
+    POLL_S,
+    RANK_LOG,
+    STARTED,
+    Item,
+    Rank,
+    start_item,
+)
 from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["ClusterNodes"]
@@ -36,7 +48,10 @@ _SETTLED_S, _SETTLES_IN_S = 0.5, 3.0
 
 
 class ClusterNodes:
-    """The nodes that `fleet` reserved for the servers of a run. It fits `servers.multi_node.Nodes`."""
+    """The nodes that `fleet` reserved for the servers of a run.
+
+    It fits `servers.multi_node.Nodes`.
+    """
 
     def __init__(self, item: Item, say: Callable[[str], None]) -> None:
         """Connect this process to the cluster. Raises `InfraError`."""
@@ -46,7 +61,10 @@ class ClusterNodes:
             del os.environ[name]  # servers inherit the rest
 
     def prepare(self) -> list[str]:
-        """Fetch what the servers need on each further node, and return the addresses of these. Raises `ReproError`."""
+        """Fetch what the servers need on each further node, and return the addresses of these.
+
+        Raises `ReproError`.
+        """
         return [self._prepared(rank) for rank in range(1, self._item.nodes)]
 
     def _prepared(self, rank: int) -> str:
@@ -62,13 +80,17 @@ class ClusterNodes:
         return node.address
 
     def server(self, arm: Arm, rank: int, meeting: Meeting, log: Path) -> Server:
-        return _Node(self._ray, self._item, Rank(rank=rank, arm=arm, meeting=meeting), log, self._say)
+        return _Node(
+            self._ray, self._item, Rank(rank=rank, arm=arm, meeting=meeting), log, self._say
+        )
 
 
 class _Node(Server):
     """The server of one further node. log: None if it has only to be prepared."""
 
-    def __init__(self, ray: Any, item: Item, rank: Rank, log: Path | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, ray: Any, item: Item, rank: Rank, log: Path | None, say: Callable[[str], None]
+    ) -> None:
         self.base_url = "http://127.0.0.1:0"
         self.log_path = log
         self.refused: ReproError | None = None
@@ -112,7 +134,10 @@ class _Node(Server):
         except ray.exceptions.RayTaskError as error:
             lost = f"it could not be started on its node: {' '.join(f'{error.cause!r}'.split())}"
         except ray.exceptions.RayError as error:
-            lost = f"its node {self.address} was lost: {' '.join(f'{error}'.split()).partition('. ')[0]}"
+            lost = (
+                f"its node {self.address} was lost:"
+                f" {' '.join(f'{error}'.split()).partition('. ')[0]}"
+            )
         except OSError as error:
             lost = f"its log cannot be written: {error.strerror}"
             ray.cancel(self._stream)
@@ -129,7 +154,9 @@ class _Node(Server):
                 self._say(f"{self.address}: {line.strip()}")
         elif name == ERROR:
             said = json.loads(data)
-            self.refused = getattr(errors, said["type"])(f"{self.address}: {said['message']}", hint=said["hint"])
+            self.refused = getattr(errors, said["type"])(
+                f"{self.address}: {said['message']}", hint=said["hint"]
+            )
         elif name == STARTED:
             self._started = json.loads(data)
         elif name == EXIT:

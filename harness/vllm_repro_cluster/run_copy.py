@@ -34,7 +34,10 @@ def write_reports_of(folder: Path, job: Job) -> None:
 
 
 class RunCopy:
-    """The copy of a run's folder on this machine. folder: None until it is known. reported: its reports have come from this node."""
+    """The copy of a run's folder on this machine.
+
+    folder: None until it is known. reported: its reports have come from this node.
+    """
 
     def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:
         self.folder, self.progress = folder, progress
@@ -54,7 +57,9 @@ class RunCopy:
             *lines, self._line = (self._line + data).split(b"\n")
             what = f"{self._job.scenario.id} {self._job.options.vllm or ''}".strip()
             for line in lines:
-                self.progress.line(f"{self.node}: {what}: {line.decode('utf-8', 'replace').strip()}")
+                self.progress.line(
+                    f"{self.node}: {what}: {line.decode('utf-8', 'replace').strip()}"
+                )
         elif name == SITE:
             self._chosen(_Site(**json.loads(data)), self._job.choice.why)
         elif name == ERROR:
@@ -78,10 +83,15 @@ class RunCopy:
         return end is not None and not end["interrupted"]
 
     def ended(self) -> str:
-        """Return how the process of the run was lost; empty if it finished. Raises the error that it left."""
+        """Return how the process of the run was lost; empty if it finished.
+
+        Raises the error that it left.
+        """
         if self._error is not None:
             raise self._error
-        return "" if self.finished else f"the process of the run on the node {self.node} ended early"
+        return (
+            "" if self.finished else f"the process of the run on the node {self.node} ended early"
+        )
 
     def record_loss(self, why: str) -> None:
         """Write the end of the boot that was lost with its node."""
@@ -101,7 +111,14 @@ class RunCopy:
                 launched=True,
             )
             log = f"logs/{boot['arm']}-{boot['trial']}.log"
-            journal.write("trial-ended", **boot, duration_s=0.0, log=log, rank_logs=[], **conclusion.as_fields())
+            journal.write(
+                "trial-ended",
+                **boot,
+                duration_s=0.0,
+                log=log,
+                rank_logs=[],
+                **conclusion.as_fields(),
+            )
 
     def _open_boot(self) -> Iterator[tuple[Journal, Mapping[str, Any]]]:
         path = self.folder / "journal.jsonl" if self.folder else None

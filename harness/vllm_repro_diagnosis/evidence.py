@@ -59,26 +59,34 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         subject="SCHEDULER ONLY",
         simulated=True,
         no_throughput="No throughput is claimed: this is SCHEDULER ONLY, where no model computes",
-        banner="SCHEDULER ONLY: {release}'s own server, scheduler, KV cache manager and KV "
-        "connector, without a model. Its answers prove nothing.",
+        banner=(
+            "SCHEDULER ONLY: {release}'s own server, scheduler, KV cache manager and KV "
+            "connector, without a model. Its answers prove nothing."
+        ),
         actor="{release} without a model",
     ),
     Evidence.REHEARSAL: EvidenceFacts(
         mark="REHEARSAL",
         subject="REHEARSAL of vLLM",
         simulated=True,
-        no_throughput="No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a "
-        "model would compute",
-        banner="REHEARSAL: an engine of our own that imitates {release}. It shows scenario and "
-        "harness at work and says nothing about vLLM.",
+        no_throughput=(
+            "No throughput is claimed: this is a REHEARSAL, whose engine sleeps where a "
+            "model would compute"
+        ),
+        banner=(
+            "REHEARSAL: an engine of our own that imitates {release}. It shows scenario and "
+            "harness at work and says nothing about vLLM."
+        ),
         actor="The rehearsal's imitation of {release}",
     ),
     Evidence.UNKNOWN: EvidenceFacts(
         mark="UNKNOWN DEVICE",
         subject="vLLM on an unknown device",
         no_throughput="No throughput is claimed: the device of this server is not known",
-        banner="UNKNOWN DEVICE: {release} was already running, and neither its version nor its log "
-        "shows its device.",
+        banner=(
+            "UNKNOWN DEVICE: {release} was already running, and neither its version nor its log "
+            "shows its device."
+        ),
     ),
 }
 

@@ -249,8 +249,10 @@ _EXIT_CODE = re.compile(r"exit code: -(\d+)|': -(\d+)\}")
 _SIGNALS = {
     signal.SIGABRT: "an abort in C++ code",
     signal.SIGBUS: "often too little /dev/shm",
-    signal.SIGILL: "an illegal instruction. On a CPU with AMX this is a known bug: vLLM's CPU "
-    "attention uses AMX without asking Linux for it; --dtype float32 avoids that",
+    signal.SIGILL: (
+        "an illegal instruction. On a CPU with AMX this is a known bug: vLLM's CPU "
+        "attention uses AMX without asking Linux for it; --dtype float32 avoids that"
+    ),
     signal.SIGKILL: "often the kernel, because memory ran out",
     signal.SIGSEGV: "a segmentation fault",
 }

@@ -14,14 +14,15 @@ __all__ = ["Case", "Request", "Setup", "beyond_scheduler", "least_blocks", "long
 class Request:
     """One request. Its tokens depend on the seed, its number and its family alone.
 
-    prompt, answer: tokens. shared: leading prompt tokens that equal those of all other sharing requests of its family.
-    after: steps between the start of the wave and this request.
-    abort: steps after which the client disconnects; -1 for never. mid: the abort arrives within a step.
+    prompt, answer: tokens. shared: leading prompt tokens that equal those of all other sharing
+    requests of its family. after: steps between the start of the wave and this request. abort:
+    steps after which the client disconnects; -1 for never. mid: the abort arrives within a step.
     eos: one token in so many ends the answer; 0 for none. stops: whether it has stop token ids.
-    remote: a prefill whose blocks another server fetches. fetch: its prompt's blocks come from a prefill server. fails: they do not come.
-    segments: for a streaming session, steps from its start to each further part; the last part ends it.
-    images: (offset, tokens, number) of each image in the prompt; images of one number are the same.
-    refused: the API server processes its images, and then refuses it.
+    remote: a prefill whose blocks another server fetches. fetch: its prompt's blocks come from a
+    prefill server. fails: they do not come. segments: for a streaming session, steps from its start
+    to each further part; the last part ends it. images: (offset, tokens, number) of each image in
+    the prompt; images of one number are the same. refused: the API server processes its images, and
+    then refuses it.
     """
 
     prompt: int
@@ -50,14 +51,14 @@ class Request:
 class Setup:
     """Server flags of a case, and how long KV transfers take.
 
-    layers: `full`, `sliding` or `mamba`, in the model's order. window, block, chunk, max_len: tokens.
-    cpu_blocks: capacity of an offloading connector, in blocks of one layer.
-    store_polls, load_polls: polls before a transfer is complete. draft: draft tokens per step.
-    runner: version of vLLM's model runner, 1 or 2.
-    ops: (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears the caches; `-sleep-` also sleeps.
-    grammar_looks: looks of the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for none.
-    load_failures: `kv_load_failure_policy` of a server that fetches blocks.
-    largest_image: the most tokens of an image; 0 for a model without. whole_images: `--disable-chunked-mm-input`.
+    layers: `full`, `sliding` or `mamba`, in the model's order. window, block, chunk, max_len:
+    tokens. cpu_blocks: capacity of an offloading connector, in blocks of one layer. store_polls,
+    load_polls: polls before a transfer is complete. draft: draft tokens per step. runner: version
+    of vLLM's model runner, 1 or 2. ops: (step, operation); `pause-keep-clear-10` pauses for 10
+    steps in the mode "keep" and clears the caches; `-sleep-` also sleeps. grammar_looks: looks of
+    the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for
+    none. load_failures: `kv_load_failure_policy` of a server that fetches blocks. largest_image:
+    the most tokens of an image; 0 for a model without. whole_images: `--disable-chunked-mm-input`.
     image_cache: room in the cache of processed images, in image tokens; 0 for none.
     """
 
@@ -104,7 +105,11 @@ class Case:
     def numbered(cls, setup: Setup, waves: Iterable[Iterable[Request]], seed: int) -> Case:
         """Return the case with the requests numbered from 1 on."""
         numbers = count(1)
-        return cls(setup, tuple(tuple(replace(ask, number=next(numbers)) for ask in wave) for wave in waves), seed)
+        return cls(
+            setup,
+            tuple(tuple(replace(ask, number=next(numbers)) for ask in wave) for wave in waves),
+            seed,
+        )
 
     @property
     def asks(self) -> tuple[Request, ...]:
@@ -113,7 +118,11 @@ class Case:
     def as_json(self) -> dict[str, Any]:
         """Return the flat object that the driver reads."""
         waves = [[asdict(ask) for ask in wave] for wave in self.waves]
-        return asdict(self.setup) | {"layers": list(self.setup.layers), "waves": waves, "seed": self.seed}
+        return asdict(self.setup) | {
+            "layers": list(self.setup.layers),
+            "waves": waves,
+            "seed": self.seed,
+        }
 
 
 def least_blocks(setup: Setup) -> int:
@@ -128,7 +137,9 @@ def least_blocks(setup: Setup) -> int:
 
 def longest_of(asks: Iterable[Request], block: int) -> int:
     """Return the most tokens of a request. A part of a session has up to two blocks."""
-    return max(ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks)
+    return max(
+        ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks
+    )
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:

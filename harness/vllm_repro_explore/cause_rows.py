@@ -1,4 +1,7 @@
-"""Table of named source changes: how often each one died, on EngineCore alone or on a server. Pure."""
+"""Table of named source changes: how often each one died, on EngineCore alone or on a server.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
 class CauseRow:
     """Result of one change.
 
-    died: trials that crashed. listed: trials in which a transfer listed a block twice; None on servers, which do not log it.
-    sites: where they crashed. run: folder name of the run on servers.
+    died: trials that crashed. listed: trials in which a transfer listed a block twice; None on
+    servers, which do not log it. sites: where they crashed. run: folder name of the run on servers.
     """
 
     cause: Cause
@@ -90,9 +93,13 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult
 def booted(cause: Cause, report: RunReport) -> CauseRow:
     """Return the row of a run with one arm. Inconclusive trials do not count."""
     (arm,) = report.arms
-    sites = dict.fromkeys(trial.death.exception for trial in arm.trials if trial.death and trial.death.exception)
+    sites = dict.fromkeys(
+        trial.death.exception for trial in arm.trials if trial.death and trial.death.exception
+    )
     trials, died = arm.n, arm.k
-    return CauseRow(cause=cause, trials=trials, died=died, sites=tuple(sites), run=report.folder.name)
+    return CauseRow(
+        cause=cause, trials=trials, died=died, sites=tuple(sites), run=report.folder.name
+    )
 
 
 def reading(row: CauseRow, released: CauseRow) -> str:
@@ -109,7 +116,9 @@ def reading(row: CauseRow, released: CauseRow) -> str:
             return "brings the crash back" if row.died else "protects"
     if fisher(more.died, more.trials, fewer.died, fewer.trials) > _SURE:
         return (
-            f"does not protect, though {row.cause.believed}" if row.cause.believed else "changes nothing that was seen"
+            f"does not protect, though {row.cause.believed}"
+            if row.cause.believed
+            else "changes nothing that was seen"
         )
     if row.died > released.died:
         return "brings the crash back"
@@ -124,7 +133,9 @@ def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -
     for row in rows:
         read = reading(row, released[row.cause.release, row.cause.arm]) + _SURPRISE[row.as_expected]
         died = f"{row.died} of {row.trials}"
-        table.append([row.cause.release, row.cause.arm, row.cause.name, died, f"{row.listed}", read])
+        table.append(
+            [row.cause.release, row.cause.arm, row.cause.name, died, f"{row.listed}", read]
+        )
     if servers:
         del limits[4]
         for line in table:
@@ -132,5 +143,8 @@ def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -
     text = [*columns([tuple(line) for line in table], limits), ""]
     if quiet := min((row.trials for row in rows if row.trials and not row.died), default=0):
         of = "boots" if servers else "such workloads"
-        text.append(f"0 crashes in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 % confidence)")
+        text.append(
+            f"0 crashes in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 %"
+            " confidence)"
+        )
     return text

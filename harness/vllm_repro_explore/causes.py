@@ -58,15 +58,25 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=_trials,
         metavar="N",
-        help="workloads for each change (default: 100), or boots where servers are booted (default: 1)",
+        help=(
+            "workloads for each change (default: 100), or boots where servers are booted"
+            " (default: 1)"
+        ),
     )
-    parser.add_argument("--seed", type=_trials, default=1, metavar="K", help="the first seed (default: 1)")
+    parser.add_argument(
+        "--seed", type=_trials, default=1, metavar="K", help="the first seed (default: 1)"
+    )
     parser.add_argument(
         "--server",
         choices=("auto", *kinds(lambda facts: "patch" in facts.options)),
-        help="where servers come from, if any are booted (default: the lab, or auto for a scenario that has none)",
+        help=(
+            "where servers come from, if any are booted (default: the lab, or auto for a scenario"
+            " that has none)"
+        ),
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where their runs are written (default: reports)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where their runs are written (default: reports)"
+    )
 
 
 def _trials(text: str) -> int:
@@ -78,13 +88,20 @@ def run(arguments: argparse.Namespace) -> int:
     if scenario.causes is None:
         raise UsageError(
             f"{scenario.id} names no changes to try",
-            hint="causes=Causes(…) in its file; vllm-repro run … --patch tries one change of yours on a real server",
+            hint=(
+                "causes=Causes(…) in its file; vllm-repro run … --patch tries one change of yours"
+                " on a real server"
+            ),
         )
     serverless = scenario.causes.prompts is not None
     if serverless and arguments.server:
         raise UsageError(
-            f"the changes of {scenario.id} are tried on vLLM's EngineCore alone, which has no server",
-            hint="leave --server out; vllm-repro run … --patch tries one change of yours on a real server",
+            f"the changes of {scenario.id} are tried on vLLM's EngineCore alone, which has no"
+            " server",
+            hint=(
+                "leave --server out; vllm-repro run … --patch tries one change of yours on a real"
+                " server"
+            ),
         )
     trials = arguments.trials or (100 if serverless else 1)
     words = ["vllm-repro", "causes", arguments.scenario, *folder_words()]
@@ -104,8 +121,13 @@ def run(arguments: argparse.Namespace) -> int:
             )
         words += ["--server", choice.kind.value]
         out = arguments.out or default_out()
-        make = _OnServers(scenario, arguments.scenario, choice, trials, arguments.seed, out, shlex.join(words))
-        evidence, where = choice.kind.value, f"{plural(trials, 'boot')} of each, {choice.kind} servers"
+        make = _OnServers(
+            scenario, arguments.scenario, choice, trials, arguments.seed, out, shlex.join(words)
+        )
+        evidence, where = (
+            choice.kind.value,
+            f"{plural(trials, 'boot')} of each, {choice.kind} servers",
+        )
     again = shlex.join(words)
     print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=stream, flush=True)
     rows, released = _rows(scenario, scenario.causes, make)
@@ -140,7 +162,10 @@ def _rows(
 
 
 def _as_released(scenario: Scenario, cause: Cause) -> Cause:
-    """Return the trial of the release of `cause` without any change. Without a declared bug its engine should live."""
+    """Return the trial of the release of `cause` without any change.
+
+    Without a declared bug its engine should live.
+    """
     standing = scenario.status_of(_arm(scenario, cause)).standing(cause.release)
     expected = Expected.DIES if standing is Standing.BAD else Expected.LIVES
     return replace(cause, name="as released", patches=(), expected=expected, believed="")
@@ -172,7 +197,9 @@ class _OnEngine:
                 try:
                     row = tried(cause, cases, driver.play)
                 except ValueError as error:
-                    raise Unsupported(f"vLLM {cause.release} does not start with {cause.name!r}: {error}") from error
+                    raise Unsupported(
+                        f"vLLM {cause.release} does not start with {cause.name!r}: {error}"
+                    ) from error
             if patched and not patched.keys() & imported(read_lines(log.read_bytes())):
                 self._progress.line(f"  not tested: the search does not load {', '.join(patched)}")
                 row = CauseRow(cause=cause, trials=0, died=0)
@@ -185,7 +212,14 @@ class _OnServers:
     """Rows from a run for each change, with a folder of its own."""
 
     def __init__(
-        self, scenario: Scenario, name: str, choice: ServerChoice, trials: int, seed: int, out: Path, reproduce: str
+        self,
+        scenario: Scenario,
+        name: str,
+        choice: ServerChoice,
+        trials: int,
+        seed: int,
+        out: Path,
+        reproduce: str,
     ) -> None:
         self._scenario, self._name, self._choice = scenario, name, choice
         self._trials, self._seed, self._out, self._reproduce = trials, seed, out, reproduce
@@ -198,7 +232,9 @@ class _OnServers:
         job = Job(
             name=self._name,
             scenario=self._scenario,
-            options=ServerOptions(server=self._choice.kind.value, vllm=Source(release=cause.release)),
+            options=ServerOptions(
+                server=self._choice.kind.value, vllm=Source(release=cause.release)
+            ),
             choice=self._choice,
             arms=[changed],
             named_arms=[changed.name],

@@ -21,10 +21,11 @@ Play = Callable[[Case], PlayResult]
 class PatchTally:
     """Counts of one patch.
 
-    name: as the user named it. fixed, still, newly: cases. other: those of `still` whose worst finding is another one than as released.
-    kinds: for each worst finding as released, its cases that are fixed, still the same, or other. still_as, newly_as: cases for each
-    worst finding with the patch. first: its first seed. unloaded: patched files that no process of the search imported. tested: it
-    imported one.
+    name: as the user named it. fixed, still, newly: cases. other: those of `still` whose worst
+    finding is another one than as released. kinds: for each worst finding as released, its cases
+    that are fixed, still the same, or other. still_as, newly_as: cases for each worst finding with
+    the patch. first: its first seed. unloaded: patched files that no process of the search
+    imported. tested: it imported one.
     """
 
     name: str
@@ -89,7 +90,8 @@ class PatchTally:
 class Comparison:
     """Counts of all patches on the same cases.
 
-    trials: cases played by all. invalid: further cases that vLLM refuses as released. failing: cases that fail as released.
+    trials: cases played by all. invalid: further cases that vLLM refuses as released. failing:
+    cases that fail as released.
     """
 
     patches: Sequence[PatchTally]
@@ -123,12 +125,28 @@ class Comparison:
         quiet = self.trials - self.failing
         table = [("patch", "fixed", "still failing", "newly failing", "reading")]
         for one in self.patches:
-            still = f"{one.still} of {self.failing}" + (f" ({one.other} in another way)" if one.other else "")
-            row = one.name, f"{one.fixed} of {self.failing}", still, f"{one.newly} of {quiet}", self._reading(one)
+            still = f"{one.still} of {self.failing}" + (
+                f" ({one.other} in another way)" if one.other else ""
+            )
+            row = (
+                one.name,
+                f"{one.fixed} of {self.failing}",
+                still,
+                f"{one.newly} of {quiet}",
+                self._reading(one),
+            )
             table.append(row)
-        kinds = [("fails as released with", "cases", *(f"fixed by {Path(one.name).name}" for one in self.patches))]
+        kinds = [
+            (
+                "fails as released with",
+                "cases",
+                *(f"fixed by {Path(one.name).name}" for one in self.patches),
+            )
+        ]
         for kind, count in self.failing_as.most_common():
-            kinds.append((kind, f"{count}", *(f"{one.kinds[kind]['fixed']}" for one in self.patches)))
+            kinds.append(
+                (kind, f"{count}", *(f"{one.kinds[kind]['fixed']}" for one in self.patches))
+            )
         text = [f"as released: {self.failing} of {self.trials} cases fail", ""]
         text += columns(table, [40, 12, 32, 14, 80])
         if self.failing:
@@ -140,7 +158,8 @@ class Comparison:
                 if found:
                     text += ["", f"{one.name} {words} fails:"]
                     text += [
-                        f"  {count} {name} (first seed {one.first[words][name]})" for name, count in found.most_common()
+                        f"  {count} {name} (first seed {one.first[words][name]})"
+                        for name, count in found.most_common()
                     ]
         return text
 
@@ -191,7 +210,10 @@ def compare(
 
 
 def _worst(outcome: PlayResult) -> str:
-    """Return the worst finding as text. A start that is refused only with a patch is a failure, too."""
+    """Return the worst finding as text.
+
+    A start that is refused only with a patch is a failure, too.
+    """
     if outcome.invalid:
         return "refused at start"
     return str(outcome.worst or "")

@@ -21,7 +21,10 @@ _CONNECTORS = ("", "SimpleCPUOffloadConnector", "OffloadingConnector")
 """Connectors that the lab has copies for."""
 _POSITIONS = 1_048_576
 _SHOWS = {FindingKind.DEATH: "dies", FindingKind.STUCK: "hangs", FindingKind.RESTLESS: "spins"}
-"""Word of the scenario file for each finding that a server shows. The others are invisible from outside."""
+"""Word of the scenario file for each finding that a server shows.
+
+The others are invisible from outside.
+"""
 
 
 def unlike_live(case: Case) -> tuple[str, ...]:
@@ -44,7 +47,9 @@ def unlike_live(case: Case) -> tuple[str, ...]:
 
 def draft_id(finding: Finding, version: str) -> str:
     """Return the scenario id, for example `explored-popleft-n-0-20-2`."""
-    name = finding.frames[-1] if finding.kind is FindingKind.DEATH and finding.frames else finding.site
+    name = (
+        finding.frames[-1] if finding.kind is FindingKind.DEATH and finding.frames else finding.site
+    )
     return re.sub(r"[^a-z0-9]+", "-", f"explored {name} {version}".lower()).strip("-")
 
 
@@ -59,7 +64,13 @@ def draft(found: Found, version: str) -> str:
         file.put("filed", False)
     file.put("title", _sentence(finding))
     file.put("command", command_text("\n".join(_command(setup))))
-    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 32, "layers": len(setup.layers), "vocab_size": 4096}
+    sizes = {
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 32,
+        "layers": len(setup.layers),
+        "vocab_size": 4096,
+    }
     sizes |= {"block_size": setup.block, "max_position": _POSITIONS}
     why = "the bug is in the scheduler, which reads no weights"
     file.put("model", file.block("Model", "tiny", **sizes, why=why))
@@ -73,24 +84,41 @@ def draft(found: Found, version: str) -> str:
         file.put("signature", file.block("signature", **_signature(finding)))
     file.put("arms", [file.call("arm", "reported", file.word(_SHOWS[finding.kind]))])
     changes = (
-        file.call("with_flags", "--enforce-eager", why="boots in seconds, because nothing is compiled"),
+        file.call(
+            "with_flags", "--enforce-eager", why="boots in seconds, because nothing is compiled"
+        ),
         file.call("with_flags", "--dtype bfloat16", why="the CPU attention needs it"),
     )
     window = {"window": setup.window} if "sliding" in setup.layers else {}
     layers = {"mechanism": _mechanism(setup), "layers": setup.layers, **window}
-    file.put("lab", file.block("Lab", **layers, why="the layers of the shrunk case", changes=one_a_line(changes)))
-    return file.text(f"{_sentence(finding)}\n\nFound by a search of vLLM {version} (seed {found.seed}), then shrunk.\n")
+    file.put(
+        "lab",
+        file.block(
+            "Lab", **layers, why="the layers of the shrunk case", changes=one_a_line(changes)
+        ),
+    )
+    return file.text(
+        f"{_sentence(finding)}\n\nFound by a search of vLLM {version} (seed {found.seed}), then"
+        " shrunk.\n"
+    )
 
 
 def _mechanism(setup: Setup) -> str:
-    """Return the mechanism of the lab. With `scheduler` vLLM chooses asynchronous scheduling, unless a flag forbids it."""
+    """Return the mechanism of the lab.
+
+    With `scheduler` vLLM chooses asynchronous scheduling, unless a flag forbids it.
+    """
     if setup.connector == "OffloadingConnector":
         return "scheduler"
     return "async" if setup.asynchronous else "offload"
 
 
 def _sentence(finding: Finding) -> str:
-    text = re.sub(r"\s+", " ", finding.site if finding.kind is FindingKind.DEATH else f"{finding.kind}: {finding.site}")
+    text = re.sub(
+        r"\s+",
+        " ",
+        finding.site if finding.kind is FindingKind.DEATH else f"{finding.kind}: {finding.site}",
+    )
     return text.replace('"', "'").replace("\\", "/")[:100].rstrip(" .:")
 
 
@@ -103,7 +131,11 @@ def _command(setup: Setup) -> Iterator[str]:
     yield f"--max-num-batched-tokens {setup.chunk}"
     yield f"--max-num-seqs {setup.seqs}"
     yield "--enable-prefix-caching" if setup.caching else "--no-enable-prefix-caching"
-    yield "--no-disable-hybrid-kv-cache-manager" if setup.hybrid else "--disable-hybrid-kv-cache-manager"
+    yield (
+        "--no-disable-hybrid-kv-cache-manager"
+        if setup.hybrid
+        else "--disable-hybrid-kv-cache-manager"
+    )
     if _mechanism(setup) == "scheduler" and not setup.asynchronous:
         yield "--no-async-scheduling"
     if setup.draft:
@@ -115,7 +147,11 @@ def _command(setup: Setup) -> Iterator[str]:
             extra["lazy_offload"] = True
         if setup.connector == "OffloadingConnector":
             extra |= {"store_polls": setup.store_polls, "load_polls": setup.load_polls}
-        config = {"kv_connector": setup.connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        config = {
+            "kv_connector": setup.connector,
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
         yield f"--kv-transfer-config '{json.dumps(config)}'"
 
 
@@ -124,8 +160,14 @@ def _workload(file: ScenarioWriter, waves: Sequence[Sequence[Request]]) -> Itera
     for wave in waves:
         calls = []
         for ask in wave:
-            size = {"prompt": ask.prompt, **({"shared": ask.shared} if ask.shared else {}), "max_tokens": ask.answer}
-            calls.append(file.call("completion", **size, ignore_eos=True, name=f"request {next(numbers)}"))
+            size = {
+                "prompt": ask.prompt,
+                **({"shared": ask.shared} if ask.shared else {}),
+                "max_tokens": ask.answer,
+            }
+            calls.append(
+                file.call("completion", **size, ignore_eos=True, name=f"request {next(numbers)}")
+            )
         yield calls[0] if len(calls) == 1 else file.block("together", *calls)
 
 
@@ -134,4 +176,10 @@ def _signature(finding: Finding) -> dict[str, object]:
     message = finding.message.replace("{", "{{").replace("}", "}}")
     source = {"source": finding.source} if finding.source and not message else {}
     frames = [frame for frame in finding.frames if frame.isidentifier()]
-    return {"phase": "request", "exception": finding.exception, "message": message, **source, "frames": frames}
+    return {
+        "phase": "request",
+        "exception": finding.exception,
+        "message": message,
+        **source,
+        "frames": frames,
+    }

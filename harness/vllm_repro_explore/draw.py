@@ -1,6 +1,7 @@
 """Cases of the search of the whole engine, drawn from a seed and a mix of features. Pure.
 
-Each feature has a random stream of its own, so a new one leaves the other draws of a seed as they are.
+Each feature has a random stream of its own, so a new one leaves the other draws of a seed as they
+are.
 """
 
 from __future__ import annotations
@@ -52,11 +53,27 @@ MIXES: dict[str, dict[str, float]] = {
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
     "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
     "pause-off": {**_COMMON, "pause": 1, _OFFLOADING: 1},
-    "sleep": {**_COMMON, "pause": 1, "sleep": 1, "eos": 0.3, "stream": 0.2, **_IMAGES, "images": 0.3},
+    "sleep": {
+        **_COMMON,
+        "pause": 1,
+        "sleep": 1,
+        "eos": 0.3,
+        "stream": 0.2,
+        **_IMAGES,
+        "images": 0.3,
+    },
     "sleep-off": {**_COMMON, "pause": 1, "sleep": 1, _OFFLOADING: 1},
     "images": {**_COMMON, **_IMAGES, "stream": 0.1, "eos": 0.2},
     "images-off": {**_COMMON, **_IMAGES, _OFFLOADING: 1},
-    "v2": {**_COMMON, "v2": 1, "draft": 0.3, "eos": 0.3, "stream": 0.2, "reset-running": 0.2, "images": 0.2},
+    "v2": {
+        **_COMMON,
+        "v2": 1,
+        "draft": 0.3,
+        "eos": 0.3,
+        "stream": 0.2,
+        "reset-running": 0.2,
+        "images": 0.2,
+    },
     "v2-mamba": {**_COMMON, "v2": 1, "mamba": 1, "draft": 0.5, "eos": 0.3, "reset-running": 0.2},
     "v2-off": {**_COMMON, "v2": 1, _OFFLOADING: 1, "abort": 0.6},
     "v2-sco": {**_COMMON, "v2": 1, _SIMPLE: 1},
@@ -64,17 +81,22 @@ MIXES: dict[str, dict[str, float]] = {
 """For each mix, the probability with which a case has a feature.
 
 pressure: long answers in a pool for one of them, and slow stores. long: prompts of up to 64 blocks.
-waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to sleep.
-v2: the scheduler's half for the second model runner.
-image cache: images go through the cache of `--mm-processor-cache-gb`.
-store: the prompts of `fetch` come in the step that needs them.
-mooncake: MooncakeConnector instead of NixlConnector.
-crowd: most requests come in one step, to a pool for one of them; layers of two kinds.
-busy: up to thirty requests, many of them short, in a pool for one or two of the longest; layers of two kinds.
-urgent: short requests come while the longest one, which matters least, is in its prefill.
+waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to
+sleep. v2: the scheduler's half for the second model runner. image cache: images go through the
+cache of `--mm-processor-cache-gb`. store: the prompts of `fetch` come in the step that needs them.
+mooncake: MooncakeConnector instead of NixlConnector. crowd: most requests come in one step, to a
+pool for one of them; layers of two kinds. busy: up to thirty requests, many of them short, in a
+pool for one or two of the longest; layers of two kinds. urgent: short requests come while the
+longest one, which matters least, is in its prefill.
 """
 
-_LAYERS = (("full",), ("full",), ("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
+_LAYERS = (
+    ("full",),
+    ("full",),
+    ("full", "sliding"),
+    ("sliding", "full"),
+    ("sliding", "full", "sliding"),
+)
 _MAMBA_LAYERS = (
     ("mamba", "full"),
     ("full", "mamba"),
@@ -106,7 +128,9 @@ def draw(seed: int, mix: str) -> Case:
     block = server.choice((16, 16, 32))
     seqs = server.choice((1, 2, 3, 4, 8))
     draft = of.stream("draft").choice((1, 2, 3)) if of.has("draft") else 0
-    chunk = block * server.choice((1, 2, 4, 8, 16)) + server.choice((0, 0, 0, 1, block // 2, block - 1))
+    chunk = block * server.choice((1, 2, 4, 8, 16)) + server.choice(
+        (0, 0, 0, 1, block // 2, block - 1)
+    )
     loras = of.stream("lora").choice((1, 2)) if of.has("lora") else 0
     asks = _asks(of, block, bool(loras))
     longest = longest_of(asks, block)
@@ -121,7 +145,8 @@ def draw(seed: int, mix: str) -> Case:
         seqs=seqs,
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
-        hybrid=(server.random() < 0.9 or of.has("mamba")) and not of.has("store"),  # it fails blocks of one group
+        # it fails blocks of one group
+        hybrid=(server.random() < 0.9 or of.has("mamba")) and not of.has("store"),
         connector=_connector(of),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
@@ -133,10 +158,16 @@ def draw(seed: int, mix: str) -> Case:
         loras=loras,
         threshold=of.stream("threshold").choice((block, 3 * block)) if of.has("threshold") else 0,
         grammar_looks=of.stream("grammar").choice((0, 1, 3)),
-        load_failures=of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else "",
+        load_failures=(
+            of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else ""
+        ),
         largest_image=largest,
         whole_images=0 < largest <= chunk and of.stream("whole images").random() < 0.3,
-        image_cache=of.stream("image cache").choice((1, 4, 64)) * block if largest and of.has("image cache") else 0,
+        image_cache=(
+            of.stream("image cache").choice((1, 4, 64)) * block
+            if largest and of.has("image cache")
+            else 0
+        ),
         ops=_operations(of, max(ask.after for ask in asks)),
     )
     shape = next((name for name in _SHAPES if of.has(name)), "")
@@ -169,9 +200,15 @@ _Shaped = tuple[Setup, tuple[Request, ...]]
 def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
     seqs, block = rng.choice((2, 3, 4)), setup.block
     longer = tuple(
-        ask
-        if ask.segments
-        else replace(ask, answer=min(rng.choice((1, 2, 3)) * block, setup.max_len - ask.prompt), after=ask.after // 3)
+        (
+            ask
+            if ask.segments
+            else replace(
+                ask,
+                answer=min(rng.choice((1, 2, 3)) * block, setup.max_len - ask.prompt),
+                after=ask.after // 3,
+            )
+        )
         for ask in asks
     )
     chunk = max(setup.chunk, seqs * (setup.draft + 1))
@@ -188,16 +225,21 @@ def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
         )
         for ask in asks
     )
-    return replace(
-        setup,
-        layers=rng.choice((("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))),
-        window=block * rng.choice((1, 2, 4)),
-        chunk=block * rng.choice((1, 2, 4, 8)),
-        seqs=8,
-        max_len=longest_of(crowd, block) + rng.choice((0, 1, 8)),
-        hybrid=True,
-        store_polls=rng.choice((1, 2, 5, 9)),
-    ), crowd
+    return (
+        replace(
+            setup,
+            layers=rng.choice(
+                (("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
+            ),
+            window=block * rng.choice((1, 2, 4)),
+            chunk=block * rng.choice((1, 2, 4, 8)),
+            seqs=8,
+            max_len=longest_of(crowd, block) + rng.choice((0, 1, 8)),
+            hybrid=True,
+            store_polls=rng.choice((1, 2, 5, 9)),
+        ),
+        crowd,
+    )
 
 
 def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
@@ -219,7 +261,9 @@ def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
         )
     return replace(
         setup,
-        layers=rng.choice((("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))),
+        layers=rng.choice(
+            (("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
+        ),
         window=block * rng.choice((1, 2, 4)),
         chunk=block * rng.choice((1, 2, 4)),
         seqs=8,
@@ -247,7 +291,10 @@ def _urgent(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
     )
     late = (replace(long, after=0, priority=4), *urgent[: rng.choice((2, 3, 4))])
     longest = max(longest_of(late, block), threshold) + rng.choice((0, 1, 8))
-    return replace(setup, threshold=threshold, chunk=2 * threshold + 4, seqs=5, max_len=longest), late
+    return (
+        replace(setup, threshold=threshold, chunk=2 * threshold + 4, seqs=5, max_len=longest),
+        late,
+    )
 
 
 _SHAPES: dict[str, Callable[[Random, Setup, tuple[Request, ...]], _Shaped]] = {
@@ -260,21 +307,38 @@ _SHAPES: dict[str, Callable[[Random, Setup, tuple[Request, ...]], _Shaped]] = {
 
 def _asks(of: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
     """Return one to twelve requests. Each property of all of them is drawn from one stream."""
-    lengths, shared, stream, remote, fetch = map(of.stream, ("lengths", "share", "stream", "remote", "fetch"))
+    lengths, shared, stream, remote, fetch = map(
+        of.stream, ("lengths", "share", "stream", "remote", "fetch")
+    )
     count = lengths.choice((3, 4, 5, 6, 8) if of.has("crowd") else (1, 2, 3, 4, 6, 8, 12))
     spread = lengths.choice((0, 1, 3, 8, 20, 60))
-    usual = [lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block) for _ in range(lengths.choice((1, 2, 3)))]
+    usual = [
+        lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block)
+        for _ in range(lengths.choice((1, 2, 3)))
+    ]
     if of.has("long"):
         long = of.stream("long")
         usual = [long.randint(1, long.choice((8, 16, 32, 64)) * block) for _ in usual]
-    answers = [lengths.choice((1, 2, 5, block, 2 * block, 4 * block)) for _ in range(lengths.choice((1, 2)))]
+    answers = [
+        lengths.choice((1, 2, 5, block, 2 * block, 4 * block))
+        for _ in range(lengths.choice((1, 2)))
+    ]
     starts = list(accumulate((lengths.randint(0, spread) for _ in range(count - 1)), initial=0))
-    abort, salt, lora, eos, priority = map(of.stream, ("abort", "salt", "lora ids", "eos", "priority"))
+    abort, salt, lora, eos, priority = map(
+        of.stream, ("abort", "salt", "lora ids", "eos", "priority")
+    )
     grammars = _grammars(of, count)
     found = []
     for number in range(count):
-        prompt = max(1, lengths.choice(usual) + lengths.choice((0, 0, 0, -1, 1, lengths.randint(-block, block))))
-        family, part = shared.randrange(2), shared.choice((0, prompt, prompt, prompt // 2, shared.randint(0, prompt)))
+        prompt = max(
+            1,
+            lengths.choice(usual)
+            + lengths.choice((0, 0, 0, -1, 1, lengths.randint(-block, block))),
+        )
+        family, part = (
+            shared.randrange(2),
+            shared.choice((0, prompt, prompt, prompt // 2, shared.randint(0, prompt))),
+        )
         ask = Request(
             prompt=prompt,
             answer=lengths.choice(answers),
@@ -331,12 +395,17 @@ def _waves(of: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], .
     rng = of.stream("waves")
     cuts = sorted({0, *(rng.randrange(len(asks)) for _ in range(3))})
     parts = [asks[first:last] for first, last in zip(cuts, [*cuts[1:], len(asks)], strict=True)]
-    return tuple(tuple(replace(ask, after=ask.after - part[0].after) for ask in part) for part in parts)
+    return tuple(
+        tuple(replace(ask, after=ask.after - part[0].after) for ask in part) for part in parts
+    )
 
 
 def _grammars(of: _Seed, count: int) -> list[str]:
     kinds, faulty = of.stream("grammars"), of.stream("faulty")
-    found = [kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and of.has("grammar") else "" for _ in range(count)]
+    found = [
+        kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and of.has("grammar") else ""
+        for _ in range(count)
+    ]
     if not of.has("faulty"):
         return found
     return [faulty.choice(_FAULTY) if one and faulty.random() < 0.3 else one for one in found]
@@ -346,9 +415,16 @@ def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
     found = []
     for what in ("reset", "reset-running"):
         rng = of.stream(what)
-        found += [(rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)]
+        found += [
+            (rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)
+        ]
     rng = of.stream("pause")
     for _ in range(rng.randint(1, 2) if of.has("pause") else 0):
         then = rng.choice(("", "-sleep" if of.has("sleep") else "-clear"))
-        found.append((rng.randint(0, last + 20), f"pause-{rng.choice(_PAUSES)}{then}-{rng.choice((1, 3, 10, 40))}"))
+        found.append(
+            (
+                rng.randint(0, last + 20),
+                f"pause-{rng.choice(_PAUSES)}{then}-{rng.choice((1, 3, 10, 40))}",
+            )
+        )
     return tuple(sorted(found))

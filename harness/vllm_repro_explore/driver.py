@@ -1,6 +1,7 @@
 """Process on a release's interpreter that plays cases on vLLM's EngineCore.
 
-A hang or a signal (SIGSEGV, SIGABRT) is a finding about vLLM. A Python exception that ends the process is a fault of this package.
+A hang or a signal (SIGSEGV, SIGABRT) is a finding about vLLM. A Python exception that ends the
+process is a fault of this package.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ _RENEWED = 2000
 class Driver:
     """Player of cases, as a context manager.
 
-    model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own layers. errors: log file of the process.
-    case_s: seconds after which a case counts as hung. patched: files whose import `errors` reports.
-    Playing raises `Unsupported` if the release lacks what the driver needs, and `InfraError` if the process does not start.
+    model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own
+    layers. errors: log file of the process. case_s: seconds after which a case counts as hung.
+    patched: files whose import `errors` reports. Playing raises `Unsupported` if the release lacks
+    what the driver needs, and `InfraError` if the process does not start.
     """
 
     def __init__(
@@ -66,15 +68,19 @@ class Driver:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def play(self, case: Case, worker: str = "") -> PlayResult:
         """Return the result of a case. A process that hangs, or that a signal ends, is a finding.
 
-        worker: for a case of EngineCore "runner" plays it over the release's own CPU model runner, "both" also compares the two.
-        Raise `HarnessBug` if the program failed by itself, and `InfraError` if the process was killed.
+        worker: for a case of EngineCore "runner" plays it over the release's own CPU model runner,
+        "both" also compares the two. Raise `HarnessBug` if the program failed by itself, and
+        `InfraError` if the process was killed.
         """
         if self._process is None or self._played >= _RENEWED:
             self.close()
@@ -82,26 +88,44 @@ class Driver:
         assert self._process is not None
         self._played += 1
         with contextlib.suppress(BrokenPipeError):  # it exited; the missing answer is handled below
-            self._process.stdin.write(json.dumps({**case.as_json(), "worker": worker}).encode() + b"\n")
+            self._process.stdin.write(
+                json.dumps({**case.as_json(), "worker": worker}).encode() + b"\n"
+            )
             self._process.stdin.flush()
         line = self._line(self._case_s)
         if line:
             return result_from(json.loads(line))
         if line is None:
             self.close()
-            kind, site, detail = FindingKind.STUCK, ENDLESS, f"no answer within {self._case_s:.0f} s"
+            kind, site, detail = (
+                FindingKind.STUCK,
+                ENDLESS,
+                f"no answer within {self._case_s:.0f} s",
+            )
         else:
-            kind, site, detail = FindingKind.DEATH, f"the process ended by {self._signal()}", f"see {self._errors.name}"
+            kind, site, detail = (
+                FindingKind.DEATH,
+                f"the process ended by {self._signal()}",
+                f"see {self._errors.name}",
+            )
         return PlayResult(findings=(Finding(kind=kind, site=site, detail=detail),))
 
     def _signal(self) -> str:
-        """Return the name of the signal that ended the process. Raise if none did, or if it was SIGKILL."""
+        """Return the name of the signal that ended the process.
+
+        Raise if none did, or if it was SIGKILL.
+        """
         status = self.close(within_s=_EXIT_S)
         log = f"read its log: {self._errors}"
         if status is None or status >= 0:
-            raise HarnessBug(f"the program that plays the cases failed (exit status {status})", hint=log)
+            raise HarnessBug(
+                f"the program that plays the cases failed (exit status {status})", hint=log
+            )
         if status == -signal.SIGKILL:
-            raise InfraError("the process that plays the cases was killed", hint="free memory and repeat the command")
+            raise InfraError(
+                "the process that plays the cases was killed",
+                hint="free memory and repeat the command",
+            )
         return signal.Signals(-status).name
 
     def close(self, *, within_s: float = 2) -> int | None:
@@ -129,17 +153,23 @@ class Driver:
         if lacking := first.get("unsupported"):
             self.close()
             raise Unsupported(
-                f"vLLM {self._release.version} cannot be explored: {lacking}", hint="--vllm names another release"
+                f"vLLM {self._release.version} cannot be explored: {lacking}",
+                hint="--vllm names another release",
             )
         if "version" not in first:
             self.close()
             raise InfraError(
-                f"vLLM {self._release.version}'s EngineCore did not start", hint=f"read its log: {self._errors}"
+                f"vLLM {self._release.version}'s EngineCore did not start",
+                hint=f"read its log: {self._errors}",
             )
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the process."""
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+        kept = {
+            name: os.environ[name]
+            for name in ("PATH", "HOME", "TMPDIR", "LANG")
+            if name in os.environ
+        }
         path = map(str, (PROGRAM, PLUGIN, plugin_folder(), self._release.packages))
         return {
             **kept,
@@ -155,7 +185,11 @@ class Driver:
             "VLLM_LOGGING_LEVEL": "ERROR",
             "REPRO_DRIVER_MODEL": str(self._model),
             "REPRO_DRIVER_MAMBA_MODEL": str(
-                cached_model(TinyModel(family="granite_hybrid", kinds=("mamba", "full"), max_position=1_048_576))
+                cached_model(
+                    TinyModel(
+                        family="granite_hybrid", kinds=("mamba", "full"), max_position=1_048_576
+                    )
+                )
             ),
         }
 
@@ -179,4 +213,6 @@ class Driver:
 
 def driver_model() -> Path:
     """Return a model folder that every release treats as a hybrid one; each case names its own layers. Made on first use."""
-    return cached_model(TinyModel(family="gemma3", kinds=("full", "sliding"), window=128, max_position=1_048_576))
+    return cached_model(
+        TinyModel(family="gemma3", kinds=("full", "sliding"), window=128, max_position=1_048_576)
+    )

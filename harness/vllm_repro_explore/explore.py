@@ -71,7 +71,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         more=_EPILOG,
     )
     parser.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO", help="search workloads for this scenario's server in the lab"
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help="search workloads for this scenario's server in the lab",
     )
     parser.add_argument(
         "--engine",
@@ -95,18 +98,31 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         metavar="FILE",
-        help="a unified diff of vLLM; play the cases as released and with it; given again, it compares several",
+        help=(
+            "a unified diff of vLLM; play the cases as released and with it; given again, it"
+            " compares several"
+        ),
     )
     parser.add_argument(
-        "--seeds", type=_count, metavar="N", help="how many cases (default: 300, or as many as --for allows)"
+        "--seeds",
+        type=_count,
+        metavar="N",
+        help="how many cases (default: 300, or as many as --for allows)",
     )
-    parser.add_argument("--from", dest="first", type=_count, metavar="K", help="the first seed (default: 1)")
+    parser.add_argument(
+        "--from", dest="first", type=_count, metavar="K", help="the first seed (default: 1)"
+    )
     parser.add_argument(
         "--go-on",
         action="store_true",
-        help="begin after the last seed of the same searches in OUT; exit with 1 only for a finding that none of them has",
+        help=(
+            "begin after the last seed of the same searches in OUT; exit with 1 only for a finding"
+            " that none of them has"
+        ),
     )
-    parser.add_argument("--for", dest="most", type=duration, metavar="TIME", help="stop after so long: 10m, 2h")
+    parser.add_argument(
+        "--for", dest="most", type=duration, metavar="TIME", help="stop after so long: 10m, 2h"
+    )
     parser.add_argument(
         "--jobs",
         type=_jobs,
@@ -115,9 +131,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="processes that play; one shrinks while the others go on (default: 1)",
     )
     parser.add_argument(
-        "--boot", action="store_true", help="then run each finding that has a scenario file on a server in the lab"
+        "--boot",
+        action="store_true",
+        help="then run each finding that has a scenario file on a server in the lab",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where searches are written (default: reports)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where searches are written (default: reports)"
+    )
 
 
 def _count(text: str) -> int:
@@ -158,25 +178,31 @@ class _Exploring:
         tally, interrupted = Tally(), False
         with ExitStack() as running:
             logs = [
-                folder / f"driver{'' if number == 1 else f'-{number}'}.log" for number in range(1, arguments.jobs + 1)
+                folder / f"driver{'' if number == 1 else f'-{number}'}.log"
+                for number in range(1, arguments.jobs + 1)
             ]
             drivers = [running.enter_context(Driver(release_, driver_model(), log)) for log in logs]
 
             def keep(found: Found) -> None:
                 with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(found.as_json()) + "\n")
-                self.progress.line(f"  seed {found.seed}: {found.finding}, shrunk in {found.tried} cases")
+                self.progress.line(
+                    f"  seed {found.seed}: {found.finding}, shrunk in {found.tried} cases"
+                )
 
             def progress(now: Tally) -> None:
                 self.progress.notify(
-                    f"{now.trials} cases, {len(now.found)} kinds of findings, {time.monotonic() - started:.0f} s"
+                    f"{now.trials} cases, {len(now.found)} kinds of findings,"
+                    f" {time.monotonic() - started:.0f} s"
                 )
 
             try:
                 search(
                     [driver.play for driver in drivers],
                     self._cases(),
-                    go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
+                    go_on=lambda: (
+                        arguments.most is None or time.monotonic() - started < arguments.most
+                    ),
                     keep=keep,
                     progress=progress,
                     on_runner=[partial(driver.play, worker="runner") for driver in drivers],
@@ -199,7 +225,9 @@ class _Exploring:
             interrupted=interrupted,
             record=record,
         )
-        write_file(folder / "explore.md", page(summary), hint="free some space, or name another --out")
+        write_file(
+            folder / "explore.md", page(summary), hint="free some space, or name another --out"
+        )
         text = json.dumps(as_json(summary), indent=2, ensure_ascii=False) + "\n"
         write_file(folder / "explore.json", text, hint="free some space, or name another --out")
         return summary, folder
@@ -212,26 +240,46 @@ class _Exploring:
         most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
         first = ["--from", f"{arguments.first}"] if arguments.first not in (None, 1) else []
         patches = [word for path in arguments.patch or () for word in ("--patch", str(path))]
-        words = ["vllm-repro", "explore", *self.words, "--vllm", self.version, *patches, *seeds, *first, *most]
+        words = [
+            "vllm-repro",
+            "explore",
+            *self.words,
+            "--vllm",
+            self.version,
+            *patches,
+            *seeds,
+            *first,
+            *most,
+        ]
         return Redactor(private_folders()).command(shlex.join(words))
 
     def compare(self) -> tuple[Comparison, bool, float, Path]:
-        """Play the cases as released and with each patch. Return the counts, whether it was interrupted, seconds, and the folder."""
+        """Play the cases as released and with each patch.
+
+        Return the counts, whether it was interrupted, seconds, and the folder.
+        """
         arguments = self.arguments
         release = provision(self.source, self.progress.line)
         changed = {
-            str(path): make_overlay(cache_root(), release.packages, read_diff(path), self.progress.line)
+            str(path): make_overlay(
+                cache_root(), release.packages, read_diff(path), self.progress.line
+            )
             for path in arguments.patch
         }
         folder = stamped_folder(arguments.out or default_out(), Path("explore"))
         started = time.monotonic()
-        comparison, interrupted = Comparison(patches=[PatchTally(name=name) for name in changed]), False
+        comparison, interrupted = (
+            Comparison(patches=[PatchTally(name=name) for name in changed]),
+            False,
+        )
         logs = {name: folder / f"driver-{number}.log" for number, name in enumerate(changed, 1)}
         with ExitStack() as drivers:
 
             def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
                 changed = replace(release, packages=packages)
-                return drivers.enter_context(Driver(changed, driver_model(), log, patched=patched)).play
+                return drivers.enter_context(
+                    Driver(changed, driver_model(), log, patched=patched)
+                ).play
 
             def progress(now: Comparison) -> None:
                 self.progress.notify(f"{now.trials} cases, {now.failing} fail as released")
@@ -240,8 +288,13 @@ class _Exploring:
                 compare(
                     self._cases(),
                     player(release.packages, folder / "driver.log"),
-                    {name: player(one.folder, logs[name], one.digests) for name, one in changed.items()},
-                    go_on=lambda: arguments.most is None or time.monotonic() - started < arguments.most,
+                    {
+                        name: player(one.folder, logs[name], one.digests)
+                        for name, one in changed.items()
+                    },
+                    go_on=lambda: (
+                        arguments.most is None or time.monotonic() - started < arguments.most
+                    ),
                     progress=progress,
                     comparison=comparison,
                 )
@@ -265,7 +318,11 @@ class _Exploring:
         """Write the finding's pytest file; return its path, None if no such test shows the finding."""
         path = folder / f"test_{draft_id(found.finding, self.version).replace('-', '_')}.py"
         with contextlib.suppress(UsageError):
-            write_file(path, finding_test(found.as_json(), self.version), hint="free some space, or name another --out")
+            write_file(
+                path,
+                finding_test(found.as_json(), self.version),
+                hint="free some space, or name another --out",
+            )
             return str(path)
         return None
 
@@ -276,22 +333,33 @@ class _Exploring:
         if found.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
             return "none: a server would live and not show it"
         name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
-        write_file(folder / name, draft(found, self.version), hint="free some space, or name another --out")
+        write_file(
+            folder / name, draft(found, self.version), hint="free some space, or name another --out"
+        )
         hang = " --answer-stall 60" if found.finding.kind is FindingKind.STUCK else ""
-        return f"vllm-repro run {shlex.quote(str(folder / name))} --server lab --vllm {self.version}{hang}"
+        return (
+            f"vllm-repro run {shlex.quote(str(folder / name))} --server lab --vllm"
+            f" {self.version}{hang}"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if len(set(arguments.patch or ())) < len(arguments.patch or ()):
         raise UsageError("the same --patch is given twice", hint="name each file once")
     if arguments.boot and (arguments.patch or arguments.json):
-        raise UsageError("--boot is for a search without --patch and --json", hint="leave one of them out")
+        raise UsageError(
+            "--boot is for a search without --patch and --json", hint="leave one of them out"
+        )
     if arguments.patch and arguments.jobs > 1:
         raise UsageError("--jobs is for a search without --patch", hint="leave one of them out")
     if bool(arguments.scenario) is arguments.engine:
-        raise UsageError("name a SCENARIO or --engine to explore", hint="vllm-repro explore --engine --for 10m")
+        raise UsageError(
+            "name a SCENARIO or --engine to explore", hint="vllm-repro explore --engine --for 10m"
+        )
     if arguments.go_on and (arguments.first or arguments.patch):
-        raise UsageError("--go-on is for a search without --from and --patch", hint="leave one of them out")
+        raise UsageError(
+            "--go-on is for a search without --from and --patch", hint="leave one of them out"
+        )
     if arguments.mix and not arguments.engine:
         raise UsageError("--mix needs --engine", hint="vllm-repro explore --engine --mix plain,off")
     if arguments.arm and not arguments.scenario:
@@ -357,7 +425,9 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
     if arguments.mix:
         mixes, words = tuple(arguments.mix.split(",")), ["--engine", "--mix", arguments.mix]
     if unknown := [name for name in mixes if name not in MIXES]:
-        raise UsageError(f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}")
+        raise UsageError(
+            f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}"
+        )
     return _Exploring(
         source=arguments.vllm or Source(release=NEWEST),
         start="general",
@@ -370,7 +440,7 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
 
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     scenario = find(arguments.scenario)
-    (arm, *_) = find_arms(scenario, [arguments.arm] if arguments.arm else None)
+    arm, *_ = find_arms(scenario, [arguments.arm] if arguments.arm else None)
     setup = setup_from(scenario, arm)
     words = [arguments.scenario, *folder_words(), *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(

@@ -48,7 +48,10 @@ class Finding:
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Return the sort key; smaller is worse. A block listed twice ranks after the wrong count that it causes."""
+        """Return the sort key; smaller is worse.
+
+        A block listed twice ranks after the wrong count that it causes.
+        """
         return _BY_KIND.index(self.kind), self.site in _LISTED
 
     def __str__(self) -> str:
@@ -98,9 +101,16 @@ def _death(death: Mapping[str, Any]) -> Finding:
             site = "no request is left, and the engine goes on"
             return Finding(kind=FindingKind.RESTLESS, site=site, detail=death["detail"])
         case "stuck":
-            return Finding(kind=FindingKind.STUCK, site=f"requests stay {death['states']}", detail=death["detail"])
+            return Finding(
+                kind=FindingKind.STUCK,
+                site=f"requests stay {death['states']}",
+                detail=death["detail"],
+            )
     message = death["message"]
-    site = f"{death['exception']} in {death['function']} ({death['file']}): {template(message) or death['source']}"
+    site = (
+        f"{death['exception']} in {death['function']} ({death['file']}):"
+        f" {template(message) or death['source']}"
+    )
     return Finding(
         kind=FindingKind(death["kind"]),
         site=site,

@@ -17,7 +17,8 @@ __all__ = ["Record", "read_record"]
 class Record:
     """Searches of the same kind, of any vLLM.
 
-    last: the highest seed of those of this vLLM; 0 without one. first: for each finding, the folder of the search that saw it first.
+    last: the highest seed of those of this vLLM; 0 without one. first: for each finding, the folder
+    of the search that saw it first.
     """
 
     searches: int = 0
@@ -30,7 +31,10 @@ class Record:
 
 
 def read_record(out: Path, version: str, searched: Mapping[str, Any]) -> Record:
-    """Read the searches below `out` that searched this, in the order of their folders' names. A file that is no such JSON is left out."""
+    """Read the searches below `out` that searched this, in the order of their folders' names.
+
+    A file that is no such JSON is left out.
+    """
     searches, last, first = 0, 0, dict[tuple[str, str], str]()
     for file in sorted((out / "explore").glob("[0-9]*/explore.json")):
         try:

@@ -45,11 +45,18 @@ _PLENTY = 4
 
 
 def setup_from(scenario: Scenario, arm: Arm) -> Setup:
-    """Return the setup of an arm in the lab. Raise `UsageError` if the scenario does not declare layers or blocks."""
+    """Return the setup of an arm in the lab.
+
+    Raise `UsageError` if the scenario does not declare layers or blocks.
+    """
     lab = scenario.lab
     command = scenario.command_in_lab(arm)
     blocks = command.number("--num-gpu-blocks-override")
-    if lab is None or not blocks or not {"full", "sliding"}.issuperset(lab.shape(scenario.model).kinds):
+    if (
+        lab is None
+        or not blocks
+        or not {"full", "sliding"}.issuperset(lab.shape(scenario.model).kinds)
+    ):
         raise UsageError(
             f"{scenario.id} has no server that can be played: "
             "its lab does not state layers (full or sliding) and the number of KV blocks",
@@ -60,7 +67,8 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     names = {flag.name.replace("--no-", "--", 1) for flag in command.flags} - {*_PLAYED, *_UNNEEDED}
     if (other := sorted(names)) or "kv_load_failure_policy" in transfer:
         raise UsageError(
-            f"the server of {scenario.id} has flags that are not played: {', '.join(other) or 'kv_load_failure_policy'}",
+            f"the server of {scenario.id} has flags that are not played:"
+            f" {', '.join(other) or 'kv_load_failure_policy'}",
             hint="name another --arm, or search without a scenario: vllm-repro explore --engine",
         )
     extra: Mapping[str, Any] = transfer.get("kv_connector_extra_config", {})
@@ -81,14 +89,18 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
         cpu_blocks=min(room, _PLENTY * blocks) or _PLENTY * blocks,
         store_polls=int(extra.get("store_polls", 1)),
         load_polls=int(extra.get("load_polls", 0)),
-        asynchronous=lab.mechanism in _STEPS_AHEAD and command.enabled("--async-scheduling") is not False,
+        asynchronous=lab.mechanism in _STEPS_AHEAD
+        and command.enabled("--async-scheduling") is not False,
         priority=command.get("--scheduling-policy") == "priority",
         threshold=command.number("--long-prefill-token-threshold") or 0,
     )
 
 
 def case_from(scenario: Scenario, arm: Arm) -> Case:
-    """Return the workload of an arm on its setup. Raise `UsageError` if a request is no single prompt of a stated length."""
+    """Return the workload of an arm on its setup.
+
+    Raise `UsageError` if a request is no single prompt of a stated length.
+    """
     setup, command, waves = setup_from(scenario, arm), scenario.command_in_lab(arm), []
     for step in scenario.workload_of(arm):
         if isinstance(step, Pause | Rest):
@@ -98,11 +110,16 @@ def case_from(scenario: Scenario, arm: Arm) -> Case:
         wave = []
         for request in requests_of((step,)):
             if not isinstance(request.prompt, int | Size):
-                raise UsageError(f"{scenario.id} does not state the length of the prompt {request.label!r}")
+                raise UsageError(
+                    f"{scenario.id} does not state the length of the prompt {request.label!r}"
+                )
             if request.starts_after or request.leaves_after is not None:
-                raise UsageError(f"{scenario.id} times {request.label!r} in seconds, and steps are played")
+                raise UsageError(
+                    f"{scenario.id} times {request.label!r} in seconds, and steps are played"
+                )
             prompt, answer, shared = (
-                resolve(size, command, in_lab=True) for size in (request.prompt, request.max_tokens, request.shared)
+                resolve(size, command, in_lab=True)
+                for size in (request.prompt, request.max_tokens, request.shared)
             )
             wave.append(Request(prompt, answer, shared))
         waves.append(wave)
@@ -141,7 +158,10 @@ def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...],
     for _ in range(rng.randint(1, 6)):
         width = rng.choice((1, 1, 1, 2, 3, 5))
         waves.append(
-            tuple(_ask(rng, rng.choice(usual), rng.choice(answers), shares, late, leaves) for _ in range(width))
+            tuple(
+                _ask(rng, rng.choice(usual), rng.choice(answers), shares, late, leaves)
+                for _ in range(width)
+            )
         )
     return tuple(waves)
 

@@ -1,6 +1,7 @@
 """pytest file of a finding, for vLLM's own `tests/v1/core`: a case, and a player that needs nothing of this package.
 
-It plays the scheduler and the connector alone, without the checks of block accounting and of answers.
+It plays the scheduler and the connector alone, without the checks of block accounting and of
+answers.
 """
 
 from __future__ import annotations
@@ -96,15 +97,19 @@ def copied(worker, finished):
 
 """
 _INSTALL = {
-    "SimpleCPUOffloadConnector": """\
+    "SimpleCPUOffloadConnector": (
+        """\
         if getattr(one, "worker_handler", None) is not None:  # there is none without prefix caching
             monkeypatch.setattr("vllm.v1.simple_kv_offload.worker.torch", MagicMock())  # its CUDA events
             one.worker_handler._backend = SimpleCopies()
-""",
-    "OffloadingConnector": """\
+"""
+    ),
+    "OffloadingConnector": (
+        """\
         if hasattr(one, "connector_worker"):
             one.connector_worker.worker = OffloadingCopies()
-""",
+"""
+    ),
 }
 _CLASSES = {"SimpleCPUOffloadConnector": _SIMPLE, "OffloadingConnector": _OFFLOADING}
 _FLAGS = {
@@ -118,17 +123,29 @@ _FLAGS = {
 
 
 def finding_test(finding: Mapping[str, Any], version: str) -> str:
-    """Return the file for a finding, as `explore.json` has it. Raise `UsageError` for one that such a test does not show."""
-    if FindingKind(finding["kind"]) in (FindingKind.CORRUPTED, FindingKind.LEAK) or finding["site"] == ENDLESS:
+    """Return the file for a finding, as `explore.json` has it.
+
+    Raise `UsageError` for one that such a test does not show.
+    """
+    if (
+        FindingKind(finding["kind"]) in (FindingKind.CORRUPTED, FindingKind.LEAK)
+        or finding["site"] == ENDLESS
+    ):
         raise UsageError(
-            f"no test shows this finding ({finding['site']}): the engine neither dies nor stalls between steps"
+            f"no test shows this finding ({finding['site']}): the engine neither dies nor stalls"
+            " between steps"
         )
     if beyond := beyond_scheduler(finding["case"]):
-        raise UsageError(f"no test shows this finding: the scheduler alone does not play {', '.join(beyond)}")
+        raise UsageError(
+            f"no test shows this finding: the scheduler alone does not play {', '.join(beyond)}"
+        )
     about = [
         f"{finding['kind']}: {finding['site']}.",
         "",
-        f"Found by a search of vLLM {version}, then shrunk. There this test fails: {finding['detail']}.",
+        (
+            f"Found by a search of vLLM {version}, then shrunk. There this test fails:"
+            f" {finding['detail']}."
+        ),
         *([f"Known: {finding['known']}."] if finding["known"] else []),
     ]
     return _file(finding["case"], about)
@@ -142,33 +159,47 @@ def folder_test(folder: Path) -> str:
     search = json.loads(path.read_text(encoding="utf-8"))
     findings = search.get("findings") or ()
     if not findings:
-        raise UsageError(f"{folder} has no finding", hint="vllm-repro explore writes a test for each finding")
+        raise UsageError(
+            f"{folder} has no finding", hint="vllm-repro explore writes a test for each finding"
+        )
     shown = [one for one in findings if one.get("test")]
     return finding_test((shown or findings)[0], search["vllm_version"])
 
 
 def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
-    """Return the file for an arm, by default the first. Raise `UsageError` if the scheduler alone cannot play it."""
+    """Return the file for an arm, by default the first.
+
+    Raise `UsageError` if the scheduler alone cannot play it.
+    """
     arm = arm or scenario.arms[0]
     if arm.patches:
         raise UsageError(
-            f"the arm {arm.name} changes vLLM's source, which this test does not", hint="name another --arm"
+            f"the arm {arm.name} changes vLLM's source, which this test does not",
+            hint="name another --arm",
         )
     about = [
         f"{scenario.title}.",
         "",
         ("" if scenario.filed else "Not reported; nearest is ") + issue_url(scenario.issue),
-        f"vLLM with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none known'}. Arm: {arm.name}.",
+        (
+            f"vLLM with the bug: {scenario.status.bad}; without:"
+            f" {scenario.status.good or 'none known'}. Arm: {arm.name}."
+        ),
     ]
     return _file(case_from(scenario, arm).as_json(), about)
 
 
 def _file(case: Mapping[str, Any], about: Sequence[str]) -> str:
-    """Return the file for a case, as `Case.as_json` has it. about: lines on the bug, the first a sentence without its stop."""
+    """Return the file for a case, as `Case.as_json` has it.
+
+    about: lines on the bug, the first a sentence without its stop.
+    """
     connectors = _parts(case["connector"])
     copies = [_COPY, *(_CLASSES[name] for name in connectors)] if connectors else []
     install = "".join(_INSTALL[name] for name in connectors)
-    late = any(request["after"] or request["abort"] >= 0 for wave in case["waves"] for request in wave)
+    late = any(
+        request["after"] or request["abort"] >= 0 for wave in case["waves"] for request in wave
+    )
     words = {
         "connector": bool(connectors),
         "bare": not connectors,
@@ -179,11 +210,15 @@ def _file(case: Mapping[str, Any], about: Sequence[str]) -> str:
         "together": not late,
         "runner": case["runner"] == 2,
     }
-    template = template_for(_TEMPLATE.read_text(encoding="utf-8"), {word for word, holds in words.items() if holds})
+    template = template_for(
+        _TEMPLATE.read_text(encoding="utf-8"), {word for word, holds in words.items() if holds}
+    )
     return Template(template).substitute(
         about=_docstring(case, about),
         data="\n".join(_data(case)),
-        copies="".join((*copies, Template(_WORKER).substitute(install=install) if install else "\n")),
+        copies="".join(
+            (*copies, Template(_WORKER).substitute(install=install) if install else "\n")
+        ),
     )
 
 
@@ -192,21 +227,33 @@ def _parts(connector: str) -> tuple[str, ...]:
 
 
 def _docstring(case: Mapping[str, Any], about: Sequence[str]) -> str:
-    what = ", KV cache manager and both halves of the connector" if case["connector"] else " and KV cache manager"
-    copies = ", and copies of KV blocks, each complete after some polls" if case["connector"] else ""
+    what = (
+        ", KV cache manager and both halves of the connector"
+        if case["connector"]
+        else " and KV cache manager"
+    )
+    copies = (
+        ", and copies of KV blocks, each complete after some polls" if case["connector"] else ""
+    )
     lines = [
         *(line for text in about for line in wrap(text, _WIDTH) or [""]),
         "",
         "Run it with pytest, alone or in tests/v1/core; it needs no GPU and downloads nothing.",
-        *wrap(f"Scheduler{what} are vLLM's own. Made up are the tokens of the model{copies}.", _WIDTH),
+        *wrap(
+            f"Scheduler{what} are vLLM's own. Made up are the tokens of the model{copies}.", _WIDTH
+        ),
     ]
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}\n"""'
 
 
 def _data(case: Mapping[str, Any]) -> Iterator[str]:
-    flags = {flag: case[name] for name, flag in _FLAGS.items()} | {"enable_chunked_prefill": True, "dtype": "bfloat16"}
-    flags["disable_hybrid_kv_cache_manager"] = not case["hybrid"]  # some releases disable it if there is a connector
+    flags = {flag: case[name] for name, flag in _FLAGS.items()} | {
+        "enable_chunked_prefill": True,
+        "dtype": "bfloat16",
+    }
+    # some releases disable it if there is a connector
+    flags["disable_hybrid_kv_cache_manager"] = not case["hybrid"]
     if case["draft"]:
         given = {"method": "ngram", "num_speculative_tokens": case["draft"], "prompt_lookup_max": 4}
         flags["speculative_config"] = given
@@ -221,23 +268,34 @@ def _data(case: Mapping[str, Any]) -> Iterator[str]:
     if case["connector"]:
         yield f"CONNECTOR, EXTRA = {case['connector']!r}, {_extra(case)!r}"
     yield f"LAYERS, WINDOW = {list(case['layers'])!r}, {case['window']!r}"
-    yield "# The requests of one list arrive together, each list when the one before was answered. shared: with the others."
+    yield (
+        "# The requests of one list arrive together, each list when the one before was answered."
+        " shared: with the others."
+    )
     waves = [_list([_call(request) for request in wave]) for wave in case["waves"]]
     whole = f"WAVES = {_list(waves)}"
     if len(whole) <= _WIDTH:
         yield whole
     else:
         yield "WAVES = ["
-        yield from (f"    *{many} * [{wave}]," if many > 1 else f"    {wave}," for wave, many in runs(waves))
+        yield from (
+            f"    *{many} * [{wave}]," if many > 1 else f"    {wave}," for wave, many in runs(waves)
+        )
         yield "]"
     if case["connector"]:
         yield f"STORE_POLLS, LOAD_POLLS = {case['store_polls']!r}, {case['load_polls']!r}"
-    yield f"SEED, DRAFT = {case['seed']!r}, {case['draft']!r}" if case["draft"] else f"SEED = {case['seed']!r}"
+    yield (
+        f"SEED, DRAFT = {case['seed']!r}, {case['draft']!r}"
+        if case["draft"]
+        else f"SEED = {case['seed']!r}"
+    )
 
 
 def _list(values: Sequence[str]) -> str:
     """Return an expression for the list, with repeated values written once."""
-    return " + ".join(f"{many} * [{value}]" if many > 1 else f"[{value}]" for value, many in runs(values))
+    return " + ".join(
+        f"{many} * [{value}]" if many > 1 else f"[{value}]" for value, many in runs(values)
+    )
 
 
 def _call(request: Mapping[str, Any]) -> str:
@@ -251,6 +309,13 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
     """Return the connector's settings."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": case["cpu_blocks"] * case["block"] * KV_BYTES}
     if case["connector"] == "MultiConnector":
-        parts = [{"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra} for name in _CLASSES]
+        parts = [
+            {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+            for name in _CLASSES
+        ]
         return {"connectors": parts}
-    return extra | ({"lazy_offload": True} if case["lazy"] and case["connector"] == "SimpleCPUOffloadConnector" else {})
+    return extra | (
+        {"lazy_offload": True}
+        if case["lazy"] and case["connector"] == "SimpleCPUOffloadConnector"
+        else {}
+    )

@@ -27,8 +27,9 @@ Play = Callable[[Case], PlayResult]
 class Found:
     """A finding with its first seed and its smallest case.
 
-    others: other findings of that case. tried: cases played to shrink it. times: cases whose worst finding it is.
-    runner: of the smallest case over the release's own model runner; None if there is no such player.
+    others: other findings of that case. tried: cases played to shrink it. times: cases whose worst
+    finding it is. runner: of the smallest case over the release's own model runner; None if there
+    is no such player.
     """
 
     finding: Finding
@@ -64,7 +65,11 @@ class Found:
             return f"not tried: {self.runner.invalid}"
         worst = self.runner.worst
         # A runner does not say by which rule a state is lost.
-        same = worst is not None and worst.kind is self.finding.kind and self.finding.site.startswith(worst.site)
+        same = (
+            worst is not None
+            and worst.kind is self.finding.kind
+            and self.finding.site.startswith(worst.site)
+        )
         return "the same" if same else f"{worst or 'nothing'}"
 
 
@@ -101,13 +106,17 @@ def search(
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
-    """Play the cases while `go_on` returns True, each player in a thread of its own. One shrinks what it finds while the others go on.
+    """Play the cases while `go_on` returns True, each player in a thread of its own.
 
-    keep: called with each new finding once it is shrunk. progress: called with the tally after each case.
-    on_runner: for each player one that plays the smallest case over the release's own model runner.
-    tally: filled in place, so that an interrupted search keeps its findings.
+    One shrinks what it finds while the others go on.
+
+    keep: called with each new finding once it is shrunk. progress: called with the tally after each
+    case. on_runner: for each player one that plays the smallest case over the release's own model
+    runner. tally: filled in place, so that an interrupted search keeps its findings.
     """
-    searching = _Searching(cases, go_on, keep, progress, budget, Tally() if tally is None else tally)
+    searching = _Searching(
+        cases, go_on, keep, progress, budget, Tally() if tally is None else tally
+    )
     pool = ThreadPoolExecutor(len(players))
     try:
         pending = {pool.submit(searching.work, *each) for each in zip_longest(players, on_runner)}
@@ -188,7 +197,14 @@ class _Searching:
                 tally.found[key] = replace(before, times=before.times + 1)
                 return None
             # Keep it before shrinking: an interrupt must not lose it.
-            found = Found(finding=worst, seed=seed, case=case, shrunk=case, tried=0, others=_others(outcome, worst))
+            found = Found(
+                finding=worst,
+                seed=seed,
+                case=case,
+                shrunk=case,
+                tried=0,
+                others=_others(outcome, worst),
+            )
             tally.found[key] = found
             return found
 
@@ -218,7 +234,13 @@ def _shrunk(found: Found, play: Play, budget: int) -> Found:
     if last is None:
         return replace(found, tried=small.tried)
     finding = last.worst or found.finding
-    return replace(found, finding=finding, shrunk=small.case, tried=small.tried, others=_others(last, found.finding))
+    return replace(
+        found,
+        finding=finding,
+        shrunk=small.case,
+        tried=small.tried,
+        others=_others(last, found.finding),
+    )
 
 
 def _others(outcome: PlayResult, worst: Finding) -> tuple[Finding, ...]:

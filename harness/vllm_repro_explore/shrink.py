@@ -1,6 +1,7 @@
 """Shrinking: from a failing case to the smallest that fails in the same way. Pure.
 
-First drop requests or send them in turn, then switch options off, then lower numbers. Keep each change with which the case still fails.
+First drop requests or send them in turn, then switch options off, then lower numbers. Keep each
+change with which the case still fails.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class _Shrinking:
                 wave = self.case.waves[number]
                 if len(wave) > 1:
                     self._take(self._with_wave(number, wave[:place] + wave[place + 1 :]))
-        # Send in turn rather than together: a server gets concurrent requests in one step only by chance.
+        # Send in turn rather than together: a server gets concurrent requests in one step only by
+        # chance.
         for number in reversed(range(len(self.case.waves))):
             apart = tuple((ask,) for ask in self.case.waves[number])
             before, after = self.case.waves[:number], self.case.waves[number + 1 :]
@@ -124,7 +126,9 @@ class _Shrinking:
     def _plain(self) -> None:
         for name, value in _PLAIN:
             setup = self.case.setup
-            if getattr(setup, name) != value and not (name == "layers" and not _simpler(value, setup.layers)):
+            if getattr(setup, name) != value and not (
+                name == "layers" and not _simpler(value, setup.layers)
+            ):
                 self._take(self._with_setup(name, value))
         for operation in self.case.setup.ops:
             rest = tuple(one for one in self.case.setup.ops if one != operation)
@@ -149,7 +153,9 @@ class _Shrinking:
         longest = max(ask.prompt + ask.answer for ask in self.case.asks)
         self._lower(self.case.setup.max_len, longest, partial(self._with_setup, "max_len"))
         for name in ("blocks", "chunk", "window", "cpu_blocks"):
-            self._lower(getattr(self.case.setup, name), _LEAST[name], partial(self._with_setup, name))
+            self._lower(
+                getattr(self.case.setup, name), _LEAST[name], partial(self._with_setup, name)
+            )
 
     def _lower(self, value: int, least: int, at: Callable[[int], Case]) -> None:
         """Lower a number by halving steps while the case still fails."""
@@ -165,13 +171,17 @@ class _Shrinking:
                 step //= 2
 
     def _renamed(self, name: str, old: int, new: Any) -> Case:
-        return self._map(lambda ask: _tidy(replace(ask, **{name: new})) if getattr(ask, name) == old else ask)
+        return self._map(
+            lambda ask: _tidy(replace(ask, **{name: new})) if getattr(ask, name) == old else ask
+        )
 
     def _map(self, change: Callable[[Request], Request]) -> Case:
         return replace(self.case, waves=tuple(tuple(map(change, wave)) for wave in self.case.waves))
 
     def _with_wave(self, number: int, wave: tuple[Request, ...]) -> Case:
-        return replace(self.case, waves=(*self.case.waves[:number], wave, *self.case.waves[number + 1 :]))
+        return replace(
+            self.case, waves=(*self.case.waves[:number], wave, *self.case.waves[number + 1 :])
+        )
 
     def _with_setup(self, name: str, value: Any) -> Case:
         return replace(self.case, setup=replace(self.case.setup, **{name: value}))
@@ -180,7 +190,10 @@ class _Shrinking:
 def _has_no_room(case: Case) -> bool:
     """Return True if the longest request never fits: it then waits for ever, whatever else happens."""
     setup = case.setup
-    return setup.max_len < longest_of(case.asks, setup.block) or setup.blocks < least_blocks(setup) + setup.draft
+    return (
+        setup.max_len < longest_of(case.asks, setup.block)
+        or setup.blocks < least_blocks(setup) + setup.draft
+    )
 
 
 def _tidy(ask: Request) -> Request:

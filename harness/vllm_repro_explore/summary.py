@@ -19,10 +19,10 @@ __all__ = ["SearchSummary", "as_json", "case_lines", "heading", "page", "searche
 class SearchSummary:
     """Result of one search.
 
-    start: `general`, or the id and the arm of the scenario whose server was searched. mixes: of a general start.
-    live: for each finding, the command that runs it on a real server, or why there is none.
-    tests: for each finding, its pytest file; None if such a test does not show it.
-    again: command that repeats the search. record: the earlier searches.
+    start: `general`, or the id and the arm of the scenario whose server was searched. mixes: of a
+    general start. live: for each finding, the command that runs it on a real server, or why there
+    is none. tests: for each finding, its pytest file; None if such a test does not show it. again:
+    command that repeats the search. record: the earlier searches.
     """
 
     version: str
@@ -39,7 +39,9 @@ class SearchSummary:
     @property
     def new(self) -> list[Found]:
         """Findings that no earlier search has."""
-        return [found for found in self.tally.findings if self.record.seen_in(found.finding) is None]
+        return [
+            found for found in self.tally.findings if self.record.seen_in(found.finding) is None
+        ]
 
 
 def as_json(summary: SearchSummary) -> dict[str, Any]:
@@ -55,7 +57,12 @@ def as_json(summary: SearchSummary) -> dict[str, Any]:
         "steps": tally.steps,
         "reached": dict(tally.reached),
         "findings": [
-            found.as_json() | {"first_seen_in": summary.record.seen_in(found.finding), "live": live, "test": test}
+            found.as_json()
+            | {
+                "first_seen_in": summary.record.seen_in(found.finding),
+                "live": live,
+                "test": test,
+            }
             for found, live, test in zip(tally.findings, summary.live, summary.tests, strict=True)
         ],
         "interrupted": summary.interrupted,
@@ -68,11 +75,15 @@ def terminal(summary: SearchSummary) -> str:
     """Return the lines for the terminal: cases played, and for each finding its smallest case and the command for a server."""
     tally = summary.tally
     reached = (
-        ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items())) or "nothing in particular"
+        ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items()))
+        or "nothing in particular"
     )
     lines = [
         heading(summary.version, summary.start, summary.mixes),
-        f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps} steps in {summary.duration_s:.0f} s; {reached}",
+        (
+            f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps}"
+            f" steps in {summary.duration_s:.0f} s; {reached}"
+        ),
     ]
     if tally.invalid:
         lines.append(f"         {tally.invalid} of them were refused by vLLM at start")
@@ -103,9 +114,11 @@ def _before(record: Record, found: Found) -> list[str]:
         return []
     earlier = record.seen_in(found.finding)
     return [
-        f"  new:   in none of {record.searches} earlier searches"
-        if earlier is None
-        else f"  before: first in {earlier}"
+        (
+            f"  new:   in none of {record.searches} earlier searches"
+            if earlier is None
+            else f"  before: first in {earlier}"
+        )
     ]
 
 
@@ -116,18 +129,38 @@ def page(summary: SearchSummary) -> str:
     lines = [
         f"# {heading(summary.version, summary.start, summary.mixes)}",
         "",
-        f"{tally.trials:,} cases, seeds {tally.first} to {tally.last}, {tally.steps:,} steps in {summary.duration_s / 60:.0f} minutes"
+        f"{tally.trials:,} cases, seeds {tally.first} to {tally.last}, {tally.steps:,} steps in"
+        f" {summary.duration_s / 60:.0f} minutes"
         + ("; interrupted." if summary.interrupted else "."),
         "",
-        f"New findings: **{len(new)}**. Seen before, in {record.searches} earlier searches: {len(old)}.",
+        (
+            f"New findings: **{len(new)}**. Seen before, in {record.searches} earlier searches:"
+            f" {len(old)}."
+        ),
     ]
     for found in new:
-        lines += ["", f"## {plain(str(found.finding))}", "", fence("\n".join(_lines(found)[1:]), "text")]
+        lines += [
+            "",
+            f"## {plain(str(found.finding))}",
+            "",
+            fence("\n".join(_lines(found)[1:]), "text"),
+        ]
     if old:
-        lines += ["", "## Seen before", "", "| finding | cases | known as | first in |", "|---|---|---|---|"]
+        lines += [
+            "",
+            "## Seen before",
+            "",
+            "| finding | cases | known as | first in |",
+            "|---|---|---|---|",
+        ]
         for found in old:
-            what, issue = code(str(found.finding), in_table=True), plain(known(found.finding) or "-")
-            lines.append(f"| {what} | {found.times:,} | {issue} | {record.seen_in(found.finding)} |")
+            what, issue = (
+                code(str(found.finding), in_table=True),
+                plain(known(found.finding) or "-"),
+            )
+            lines.append(
+                f"| {what} | {found.times:,} | {issue} | {record.seen_in(found.finding)} |"
+            )
     return "\n".join([*lines, "", fence(summary.again, "console"), ""])
 
 
@@ -140,7 +173,9 @@ def _lines(found: Found) -> list[str]:
         lines.append(f"  over the release's own CPU model runner: {found.on_runner}")
     if found.others:
         lines.append(f"  with:  {', '.join(other.site for other in found.others)}")
-    lines.append(f"  seeds: first {found.seed}, in {found.times} of the cases; shrunk in {found.tried} more")
+    lines.append(
+        f"  seeds: first {found.seed}, in {found.times} of the cases; shrunk in {found.tried} more"
+    )
     first, *waves = case_lines(found.shrunk)
     return [*lines, f"  case:  {first}", *(f"         {line}" for line in waves)]
 
@@ -149,7 +184,8 @@ def case_lines(case: Case) -> list[str]:
     """Return a case as text: the server in the first line, then a line for each wave."""
     setup = case.setup
     words = [
-        f"{' then '.join(setup.layers)}" + (f" (window {setup.window})" if "sliding" in setup.layers else ""),
+        f"{' then '.join(setup.layers)}"
+        + (f" (window {setup.window})" if "sliding" in setup.layers else ""),
         f"{setup.blocks} blocks of {setup.block}",
         f"chunk {setup.chunk}",
         f"up to {setup.max_len} tokens",
@@ -157,7 +193,10 @@ def case_lines(case: Case) -> list[str]:
     ]
     return [
         ", ".join(words),
-        *(f"wave {number}: " + " + ".join(map(str, map(_ask, wave))) for number, wave in enumerate(case.waves, 1)),
+        *(
+            f"wave {number}: " + " + ".join(map(str, map(_ask, wave)))
+            for number, wave in enumerate(case.waves, 1)
+        ),
     ]
 
 
@@ -170,8 +209,9 @@ def _unusual(setup: Setup) -> list[str]:
         f"{setup.seqs} requests at once": setup.seqs < 8,
         "prefix caching off": not setup.caching,
         "hybrid manager off": not setup.hybrid,
-        f"stores take {setup.store_polls} and loads {setup.load_polls} steps": bool(setup.connector)
-        and (setup.store_polls, setup.load_polls) != (1, 0),
+        f"stores take {setup.store_polls} and loads {setup.load_polls} steps": (
+            bool(setup.connector) and (setup.store_polls, setup.load_polls) != (1, 0)
+        ),
         "asynchronous": setup.asynchronous,
         "second model runner": setup.runner == 2,
         f"{setup.draft} draft tokens": bool(setup.draft),
@@ -205,6 +245,10 @@ def _ask(ask: Request) -> str:
     images = (f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in ask.images)
     text += f", images: {', '.join(images)}" if ask.images else ""
     text += ", refused after them" if ask.refused else ""
-    text += f", a session with more after {', '.join(map(str, ask.segments))} steps" if ask.segments else ""
+    text += (
+        f", a session with more after {', '.join(map(str, ask.segments))} steps"
+        if ask.segments
+        else ""
+    )
     gone = f", gone {'within the step ' if ask.mid else ''}after {ask.abort}"
     return text + (gone if ask.abort >= 0 else "")

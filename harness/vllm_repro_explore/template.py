@@ -9,7 +9,8 @@ from vllm_repro_diagnosis.tracebacks import shorten
 
 __all__ = ["template"]
 
-# Identifiers come before numbers, so that deepseek_v4_attention.py, fp8 and v1/worker keep their digits.
+# Identifiers come before numbers, so that deepseek_v4_attention.py, fp8 and v1/worker keep their
+# digits.
 _MASKS = re.compile(
     r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
     r"|(?P<memory>0x[0-9A-Fa-f]+)"
@@ -35,6 +36,11 @@ def template(message: str) -> str:
                 return shorten(text)
             case "word":
                 return "{hex}" if _DIGEST.fullmatch(text) else text
-        return {"memory": "{hex}", "address": "{address}", "request": "{request}", "uuid": "{id}"}.get(kind, "{n}")
+        return {
+            "memory": "{hex}",
+            "address": "{address}",
+            "request": "{request}",
+            "uuid": "{id}",
+        }.get(kind, "{n}")
 
     return _MASKS.sub(mask, squeeze(message))

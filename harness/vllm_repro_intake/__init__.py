@@ -1,4 +1,7 @@
-"""An upstream issue's text as a draft scenario, and a run as a draft issue comment. Nothing of the text is run."""
+"""An upstream issue's text as a draft scenario, and a run as a draft issue comment.
+
+Nothing of the text is run.
+"""
 
 VERBS = {
     "intake": (

@@ -1,7 +1,8 @@
 """The server commands of an issue's text, in every form in which issues give them.
 
-A line of a shell, a list of arguments in YAML or JSON, a Kubernetes or compose service, `LLM(…)` in Python, and the arguments that a server
-logs. All become the words of one command line, which `vllm_repro.command.parse` reads.
+A line of a shell, a list of arguments in YAML or JSON, a Kubernetes or compose service, `LLM(…)` in
+Python, and the arguments that a server logs. All become the words of one command line, which
+`vllm_repro.command.parse` reads.
 """
 
 from __future__ import annotations
@@ -27,29 +28,38 @@ from vllm_repro_intake.text import LONGEST, Block, shortened
 __all__ = ["Found", "calls", "find_commands", "likelihood", "rendered"]
 
 _LEAD = (
-    r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>][ \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
+    r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>]["
+    r" \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
 )
-_PREFIX = r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl \S+|(?:uv|poetry|pixi) run)[ \t]+)*"
+_PREFIX = (
+    r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl"
+    r" \S+|(?:uv|poetry|pixi) run)[ \t]+)*"
+)
 _START = re.compile(
     rf"{_LEAD}{_PREFIX}(?:(?:[\w./~$\{{}}-]*/)?vllm[ \t]+serve\b"
     rf"|(?:[\w./~-]*/)?python[\d.]*[ \t]+-m[ \t]+vllm\.entrypoints\.openai\.api_server"
     rf"|(?:docker|podman|nerdctl)[ \t]+(?:container[ \t]+)?run\b)"
 )
 _SETTING = re.compile(rf"{_LEAD}(?:export[ \t]+)?[A-Za-z_]\w*=\S.*")
-_GOES_ON = re.compile(r"[ \t]*(?:--?[A-Za-z]|[\u2013\u2014]|['\"]?\{|['\"]?[\w./-]+[ \t]*\\[ \t]*$)")
+_GOES_ON = re.compile(
+    r"[ \t]*(?:--?[A-Za-z]|[\u2013\u2014]|['\"]?\{|['\"]?[\w./-]+[ \t]*\\[ \t]*$)"
+)
 _NOTE = re.compile(r"(\\)[ \t]+#.*$")
 _INLINE = re.compile(r"`+([^`\n]{8,})`+")
 _CALL = re.compile(r"(?<![\w.])(?:vllm\.)?(?:LLM|EngineArgs|AsyncEngineArgs)\(")
 _LOGGED = re.compile(r"non-default args: (?=\{)")
 _DOCUMENT = re.compile(r"(?m)^[ \t]*(?:- |\[|[\w.-]+:(?: |$))")
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")  # compose reads ${NAME:-value} so
-_MARKER = re.compile(r"(?<!['\"])\[redacted:[\w-]+\](?!['\"])")  # in place of a value and its quotes
+# in place of a value and its quotes
+_MARKER = re.compile(r"(?<!['\"])\[redacted:[\w-]+\](?!['\"])")
 _SCRIPT = re.compile(r"\bvllm serve |api_server ")
 _GOOD_HEADING = re.compile(
-    r"repro|crash|fail|\bdies\b|command|steps|launch|server|describe the bug|how (?:you|to)", re.IGNORECASE
+    r"repro|crash|fail|\bdies\b|command|steps|launch|server|describe the bug|how (?:you|to)",
+    re.IGNORECASE,
 )
 _OTHER_HEADING = re.compile(
-    r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client", re.IGNORECASE
+    r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
+    re.IGNORECASE,
 )
 _MOST_LINES = 80
 _MOST_NODES = 2_000
@@ -60,8 +70,8 @@ _MOST_CALLS = 50
 class Found:
     """One server command.
 
-    how: its form if it is not a line of a shell. above: the heading and the line above it. unread: arguments that are no literals.
-    times: how often the text has it.
+    how: its form if it is not a line of a shell. above: the heading and the line above it. unread:
+    arguments that are no literals. times: how often the text has it.
     """
 
     command: ServeCommand
@@ -75,13 +85,21 @@ class Found:
 def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found], list[str]]:
     """Return the distinct commands, the most likely one first, and a sentence for each that cannot be read.
 
-    model: for a list of flags alone. The command that the text repeats counts most, then one below a heading such as "Reproduce".
+    model: for a list of flags alone. The command that the text repeats counts most, then one below
+    a heading such as "Reproduce".
     """
     found: list[Found] = []
     unread: list[str] = []
     for block in blocks:
-        for one in (*_shell(block, unread), *_listed(block, model), *_python(block), *_logged(block)):
-            same = next((at for at, known in enumerate(found) if known.command == one.command), None)
+        for one in (
+            *_shell(block, unread),
+            *_listed(block, model),
+            *_python(block),
+            *_logged(block),
+        ):
+            same = next(
+                (at for at, known in enumerate(found) if known.command == one.command), None
+            )
             if same is None:
                 found.append(one)
             else:
@@ -141,7 +159,11 @@ def _parsed(text: str, above: str, unread: list[str]) -> Iterator[Found]:
         unread.append(f"{shortened(text, 80)!r}: it is longer than {LONGEST:,} characters")
         return
     text = re.sub(rf"\A{_LEAD}(?=\S)", "", text)
-    settings = dict(re.findall(r"(?m)^[ \t$#%]*(?:export[ \t]+)?([A-Za-z_]\w*)=['\"]?([\w./:-]+)['\"]?[ \t]*$", text))
+    settings = dict(
+        re.findall(
+            r"(?m)^[ \t$#%]*(?:export[ \t]+)?([A-Za-z_]\w*)=['\"]?([\w./:-]+)['\"]?[ \t]*$", text
+        )
+    )
     text = re.sub(r"\$\{?(\w+)\}?", lambda name: settings.get(name[1], name[0]), text)
     try:
         command = parse(text)
@@ -149,7 +171,8 @@ def _parsed(text: str, above: str, unread: list[str]) -> Iterator[Found]:
         unread.append(f"{shortened(text, 80)!r}: {error}")
         return
     name = command.model or ""
-    if command.flags or re.search(r"[/\d<$]", name):  # else "vllm serve crashes", or a container without a server
+    # else "vllm serve crashes", or a container without a server
+    if command.flags or re.search(r"[/\d<$]", name):
         yield Found(command, shortened(text), above=above)
 
 
@@ -164,15 +187,28 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
         except (yaml.YAMLError, ValueError, RecursionError, TypeError):
             continue
         for image, words, variables in _services(loaded):
-            end = next((at + 1 for at, word in enumerate(words) if word == "serve" or "api_server" in word), 0)
+            end = next(
+                (
+                    at + 1
+                    for at, word in enumerate(words)
+                    if word == "serve" or "api_server" in word
+                ),
+                0,
+            )
             arguments = words[end:]
             if not any(word.startswith("--") for word in arguments):
                 continue
             settings = [word for pair in variables for word in ("-e", "=".join(pair))]
-            named = any(re.match(r"--model(?:=|$)", word) for word in arguments) or not arguments[0].startswith("-")
+            named = any(re.match(r"--model(?:=|$)", word) for word in arguments) or not arguments[
+                0
+            ].startswith("-")
             head = ["docker", "run", *settings, image] if image else ["vllm", "serve"]
             try:
-                command = parse(shlex.join([*head, *([] if named or not model else ["--model", model]), *arguments]))
+                command = parse(
+                    shlex.join(
+                        [*head, *([] if named or not model else ["--model", model]), *arguments]
+                    )
+                )
             except CommandError:
                 continue
             if not image and not named and model:
@@ -189,7 +225,9 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
     while waiting and seen < _MOST_NODES:
         node, seen = waiting.pop(0), seen + 1
         if isinstance(node, Mapping):
-            words = [word for key in ("entrypoint", "command", "args") for word in _words(node.get(key))]
+            words = [
+                word for key in ("entrypoint", "command", "args") for word in _words(node.get(key))
+            ]
             image = _word(node.get("image")) or ""
             if words and any("vllm" in one.lower() for one in (image, *words)):
                 yield (
@@ -209,7 +247,10 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
 
 
 def _words(value: Any) -> list[str]:
-    """Return the words of a list, or of a line of a shell. In a list, a script with a server is read as such a line."""
+    """Return the words of a list, or of a line of a shell.
+
+    In a list, a script with a server is read as such a line.
+    """
     items = value if isinstance(value, list) else [value] if isinstance(value, str) else []
     words: list[str] = []
     for item in (_DEFAULT.sub(r"\1", word) for one in items if (word := _word(one)) is not None):
@@ -229,7 +270,9 @@ def _word(value: Any) -> str | None:
 
 def _variables(value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        value = [f"{name}={word}" for name, one in value.items() if (word := _word(one)) is not None]
+        value = [
+            f"{name}={word}" for name, one in value.items() if (word := _word(one)) is not None
+        ]
     pairs = []
     for one in value if isinstance(value, list) else []:
         if isinstance(one, str) and "=" in one:
@@ -245,14 +288,21 @@ def calls(text: str, name: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], tu
         rest = _MARKER.sub("'redacted'", text[start.end() : start.end() + LONGEST])
         for end in islice(re.finditer(r"\)", rest), _MOST_CALLS):
             try:
-                with warnings.catch_warnings(action="ignore"):  # an escape that Python does not know
+                # an escape that Python does not know
+                with warnings.catch_warnings(action="ignore"):
                     tree = ast.parse(f"f({rest[: end.end()]}", mode="eval").body
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 continue
             given: dict[str, Any] = {}
             unread: list[str] = []
-            positional = [("model", one) for one in tree.args[:1]] if isinstance(tree, ast.Call) else []
-            keywords = [(one.arg or "**", one.value) for one in tree.keywords] if isinstance(tree, ast.Call) else []
+            positional = (
+                [("model", one) for one in tree.args[:1]] if isinstance(tree, ast.Call) else []
+            )
+            keywords = (
+                [(one.arg or "**", one.value) for one in tree.keywords]
+                if isinstance(tree, ast.Call)
+                else []
+            )
             for key, value in (*positional, *keywords):
                 try:
                     given[key] = ast.literal_eval(value)
@@ -269,7 +319,8 @@ def _python(block: Block) -> Iterator[Found]:
 
 
 def _logged(block: Block) -> Iterator[Found]:
-    text = " ".join(line.strip(" \u2502|") for line in block.lines)  # without the frame of a terminal
+    # without the frame of a terminal
+    text = " ".join(line.strip(" \u2502|") for line in block.lines)
     for found in islice(_LOGGED.finditer(text), _MOST_CALLS):
         rest = _MARKER.sub("'redacted'", text[found.end() : found.end() + LONGEST])
         for end in islice(re.finditer(r"\}", rest), _MOST_CALLS):
@@ -278,11 +329,15 @@ def _logged(block: Block) -> Iterator[Found]:
             except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 continue
             if isinstance(given, dict):
-                yield from _of_arguments({str(key): value for key, value in given.items()}, "log", block.above, ())
+                yield from _of_arguments(
+                    {str(key): value for key, value in given.items()}, "log", block.above, ()
+                )
             break
 
 
-def _of_arguments(given: dict[str, Any], how: str, above: str, unread: tuple[str, ...]) -> Iterator[Found]:
+def _of_arguments(
+    given: dict[str, Any], how: str, above: str, unread: tuple[str, ...]
+) -> Iterator[Found]:
     """Yield the command with these arguments of vLLM, by their names in Python."""
     model = given.pop("model_tag", None)
     model = given.pop("model", model)
@@ -291,7 +346,9 @@ def _of_arguments(given: dict[str, Any], how: str, above: str, unread: tuple[str
         flag = f"--{name.replace('_', '-')}"
         if value is True or value is False:
             words.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, dict) for one in value)):
+        elif isinstance(value, dict) or (
+            isinstance(value, list) and any(isinstance(one, dict) for one in value)
+        ):
             words.append(f"{flag}={json.dumps(value, default=str)}")
         elif isinstance(value, list | tuple):
             words += [flag, *map(str, value)]
@@ -315,7 +372,12 @@ def rendered(command: ServeCommand) -> str:
         *(("-e", name if is_secret_name(name) or value == f"${name}" else f"{name}={value}") for name, value in box.env),
         ("--entrypoint", box.entrypoint[0] if box.entrypoint else None),
     ]  # fmt: skip
-    start = ["docker", "run", *(word for name, value in options if value for word in (name, value)), box.image]
+    start = [
+        "docker",
+        "run",
+        *(word for name, value in options if value for word in (name, value)),
+        box.image,
+    ]
     lines = [shlex.join([*start, *box.entrypoint[1:]])]
     body = replace(command, container=None, env=()).render().split(" \\\n")
     model = [] if command.model_argument is None else [f"  {shlex.quote(command.model_argument)}"]

@@ -1,7 +1,7 @@
 """A draft scenario file from the facts of a text.
 
-Every text becomes a literal, every guess a comment that quotes the words it is from, and everything that the text does not state a comment
-that begins with GAP.
+Every text becomes a literal, every guess a comment that quotes the words it is from, and everything
+that the text does not state a comment that begins with GAP.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _HOLES = re.compile(
     r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}|\[(?:user|host|address|email|redacted:[\w-]+)\]"
 )
 _UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
-_IDS = re.compile(r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b")
+_IDS = re.compile(
+    r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
+)
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
 _MEMORY = {
     "T4": 16, "V100": 32, "L4": 24, "A10": 24, "A10G": 24, "A30": 24, "A40": 48, "L40": 48, "L40S": 48, "L20": 48, "A6000": 48, "H100": 80,
@@ -97,7 +99,9 @@ def draft(
     version: str = "",
     newest: str = "",
 ) -> Draft:
-    """Return the draft with the id `name`. Raises `UsageError` if the text names neither a command nor a model.
+    """Return the draft with the id `name`.
+
+    Raises `UsageError` if the text names neither a command nor a model.
 
     models: with a known shape. known_flags: those that the release defines, if it is
     installed. version: the release to try. newest: a release for a text that names none.
@@ -122,7 +126,11 @@ def draft(
     if not title:
         made.gap("the title is not stated")
         root = facts.diagnosis
-        title = shortened(f"{root.exception}: {root.message or ''}".rstrip(": "), 150) if root.exception else "untitled"
+        title = (
+            shortened(f"{root.exception}: {root.message or ''}".rstrip(": "), 150)
+            if root.exception
+            else "untitled"
+        )
     made.put("title", title)
     command = _put_command(made, facts, command, known_flags)
     _put_model(made, facts, command, models)
@@ -135,13 +143,15 @@ def draft(
         made.put("related", facts.related)
     about = title.rstrip(".…")
     made.text = made.file.text(
-        f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. Every other "
-        "comment is a guess or a note:\nconfirm it or correct it, and remove the comment.\n"
+        f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. Every"
+        " other comment is a guess or a note:\nconfirm it or correct it, and remove the comment.\n"
     )
     return made
 
 
-def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None) -> ServeCommand:
+def _put_command(
+    made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None
+) -> ServeCommand:
     """Add the command as it was reported, without secrets and without what no server accepts; return it."""
     if not facts.commands:
         made.gap("the text holds no command: the model alone is taken from it")
@@ -150,7 +160,10 @@ def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: 
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(f"the value of {argument!r} in that call is not a literal")
     if len(facts.commands) > 1 and likelihood(facts.commands[0]) == likelihood(facts.commands[1]):
-        made.gap("the text holds several commands, and nothing shows which one has the bug: this is the first")
+        made.gap(
+            "the text holds several commands, and nothing shows which one has the bug: this is the"
+            " first"
+        )
     for other in facts.commands[1:4]:
         made.guess("another command of the text, not taken", other.words)
     for wrong in facts.unread[:3]:
@@ -164,13 +177,26 @@ def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: 
             made.guess(f"left out: {mistakes[0]}", " ".join(flag.words()))
         else:
             base = positive(flag.name.partition(".")[0])
-            if base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
-                made.guess("left out, as its line seems to be cut off: compare all flags with the text", flag.name)
+            if (
+                base not in KNOWN
+                and not flag.values
+                and any(name.startswith(base) for name in KNOWN)
+            ):
+                made.guess(
+                    "left out, as its line seems to be cut off: compare all flags with the text",
+                    flag.name,
+                )
                 continue
-            if known_flags is not None and base not in known_flags and f"--no-{base[2:]}" not in known_flags:
+            if (
+                known_flags is not None
+                and base not in known_flags
+                and f"--no-{base[2:]}" not in known_flags
+            ):
                 made.guess(f"{flag.name} is not a flag of this release", " ".join(flag.words()))
             elif known_flags is None and base not in KNOWN:
-                made.guess(f"{flag.name} is in none of the releases known here", " ".join(flag.words()))
+                made.guess(
+                    f"{flag.name} is in none of the releases known here", " ".join(flag.words())
+                )
             for name in _UNSET.findall(flag.text or ""):
                 made.gap(f"the value of the variable {name} is not stated")
             kept.append(flag)
@@ -189,7 +215,9 @@ def _put_command(made: Draft, facts: Facts, command: ServeCommand, known_flags: 
         for setting in box.env:
             if not (steers_vllm(setting[0]) or is_secret_name(setting[0])):
                 made.guess(f"left out: {setting[0]} is not a variable of vLLM or its libraries", "")
-        box = replace(box, env=tuple(one for one in box.env if steers_vllm(one[0]) or is_secret_name(one[0])))
+        box = replace(
+            box, env=tuple(one for one in box.env if steers_vllm(one[0]) or is_secret_name(one[0]))
+        )
     command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", command_text(rendered(command)))
     return command
@@ -205,16 +233,23 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
             made.gap(f"the public name of the served model {shortened(name, 60)!r} is not stated")
             name = "unknown/unknown"
     known = next((model for model in models if model.name == name), None)
-    sizes = {ours: facts.shape.get(theirs) or getattr(known, ours, None) for ours, theirs in _SHAPE.items()}
+    sizes = {
+        ours: facts.shape.get(theirs) or getattr(known, ours, None)
+        for ours, theirs in _SHAPE.items()
+    }
     if sizes["heads"] and sizes["kv_heads"] and int(sizes["heads"]) % int(sizes["kv_heads"]):
         sizes |= {"heads": None, "kv_heads": None}
     if missing := [ours for ours in _NEEDED if not sizes[ours]]:
         made.gap(
-            f"{', '.join(missing)}: not stated; 1 stands for each until you copy them from the model's config.json"
+            f"{', '.join(missing)}: not stated; 1 stands for each until you copy them from the"
+            " model's config.json"
         )
         sizes |= {"heads": sizes["kv_heads"] or 1} if "heads" in missing else {}
         sizes |= {ours: 1 for ours in missing if ours != "heads"}
-    made.put("model", made.file.block("Model", name, **{ours: size for ours, size in sizes.items() if size}))
+    made.put(
+        "model",
+        made.file.block("Model", name, **{ours: size for ours, size in sizes.items() if size}),
+    )
 
 
 def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
@@ -226,7 +261,11 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
     if facts.gpus is not None and count:
         made.guess(f"reported on {facts.gpus.value}", facts.gpus.words)
         stated = re.search(r" of (\d+) GB$", facts.gpus.value)
-        kinds = [kind for kind in _MEMORY if re.search(rf"(?<!\w){kind}\b", facts.gpus.value, re.IGNORECASE)]
+        kinds = [
+            kind
+            for kind in _MEMORY
+            if re.search(rf"(?<!\w){kind}\b", facts.gpus.value, re.IGNORECASE)
+        ]
         if size := int(stated[1]) if stated else max((_MEMORY[kind] for kind in kinds), default=0):
             needs["gpu_memory_gb"] = size
     elif count:
@@ -240,14 +279,21 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
     stated = facts.versions[0] if facts.versions else None
     if version:
-        made.guess("the release of --vllm, taken for a bad one", f"the text names {stated.value}" if stated else "")
+        made.guess(
+            "the release of --vllm, taken for a bad one",
+            f"the text names {stated.value}" if stated else "",
+        )
     elif stated is None:
         made.gap(f"the release is not stated: {newest} is only the newest one")
     else:
         for one in facts.versions[: 1 if stated.words else 0]:
             made.guess("the release", one.words)
         if re.search(r"dev|rc|\+", stated.value):
-            made.guess(f"{stated.value} is a build between releases: --vllm names a release to try instead", "")
+            made.guess(
+                f"{stated.value} is a build between releases: --vllm names a release to try"
+                " instead",
+                "",
+            )
         for one in facts.versions[1:4]:
             made.guess(f"also named: {one.value}", one.words)
     bad = version or (stated.value if stated else newest)
@@ -257,7 +303,9 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
 
 def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     """Add the requests, and the trigger that follows from their sizes."""
-    limit, batch = (_number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens"))
+    limit, batch = (
+        _number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens")
+    )
     steps: list[list[Source]] = []
     sizes: list[int] = []
     for at, one in enumerate(facts.requests, 1):
@@ -265,7 +313,11 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         if one.body is not None:
             step = made.file.call("request", path=one.path, body=one.body, name=f"request {at}")
         elif limit and one.tokens + answer > limit:
-            made.guess(f"left out, as it exceeds --max-model-len {limit}: a prompt of {one.tokens:,} tokens", one.words)
+            made.guess(
+                f"left out, as it exceeds --max-model-len {limit}: a prompt of {one.tokens:,}"
+                " tokens",
+                one.words,
+            )
             continue
         else:
             if not one.beside or not steps:
@@ -291,7 +343,10 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         made.guess(f"the longest prompt exceeds --max-num-batched-tokens {batch}", "")
         made.put("trigger", made.file.call("chunked_prefill", chunks=2))
         return
-    made.gap("the boundary of the bug is not stated: until you name a condition, a quiet run is no evidence")
+    made.gap(
+        "the boundary of the bug is not stated: until you name a condition, a quiet run is no"
+        " evidence"
+    )
     trigger = made.file.call("prefill_over", max(1, longest - 1))
     if longest and not batch:
         trigger = Source(f"{made.file.call('chunked_prefill', chunks=2).text} | {trigger.text}")
@@ -310,20 +365,34 @@ def _put_signature(made: Draft, facts: Facts) -> None:
     if diagnosis.root is None and facts.symptom != "dies":
         return
     if diagnosis.root is None:
-        made.gap("the text holds no exception of the engine: fill in the signature from the report of a run")
+        made.gap(
+            "the text holds no exception of the engine: fill in the signature from the report of"
+            " a run"
+        )
         found = Signature(exception="UnknownError", frames=("unknown",))
     else:
         message = diagnosis.message or ""
         frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
         if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
-            made.guess("the text shows no frames; this function is from the message", shortened(message))
+            made.guess(
+                "the text shows no frames; this function is from the message", shortened(message)
+            )
         if not frames:
             made.gap("the text shows no frames: fill them in from the report of a run")
             frames = ("unknown",)
         last = diagnosis.frames[-1].source if diagnosis.frames else ""
         source = last if last.startswith("assert") and not message else None
-        found = Signature(exception=diagnosis.exception or "", message=_template(message), frames=frames, source=source)
-        if frames != ("unknown",) and diagnosis.frames and compare(found, diagnosis).how is not How.MATCH:
+        found = Signature(
+            exception=diagnosis.exception or "",
+            message=_template(message),
+            frames=frames,
+            source=source,
+        )
+        if (
+            frames != ("unknown",)
+            and diagnosis.frames
+            and compare(found, diagnosis).how is not How.MATCH
+        ):
             made.gap("this signature does not match the text's own traceback: correct it")
     if phase is None:
         made.gap("the text does not show when the engine dies")
@@ -339,7 +408,9 @@ def _frames(frames: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return the innermost functions of vLLM, without those that only pass a call on."""
     names = [function for file, function in frames if "vllm" in file and function not in _GENERIC]
     names = names or [function for _, function in frames]
-    return tuple(name for at, name in enumerate(names) if at == 0 or names[at - 1] != name)[-_MOST_FRAMES:]
+    return tuple(name for at, name in enumerate(names) if at == 0 or names[at - 1] != name)[
+        -_MOST_FRAMES:
+    ]
 
 
 def _template(message: str) -> str:
@@ -358,7 +429,9 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     names = {"reported"}
     for one in facts.tried:
         flags = one.flags
-        if one.removed and positive(flags[0]) not in {positive(flag.name) for flag in command.flags}:
+        if one.removed and positive(flags[0]) not in {
+            positive(flag.name) for flag in command.flags
+        }:
             continue
         words = re.findall(r"[a-z0-9]+", " ".join(flags).lower())
         name = "-".join((["without"] if one.removed else []) + words[:_MOST_WORDS])

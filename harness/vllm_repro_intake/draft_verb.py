@@ -1,4 +1,7 @@
-"""`vllm-repro draft`: a draft issue comment from a run, and the command that sends it. It sends nothing itself."""
+"""`vllm-repro draft`: a draft issue comment from a run, and the command that sends it.
+
+It sends nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_common(parser, example="vllm-repro draft reports/tq-chunked-prefill/latest")
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help=f"write to FILE (default: {DRAFT} in the folder)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help=f"write to FILE (default: {DRAFT} in the folder)",
     )
 
 
@@ -32,18 +39,32 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"vllm-repro: {warning}", file=sys.stderr)
     if report.rehearsal:
         # Print no command: it would be pasted before the warnings are read.
-        print(f"{path}: {len(made.body):,} characters, to look at. No command: a REHEARSAL says nothing about vLLM.")
+        print(
+            f"{path}: {len(made.body):,} characters, to look at. No command: a REHEARSAL says"
+            " nothing about vLLM."
+        )
         return 0
     if made.title and not report.bug_seen:
-        print(f"{path}: {len(made.body):,} characters, to look at. No command: the bug was not seen in this run.")
+        print(
+            f"{path}: {len(made.body):,} characters, to look at. No command: the bug was not seen"
+            " in this run."
+        )
         return 0
     if made.fixed_in and report.verdict is not Verdict.REGRESSED:
         print(
-            f"{path}: {len(made.body):,} characters, to look at. No command: the bug is declared fixed in {made.fixed_in}."
+            f"{path}: {len(made.body):,} characters, to look at. No command: the bug is declared"
+            f" fixed in {made.fixed_in}."
         )
         return 0
-    kind = f"a new issue for {made.issue.partition('#')[0]}" if made.title else f"a comment on {made.issue}"
-    print(f"{path}: {kind}, {len(made.body):,} of {MOST:,} characters. Nothing is sent; once you have read it:")
+    kind = (
+        f"a new issue for {made.issue.partition('#')[0]}"
+        if made.title
+        else f"a comment on {made.issue}"
+    )
+    print(
+        f"{path}: {kind}, {len(made.body):,} of {MOST:,} characters. Nothing is sent; once you have"
+        " read it:"
+    )
     print(made.command(path))
     return 0
 
@@ -53,9 +74,13 @@ def _warnings(report: RunReport, made: Draft) -> list[str]:
     found = [f"may be the same as {url}" for url in made.duplicate_urls]
     if made.left_out:
         found.append(f"no room for {', '.join(made.left_out)}; report.md has it")
-    logs = dict.fromkeys(trial.log for _, trial in report.failures if (report.folder / trial.log).is_file())
+    logs = dict.fromkeys(
+        trial.log for _, trial in report.failures if (report.folder / trial.log).is_file()
+    )
     if logs:
-        found.append(f"the draft has no log; attach {', '.join(list(logs)[:3])} once you have read it")
+        found.append(
+            f"the draft has no log; attach {', '.join(list(logs)[:3])} once you have read it"
+        )
     if report.rehearsal:
         found.append("a REHEARSAL says nothing about vLLM, and is nothing for upstream")
     if report.verdict is Verdict.INCONCLUSIVE:

@@ -33,9 +33,11 @@ class Said:
 class Facts:
     """The facts in a text.
 
-    issue: `owner/repository#number`. versions: releases of vLLM, the most certain first. commands: the most likely one first.
-    unread: commands that cannot be read. model: public name. shape: sizes with the names of config.json. gpus: (count, kind) as stated.
-    settings: environment variables that the text names outside of the command. answer: the one `max_tokens` of the text, or 0.
+    issue: `owner/repository#number`. versions: releases of vLLM, the most certain first. commands:
+    the most likely one first. unread: commands that cannot be read. model: public name. shape:
+    sizes with the names of config.json. gpus: (count, kind) as stated. settings: environment
+    variables that the text names outside of the command. answer: the one `max_tokens` of the text,
+    or 0.
     """
 
     title: str
@@ -78,18 +80,23 @@ _ISSUE_URL = re.compile(
     rf"github\.com/(?P<repository>{_REPOSITORY})/(?P<kind>issues|pull|discussions)/(?P<number>\d{{1,6}})"
 )
 _OWN = re.compile(
-    rf"(?<![\w/])(?P<repository>vllm-project/{_REPOSITORY.partition('/')[2]})(?: · issue )?#(?P<number>\d{{1,6}})(?=Fetched| · |\s*$)"
+    rf"(?<![\w/])(?P<repository>vllm-project/{_REPOSITORY.partition('/')[2]})(?: · issue"
+    r" )?#(?P<number>\d{1,6})(?=Fetched| · |\s*$)"
 )
 _HEAD_NUMBER = re.compile(r"\A[^\n]*\n?[^\n]{0,200}(?:\(Issue |Issue |\s)#(?P<number>\d{3,6})\b")
 _MENTIONED = re.compile(r"(?<![\w/&#])(?:vllm-project/vllm)?#(\d{4,6})\b")
 _VERSIONS = (
     re.compile(r"vllm-openai(?:-\w+)?:v(?P<version>\d+\.\d+[\w.]*)"),
     re.compile(r"\bvllm ?==? ?v?(?P<version>\d+\.\d+[\w.+]*)"),
-    re.compile(r"\bv?LLM\b[^\n.;,]{0,60}?(?<![\w.])v?(?P<version>0\.\d{1,2}\.\d{1,2}[\w.+]*)", re.IGNORECASE),
+    re.compile(
+        r"\bv?LLM\b[^\n.;,]{0,60}?(?<![\w.])v?(?P<version>0\.\d{1,2}\.\d{1,2}[\w.+]*)",
+        re.IGNORECASE,
+    ),
 )
 _TITLE_VERSION = re.compile(r"(?<![\w.])v(?P<version>0\.\d{1,2}\.\d{1,2}[\w.]*)")
 _HUB_MODEL = re.compile(
-    rf"(?i)\bmodel(?: name| id| path|url)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
+    r"(?i)\bmodel(?: name| id|"
+    rf" path|url)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
 )
 _HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
 _SHAPE = re.compile(
@@ -98,7 +105,8 @@ _SHAPE = re.compile(
 )
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
 _KIND = (
-    r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX (?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell| Ada)?|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
+    r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX (?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell|"
+    r" Ada)?|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
     r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40s?)|V100|T4|B\d{3}|MI\d{3}X?)\b"
 )
 _GPUS = (
@@ -111,20 +119,27 @@ _SETTING = re.compile(
     r"(?<![\w$./-])((?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF)_[A-Z0-9_]+)=([\w.:,-]{1,60})"
 )
 _SYMPTOMS = (
-    ("hangs", re.compile(r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finishes)")),
+    (
+        "hangs",
+        re.compile(r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finishes)"),
+    ),
     (
         "errs",
         re.compile(
-            r"(?i)gibberish|garbage|garbled|wrong (?:output|token|answer)|incorrect|repeat(?:s|ed|ing) token|!!!!"
+            r"(?i)gibberish|garbage|garbled|wrong"
+            r" (?:output|token|answer)|incorrect|repeat(?:s|ed|ing) token|!!!!"
         ),
     ),
 )
 _CRASH = re.compile(r"crash|\bdie[sd]?\b|dead\b|DeadError|assert", re.IGNORECASE)
 _BOOT = re.compile(
-    r"\bstart-?up\b|\b(?:fails?|failed|unable|not) to start\b|\b(?:cannot|can't|won't) start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b",
+    r"\bstart-?up\b|\b(?:fails?|failed|unable|not) to start\b|\b(?:cannot|can't|won't)"
+    r" start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b",
     re.IGNORECASE,
 )
-_REQUEST = re.compile(r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE)
+_REQUEST = re.compile(
+    r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE
+)
 _ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
 
 
@@ -152,7 +167,11 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         title=title,
         issue=issue,
         related=_related(f"{text}\n{more}", issue),
-        versions=tuple(_versions(f"{command.container.image if command.container else ''}\n{text}", diagnosis, title))
+        versions=tuple(
+            _versions(
+                f"{command.container.image if command.container else ''}\n{text}", diagnosis, title
+            )
+        )
         or tuple(_versions(more, diagnosis)),
         commands=tuple(commands),
         unread=tuple(unread),
@@ -165,7 +184,10 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         unclear=tuple(unclear),
         diagnosis=diagnosis,
         phase=diagnosis.phase or _phase(title, requests, said),
-        symptom=next((word for word, rx in _SYMPTOMS if rx.search(title) and not _CRASH.search(title)), "dies"),
+        symptom=next(
+            (word for word, rx in _SYMPTOMS if rx.search(title) and not _CRASH.search(title)),
+            "dies",
+        ),
         answer=answer_length(text),
     )
 
@@ -180,7 +202,10 @@ def _phase(title: str, requests: Sequence[Asked], said: Sequence[str]) -> Phase 
 def _title(text: str) -> str:
     found = next((match for rx in _TITLES if (match := rx.search(text))), None)
     first = next((line.strip() for line in text.split("\n") if line.strip()), "")
-    title, before = found["title"] if found else "" if _NO_TITLE.match(first) or len(first) > 150 else first, ""
+    title, before = (
+        (found["title"] if found else "" if _NO_TITLE.match(first) or len(first) > 150 else first),
+        "",
+    )
     while title != before:
         before, title = title, _TITLE_ENDS.sub("", title)
     return shortened(title, 150)
@@ -192,7 +217,9 @@ def _issue(text: str) -> str:
         return f"{found['repository']}#{found['number']}"
     if (found := _ISSUE_URL.search(text[:1_000])) and found["kind"] == "issues":
         return f"{found['repository']}#{found['number']}"
-    if ("[Bug]" in text[:400] or "Subject:" in text[:400]) and (found := _HEAD_NUMBER.match(text.lstrip())):
+    if ("[Bug]" in text[:400] or "Subject:" in text[:400]) and (
+        found := _HEAD_NUMBER.match(text.lstrip())
+    ):
         return f"vllm-project/vllm#{found['number']}"
     return ""
 
@@ -208,8 +235,14 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
     """Yield the releases that the text names, that of the log or of `collect_env` first."""
     seen: set[str] = set()
     stated = [Said(diagnosis.vllm_version, "")] if diagnosis.vllm_version else []
-    matches = (*(found for rx in _VERSIONS for found in rx.finditer(text)), *_TITLE_VERSION.finditer(title))
-    for one in (*stated, *(Said(found["version"].rstrip("."), shortened(found[0])) for found in matches)):
+    matches = (
+        *(found for rx in _VERSIONS for found in rx.finditer(text)),
+        *_TITLE_VERSION.finditer(title),
+    )
+    for one in (
+        *stated,
+        *(Said(found["version"].rstrip("."), shortened(found[0])) for found in matches),
+    ):
         try:
             version = str(Version(one.value))
         except InvalidVersion:
@@ -237,7 +270,9 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
         return None
     for rx in _GPUS:
         if found := rx.search(text):
-            count = found.groupdict().get("count") or str(len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1)
+            count = found.groupdict().get("count") or str(
+                len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
+            )
             memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
             size = f" of {memory[1]} GB" if memory else ""
             return Said(
@@ -258,10 +293,15 @@ def _settings(blocks: Sequence[Block], command: ServeCommand) -> Iterator[Said]:
                 name, value = at[1], at[2].rstrip(".,:;")
                 if name not in known and (name, value) not in seen:
                     seen.add((name, value))
-                    yield Said(f"{name}={value}", shortened(line[max(0, at.start() - 40) : at.end() + 60]))
+                    yield Said(
+                        f"{name}={value}", shortened(line[max(0, at.start() - 40) : at.end() + 60])
+                    )
 
 
 def parallel(command: ServeCommand) -> int:
     """Return the number of GPUs of a command: the product of its parallel sizes."""
-    sizes = (command.get(f"--{kind}-parallel-size") or "" for kind in ("tensor", "pipeline", "data", "prefill-context"))
+    sizes = (
+        command.get(f"--{kind}-parallel-size") or ""
+        for kind in ("tensor", "pipeline", "data", "prefill-context")
+    )
     return prod(int(size) for size in sizes if re.fullmatch(r"[1-9]\d{0,3}", size))

@@ -1,4 +1,7 @@
-"""`vllm-repro intake`: a draft scenario from an upstream issue, a pasted command or a log. It runs nothing of what it reads."""
+"""`vllm-repro intake`: a draft scenario from an upstream issue, a pasted command or a log.
+
+It runs nothing of what it reads.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from vllm_repro.scenario.reader import read
 from vllm_repro_intake.draft import Draft, draft
 from vllm_repro_intake.facts import read_facts
 
-_ISSUE = re.compile(r"https://github\.com/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/issues/(\d{1,7})(?:[/?#]\S*)?")
+_ISSUE = re.compile(
+    r"https://github\.com/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/issues/(\d{1,7})(?:[/?#]\S*)?"
+)
 _LARGEST = 16 << 20
 
 
@@ -37,7 +42,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         prints="the draft, what it guessed, and what the text does not state",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="write the draft to FILE, a new .py (default: print it)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write the draft to FILE, a new .py (default: print it)",
     )
     parser.add_argument(
         "--vllm",
@@ -48,14 +57,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text",
         metavar="FILE|URL",
-        help="an issue, a mail, a command or a log; - for standard input; a GitHub issue is read with gh",
+        help=(
+            "an issue, a mail, a command or a log; - for standard input; a GitHub issue is read"
+            " with gh"
+        ),
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     if output is not None and not re.fullmatch(r"[a-z0-9]+(?:_[a-z0-9]+)*\.py", output.name):
-        raise UsageError(f"{output.name} is no name of a scenario file", hint="name it like my_bug.py")
+        raise UsageError(
+            f"{output.name} is no name of a scenario file", hint="name it like my_bug.py"
+        )
     if output is not None and output.exists():
         raise UsageError(f"{output} is already there", hint="name another file, or remove that one")
     text, more, issue = _read(arguments.text)
@@ -86,24 +100,36 @@ def run(arguments: argparse.Namespace) -> int:
             "problems": [one.text for one in problems],
             "matches": found,
         }
-        print_json({"file": str(output) if output else None, "scenario": made.id, "draft": made.text, **keys})
+        print_json(
+            {
+                "file": str(output) if output else None,
+                "scenario": made.id,
+                "draft": made.text,
+                **keys,
+            }
+        )
     elif output is None:
         print(made.text, end="")
     _report(made, path, [one.text for one in problems], found, folder_words())
     return 0
 
 
-def _report(made: Draft, path: Path, problems: list[str], found: list[str], folders: list[str]) -> None:
+def _report(
+    made: Draft, path: Path, problems: list[str], found: list[str], folders: list[str]
+) -> None:
     """Print to standard error what the draft lacks, and the next command."""
     for gap in made.gaps:
         print(f"gap: {gap}", file=sys.stderr)
     for problem in problems:
         print(f"check: {problem}", file=sys.stderr)
     for name in found:
-        print(f"known: the death is that of {name}: vllm-repro run {' '.join([name, *folders])}", file=sys.stderr)
+        print(
+            f"known: the death is that of {name}: vllm-repro run {' '.join([name, *folders])}",
+            file=sys.stderr,
+        )
     print(
-        f"{path}: {plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}. Once you have read it: "
-        f"vllm-repro check {path} && vllm-repro run {path}",
+        f"{path}: {plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}."
+        f" Once you have read it: vllm-repro check {path} && vllm-repro run {path}",
         file=sys.stderr,
     )
 
@@ -121,7 +147,9 @@ def _read(name: str) -> tuple[str, str, str]:
             with Path(name).open("rb") as file:
                 data = file.read(_LARGEST + 1)
     except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}", hint="name a file, or - to paste the text") from error
+        raise UsageError(
+            f"cannot read {name}: {error.strerror}", hint="name a file, or - to paste the text"
+        ) from error
     if len(data) > _LARGEST:
         raise UsageError("the text is longer than 16 MiB", hint="keep a log's boot and its death")
     utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
@@ -135,18 +163,42 @@ def _from_github(url: str) -> tuple[str, str, str]:
         raise UsageError(f"{url} is no issue on GitHub", hint=by_hand)
     program = shutil.which("gh")
     if program is None:
-        raise UsageError("gh, GitHub's command line, is not installed, so the issue cannot be read", hint=by_hand)
-    command = [program, "issue", "view", found[2], "--repo", found[1], "--json", "title,body,comments"]
+        raise UsageError(
+            "gh, GitHub's command line, is not installed, so the issue cannot be read", hint=by_hand
+        )
+    command = [
+        program,
+        "issue",
+        "view",
+        found[2],
+        "--repo",
+        found[1],
+        "--json",
+        "title,body,comments",
+    ]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
         )
         loaded = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired):
         done, loaded = None, None
     if not isinstance(loaded, dict):
-        why = (done.stderr.strip().splitlines() or ["it prints no issue"])[-1] if done else "it does not answer"
+        why = (
+            (done.stderr.strip().splitlines() or ["it prints no issue"])[-1]
+            if done
+            else "it does not answer"
+        )
         raise InfraError(f"gh cannot read {url}: {why}", hint=by_hand)
     comments = loaded.get("comments") or []
     more = "\n\n".join(str(one.get("body") or "") for one in comments if isinstance(one, dict))
-    return f"# {loaded.get('title') or ''}\n\n{loaded.get('body') or ''}", more, f"{found[1]}#{found[2]}"
+    return (
+        f"# {loaded.get('title') or ''}\n\n{loaded.get('body') or ''}",
+        more,
+        f"{found[1]}#{found[2]}",
+    )

@@ -1,7 +1,8 @@
 """Draft of a comment on the upstream issue, or of a new issue for an unreported bug.
 
-What to act on comes first, then the script that shows it, then all else, folded. A draft has at most 12,000 bytes, its code blocks are
-intact, and it mentions nobody. What its sender must know is not in it: `vllm-repro draft` prints that.
+What to act on comes first, then the script that shows it, then all else, folded. A draft has at
+most 12,000 bytes, its code blocks are intact, and it mentions nobody. What its sender must know is
+not in it: `vllm-repro draft` prints that.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ _Part = tuple[str, str]
 class Draft:
     """A draft in Markdown.
 
-    title: of a new issue, empty for a comment. issue: the one to comment on, or the nearest. duplicates: issues about perhaps the same.
-    left_out: names of the parts for which there was no room. fixed_in: releases that are declared to be without the bug.
+    title: of a new issue, empty for a comment. issue: the one to comment on, or the nearest.
+    duplicates: issues about perhaps the same. left_out: names of the parts for which there was no
+    room. fixed_in: releases that are declared to be without the bug.
     """
 
     body: str
@@ -66,9 +68,28 @@ class Draft:
         """Return the command with which a person sends the draft in the file `path`."""
         repository, _, number = self.issue.partition("#")
         if self.title:
-            words = ["gh", "issue", "create", "--repo", repository, "--title", self.title, "--body-file", str(path)]
+            words = [
+                "gh",
+                "issue",
+                "create",
+                "--repo",
+                repository,
+                "--title",
+                self.title,
+                "--body-file",
+                str(path),
+            ]
         else:
-            words = ["gh", "issue", "comment", number, "--repo", repository, "--body-file", str(path)]
+            words = [
+                "gh",
+                "issue",
+                "comment",
+                number,
+                "--repo",
+                repository,
+                "--body-file",
+                str(path),
+            ]
         return shlex.join(words)
 
 
@@ -86,23 +107,31 @@ def draft(
 ) -> Draft:
     """Return the draft about a run.
 
-    flags: the reported command. why: the scenario's explanation. small: why the lab's small model shows the bug. gpus: the bug is one of
-    vLLM on GPUs. script: `repro.py`. no_script: why there is none.
-    diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
+    flags: the reported command. why: the scenario's explanation. small: why the lab's small model
+    shows the bug. gpus: the bug is one of vLLM on GPUs. script: `repro.py`. no_script: why there is
+    none. diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
-    attached = any(arm.server.kind == "attach" for arm in report.arms)  # its flags and its machine are not known
+    # its flags and its machine are not known
+    attached = any(arm.server.kind == "attach" for arm in report.arms)
     lines = "\n".join(_first_lines(report, "" if attached else flags, why, small, gpus))
     form = bool(title) and not report.rehearsal  # the first line of a rehearsal must name it
     asked = "### \N{BUG} Describe the bug\n\n" if form else ""
     only_changed = report.bug_seen and not any(arm.k for arm in report.arms if not arm.patches)
-    where = "Environment of the client; that of the server is not known" if attached else "Environment of the run"
+    where = (
+        "Environment of the client; that of the server is not known"
+        if attached
+        else "Environment of the run"
+    )
     environment = _folded(where, fence(_environment(report, gpus=not attached), "text"))
     parts = [
         ("", asked + lines),
         ("the script", "" if only_changed else _script(report, script, no_script)),
         ("", _arms(report)),
-        *((f"the change in {_names(arms)}", _change(arms, diffs or {})) for arms in _changed(report)[:4]),
+        *(
+            (f"the change in {_names(arms)}", _change(arms, diffs or {}))
+            for arms in _changed(report)[:4]
+        ),
         ("the traceback", _traceback(report)),
         ("", _replaced(report)),
         *_measured(report),
@@ -139,21 +168,32 @@ def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
     """Return issues that may be about the same: those whose signature a death has, then those that the scenario names.
 
-    Issues of scenarios that are declared good for this release are left out. Whether an issue is still open is not checked.
+    Issues of scenarios that are declared good for this release are left out. Whether an issue is
+    still open is not checked.
     """
     if not report.failures:
         return []
     found: list[str] = []
-    for death in dict.fromkeys(_diagnosis(trial, report.vllm_version) for arm in report.arms for trial in arm.trials):
-        found += [match.scenario.issue for match in matches(death, scenarios) if match.scenario.id != report.scenario]
+    for death in dict.fromkeys(
+        _diagnosis(trial, report.vllm_version) for arm in report.arms for trial in arm.trials
+    ):
+        found += [
+            match.scenario.issue
+            for match in matches(death, scenarios)
+            if match.scenario.id != report.scenario
+        ]
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     if own is not None:
         found += [twin.issue for twin in twins(own, scenarios)]
     found += [*report.related, *(own.related if own is not None else ())]
     settled = {
-        one.issue for one in scenarios if not one.filed or one.status.standing(report.vllm_version) is Standing.GOOD
+        one.issue
+        for one in scenarios
+        if not one.filed or one.status.standing(report.vllm_version) is Standing.GOOD
     }
-    return [issue for issue in dict.fromkeys(found) if issue != report.issue and issue not in settled]
+    return [
+        issue for issue in dict.fromkeys(found) if issue != report.issue and issue not in settled
+    ]
 
 
 def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
@@ -174,7 +214,14 @@ def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
     """Return the most important failed trial of unchanged source, else any failed trial, else the first one."""
     unchanged = [pair for pair in report.failures if not pair[0].patches]
     return next(
-        iter((*unchanged, *report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials))), None
+        iter(
+            (
+                *unchanged,
+                *report.failures,
+                *((arm, trial) for arm in report.arms for trial in arm.trials),
+            )
+        ),
+        None,
     )
 
 
@@ -187,7 +234,8 @@ def _changed(report: RunReport) -> list[list[ArmReport]]:
     return sorted(found.values(), key=lambda arms: not any(map(avoids, arms)))
 
 
-# ── what is read in half a minute ─────────────────────────────────────────────────────────────────────────────────────────
+# ── what is read in half a minute
+# ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
@@ -196,7 +244,10 @@ def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool
     yield f"{_verdict(report)}\n"
     if (shown := _shown_trial(report)) and shown[1].severity is not None:
         cause = shorten(shown[1].why, _CAUSE)
-        yield f"- **What:** {plain(cause) if shown[1].outcome is Outcome.WRONG_OUTPUT else code(cause)}"
+        yield (
+            "- **What:**"
+            f" {plain(cause) if shown[1].outcome is Outcome.WRONG_OUTPUT else code(cause)}"
+        )
     yield f"- **Releases:** {cell(shorten(_declared(report), _SENTENCE))}"
     if flags:
         one_line = " ".join(flags.replace("\\\n", " ").split())
@@ -206,7 +257,9 @@ def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool
             yield f"- **Avoided by:** {'; '.join(lives)}"
         if why:
             yield f"- **Cause:** {plain(_sentences(why, _SENTENCE))}"
-    if notice := banner(report.evidence, report.vllm_version and shorten(report.vllm_version, _NAME)):
+    if notice := banner(
+        report.evidence, report.vllm_version and shorten(report.vllm_version, _NAME)
+    ):
         word, _, text = notice.partition(": ")
         yield f"- **{word}:** {cell(text)}{_holds(report, small, gpus)}"
     yield from (f"- {plain(shorten(text, _SENTENCE))}." for text in refusals(report.arms)[:4])
@@ -219,31 +272,58 @@ def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool
 def _sentences(text: str, most: int) -> str:
     """Return the first sentences of a text, as many as `most` bytes hold."""
     sentences = re.split(r"(?<=\.)\s+", " ".join(text.split()))
-    fitting = sum(total <= most for total in accumulate(size(sentence) + 1 for sentence in sentences))
+    fitting = sum(
+        total <= most for total in accumulate(size(sentence) + 1 for sentence in sentences)
+    )
     return shorten(" ".join(sentences[: max(fitting, 1)]), most)
 
 
 def _verdict(report: RunReport) -> str:
     """Return the sentence on what the unchanged source did, and only then what a changed one did."""
-    on = f"vLLM {cell(shorten(report.vllm_version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
+    on = (
+        "vLLM"
+        f" {cell(shorten(report.vllm_version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
+    )
     seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]
     if report.verdict is Verdict.REPRODUCES and seen:
         unchanged = next((arm for arm in seen if not arm.patches), None)
         if unchanged is not None:
-            return f"**Reproduces on {on}**: {_count(unchanged, report).removeprefix('`reported` ')}."
+            return (
+                f"**Reproduces on {on}**: {_count(unchanged, report).removeprefix('`reported` ')}."
+            )
         lived = next(
-            (arm for arm in report.arms if arm.expected.has_bug and not arm.patches and arm.result is Result.QUIET),
+            (
+                arm
+                for arm in report.arms
+                if arm.expected.has_bug and not arm.patches and arm.result is Result.QUIET
+            ),
             None,
         )
         untried = f"**Not tried on unchanged {on}.**"
-        said = f"**Did not reproduce on unchanged {on}**: {_count(lived, report)}." if lived else untried
-        return f"{said} With vLLM's source changed: {'; '.join(_count(arm, report) for arm in seen[:3])}."
-    lived = next((arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET), None)
+        said = (
+            f"**Did not reproduce on unchanged {on}**: {_count(lived, report)}."
+            if lived
+            else untried
+        )
+        return (
+            f"{said} With vLLM's source changed:"
+            f" {'; '.join(_count(arm, report) for arm in seen[:3])}."
+        )
+    lived = next(
+        (arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET), None
+    )
     if report.verdict is Verdict.QUIET and lived is not None:
-        return f"**Did not reproduce on {on}**: {_count(lived, report).removeprefix('`reported` ')}, with the boundary crossed."
+        return (
+            f"**Did not reproduce on {on}**: {_count(lived, report).removeprefix('`reported` ')},"
+            " with the boundary crossed."
+        )
     verdict = report.verdict
-    text = f"**{verdict[:1].upper()}{verdict[1:]} on {on}**: {cell(shorten(report.because, _SENTENCE))}."
-    if report.as_expected is False and not report.compared_patches:  # a patch that fails contradicts no declaration
+    text = (
+        f"**{verdict[:1].upper()}{verdict[1:]} on {on}**:"
+        f" {cell(shorten(report.because, _SENTENCE))}."
+    )
+    # a patch that fails contradicts no declaration
+    if report.as_expected is False and not report.compared_patches:
         text += f" Declared was something else: {cell(shorten(_declared(report), 200))}."
     return text
 
@@ -256,7 +336,9 @@ def _declared(report: RunReport) -> str:
 
 def _count(arm: ArmReport, report: RunReport) -> str:
     """Return `eager` (with --enforce-eager) died in 0 of 1 boots`."""
-    edits = " and ".join(dict.fromkeys(edit for edit in arm.edits if not edit.startswith("patched ")))
+    edits = " and ".join(
+        dict.fromkeys(edit for edit in arm.edits if not edit.startswith("patched "))
+    )
     change = [f"{code(shorten(edits, 300))}"] if edits else []
     files = dict.fromkeys(patch.file.rpartition("/")[2] for patch in arm.patches)
     change += [f"{code(shorten(', '.join(files), 200))} changed"] if files else []
@@ -274,7 +356,9 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
     if report.evidence != Evidence.LAB:
         return ""
     text = f" They are {len(report.replaced)}, listed below."
-    death = next((trial.death for _, trial in report.failures if trial.death and trial.death.frames), None)
+    death = next(
+        (trial.death for _, trial in report.failures if trial.death and trial.death.frames), None
+    )
     if not gpus:
         text += " The bug is one of vLLM on CPUs."
     elif rule := lab_rule(report):
@@ -287,7 +371,8 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
         elif not any(part.name.endswith(f".{function}") for part in report.replaced):
             text += f" {where}, which raised it, is not replaced: a GPU runs the same lines."
     elif any(trial.outcome is Outcome.HANG for _, trial in report.failures[:1]) and not any(
-        part.name.startswith("vllm.v1.core.") and part.effect[:4] != "none" for part in report.replaced
+        part.name.startswith("vllm.v1.core.") and part.effect[:4] != "none"
+        for part in report.replaced
     ):
         text += " None of them decides what is scheduled: a GPU's engine schedules the same."
     return text + (f" It served a small model: {cell(shorten(small, _SENTENCE))}." if small else "")
@@ -295,7 +380,8 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
 
 def _script(report: RunReport, script: str, no_script: str) -> str:
     if report.bug_seen and any(
-        trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP) for _, trial in report.failures[:1]
+        trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP)
+        for _, trial in report.failures[:1]
     ):
         return "The engine dies while it boots: the command alone shows it."
     if no_script:
@@ -303,12 +389,16 @@ def _script(report: RunReport, script: str, no_script: str) -> str:
     return f"`repro.py` for a plain vLLM:\n\n{fence(script, 'python')}" if script else ""
 
 
-# ── what is folded ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is folded
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _arms(report: RunReport) -> str:
     lines = [f"- {_arm(arm, report)}" for arm in report.arms]
-    again = f"With vllm-repro {cell(shorten(report.harness_version, 40))}: {code(shorten(report.reproduce, _SENTENCE))}"
+    again = (
+        f"With vllm-repro {cell(shorten(report.harness_version, 40))}:"
+        f" {code(shorten(report.reproduce, _SENTENCE))}"
+    )
     return _folded("What was run", f"{_rows(lines, _LIST)}\n\n{again}")
 
 
@@ -325,9 +415,14 @@ def _traceback(report: RunReport) -> str:
     if shown is None or (death := shown[1].death) is None:
         return ""
     arm, trial = shown
-    lead = f"In {code(shorten(arm.name, _NAME))}, phase: {cell(shorten(trial.phase or 'unknown', _NAME))}."
+    lead = (
+        f"In {code(shorten(arm.name, _NAME))}, phase:"
+        f" {cell(shorten(trial.phase or 'unknown', _NAME))}."
+    )
     found = (
-        fence(root_traceback(death, _FRAMES, _BLOCK // 2), "text") if death.exception else cell(trial.why[:_SENTENCE])
+        fence(root_traceback(death, _FRAMES, _BLOCK // 2), "text")
+        if death.exception
+        else cell(trial.why[:_SENTENCE])
     )
     return _folded("Traceback", f"{lead}\n\n{found}")
 
@@ -357,11 +452,16 @@ def _differences(report: RunReport) -> str:
     if first is None:
         return ""
     lines = [f"- {cell(shorten(text, 300))}" for text in first.differences]
-    return _folded(f"How the command of {first.name} differs from the reported one", _rows(lines, _LIST))
+    return _folded(
+        f"How the command of {first.name} differs from the reported one", _rows(lines, _LIST)
+    )
 
 
 def _replaced(report: RunReport) -> str:
-    """Return the name of each part that the lab replaced, by module. `report.md` has the reasons and effects."""
+    """Return the name of each part that the lab replaced, by module.
+
+    `report.md` has the reasons and effects.
+    """
     if not report.replaced:
         return ""
     modules: dict[str, list[str]] = {}
@@ -375,7 +475,10 @@ def _replaced(report: RunReport) -> str:
 def _environment(report: RunReport, *, gpus: bool) -> str:
     """Return what the run was made on, with the headings of vLLM's collect_env.py as far as it is known. gpus: show those."""
     machine = report.environment
-    cards = [f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)" for number, gpu in enumerate(machine.gpus)]
+    cards = [
+        f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)"
+        for number, gpu in enumerate(machine.gpus)
+    ]
     weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
     groups = {
         "System Info": {"OS": machine.os, "Memory": f"{machine.memory_gb:g} GB"},
@@ -385,14 +488,19 @@ def _environment(report: RunReport, *, gpus: bool) -> str:
             "Nvidia driver version": machine.driver or "none",
         },
         "CPU Info": {"CPU(s)": str(machine.cpus)},
-        "vLLM Info": {"vLLM Version": report.vllm_version or "unknown", "Weights": "; ".join(weights) or "unknown"},
+        "vLLM Info": {
+            "vLLM Version": report.vllm_version or "unknown",
+            "Weights": "; ".join(weights) or "unknown",
+        },
     }
     if not gpus:
         del groups["CUDA / GPU Info"]
     lines = []
     for heading, facts in groups.items():
         lines.append(f"===== {heading} =====")
-        lines += [f"{name}: {shorten(' '.join(text.split()), _SENTENCE)}" for name, text in facts.items()]
+        lines += [
+            f"{name}: {shorten(' '.join(text.split()), _SENTENCE)}" for name, text in facts.items()
+        ]
     return "\n".join(lines)
 
 
@@ -411,6 +519,6 @@ def _rows(lines: Sequence[str], most: int) -> str:
 
 def _footer(report: RunReport) -> str:
     return (
-        f"<sub>Made by vllm-repro {cell(shorten(report.harness_version, 40))} from the journal of one run. "
-        "Keys, user names, hosts and addresses are replaced by words in brackets.</sub>"
+        f"<sub>Made by vllm-repro {cell(shorten(report.harness_version, 40))} from the journal of"
+        " one run. Keys, user names, hosts and addresses are replaced by words in brackets.</sub>"
     )

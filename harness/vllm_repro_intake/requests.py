@@ -24,9 +24,13 @@ __all__ = ["Asked", "Tried", "answer_length", "find_requests", "find_tried"]
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. tokens: length of its prompt; 0 if `body` holds the prompt itself. words: of the text, if it is not exact.
+    """One request.
 
-    answer: its `max_tokens`; 0 if not stated. beside: it is sent at the same time as the one before.
+    tokens: length of its prompt; 0 if `body` holds the prompt itself. words: of the text, if it is
+    not exact.
+
+    answer: its `max_tokens`; 0 if not stated. beside: it is sent at the same time as the one
+    before.
     """
 
     tokens: int = 0
@@ -39,7 +43,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tried:
-    """Flags that the text reports as tried. lives: the engine then lived. removed: the flags were left out."""
+    """Flags that the text reports as tried.
+
+    lives: the engine then lived. removed: the flags were left out.
+    """
 
     flags: tuple[str, ...]
     lives: bool
@@ -48,42 +55,54 @@ class Tried:
 
 
 _NUMBER = (
-    r"(?P<about>~|≈|>|about |around |roughly |over |approximately )?(?P<number>\d[\d,]*(?:\.\d+)?)(?P<kilo> ?[kK])?"
+    r"(?P<about>~|≈|>|about |around |roughly |over |approximately"
+    r" )?(?P<number>\d[\d,]*(?:\.\d+)?)(?P<kilo> ?[kK])?"
 )
 _SIZES = (
     re.compile(rf"{_NUMBER}[ -]?(?:prompt|input)[ -]tokens?\b"),
     re.compile(
-        rf"{_NUMBER}[ -]?tokens?[ -](?:long |in the |of |per )?(?:\w+[ -]){{0,1}}?(?:prompts?|inputs?|requests?|messages?|conversations?)\b"
+        rf"{_NUMBER}[ -]?tokens?[ -](?:long |in the |of |per )?(?:\w+["
+        r" -]){0,1}?(?:prompts?|inputs?|requests?|messages?|conversations?)\b"
     ),
     re.compile(
-        rf"(?i:\b(?:prompts?|inputs?|requests?(?: [A-Z]?\d{{1,2}})?)\b)[^.;\d<>]{{0,30}}?(?<![\w.]){_NUMBER}[ -]?tokens?\b"
+        r"(?i:\b(?:prompts?|inputs?|requests?(?:"
+        rf" [A-Z]?\d{{1,2}})?)\b)[^.;\d<>]{{0,30}}?(?<![\w.]){_NUMBER}[ -]?tokens?\b"
     ),
 )
 _EXACT = re.compile(r"prompt_token_ids_len=(\d+)")
 _BENCHED = re.compile(r"--(?:random-)?input-len[= ](\d+)")
-_BENCH_OPTIONS = {name: re.compile(rf"--(?:random-)?{name}[= ](\d+)") for name in ("output-len", "max-concurrency")}
+_BENCH_OPTIONS = {
+    name: re.compile(rf"--(?:random-)?{name}[= ](\d+)")
+    for name in ("output-len", "max-concurrency")
+}
 _NO_PROMPT = re.compile(
-    r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat|window|budget|capacity|shared|max[ _-]",
+    r"cache|throughput|per"
+    r" second|/s\b|computed|scheduled|chunk|resum|remain|output|generat|window|budget|capacity|shared|max[ _-]",
     re.IGNORECASE,
 )
 _ORDINALS = re.compile(
-    r"\b(?:first|second|third|fourth|1st|2nd|3rd)\b(?! (?:few|chunk|token|step))|\b(?:request|prompt) (?:[A-Z]\d?|#?\d)\b|\bS\d\b",
+    r"\b(?:first|second|third|fourth|1st|2nd|3rd)\b(?!"
+    r" (?:few|chunk|token|step))|\b(?:request|prompt) (?:[A-Z]\d?|#?\d)\b|\bS\d\b",
     re.IGNORECASE,
 )
 _COUNTED = re.compile(
-    r"\b(?P<count>two|three|four|five|2|3|4|5|6|8|10|16|32|64)\b(?: \w+){0,3}? \S*(?:requests|prompts)\b", re.IGNORECASE
+    r"\b(?P<count>two|three|four|five|2|3|4|5|6|8|10|16|32|64)\b(?: \w+){0,3}?"
+    r" \S*(?:requests|prompts)\b",
+    re.IGNORECASE,
 )
 _COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5}
 _AT_ONCE = re.compile(r"concurren|simultan|parallel|at the same time", re.IGNORECASE)
 _LIVED = re.compile(
-    r"\b(?:works?|succeeds?|fine|ok|lower\w*|reduc\w+|below|under|shorter|less|fewer|up to)\b|\bno (?:more )?(?:crash|error|issue)",
+    r"\b(?:works?|succeeds?|fine|ok|lower\w*|reduc\w+|below|under|shorter|less|fewer|up to)\b|\bno"
+    r" (?:more )?(?:crash|error|issue)",
     re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(rf"<[^<>]*?{_NUMBER}[ -]?tokens?[^<>]*>")
 _ANSWER = re.compile(r"max_(?:completion_|new_)?tokens['\"]?\s{0,3}[=:]\s{0,3}(\d{1,6})\b")
 _CREATE = re.compile(r"\.(?P<what>chat\.completions|completions|embeddings)\.create\(")
 _MORE_THAN = re.compile(
-    r"(?:\b(?:more|longer|larger|greater|bigger) than|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$", re.IGNORECASE
+    r"(?:\b(?:more|longer|larger|greater|bigger) than|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$",
+    re.IGNORECASE,
 )
 _CLOSE = 0.06
 """Two sizes within this part of each other are one size, rounded: "1.3K" and 1,304."""
@@ -96,13 +115,21 @@ def answer_length(text: str) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
-def find_requests(blocks: Sequence[Block], said: Sequence[str], dump: Sequence[ScheduledChunk]) -> list[Asked]:
+def find_requests(
+    blocks: Sequence[Block], said: Sequence[str], dump: Sequence[ScheduledChunk]
+) -> list[Asked]:
     """Return the requests that the text states: as sent, else of the scheduler's dump, else by their sizes in prose.
 
     said: the statements of the prose.
     """
-    per_block = [sent for block in blocks if (sent := [one for body in _bodies(block) if (one := _asked(*body))])]
-    if sent := [one for at, some in enumerate(per_block) if some not in per_block[:at] for one in some]:
+    per_block = [
+        sent
+        for block in blocks
+        if (sent := [one for body in _bodies(block) if (one := _asked(*body))])
+    ]
+    if sent := [
+        one for at, some in enumerate(per_block) if some not in per_block[:at] for one in some
+    ]:
         return sent[:_MOST]
     if found := _dumped(blocks, dump):
         return found
@@ -118,8 +145,19 @@ def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
         commands = []
     for words in commands:
         texts = [word.text for word in words]
-        path = next((found[0] for one in texts if (found := re.search(r"/v1/[\w/]+", one)) and "://" in one), "")
-        data = [texts[at + 1] for at, one in enumerate(texts[:-1]) if re.fullmatch(r"-d|--data(?:-\w+)?|--json", one)]
+        path = next(
+            (
+                found[0]
+                for one in texts
+                if (found := re.search(r"/v1/[\w/]+", one)) and "://" in one
+            ),
+            "",
+        )
+        data = [
+            texts[at + 1]
+            for at, one in enumerate(texts[:-1])
+            if re.fullmatch(r"-d|--data(?:-\w+)?|--json", one)
+        ]
         if "curl" in texts[:3] and path and data:
             with contextlib.suppress(ValueError, RecursionError):
                 if isinstance(body := json.loads(data[-1], strict=False), dict):
@@ -131,14 +169,24 @@ def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _asked(path: str, body: dict[str, Any]) -> Asked | None:
-    """Return the request: by its size if its text only names one, else with its body. None for one that no scenario file can hold."""
+    """Return the request: by its size if its text only names one, else with its body.
+
+    None for one that no scenario file can hold.
+    """
     try:
         text = json.dumps(body, default=str, allow_nan=False)
     except (ValueError, RecursionError):  # an infinite number
         return None
     if len(text) > LONGEST or re.search(r"\d{18}", text):
         return None
-    answer = next((body[key] for key in ("max_tokens", "max_completion_tokens") if isinstance(body.get(key), int)), 0)
+    answer = next(
+        (
+            body[key]
+            for key in ("max_tokens", "max_completion_tokens")
+            if isinstance(body.get(key), int)
+        ),
+        0,
+    )
     size = _PLACEHOLDER.search(text)
     if size and _tokens(size):
         return Asked(_tokens(size), answer, shortened(size[0]), path)
@@ -153,14 +201,20 @@ def _tokens(found: re.Match[str]) -> int:
 
 def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Asked]:
     """Return the prompts that were prefilled in the step in which the engine crashed."""
-    first = next((line for block in blocks for line in block.lines if "SchedulerOutput(" in line), "")
+    first = next(
+        (line for block in blocks for line in block.lines if "SchedulerOutput(" in line), ""
+    )
     sizes = [size for number in _EXACT.findall(first) if (size := int(number))]
     words = "prompt_token_ids_len of the scheduler's dump"
     if not sizes:  # a step of few tokens is one of an answer
         chunks = [chunk for chunk in dump if chunk.scheduled > 16]
         sizes = [chunk.computed + chunk.scheduled for chunk in chunks]
-        words = "the scheduler's dump: " + ", ".join(f"{one.computed:,} + {one.scheduled:,} tokens" for one in chunks)
-    return [Asked(size, words=shortened(words), beside=at > 0) for at, size in enumerate(sizes[:_MOST])]
+        words = "the scheduler's dump: " + ", ".join(
+            f"{one.computed:,} + {one.scheduled:,} tokens" for one in chunks
+        )
+    return [
+        Asked(size, words=shortened(words), beside=at > 0) for at, size in enumerate(sizes[:_MOST])
+    ]
 
 
 def _benched(blocks: Sequence[Block]) -> list[Asked]:
@@ -169,7 +223,10 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
         text = "\n".join(block.lines)
         size = _BENCHED.search(text)
         if size and int(size[1]):
-            output, at_once = (found and int(found[1]) for found in (rx.search(text) for rx in _BENCH_OPTIONS.values()))
+            output, at_once = (
+                found and int(found[1])
+                for found in (rx.search(text) for rx in _BENCH_OPTIONS.values())
+            )
             words = f"{size[0]}, {at_once or 1} at once"
             one = Asked(int(size[1]), output or 0, words, "/v1/completions")
             return [replace(one, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
@@ -183,7 +240,10 @@ def _in_prose(said: Sequence[str]) -> list[Asked]:
         sizes = [size for rx in _SIZES for size in rx.finditer(one) if _of_prompt(one, size)]
         if not sizes or ((_LIVED.search(one) or _WORKS.search(one)) and not _ORDINALS.search(one)):
             continue
-        size = next((one for one in sizes if _exact(one) and _alike(_tokens(one), _tokens(sizes[0]))), sizes[0])
+        size = next(
+            (one for one in sizes if _exact(one) and _alike(_tokens(one), _tokens(sizes[0]))),
+            sizes[0],
+        )
         more_than = _MORE_THAN.search(one[max(0, size.start("number") - 20) : size.start("number")])
         tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(one)
         asked = Asked(tokens, answer_length(one), shortened(one))
@@ -192,8 +252,12 @@ def _in_prose(said: Sequence[str]) -> list[Asked]:
         wanted = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
         if count is not None and len(alike) < wanted:
             more = replace(asked, beside=bool(_AT_ONCE.search(one)))
-            found += [replace(more, beside=more.beside and at > 0) for at in range(len(alike), wanted)]
-        elif not alike or (label and label[0].lower() not in labels and not _relabelled(label[0], labels)):
+            found += [
+                replace(more, beside=more.beside and at > 0) for at in range(len(alike), wanted)
+            ]
+        elif not alike or (
+            label and label[0].lower() not in labels and not _relabelled(label[0], labels)
+        ):
             found.append(asked)
         elif _exact(size):  # the exact size of one that was rounded before
             first = found[alike[0]]
@@ -222,23 +286,31 @@ def _of_prompt(said: str, size: re.Match[str]) -> bool:
     return _tokens(size) > 0 and _tokens(size) <= 10_000_000 and not _NO_PROMPT.search(near)
 
 
-# ── workarounds ───────────────────────────────────────────────────────────────────────────────────────────
+# ── workarounds
+# ───────────────────────────────────────────────────────────────────────────────────────────
 
 _FAILS = re.compile(
-    r"\bsame (?:crash|error|issue|problem|failure)|\bstill (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
-    r"|\b(?:does|did|do)(?:n[o']?t| not) (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
+    r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
+    r" (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
+    r"|\b(?:does|did|do)(?:n[o']?t| not)"
+    r" (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
     r"|\bno (?:effect|difference|improvement)|[:,] same\b|\balso (?:crash|fail)\w*",
     re.IGNORECASE,
 )
 _WORKS = re.compile(
-    r"\bworks?\b(?! around)|\bworked\b|\b(?:avoid|succeed)(?:s|ed)\b|\bresolve[sd]\b|\bfixe[sd]\b|\bboots and serves|\bprevents\b"
-    r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bno (?:more |longer )?(?:crash|hang|error)\w*|\bgoes away|\bdisappears?\b|\bstable\b"
-    r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are) (?:fine|ok(?:ay)?)\b"
+    r"\bworks?\b(?!"
+    r" around)|\bworked\b|\b(?:avoid|succeed)(?:s|ed)\b|\bresolve[sd]\b|\bfixe[sd]\b|\bboots and"
+    r" serves|\bprevents\b"
+    r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bno (?:more |longer"
+    r" )?(?:crash|hang|error)\w*|\bgoes away|\bdisappears?\b|\bstable\b"
+    r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are)"
+    r" (?:fine|ok(?:ay)?)\b"
     r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good)\b",
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
-    r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if you|expected?|unless|until|once|after|PR"
+    r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if"
+    r" you|expected?|unless|until|once|after|PR"
     r"|patch(?:ed)?)\b|\bv?0\.\d{1,2}\.\d",
     re.IGNORECASE,
 )
@@ -247,10 +319,12 @@ _FLAG = re.compile(
     r"(?:(?P<gap>=|[ ]+)(?!--)(?P<value>'[^']*'|\"[^\"]*\"|[^\s`|,;()]+))?"
 )
 _A_VALUE = re.compile(
-    r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?", re.DOTALL
+    r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?",
+    re.DOTALL,
 )
 _TAKEN_OUT = re.compile(
-    r"\b(?:without|remov\w+|dropp\w+|omit\w+|disabl\w+|leaving out|unset\w*)\W{0,3}(?:the |flag )?\W{0,2}$",
+    r"\b(?:without|remov\w+|dropp\w+|omit\w+|disabl\w+|leaving out|unset\w*)\W{0,3}(?:the |flag"
+    r" )?\W{0,2}$",
     re.IGNORECASE,
 )
 _FEATURES = {
@@ -260,7 +334,8 @@ _FEATURES = {
 }  # fmt: skip
 _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
 _OFF = re.compile(
-    rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b", re.IGNORECASE
+    rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
+    re.IGNORECASE,
 )
 
 
@@ -276,10 +351,17 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
         for one in clauses:
             works, fails = _verdicts(one)
             for flags, removed in _flags_of(one):
-                known = next((tried for tried in found if (tried.flags, tried.removed) == (flags, removed)), None)
+                known = next(
+                    (tried for tried in found if (tried.flags, tried.removed) == (flags, removed)),
+                    None,
+                )
                 if not _changes(flags, removed, command):
                     continue
-                if works != fails and not _DOUBT.search(one) and (known is None or known.lives == works):
+                if (
+                    works != fails
+                    and not _DOUBT.search(one)
+                    and (known is None or known.lives == works)
+                ):
                     found += [] if known else [Tried(flags, works, shortened(raw), removed)]
                 elif works or fails:
                     unclear.append(shortened(raw))
@@ -292,7 +374,10 @@ def _verdicts(said: str) -> tuple[bool, bool]:
 
 
 def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield (flags, left out) for each group of flags in a statement. A flag without its value is no group."""
+    """Yield (flags, left out) for each group of flags in a statement.
+
+    A flag without its value is no group.
+    """
     apart = re.search(r"\bor\b|\beither\b", said) is not None
     group: list[str] = []
     for match in _FLAG.finditer(said):
@@ -300,7 +385,11 @@ def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
         followed = said[match.end() :].lstrip().startswith("--")
         if _TAKEN_OUT.search(said[: match.start()]):
             yield (name,), True
-        elif value and not is_switch(name) and (match["gap"] == "=" or followed or _A_VALUE.fullmatch(value)):
+        elif (
+            value
+            and not is_switch(name)
+            and (match["gap"] == "=" or followed or _A_VALUE.fullmatch(value))
+        ):
             word = value[1:-1] if value[0] in "'\"" else value.rstrip(".:")
             group.append(f"{name} {shlex.quote(word)}")
         elif is_switch(name):
@@ -312,7 +401,11 @@ def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
     if group:
         yield tuple(group), False
     for match in _OFF.finditer(said):
-        flag = next(flag for what, flag in _FEATURES.items() if re.fullmatch(what, match["what"], re.IGNORECASE))
+        flag = next(
+            flag
+            for what, flag in _FEATURES.items()
+            if re.fullmatch(what, match["what"], re.IGNORECASE)
+        )
         yield ((flag,), False) if flag else (("--speculative-config",), True)
 
 

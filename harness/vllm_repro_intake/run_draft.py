@@ -27,7 +27,9 @@ def make_draft(report: RunReport) -> Draft:
     scenarios = all_scenarios(warn=to_stderr)
     own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     paths = {arm.name: report.folder / f"{arm.name}.diff" for arm in report.arms if arm.patches}
-    diffs = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
+    diffs = {
+        name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()
+    }
     if own is None:
         return draft(report, duplicates(report, scenarios), diffs=diffs)
     # The bug may have been reported, or fixed, since the run.

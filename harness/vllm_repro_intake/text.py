@@ -1,6 +1,7 @@
 """Parts of an issue's text: blocks of code and prose, and statements.
 
-The text may be GitHub's Markdown, a mail, or a page whose fences and tables were lost. So code is also looked for outside of fences.
+The text may be GitHub's Markdown, a mail, or a page whose fences and tables were lost. So code is
+also looked for outside of fences.
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ from dataclasses import dataclass
 __all__ = ["GLUED", "LONGEST", "Block", "clean", "read_blocks", "shortened", "statements"]
 
 _FENCE = re.compile(r"[ \t]*(?:`{3,}|~{3,})")
-_HEADING = re.compile(r"#{1,6} +(?P<marked>.+)|\*\*(?P<bold>[^*]+)\*\*:?|(?P<plain>[A-Z][\w ()'/-]{2,60}):?")
+_HEADING = re.compile(
+    r"#{1,6} +(?P<marked>.+)|\*\*(?P<bold>[^*]+)\*\*:?|(?P<plain>[A-Z][\w ()'/-]{2,60}):?"
+)
 _TAG = re.compile(r"</?(?:details|summary|p|br|code|pre|div)\b[^>]{0,80}>", re.IGNORECASE)
 _ITEM = re.compile(r"[ \t]*(?:[-*+•◦] |\d{1,2}[.)] |\|)")
 LONGEST = 10_000
-"""Longest command, call or line that is read, in characters. Only the diagnosis reads longer lines."""
+"""Longest command, call or line that is read, in characters.
+
+Only the diagnosis reads longer lines.
+"""
 _LONGEST_SENTENCE = 1_500
-GLUED = re.compile(r"(?<=[a-z0-9])(?=(?:Same|Still|Boots|Works|Crash(?:es)?|Fails|No crash|OK|Fine)\b)")
+GLUED = re.compile(
+    r"(?<=[a-z0-9])(?=(?:Same|Still|Boots|Works|Crash(?:es)?|Fails|No crash|OK|Fine)\b)"
+)
 """Border of two cells of a table that a web page lost."""
 _SENTENCE_END = re.compile(r"(?<=[.!?;])[ \t]+(?=[A-Z`*(])")
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive lines: a fenced block of code, or a paragraph. heading: the last one above it. lead: the line of prose before it."""
+    """Consecutive lines: a fenced block of code, or a paragraph.
+
+    heading: the last one above it. lead: the line of prose before it.
+    """
 
     heading: str
     lead: str
@@ -40,7 +51,9 @@ class Block:
 def clean(text: str) -> str:
     """Return the text with plain line ends, without a mail's quotation marks, and with blanks for other control characters."""
     text = text.replace("\r\n", "\n")
-    lines = ["".join(char if char.isprintable() else " " for char in line) for line in text.split("\n")]
+    lines = [
+        "".join(char if char.isprintable() else " " for char in line) for line in text.split("\n")
+    ]
     filled = [line for line in lines if line.strip()]
     if filled and sum(line.lstrip().startswith(">") for line in filled) * 2 > len(filled):
         lines = [re.sub(r"^(?:[ \t]*> ?)+", "", line) for line in lines]
@@ -48,7 +61,10 @@ def clean(text: str) -> str:
 
 
 def read_blocks(text: str) -> list[Block]:
-    """Return the blocks of a cleaned text in order. A fence that is not closed ends with the text."""
+    """Return the blocks of a cleaned text in order.
+
+    A fence that is not closed ends with the text.
+    """
     blocks: list[Block] = []
     heading, lines, fenced = "", [""], False
 
@@ -81,12 +97,17 @@ def read_blocks(text: str) -> list[Block]:
 
 def _title(block: Block) -> str:
     """Return the text of a paragraph that is a heading without `#`."""
-    found = None if block.code or len(block.lines) != 1 else _HEADING.fullmatch(block.lines[0].strip())
+    found = (
+        None if block.code or len(block.lines) != 1 else _HEADING.fullmatch(block.lines[0].strip())
+    )
     return (found["marked"] or found["bold"] or found["plain"]) if found else ""
 
 
 def statements(blocks: Sequence[Block]) -> Iterator[str]:
-    """Yield each distinct sentence, item or table row of the prose. Lines that a mail wrapped are joined."""
+    """Yield each distinct sentence, item or table row of the prose.
+
+    Lines that a mail wrapped are joined.
+    """
     seen: set[str] = set()
     for block in blocks:
         if block.code:

@@ -1,7 +1,8 @@
 """vLLM general plugin that replaces only the CUDA parts of a release, so that its own Python runs on a CPU.
 
-vLLM loads it in each of its processes, on vLLM's interpreter: it may import the standard library, torch and vllm, but not `vllm_repro`.
-It does nothing unless REPRO_LAB_MECHANISM is set. The names do not start with VLLM_: vLLM warns of unknown names of that form.
+vLLM loads it in each of its processes, on vLLM's interpreter: it may import the standard library,
+torch and vllm, but not `vllm_repro`. It does nothing unless REPRO_LAB_MECHANISM is set. The names
+do not start with VLLM_: vLLM warns of unknown names of that form.
 
     REPRO_LAB_MECHANISM  a key of `MECHANISMS`, for example "turboquant"
     REPRO_LAB_EVIDENCE   the mark of the log's first line: LAB, or SCHEDULER ONLY if no model runs
@@ -26,7 +27,10 @@ _done = False
 
 
 def register() -> None:
-    """Install the mechanism; vLLM's entry point. Exit with a message if this release lacks a name that it replaces or uses."""
+    """Install the mechanism; vLLM's entry point.
+
+    Exit with a message if this release lacks a name that it replaces or uses.
+    """
     global _done
     name = os.environ.get("REPRO_LAB_MECHANISM")
     if not name or _done:
@@ -46,7 +50,8 @@ def register() -> None:
     from . import capture  # here, because it imports torch
 
     guard = capture.Guard()
-    capture.install(guard)  # first: importing vLLM's modules registers its custom operators with torch
+    # first: importing vLLM's modules registers its custom operators with torch
+    capture.install(guard)
     mechanism.install(graphs)
     _keep_one_operator_library()
     from . import graphs as gpu_steps
@@ -57,11 +62,12 @@ def register() -> None:
 def _keep_one_operator_library() -> None:
     """Make `import vllm._C` raise ImportError on CPUs for which vLLM has loaded `_C_AVX512` or `_C_AVX2` instead.
 
-    TurboQuant imports vLLM's ROCm platform, which imports `vllm._C` and handles an ImportError. Without this, torch aborts the
-    process, because both libraries register the same operators.
+    TurboQuant imports vLLM's ROCm platform, which imports `vllm._C` and handles an ImportError.
+    Without this, torch aborts the process, because both libraries register the same operators.
     """
     if "/_C_AVX" in Path("/proc/self/maps").read_text(encoding="utf-8"):
-        sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]  # None is how Python marks a refused import
+        # None is how Python marks a refused import
+        sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]
 
 
 def _record(mechanism: Mechanism, graphs: str) -> None:
@@ -76,7 +82,8 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
         sys.exit(f"the lab cannot run this release: it has no {', '.join(found.missing)}")
     # So that a log shows it, even if somebody attaches to this server or pastes its log.
     print(
-        f"{os.environ.get('REPRO_LAB_EVIDENCE', 'LAB')}: vllm_repro_lab replaces parts of this vLLM (mechanism {mechanism.name})",
+        f"{os.environ.get('REPRO_LAB_EVIDENCE', 'LAB')}: vllm_repro_lab replaces parts of this vLLM"
+        f" (mechanism {mechanism.name})",
         file=sys.stderr,
         flush=True,
     )

@@ -1,4 +1,7 @@
-"""Asynchronous scheduling on vLLM's CPU platform. `parts_connectors` lists the replaced names with their reasons."""
+"""Asynchronous scheduling on vLLM's CPU platform.
+
+`parts_connectors` lists the replaced names with their reasons.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def install() -> None:
     """Install the replacements in this process."""
     cuda: Any = torch.cuda
     torch.Event = cuda.Event = cuda.Stream = cuda.current_stream = _Nothing
-    import vllm.v1.worker.cpu_worker  # noqa: F401  # from 0.23.0 on it puts its own streams and events in their place
+    # from 0.23.0 on it puts its own streams and events in their place
+    import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm.v1.worker import cpu_model_runner
 
     cpu_model_runner._torch_cuda_wrapper = nullcontext

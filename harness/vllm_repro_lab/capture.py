@@ -1,8 +1,9 @@
 """Capture guard: raises what CUDA raises for a copy or a wait between host and device during graph capture.
 
-It checks torch calls between the enter and the exit of `torch.cuda.graph`, at two levels: calls from Python (`Guard`), which show
-transfers, and the operators below them (`Operators`), which show C++ functions that wait. It does not import vLLM.
-Limits: it sees only what goes through torch's dispatcher, and models one device with one stream.
+It checks torch calls between the enter and the exit of `torch.cuda.graph`, at two levels: calls
+from Python (`Guard`), which show transfers, and the operators below them (`Operators`), which show
+C++ functions that wait. It does not import vLLM. Limits: it sees only what goes through torch's
+dispatcher, and models one device with one stream.
 """
 
 from __future__ import annotations
@@ -16,17 +17,31 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from .memory import DEVICE, HOST, any_on_device, claim, claim_computed, on_device, pin, same_memory, tensors_in
+from .memory import (
+    DEVICE,
+    HOST,
+    any_on_device,
+    claim,
+    claim_computed,
+    on_device,
+    pin,
+    same_memory,
+    tensors_in,
+)
 from .refusals import STATE, check_call, check_operator, non_blocking, refuse, wait
 from .replay import Recording
 
 __all__ = ["CUDAGraph", "Guard", "graph", "install", "launch", "replace_waits"]
 
 _PYTHON_OPERATORS: set[str] = set()
-"""Custom operators with a Python body. Their inner calls are checked and recorded instead of the operator itself."""
+"""Custom operators with a Python body.
+
+Their inner calls are checked and recorded instead of the operator itself.
+"""
 
 
-class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed where this is checked
+# torch is not installed where this is checked
+class Guard(TorchFunctionMode):  # type: ignore[misc]
     """Function mode for calls from Python: marks host and device memory, and finds transfers between them."""
 
     running = False
@@ -44,7 +59,8 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed 
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
         if name == "__get__":
-            # Code that creates a tensor beside a device tensor reads its `.device`: the new tensor must be on the device too.
+            # Code that creates a tensor beside a device tensor reads its `.device`: the new tensor
+            # must be on the device too.
             asked = getattr(func, "__self__", None) is torch.Tensor.device
             return DEVICE if asked and on_device(first) else func(*args, **keywords)
         target = _target(name, args, keywords)
@@ -58,15 +74,20 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed 
         else:
             claim_computed(result, args, keywords)
             _claim_written(func, args, keywords)
-        # The CPU platform reports that it cannot pin, so callers pass pin_memory=False; on a GPU the memory would be pinned.
-        # torch also pins the target of a non-blocking copy to the host.
-        if "pin_memory" in keywords or name == "pin_memory" or (target is HOST and non_blocking(name, args, keywords)):
+        # The CPU platform reports that it cannot pin, so callers pass pin_memory=False; on a GPU
+        # the memory would be pinned. torch also pins the target of a non-blocking copy to the host.
+        if (
+            "pin_memory" in keywords
+            or name == "pin_memory"
+            or (target is HOST and non_blocking(name, args, keywords))
+        ):
             for one in tensors_in((result,)):
                 pin(one)
         return result
 
 
-class Operators(TorchDispatchMode):  # type: ignore[misc]  # torch is not installed where this is checked
+# torch is not installed where this is checked
+class Operators(TorchDispatchMode):  # type: ignore[misc]
     """Dispatch mode during capture: finds operators that wait, and records the operators of the graph."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,7 +105,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]  # torch is not instal
 def _claim_written(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
     """Mark the outputs of a custom operator with device inputs as device memory.
 
-    A kernel can reach no other memory, but the CPU's Python code allocates such outputs without naming a device.
+    A kernel can reach no other memory, but the CPU's Python code allocates such outputs without
+    naming a device.
     """
     if isinstance(func, torch._ops.OpOverloadPacket) and any_on_device(args, keywords):
         schema = getattr(func, func.overloads()[0])._schema
@@ -124,7 +146,11 @@ def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device)
 
 
 def _set_item(func: Any, args: Any) -> Any:
-    """Set items. CUDA passes a Python number as a kernel argument; the CPU makes a tensor of it, which must not count as a copy."""
+    """Set items.
+
+    CUDA passes a Python number as a kernel argument; the CPU makes a tensor of it, which must not
+    count as a copy.
+    """
     before, STATE.by_number = STATE.by_number, isinstance(args[2], int | float | complex)
     try:
         return func(*args)
@@ -178,7 +204,10 @@ def launch(kernel: Callable[..., None], *args: Any) -> None:
 
 
 def install(guard: Guard) -> None:
-    """Replace the CUDA names in torch. Custom operators with a Python body run under `guard` while it is running."""
+    """Replace the CUDA names in torch.
+
+    Custom operators with a Python body run under `guard` while it is running.
+    """
     cuda: Any = torch.cuda
     cuda.graph, cuda.CUDAGraph = graph, CUDAGraph
     cuda.is_current_stream_capturing = lambda: STATE.capturing
@@ -188,7 +217,10 @@ def install(guard: Guard) -> None:
 
 
 def replace_waits() -> None:
-    """Replace `synchronize` and `empty_cache`. Call it again after vLLM code that replaces them itself."""
+    """Replace `synchronize` and `empty_cache`.
+
+    Call it again after vLLM code that replaces them itself.
+    """
     places: tuple[Any, ...] = (torch.cuda, torch.accelerator)
     for place in places:
         place.synchronize = wait

@@ -1,7 +1,10 @@
-"""DeepSeek-V4's NVIDIA attention class on vLLM's CPU platform. `parts_kernels` lists each replaced name with its reason.
+"""DeepSeek-V4's NVIDIA attention class on vLLM's CPU platform.
 
-The model is vLLM's CPU model. Its attention layers get the methods of the class for Hopper GPUs, which reserve and request workspace;
-their kernels are replaced by PyTorch. Triton's interpreter runs the kernels of the metadata builders.
+`parts_kernels` lists each replaced name with its reason.
+
+The model is vLLM's CPU model. Its attention layers get the methods of the class for Hopper GPUs,
+which reserve and request workspace; their kernels are replaced by PyTorch. Triton's interpreter
+runs the kernels of the metadata builders.
 """
 
 from __future__ import annotations
@@ -40,9 +43,17 @@ def _keep_the_scheduler_as_asked() -> None:
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-        asked = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching
+        asked = (
+            scheduler.enable_chunked_prefill,
+            scheduler.max_num_batched_tokens,
+            cache.enable_prefix_caching,
+        )
         own(cls, vllm_config)
-        scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching = asked
+        (
+            scheduler.enable_chunked_prefill,
+            scheduler.max_num_batched_tokens,
+            cache.enable_prefix_caching,
+        ) = asked
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
@@ -51,7 +62,8 @@ def _replace_attention_first() -> None:
     own = CPUWorker.init_device
 
     def init_device(self: Any) -> Any:
-        # Not in `install`: the model's modules import parts of vLLM that are not loaded yet when plugins are.
+        # Not in `install`: the model's modules import parts of vLLM that are not loaded yet when
+        # plugins are.
         interpreter.insist()
         _replace_attention()
         return own(self)
@@ -68,9 +80,14 @@ def _replace_attention() -> None:
     indexer: Any = import_module("vllm.model_executor.layers.sparse_attn_indexer")
     gpu = attention.DeepseekV4FlashMLAAttention
 
-    class FlashMLAOnCPU(model.DeepseekV4CPUAttention):  # type: ignore[misc]  # vLLM is not installed where this is checked
+    # vLLM is not installed where this is checked
+    class FlashMLAOnCPU(model.DeepseekV4CPUAttention):  # type: ignore[misc]
         backend_cls, swa_backend_cls = gpu.backend_cls, gpu.swa_backend_cls
-        forward_mqa, _forward_prefill, _forward_decode = gpu.forward_mqa, gpu._forward_prefill, gpu._forward_decode
+        forward_mqa, _forward_prefill, _forward_decode = (
+            gpu.forward_mqa,
+            gpu._forward_prefill,
+            gpu._forward_decode,
+        )
 
     model.DeepseekV4CPUAttention = FlashMLAOnCPU
     attention.dequantize_and_gather_k_cache = kernels.gather
@@ -81,7 +98,11 @@ def _replace_attention() -> None:
     _reserve_in_dummy_runs(indexer)
     _watch_prefills(gpu)
     name = gpu.backend_cls.get_name()
-    logger.info("Using %s attention backend. (LAB: without the lab, this platform chooses CPU_V4_MLA_SPARSE.)", name)
+    logger.info(
+        "Using %s attention backend. (LAB: without the lab, this platform chooses"
+        " CPU_V4_MLA_SPARSE.)",
+        name,
+    )
 
 
 def _reserve_in_dummy_runs(indexer: Any) -> None:
@@ -96,9 +117,15 @@ def _reserve_in_dummy_runs(indexer: Any) -> None:
 
 
 def _watch_prefills(attention: Any) -> None:
-    """Log the bytes that a prefill requests, before vLLM compares them with the lock. No lab frame is then in the traceback."""
+    """Log the bytes that a prefill requests, before vLLM compares them with the lock.
+
+    No lab frame is then in the traceback.
+    """
     own, largest = WorkspaceManager._get_workspace_id, [0]
-    ensures, prefills = WorkspaceManager._ensure_workspace_size.__code__, attention._forward_prefill.__code__
+    ensures, prefills = (
+        WorkspaceManager._ensure_workspace_size.__code__,
+        attention._forward_prefill.__code__,
+    )
 
     def _get_workspace_id(self: Any) -> int:
         found: int = own(self)

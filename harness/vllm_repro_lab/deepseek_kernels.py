@@ -1,7 +1,8 @@
 """PyTorch versions of the CUDA kernels under vLLM's DeepSeek-V4 attention class, with the same indices and formulas.
 
-A cache block holds the rows of its tokens, then their scales. A row is 448 fp8 values and 64 bfloat16 values. A token's scales are
-seven powers of two, one per 64 fp8 values, and one byte of padding.
+A cache block holds the rows of its tokens, then their scales. A row is 448 fp8 values and 64
+bfloat16 values. A token's scales are seven powers of two, one per 64 fp8 values, and one byte of
+padding.
 """
 
 from __future__ import annotations
@@ -38,18 +39,26 @@ def gather(
         if count > 0:
             tokens = torch.arange(length - count, length)
             block = block_table[request][tokens // block_size].long()
-            out[request, offset : offset + count] = _unpacked(blocks, block, tokens % block_size, block_size)
+            out[request, offset : offset + count] = _unpacked(
+                blocks, block, tokens % block_size, block_size
+            )
 
 
-def _unpacked(blocks: torch.Tensor, block: torch.Tensor, place: torch.Tensor, block_size: int) -> torch.Tensor:
+def _unpacked(
+    blocks: torch.Tensor, block: torch.Tensor, place: torch.Tensor, block_size: int
+) -> torch.Tensor:
     """Return the tokens at `place` of their `block`, (tokens, 512) in bfloat16."""
     at = place[:, None]
     row = blocks[block[:, None], at * _ROW + torch.arange(_ROW)]
     groups = _NARROW // _GROUP
     exponents = blocks[block[:, None], block_size * _ROW + at * _SCALES + torch.arange(groups)]
-    narrow = row[:, :_NARROW].contiguous().view(torch.float8_e4m3fn).float().view(-1, groups, _GROUP)
+    narrow = (
+        row[:, :_NARROW].contiguous().view(torch.float8_e4m3fn).float().view(-1, groups, _GROUP)
+    )
     scaled = narrow * torch.exp2(exponents.float() - _BIAS)[..., None]
-    return torch.cat([scaled.flatten(1).bfloat16(), row[:, _NARROW:].contiguous().view(torch.bfloat16)], 1)
+    return torch.cat(
+        [scaled.flatten(1).bfloat16(), row[:, _NARROW:].contiguous().view(torch.bfloat16)], 1
+    )
 
 
 def combine(
@@ -67,7 +76,8 @@ def combine(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write the rows of the gathered cache that each token attends to: compressed rows, then its window, padded with -1.
 
-    rows_each: rows per request; the first `rows_before` of them are compressed. out: the indices and their count per token.
+    rows_each: rows per request; the first `rows_before` of them are compressed. out: the indices
+    and their count per token.
     """
     indices, lengths = out
     indices.fill_(-1)
@@ -85,7 +95,9 @@ def combine(
         if topk:
             chosen = base + topk_indices[first:end, :topk].long()
             width = min(topk, len(columns))
-            rows[:, :width] = torch.where(columns[:width] < compressed, chosen[:, :width], rows[:, :width])
+            rows[:, :width] = torch.where(
+                columns[:width] < compressed, chosen[:, :width], rows[:, :width]
+            )
         indices[first:end] = torch.where(columns < compressed + seen, rows, -1).to(indices.dtype)
     return indices, lengths
 

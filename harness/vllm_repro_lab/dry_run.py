@@ -27,7 +27,9 @@ def make_workspace() -> None:
     own = CPUWorker.init_device
 
     def init_device(self: Any) -> Any:
-        workspace.init_workspace_manager(torch.device("cpu"), 2 if self.vllm_config.parallel_config.enable_dbo else 1)
+        workspace.init_workspace_manager(
+            torch.device("cpu"), 2 if self.vllm_config.parallel_config.enable_dbo else 1
+        )
         return own(self)
 
     CPUWorker.init_device = init_device
@@ -53,7 +55,8 @@ def capture_after_warm_up() -> None:
         mode = os.environ.get("REPRO_LAB_GRAPHS", "").upper()
         if self.model_config.enforce_eager or mode == "NONE":
             logger.info(
-                "LAB: graphs are turned off, so capture_model() is not called and the workspace stays unlocked."
+                "LAB: graphs are turned off, so capture_model() is not called and the workspace"
+                " stays unlocked."
             )
         else:
             with _as_on_a_gpu(self):
@@ -67,7 +70,11 @@ def capture_after_warm_up() -> None:
 def _as_on_a_gpu(worker: Any) -> Iterator[None]:
     """Set the graph mode, sizes and CUDA replacements that capture_model() needs; restore all of them on exit."""
     config, runner = worker.vllm_config.compilation_config, worker.model_runner
-    before = (config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size)
+    before = (
+        config.cudagraph_mode,
+        config.cudagraph_capture_sizes,
+        config.max_cudagraph_capture_size,
+    )
     config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
     config.cudagraph_capture_sizes = config.max_cudagraph_capture_size = None
     worker.vllm_config._set_cudagraph_sizes()
@@ -75,14 +82,18 @@ def _as_on_a_gpu(worker: Any) -> Iterator[None]:
     dispatcher.initialize_cudagraph_keys(config.cudagraph_mode, runner.uniform_decode_query_len)
     try:
         with (
-            mock.patch.object(gpu_model_runner, "graph_capture", return_value=contextlib.nullcontext()),
+            mock.patch.object(
+                gpu_model_runner, "graph_capture", return_value=contextlib.nullcontext()
+            ),
             mock.patch.object(torch.cuda, "mem_get_info", return_value=(0, 0)),
             mock.patch.object(torch.accelerator, "synchronize", return_value=None),
             mock.patch.object(torch.accelerator, "empty_cache", return_value=None),
         ):
             yield
     finally:
-        config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = before
+        config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = (
+            before
+        )
         for keys in dispatcher.cudagraph_keys.values():
             keys.clear()
         dispatcher.initialize_cudagraph_keys(config.cudagraph_mode, runner.uniform_decode_query_len)

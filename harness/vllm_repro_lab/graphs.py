@@ -1,7 +1,7 @@
 """vLLM's own capture of CUDA graphs on its CPU platform, under the guard of `capture`.
 
-The steps of the GPU worker that the CPU worker lacks run here, in the same order and under the same conditions.
-`parts_kernels` lists each replaced name with its reason.
+The steps of the GPU worker that the CPU worker lacks run here, in the same order and under the same
+conditions. `parts_kernels` lists each replaced name with its reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install(guard: Guard, *, record: bool) -> None:
-    """Install every replacement in this process. record: record graphs, and replay them while serving."""
+    """Install every replacement in this process.
+
+    record: record graphs, and replay them while serving.
+    """
     STATE.recording = record
     _keep_graph_mode()
     if not record:
@@ -52,9 +55,15 @@ def _keep_graph_mode() -> None:
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         config = vllm_config.compilation_config
-        asked = (config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size)
+        asked = (
+            config.cudagraph_mode,
+            config.cudagraph_capture_sizes,
+            config.max_cudagraph_capture_size,
+        )
         own(cls, vllm_config)
-        config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = asked
+        config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = (
+            asked
+        )
 
     platform.check_and_update_config = classmethod(check_and_update_config)
     platform.support_static_graph_mode = classmethod(lambda _: True)
@@ -74,7 +83,8 @@ def _accept_more_arguments() -> None:
         kernel = own(self, *grid)
         taken = inspect.signature(kernel).parameters
         if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken.values()):
-            return kernel  # type: ignore[no-any-return]  # vLLM is not installed where this is checked
+            # vLLM is not installed where this is checked
+            return kernel  # type: ignore[no-any-return]
 
         def call(*args: Any, **keywords: Any) -> Any:
             unknown = {name for name in keywords if name not in taken}
@@ -109,7 +119,9 @@ def _wrap_model() -> None:
             if isinstance(model, torch.nn.Module):
                 _claim(model)
         if self.compilation_config.cudagraph_mode.has_full_cudagraphs():
-            self.model = cuda_graph.CUDAGraphWrapper(self.model, self.vllm_config, runtime_mode=CUDAGraphMode.FULL)
+            self.model = cuda_graph.CUDAGraphWrapper(
+                self.model, self.vllm_config, runtime_mode=CUDAGraphMode.FULL
+            )
         return result
 
     CPUModelRunner.load_model = load_model
@@ -120,7 +132,11 @@ def _wrap_model() -> None:
 def _claim(model: torch.nn.Module) -> None:
     """Mark all weights as device memory, including tensors that a layer keeps as plain attributes."""
     for module in model.modules():
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
+        for tensor in (
+            *module.parameters(recurse=False),
+            *module.buffers(recurse=False),
+            *vars(module).values(),
+        ):
             if isinstance(tensor, torch.Tensor):
                 claim(tensor)
 
@@ -132,7 +148,9 @@ def _work_as_on_a_gpu(guard: Guard, *, record: bool) -> None:
 
     def init_device(self: Any) -> Any:
         guard.start()
-        workspace.init_workspace_manager(DEVICE, 2 if self.vllm_config.parallel_config.enable_dbo else 1)
+        workspace.init_workspace_manager(
+            DEVICE, 2 if self.vllm_config.parallel_config.enable_dbo else 1
+        )
         return own_init(self)
 
     def determine_available_memory(self: Any) -> Any:
@@ -157,7 +175,12 @@ def _work_as_on_a_gpu(guard: Guard, *, record: bool) -> None:
 
 
 def _log_capture(*, record: bool) -> None:
-    seen = {"captures": STATE.captures, "checked": STATE.checked, "refused": STATE.refused, "recorded": record}
+    seen = {
+        "captures": STATE.captures,
+        "checked": STATE.checked,
+        "refused": STATE.refused,
+        "recorded": record,
+    }
     logger.info("LAB observed capture %s", json.dumps(seen))
 
 
@@ -167,7 +190,10 @@ def _serve_eagerly(runner: Any) -> None:
         runner.model = runner.model.unwrap()
     runner.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
     drafter = getattr(getattr(runner, "drafter", None), "cudagraph_dispatcher", None)
-    for dispatcher, query_tokens in ((runner.cudagraph_dispatcher, runner.uniform_decode_query_len), (drafter, 1)):
+    for dispatcher, query_tokens in (
+        (runner.cudagraph_dispatcher, runner.uniform_decode_query_len),
+        (drafter, 1),
+    ):
         if dispatcher is not None:
             for keys in dispatcher.cudagraph_keys.values():
                 keys.clear()

@@ -1,6 +1,7 @@
 """Triton's interpreter in place of vLLM's Triton placeholder for CPUs, so that vLLM's own kernels run, in Python.
 
-A module imported with the placeholder keeps it. Install the interpreter before those modules; `insist` checks that.
+A module imported with the placeholder keeps it. Install the interpreter before those modules;
+`insist` checks that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ def insist() -> None:
     late = [
         name
         for name, module in list(sys.modules.items())
-        if name.startswith("vllm.") and type(getattr(module, "triton", None)).__name__ == "TritonPlaceholder"
+        if name.startswith("vllm.")
+        and type(getattr(module, "triton", None)).__name__ == "TritonPlaceholder"
     ]
     if late:
-        sys.exit(f"cannot install Triton's interpreter: already imported with the placeholder: {', '.join(late)}")
+        sys.exit(
+            "cannot install Triton's interpreter: already imported with the placeholder:"
+            f" {', '.join(late)}"
+        )

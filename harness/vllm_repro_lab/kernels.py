@@ -1,8 +1,8 @@
 """PyTorch versions of vLLM's five TurboQuant kernels, with the same cache bytes and formulas, and of FlashAttention.
 
-A cache slot, for one token and one head, holds the bytes of the key, then from offset `KPS` those of the value.
-Key: D indices of `MSE_BITS` bits into the centroids and the norm in float16, or D bytes of fp8.
-Value: D numbers of `VQB` bits, then their scale and minimum in float16.
+A cache slot, for one token and one head, holds the bytes of the key, then from offset `KPS` those
+of the value. Key: D indices of `MSE_BITS` bits into the centroids and the norm in float16, or D
+bytes of fp8. Value: D numbers of `VQB` bits, then their scale and minimum in float16.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from . import capture
 
-__all__ = ["TorchKernel", "decode_splits", "flash_attention", "merge_splits", "store_fp8", "store_mse", "unpack_cache"]
+__all__ = [
+    "TorchKernel",
+    "decode_splits",
+    "flash_attention",
+    "merge_splits",
+    "store_fp8",
+    "store_mse",
+    "unpack_cache",
+]
 
 Grid: TypeAlias = tuple[int, ...]
 Call: TypeAlias = SimpleNamespace
@@ -30,7 +38,8 @@ _LAUNCH_OPTIONS = {"num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonk
 class TorchKernel:
     """PyTorch replacement of a kernel, called like Triton's: `kernel[grid](...)`.
 
-    Arguments are bound by name to the kernel's own signature, because releases pass them in different orders and numbers.
+    Arguments are bound by name to the kernel's own signature, because releases pass them in
+    different orders and numbers.
     """
 
     def __init__(self, kernel: Callable[..., None], body: Callable[[Grid, Call], None]) -> None:
@@ -49,7 +58,9 @@ class TorchKernel:
 
 def store_mse(_: Grid, call: Call) -> None:
     """Store each rotated key as the indices of its nearest centroids and its norm, and the packed value."""
-    indices = torch.searchsorted(call.Midpoints_ptr.contiguous(), call.Y_ptr.contiguous(), right=True)
+    indices = torch.searchsorted(
+        call.Midpoints_ptr.contiguous(), call.Y_ptr.contiguous(), right=True
+    )
     _store(call, torch.cat([_pack(indices, call.MSE_BITS), _halves(call.Norms_ptr)], -1))
 
 
@@ -69,19 +80,30 @@ def unpack_cache(grid: Grid, call: Call) -> None:
 def decode_splits(grid: Grid, call: Call) -> None:
     """Compute attention of one query per row over its cached tokens: output and log-sum-exp of each of `NUM_KV_SPLITS` splits."""
     lengths = [int(length) for length in call.Seq_lens_ptr[: grid[0]]]
-    # Rows with one block table (stride 0) are the tokens of one short continuation: unpack its cache once.
-    shared = _unpack_tokens(call, call.Block_table_ptr[0], max(lengths)) if call.stride_bt_b == 0 else None
+    # Rows with one block table (stride 0) are the tokens of one short continuation: unpack its
+    # cache once.
+    shared = (
+        _unpack_tokens(call, call.Block_table_ptr[0], max(lengths))
+        if call.stride_bt_b == 0
+        else None
+    )
     for row, length in enumerate(lengths):
         if length <= 0:
             continue
         keys, values = shared or _unpack_tokens(call, call.Block_table_ptr[row], length)
-        query = call.Q_rot_ptr[row].float().reshape(call.NUM_KV_HEADS, call.KV_GROUP_SIZE, call.HEAD_DIM)
+        query = (
+            call.Q_rot_ptr[row]
+            .float()
+            .reshape(call.NUM_KV_HEADS, call.KV_GROUP_SIZE, call.HEAD_DIM)
+        )
         scores = torch.einsum("hgd,nhd->hgn", query, keys[:length]) * call.ATTN_SCALE
         step = -(-length // call.NUM_KV_SPLITS)
         for split, start in enumerate(range(0, length, step)):
             part = scores[..., start : start + step]
             total = torch.logsumexp(part, -1, keepdim=True)
-            out = torch.einsum("hgn,nhd->hgd", torch.exp(part - total), values[start : min(start + step, length)])
+            out = torch.einsum(
+                "hgn,nhd->hgd", torch.exp(part - total), values[start : min(start + step, length)]
+            )
             call.Mid_o_ptr[row, :, split, : call.HEAD_DIM] = out.flatten(0, 1)
             call.Mid_o_ptr[row, :, split, call.HEAD_DIM] = total.flatten()
 
@@ -109,13 +131,22 @@ def flash_attention(
     softmax_scale: float,
     **_: Any,
 ) -> torch.Tensor:
-    """Return causal attention of each sequence. The last query of a sequence sees all of its keys, as in FlashAttention 2.1 and later."""
+    """Return causal attention of each sequence.
+
+    The last query of a sequence sees all of its keys, as in FlashAttention 2.1 and later.
+    """
     out = torch.empty_like(q)
     queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for (start, end), (first, last) in zip(pairwise(queries), pairwise(keys), strict=True):
-        seen = torch.ones(end - start, last - first, dtype=torch.bool).tril((last - first) - (end - start))
-        rows = (part.transpose(0, 1).float() for part in (q[start:end], k[first:last], v[first:last]))
-        attended = scaled_dot_product_attention(*rows, attn_mask=seen, scale=softmax_scale, enable_gqa=True)
+        seen = torch.ones(end - start, last - first, dtype=torch.bool).tril(
+            (last - first) - (end - start)
+        )
+        rows = (
+            part.transpose(0, 1).float() for part in (q[start:end], k[first:last], v[first:last])
+        )
+        attended = scaled_dot_product_attention(
+            *rows, attn_mask=seen, scale=softmax_scale, enable_gqa=True
+        )
         out[start:end] = attended.transpose(0, 1).to(q.dtype)
     return out
 
@@ -128,7 +159,9 @@ def _store(call: Call, keys: torch.Tensor) -> None:
     levels = (1 << call.VQB) - 1
     lowest = values.amin(-1)
     scale = ((values.amax(-1) - lowest) / levels).clamp(min=1e-8)
-    numbers = ((values - lowest[..., None]) / scale[..., None] + 0.5).to(torch.int32).clamp(0, levels)
+    numbers = (
+        ((values - lowest[..., None]) / scale[..., None] + 0.5).to(torch.int32).clamp(0, levels)
+    )
     packed = torch.cat([_pack(numbers, call.VQB), _halves(scale), _halves(lowest)], -1)
     block, position = slots // call.BLOCK_SIZE, slots % call.BLOCK_SIZE
     first = (block * call.stride_cache_block + position * call.stride_cache_pos)[:, None]
@@ -148,7 +181,9 @@ def _flat(cache: torch.Tensor) -> torch.Tensor:
     return cache.as_strided((cache.untyped_storage().nbytes() - start,), (1,), start)
 
 
-def _unpack_tokens(call: Call, blocks: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _unpack_tokens(
+    call: Call, blocks: torch.Tensor, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return K, still rotated, and V of a request's first tokens, both (tokens, heads, D) in float32."""
     place = torch.arange(tokens)
     slots = call.KV_cache_ptr[blocks[place // call.BLOCK_SIZE].long(), place % call.BLOCK_SIZE]
@@ -160,7 +195,9 @@ def _unpack_tokens(call: Call, blocks: torch.Tensor, tokens: int) -> tuple[torch
             keys = keys / torch.sqrt((keys * keys).sum(-1, keepdim=True) + 1e-16)
         keys = keys * _half(slots, call.MSE_BYTES)
     end = call.KPS + call.VAL_DATA_BYTES
-    values = _unpack(slots[..., call.KPS : end], call.VQB).float() * _half(slots, end) + _half(slots, end + 2)
+    values = _unpack(slots[..., call.KPS : end], call.VQB).float() * _half(slots, end) + _half(
+        slots, end + 2
+    )
     return keys, values
 
 

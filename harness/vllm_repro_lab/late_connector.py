@@ -4,12 +4,13 @@ vLLM loads it by path, like a user's own connector:
 
     --kv-transfer-config '{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"}'
 
-`kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported; "load_after_end": the same, but counted
-from the request's end, which is then an abort; "save": steps from its end until its save is reported, which holds its blocks as vLLM's
-interface provides; "reject": a load in the step that needs it, whose blocks are then reported not to have come. Without them the
-connector ignores the request.
-`kv_connector_extra_config`: {"echo": 40} makes it the second of a MultiConnector: it loads nothing, and reports each load of the first
-40 steps later once more.
+`kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported;
+"load_after_end": the same, but counted from the request's end, which is then an abort; "save":
+steps from its end until its save is reported, which holds its blocks as vLLM's interface provides;
+"reject": a load in the step that needs it, whose blocks are then reported not to have come. Without
+them the connector ignores the request. `kv_connector_extra_config`: {"echo": 40} makes it the
+second of a MultiConnector: it loads nothing, and reports each load of the first 40 steps later once
+more.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
 
 __all__ = ["LateConnector"]
 
-STEP_S = 0.005  # a step's shortest time, about a GPU's: steps without a pause keep the server from reading an abort on a busy machine
+# a step's shortest time, about a GPU's: steps without a pause keep the server from reading an abort
+# on a busy machine
+STEP_S = 0.005
 
 
 @dataclass
@@ -47,7 +54,9 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         self._saving: dict[str, int] = {}
         self._rejected: set[int] = set()
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
         """Offer the whole blocks of a prompt that asks for a load, once."""
         asked = _asked(request).keys() & {"load", "load_after_end", "reject"}
         if self._echo or not asked or request.request_id in self._seen:
@@ -57,7 +66,11 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begin the load, or the wait for its second report."""
-        if "load" in _asked(request) and request.request_id not in self._seen and (num_external_tokens or self._echo):
+        if (
+            "load" in _asked(request)
+            and request.request_id not in self._seen
+            and (num_external_tokens or self._echo)
+        ):
             self._seen.add(request.request_id)
             self._next.loads[request.request_id] = int(_asked(request)["load"]) + self._echo
 
@@ -71,7 +84,10 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         return begun
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Begin the save that the request asks for. True: its blocks stay until the save is reported."""
+        """Begin the save that the request asks for.
+
+        True: its blocks stay until the save is reported.
+        """
         self._seen.discard(request.request_id)
         if "load_after_end" in _asked(request):
             self._next.loads[request.request_id] = int(_asked(request)["load_after_end"])
@@ -97,7 +113,9 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
 
     def wait_for_layer_load(self, layer_name: str) -> None: ...
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any
+    ) -> None: ...
 
     def wait_for_save(self) -> None: ...
 

@@ -1,7 +1,8 @@
 """Host or device marks on CPU tensors. Does not import vLLM.
 
-A tensor is device memory if it was created on the object `DEVICE` or computed from device memory. All else is host memory,
-also on another `torch.device("cpu")`. The mark is on the storage, so that views share it.
+A tensor is device memory if it was created on the object `DEVICE` or computed from device memory.
+All else is host memory, also on another `torch.device("cpu")`. The mark is on the storage, so that
+views share it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `parts_connectors` lists the replaced names.
 
-The blocks of a request that ends with `do_remote_decode` are held until a later request has fetched them: from `remote_engine_id` of this
-server (`"engine_id"` in `--kv-transfer-config`). A fetch ends after `FETCH_S` seconds. From any other engine it fails.
+The blocks of a request that ends with `do_remote_decode` are held until a later request has fetched
+them: from `remote_engine_id` of this server (`"engine_id"` in `--kv-transfer-config`). A fetch ends
+after `FETCH_S` seconds. From any other engine it fails.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def install() -> None:
 class Worker:
     """What the connector asks of its worker half.
 
-    As in `NixlBaseConnectorWorker`, the last local blocks of a group are the last remote ones, and a failure names the blocks of the
-    request unless the model is hybrid.
+    As in `NixlBaseConnectorWorker`, the last local blocks of a group are the last remote ones, and
+    a failure names the blocks of the request unless the model is hybrid.
     """
 
     xfer_handshake_metadata = None
@@ -51,7 +52,9 @@ class Worker:
     def __init__(self, config: Any, engine_id: str, kv_cache_config: Any) -> None:
         self._engine_id, self._groups = engine_id, kv_cache_config.kv_cache_groups
         kinds = {type(group.kv_cache_spec).__name__ for group in self._groups}
-        self._hybrid = not config.scheduler_config.disable_hybrid_kv_cache_manager and kinds != {"FullAttentionSpec"}
+        self._hybrid = not config.scheduler_config.disable_hybrid_kv_cache_manager and kinds != {
+            "FullAttentionSpec"
+        }
         self._blocks = kv_cache_config.num_blocks
         self._caches: dict[str, Any] = {}
         self._held: set[str] = set()
@@ -68,12 +71,16 @@ class Worker:
     def start_load_kv(self, metadata: Any) -> None:
         self._held |= set(metadata.reqs_to_send)
         for name, meta in metadata.reqs_to_recv.items():
-            # Newer releases also wait for a request whose blocks all came from the prefix cache meanwhile.
+            # Newer releases also wait for a request whose blocks all came from the prefix cache
+            # meanwhile.
             if any(meta.local_block_ids) or getattr(meta, "awaiting_kvs", False):
                 self._fetching[name] = meta
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        """Copy the blocks of a prompt. False if they cannot be fetched, None while they are under way."""
+        """Copy the blocks of a prompt.
+
+        False if they cannot be fetched, None while they are under way.
+        """
         end = self._ends.setdefault(name, time.monotonic() + FETCH_S)
         if time.monotonic() < end:
             return None
@@ -82,7 +89,9 @@ class Worker:
             return False
         for group, pairs in zip(self._groups, pairs_of(meta), strict=True):
             for layer in set(group.layer_names) & set(self._caches):
-                cache = self._caches[layer].movedim(self._caches[layer].shape.index(self._blocks), 0)
+                cache = self._caches[layer].movedim(
+                    self._caches[layer].shape.index(self._blocks), 0
+                )
                 for block, source in pairs:
                     cache[block].copy_(cache[source])
         return True
@@ -102,7 +111,10 @@ class Worker:
         return sent, ended
 
     def released(self, fetched: set[str]) -> set[str]:
-        """Return the requests whose blocks need not be held. fetched: those that this server has fetched since the last call."""
+        """Return the requests whose blocks need not be held.
+
+        fetched: those that this server has fetched since the last call.
+        """
         return fetched
 
     def get_transfer_results(self) -> Any:
@@ -110,7 +122,9 @@ class Worker:
         base: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
         sent, received = self.get_finished()
         failed, self._failed = self._failed, set()
-        return base.KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
+        return base.KVConnectorTransferResults(
+            finished_sending=sent, finished_recving=received, failed_recving=failed
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         invalid, self._invalid = self._invalid, set()
@@ -124,4 +138,6 @@ class Worker:
 def pairs_of(meta: Any) -> list[list[tuple[int, int]]]:
     """Return the local and the remote block of each copy, group by group."""
     each = zip(meta.local_block_ids, meta.remote.block_ids, strict=True)
-    return [list(zip(mine, theirs[len(theirs) - len(mine) :], strict=True)) for mine, theirs in each]
+    return [
+        list(zip(mine, theirs[len(theirs) - len(mine) :], strict=True)) for mine, theirs in each
+    ]

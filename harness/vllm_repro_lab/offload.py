@@ -1,7 +1,10 @@
-"""vLLM's simple CPU offload connector on its CPU platform. `parts_connectors` lists each replaced name with its reason.
+"""vLLM's simple CPU offload connector on its CPU platform.
 
-Only the worker half, which copies blocks, is replaced. The scheduler half, which chooses and frees blocks, is vLLM's own.
-The lab also logs the blocks of each store, and a free list that is too short.
+`parts_connectors` lists each replaced name with its reason.
+
+Only the worker half, which copies blocks, is replaced. The scheduler half, which chooses and frees
+blocks, is vLLM's own. The lab also logs the blocks of each store, and a free list that is too
+short.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ def install() -> None:
 
 def without_cuda(module: Any) -> None:
     """Replace streams and events in the connector's worker module by dummies, and turn off pinned memory."""
-    module.torch = _Over(torch, cuda=_Over(torch.cuda, Stream=_Stream, current_stream=_Stream), Event=Event)
+    module.torch = _Over(
+        torch, cuda=_Over(torch.cuda, Stream=_Stream, current_stream=_Stream), Event=Event
+    )
     if hasattr(module, "PIN_MEMORY"):
         module.PIN_MEMORY = False
     else:
@@ -84,7 +89,9 @@ class CopyBackend:
     _gpu: dict[str, Any] = {}  # noqa: RUF012  # empty without a model, where nothing calls `init`
     _cpu = _gpu
 
-    def init(self, gpu_caches: Any, cpu_caches: Any, device: Any, load_stream: Any, store_stream: Any) -> None:
+    def init(
+        self, gpu_caches: Any, cpu_caches: Any, device: Any, load_stream: Any, store_stream: Any
+    ) -> None:
         self._gpu, self._cpu = gpu_caches, cpu_caches
 
     def launch_copy(
@@ -109,11 +116,16 @@ class CopyBackend:
 def _observe_store(event: int, blocks: Sequence[int]) -> None:
     counts = Counter(blocks)
     twice = sorted(block for block, count in counts.items() if count > 1)
-    observe("store", event=event, blocks=len(blocks), distinct=len(counts), twice=twice[:_MOST_NAMED])
+    observe(
+        "store", event=event, blocks=len(blocks), distinct=len(counts), twice=twice[:_MOST_NAMED]
+    )
 
 
 def _watch_free_list() -> None:
-    """Count the free list when vLLM reads its length before taking blocks. No lab frame is then in a traceback."""
+    """Count the free list when vLLM reads its length before taking blocks.
+
+    No lab frame is then in a traceback.
+    """
     own = BlockPool.get_num_free_blocks
 
     def get_num_free_blocks(self: Any) -> int:

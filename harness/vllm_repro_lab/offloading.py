@@ -1,7 +1,10 @@
-"""vLLM's offloading connector on its CPU platform. `parts_connectors` lists the replaced name with its reason.
+"""vLLM's offloading connector on its CPU platform.
 
-Only what copies blocks is replaced. Both halves of the connector, its manager and its spec are vLLM's own.
-A transfer is under way for `store_polls` or `load_polls` polls, one for each step: keys of `kv_connector_extra_config`, 1 by default.
+`parts_connectors` lists the replaced name with its reason.
+
+Only what copies blocks is replaced. Both halves of the connector, its manager and its spec are
+vLLM's own. A transfer is under way for `store_polls` or `load_polls` polls, one for each step: keys
+of `kv_connector_extra_config`, 1 by default.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ def install() -> None:
 def _transfers_of(spec: Any, *_: Any) -> _Transfers:
     """Return the transfers of a spec, made on first use."""
     if "_repro_transfers" not in spec.__dict__:
-        polls = (int(spec.extra_config.get(f"{direction}_polls", 1)) for direction in ("store", "load"))
+        polls = (
+            int(spec.extra_config.get(f"{direction}_polls", 1)) for direction in ("store", "load")
+        )
         spec._repro_transfers = _Transfers(*polls)
     own: _Transfers = spec._repro_transfers
     return own

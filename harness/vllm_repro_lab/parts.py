@@ -54,7 +54,10 @@ def _install_turboquant_flash(graphs: str) -> None:
 
 
 def _installs(*modules: str) -> Callable[[str], None]:
-    """Return the function that installs these modules, in this order. It imports them, and they import torch and vllm."""
+    """Return the function that installs these modules, in this order.
+
+    It imports them, and they import torch and vllm.
+    """
 
     def install(_: str) -> None:
         for module in modules:
@@ -68,7 +71,9 @@ _INTERPRET = {"TRITON_INTERPRET": "1"}  # Triton reads it at import, before vLLM
 # `late-connector` installs nothing: vLLM loads what the command line names.
 # `interpreter` goes before `deepseek`, which imports modules of vLLM that use Triton.
 MECHANISMS: Mapping[str, Mechanism] = {
-    "turboquant": Mechanism("turboquant", kernels.TURBOQUANT, _install_turboquant, kernels.DRY_RUN, attention=False),
+    "turboquant": Mechanism(
+        "turboquant", kernels.TURBOQUANT, _install_turboquant, kernels.DRY_RUN, attention=False
+    ),
     "turboquant-flash": Mechanism(
         "turboquant-flash",
         kernels.TURBOQUANT + kernels.FLASH,
@@ -77,13 +82,25 @@ MECHANISMS: Mapping[str, Mechanism] = {
         attention=False,
     ),
     "offload": Mechanism("offload", connectors.OFFLOAD, _installs("offload"), scheduled=True),
-    "late-connector": Mechanism("late-connector", connectors.LATE_CONNECTOR, _installs(), scheduled=True),
-    "offloading": Mechanism("offloading", connectors.OFFLOADING, _installs("offloading"), scheduled=True),
+    "late-connector": Mechanism(
+        "late-connector", connectors.LATE_CONNECTOR, _installs(), scheduled=True
+    ),
+    "offloading": Mechanism(
+        "offloading", connectors.OFFLOADING, _installs("offloading"), scheduled=True
+    ),
     "nixl": Mechanism("nixl", connectors.NIXL, _installs("nixl")),
-    "scheduler": Mechanism("scheduler", connectors.SCHEDULER, _installs("scheduler"), alone=True, scheduled=True),
+    "scheduler": Mechanism(
+        "scheduler", connectors.SCHEDULER, _installs("scheduler"), alone=True, scheduled=True
+    ),
     "async": Mechanism("async", connectors.ASYNC, _installs("async_steps"), alone=True),
     "deepseek": Mechanism(
-        "deepseek", kernels.DEEPSEEK, _installs("interpreter", "deepseek"), env=_INTERPRET, alone=True
+        "deepseek",
+        kernels.DEEPSEEK,
+        _installs("interpreter", "deepseek"),
+        env=_INTERPRET,
+        alone=True,
     ),
-    "interpreter": Mechanism("interpreter", kernels.INTERPRETER, _installs("interpreter"), env=_INTERPRET),
+    "interpreter": Mechanism(
+        "interpreter", kernels.INTERPRETER, _installs("interpreter"), env=_INTERPRET
+    ),
 }

@@ -1,4 +1,7 @@
-"""Names replaced by the mechanisms of the scheduler and of KV connectors. Imports neither torch nor vllm."""
+"""Names replaced by the mechanisms of the scheduler and of KV connectors.
+
+Imports neither torch nor vllm.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +63,9 @@ OFFLOADING = (
         _SPEC,
         "CPUOffloadingSpec.get_worker",
         "it copies with CUDA streams, events and kernels",
-        "a transfer moves no data and is reported one poll after it began. Which blocks are transferred, and when, is decided in vLLM's "
-        "scheduler half, where the bug is and nothing is replaced. Answers from loaded blocks prove nothing",
+        "a transfer moves no data and is reported one poll after it began. Which blocks are"
+        " transferred, and when, is decided in vLLM's scheduler half, where the bug is and nothing"
+        " is replaced. Answers from loaded blocks prove nothing",
         otherwise=("CPUOffloadingSpec.get_handlers",),
     ),
 )
@@ -71,8 +75,9 @@ NIXL = (
         "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
         "NixlPullConnectorWorker",
         "NIXL moves blocks between servers",
-        "a prompt is fetched from the blocks that an earlier request of the same server left, one second later; from another server it "
-        "fails to come. Which blocks are copied is decided by the scheduler half, which is vLLM's own",
+        "a prompt is fetched from the blocks that an earlier request of the same server left, one"
+        " second later; from another server it fails to come. Which blocks are copied is decided by"
+        " the scheduler half, which is vLLM's own",
         otherwise=("NixlConnectorWorker",),
     ),
     Part(
@@ -80,7 +85,10 @@ NIXL = (
         "NixlBaseConnector.set_xfer_handshake_metadata_pp_aware",
         "it opens a port for decode servers, the same one on each server of a host",
         "none: there is no other server",
-        otherwise=("NixlBaseConnector.set_xfer_handshake_metadata", "NixlConnector.set_xfer_handshake_metadata"),
+        otherwise=(
+            "NixlBaseConnector.set_xfer_handshake_metadata",
+            "NixlConnector.set_xfer_handshake_metadata",
+        ),
     ),
 )
 
@@ -89,9 +97,9 @@ LATE_CONNECTOR = (
         "vllm.distributed.kv_transfer.kv_connector.v1.base",
         "KVConnectorBase_V1",
         "connectors such as NIXL and LMCache move KV blocks with a GPU or over a network",
-        "the lab's LateConnector, which --kv-transfer-config loads by path, moves nothing. It rejects a load, or "
-        "reports each load and save after as many steps as the request says. "
-        "What the scheduler does with the reports is vLLM's own code. Answers prove nothing",
+        "the lab's LateConnector, which --kv-transfer-config loads by path, moves nothing. It"
+        " rejects a load, or reports each load and save after as many steps as the request says."
+        " What the scheduler does with the reports is vLLM's own code. Answers prove nothing",
         runs=True,
     ),
     Part("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorMetadata", runs=True),
@@ -103,8 +111,9 @@ ASYNC = (
         "vllm.platforms.cpu",
         "CpuPlatform.check_and_update_config",
         "it switches asynchronous scheduling off",
-        "the scheduler runs a step ahead unless --no-async-scheduling is given, as on a GPU. Scheduler, batch and sampler are vLLM's own. "
-        "The CPU computes a step before it returns, so copies and kernels never overlap",
+        "the scheduler runs a step ahead unless --no-async-scheduling is given, as on a GPU."
+        " Scheduler, batch and sampler are vLLM's own. The CPU computes a step before it returns,"
+        " so copies and kernels never overlap",
         runs=True,
     ),
     Part(
@@ -124,8 +133,8 @@ SCHEDULER = (
         "vllm.platforms.cpu",
         "CpuPlatform.check_and_update_config",
         "it chooses the CPU worker with its model, and switches asynchronous scheduling off",
-        "the lab's worker computes no model: its tokens are hashes, so answers prove nothing. The executor and asynchronous scheduling are "
-        "those that vLLM chooses on a GPU",
+        "the lab's worker computes no model: its tokens are hashes, so answers prove nothing. The"
+        " executor and asynchronous scheduling are those that vLLM chooses on a GPU",
         parameters=("vllm_config",),
         runs=True,
     ),
@@ -133,8 +142,8 @@ SCHEDULER = (
         "vllm.v1.engine.core",
         "EngineCoreProc._process_input_queue",
         "which requests share a step depends on when they arrive",
-        "an idle engine waits for more requests after the first, and takes those that came shortest first. So each run has the same steps. "
-        "On a GPU the same burst may need many tries",
+        "an idle engine waits for more requests after the first, and takes those that came shortest"
+        " first. So each run has the same steps. On a GPU the same burst may need many tries",
         runs=True,
     ),
     Part(

@@ -1,13 +1,26 @@
-"""Names replaced by the mechanisms that run kernels and captures on a CPU. Imports neither torch nor vllm."""
+"""Names replaced by the mechanisms that run kernels and captures on a CPU.
+
+Imports neither torch nor vllm.
+"""
 
 from __future__ import annotations
 
 from .record import Part
 
-__all__ = ["DEEPSEEK", "DRY_RUN", "FLASH", "GUARDED", "INTERPRETER", "PROFILE", "RECORDED", "TURBOQUANT"]
+__all__ = [
+    "DEEPSEEK",
+    "DRY_RUN",
+    "FLASH",
+    "GUARDED",
+    "INTERPRETER",
+    "PROFILE",
+    "RECORDED",
+    "TURBOQUANT",
+]
 
 _NO_GRAPH = (
-    "there is no CUDA graph to record: the same dummy batches simply run, at the same sizes and in the same order"
+    "there is no CUDA graph to record: the same dummy batches simply run, at the same sizes and in"
+    " the same order"
 )
 
 DRY_RUN = (
@@ -41,19 +54,33 @@ PROFILE = (
     Part(
         "vllm.v1.worker.cpu_worker",
         "CPUWorker.determine_available_memory",
-        "the GPU worker profiles a dummy run there before anything is locked, the CPU worker does not",
-        "none: vLLM's own profile_run() is called first, with graphs or without, as the GPU worker does",
+        "the GPU worker profiles a dummy run there before anything is locked, the CPU worker"
+        " does not",
+        "none: vLLM's own profile_run() is called first, with graphs or without, as the GPU worker"
+        " does",
         runs=True,
     ),
     Part("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.profile_run", runs=True),
 )
 
 _NO_TRITON = "a Triton kernel, and there is no Triton driver for this CPU"
-_NUMBERS = "none: the same bytes by the same formulas, in PyTorch. The workspace is asked for, and its assertion raised, before the kernel"
+_NUMBERS = (
+    "none: the same bytes by the same formulas, in PyTorch. The workspace is asked for, and its"
+    " assertion raised, before the kernel"
+)
 _DECODE = "vllm.v1.attention.ops.triton_turboquant_decode"
 _STORE = "vllm.v1.attention.ops.triton_turboquant_store"
 _BACKEND = "vllm.v1.attention.backends.turboquant_attn"
-_LAYOUT = ("BLOCK_SIZE", "MSE_BYTES", "KPS", "VQB", "VAL_DATA_BYTES", "MSE_BITS", "KEY_FP8", "NORM_CORRECTION")
+_LAYOUT = (
+    "BLOCK_SIZE",
+    "MSE_BYTES",
+    "KPS",
+    "VQB",
+    "VAL_DATA_BYTES",
+    "MSE_BITS",
+    "KEY_FP8",
+    "NORM_CORRECTION",
+)
 _TQ_CACHE = ("KV_cache_ptr", "Block_table_ptr", "Centroids_ptr", "HEAD_DIM", *_LAYOUT)
 _SLOTS = ("Value_ptr", "KV_cache_ptr", "Slot_mapping_ptr", "D", "H", "BLOCK_SIZE", "KPS", "VQB")
 _MERGE = ("Mid_O", "o", "lse", "B_Seqlen", "NUM_KV_SPLITS", "Lv")
@@ -91,7 +118,9 @@ TURBOQUANT = (
     Part("vllm.v1.attention.ops.triton_decode_attention", "_fwd_kernel_stage2", parameters=_MERGE),
 )  # fmt: skip
 
-_FLASH = "FlashAttention has kernels for GPUs only, so on a CPU TurboQuant takes its path without it"
+_FLASH = (
+    "FlashAttention has kernels for GPUs only, so on a CPU TurboQuant takes its path without it"
+)
 
 FLASH = (
     Part(
@@ -100,7 +129,12 @@ FLASH = (
         _FLASH,
         "none: it is True, as on a GPU, so TurboQuant chooses between its paths as it does there",
     ),
-    Part(_BACKEND, "flash_attn_varlen_func", _FLASH, "none: causal attention of each sequence in the call, in PyTorch"),
+    Part(
+        _BACKEND,
+        "flash_attn_varlen_func",
+        _FLASH,
+        "none: causal attention of each sequence in the call, in PyTorch",
+    ),
 )
 """Also replaced by the mechanism `turboquant-flash`."""
 
@@ -115,11 +149,19 @@ INTERPRETER = (
     Part(
         "vllm.triton_utils",
         "triton",
-        "the CPU build puts a placeholder there, since Triton as it is published has no backend for CPUs",
-        "none: it is the real Triton with TRITON_INTERPRET=1, so that vLLM's own kernels run, slowly",
+        "the CPU build puts a placeholder there, since Triton as it is published has no backend for"
+        " CPUs",
+        "none: it is the real Triton with TRITON_INTERPRET=1, so that vLLM's own kernels run,"
+        " slowly",
         runs=True,
     ),
-    Part("vllm.triton_utils", "tl", "the same placeholder", "none: the language of the real Triton", runs=True),
+    Part(
+        "vllm.triton_utils",
+        "tl",
+        "the same placeholder",
+        "none: the language of the real Triton",
+        runs=True,
+    ),
     Part("triton", "jit", runs=True),
 )
 
@@ -200,13 +242,15 @@ _RUNNER = "vllm.v1.worker.cpu_model_runner"
 _GPU_RUNNER = "vllm.v1.worker.gpu_model_runner"
 _CUDA_GRAPHS = "torch.cuda.graphs"
 _RULE = (
-    "while a stream captures, a copy or a wait between host and device raises what torch raises in a CUDA build. The rule is about "
-    "tensors and knows no function of vLLM; the last frames of such a death are the guard's, where a CUDA build has C++"
+    "while a stream captures, a copy or a wait between host and device raises what torch raises in"
+    " a CUDA build. The rule is about tensors and knows no function of vLLM; the last frames of"
+    " such a death are the guard's, where a CUDA build has C++"
 )
 _SERVED = "What runs after the capture runs without graphs"
 _REPLAYED = (
-    "The operators and kernels that ran while a graph was captured are kept, with the numbers that Python worked out then, and a replay "
-    "runs them again on the same tensors: it freezes what a graph freezes"
+    "The operators and kernels that ran while a graph was captured are kept, with the numbers that"
+    " Python worked out then, and a replay runs them again on the same tensors: it freezes what a"
+    " graph freezes"
 )
 
 _BOTH = (
@@ -308,12 +352,18 @@ _BOTH = (
 
 GUARDED = (
     Part(_CUDA_GRAPHS, "graph", "there is no CUDA graph to capture", f"{_RULE}. {_SERVED}"),
-    Part(_CUDA_GRAPHS, "CUDAGraph", "there is no CUDA graph to hold", f"none: it holds nothing. {_SERVED}"),
+    Part(
+        _CUDA_GRAPHS,
+        "CUDAGraph",
+        "there is no CUDA graph to hold",
+        f"none: it holds nothing. {_SERVED}",
+    ),
     Part(
         "vllm.v1.attention.backends.cpu_attn",
         "CPUAttentionMetadataBuilder._cudagraph_support",
         "the CPU's backend says that it cannot be captured",
-        "a plain cache is captured as well: it says what the backends of a GPU say of batches that decode alike",
+        "a plain cache is captured as well: it says what the backends of a GPU say of batches that"
+        " decode alike",
         otherwise=("CPUAttentionMetadataBuilder",),
     ),
     *_BOTH,
@@ -326,4 +376,7 @@ RECORDED = (
          "memory, streams and races are not in it"),
     *_BOTH,
 )  # fmt: skip
-"""For the guard and the recorder. A plain cache gets no graphs: a replay would freeze what the CPU backend plans on the host."""
+"""For the guard and the recorder.
+
+A plain cache gets no graphs: a replay would freeze what the CPU backend plans on the host.
+"""

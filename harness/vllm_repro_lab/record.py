@@ -25,10 +25,11 @@ _logger = logging.getLogger("vllm.repro_lab")
 class Part:
     """One name of vLLM or torch that the lab replaces or, if `effect` is empty, only calls.
 
-    module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that the replacement reads by name.
-    why: why the original cannot run on a CPU. effect: the effect of the replacement on the bug.
-    otherwise: equivalent names in other releases. runs: the release's own lines still run; if not, a patch of them has no effect here.
-    needed: a release without the name is unsupported; if not needed, it is replaced only in releases that have it.
+    module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that the
+    replacement reads by name. why: why the original cannot run on a CPU. effect: the effect of the
+    replacement on the bug. otherwise: equivalent names in other releases. runs: the release's own
+    lines still run; if not, a patch of them has no effect here. needed: a release without the name
+    is unsupported; if not needed, it is replaced only in releases that have it.
     """
 
     module: str
@@ -55,7 +56,10 @@ class Survey:
 
 
 def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | None]) -> Survey:
-    """Look up each part. source: returns the file of its module, (short name for the report, path), or None."""
+    """Look up each part.
+
+    source: returns the file of its module, (short name for the report, path), or None.
+    """
     known: dict[Path, tuple[dict[str, tuple[str, ...]], str]] = {}
     replaced: list[Mapping[str, str]] = []
     missing: list[str] = []
@@ -75,12 +79,24 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
         if found is None and not part.needed:
             continue
         if found is None:
-            missing.append(" or ".join(f"{part.module}.{name}" for name in (part.name, *part.otherwise)))
+            missing.append(
+                " or ".join(f"{part.module}.{name}" for name in (part.name, *part.otherwise))
+            )
             continue
         name = f"{part.module}.{found}"
-        missing += [f"{name}({parameter})" for parameter in part.parameters if parameter not in names[found]]
+        missing += [
+            f"{name}({parameter})" for parameter in part.parameters if parameter not in names[found]
+        ]
         if part.effect:
-            replaced.append({"name": name, "file": file, "sha256": digest, "why": part.why, "effect": part.effect})
+            replaced.append(
+                {
+                    "name": name,
+                    "file": file,
+                    "sha256": digest,
+                    "why": part.why,
+                    "effect": part.effect,
+                }
+            )
     return Survey(tuple(replaced), tuple(missing))
 
 
@@ -92,7 +108,10 @@ def names_in(source: str | bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     for statement in body:
         match statement:
-            case ast.FunctionDef(name=name, args=arguments) | ast.AsyncFunctionDef(name=name, args=arguments):
+            case (
+                ast.FunctionDef(name=name, args=arguments)
+                | ast.AsyncFunctionDef(name=name, args=arguments)
+            ):
                 every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
                 yield prefix + name, tuple(argument.arg for argument in every)
             case ast.ClassDef(name=name, body=inner):
@@ -102,13 +121,17 @@ def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[s
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 yield from ((prefix + (alias.asname or alias.name), ()) for alias in aliases)
             case ast.Assign(targets=targets):
-                yield from ((prefix + target.id, ()) for target in targets if isinstance(target, ast.Name))
+                yield from (
+                    (prefix + target.id, ()) for target in targets if isinstance(target, ast.Name)
+                )
             case ast.AnnAssign(target=ast.Name(id=name)):
                 yield prefix + name, ()
             case ast.If(body=yes, orelse=no):
                 yield from _names([*yes, *no], prefix)
             case ast.Try(body=tried, handlers=handlers):
-                yield from _names([*tried, *(line for handler in handlers for line in handler.body)], prefix)
+                yield from _names(
+                    [*tried, *(line for handler in handlers for line in handler.body)], prefix
+                )
 
 
 def observe(kind: str, **values: object) -> None:

@@ -1,7 +1,8 @@
 """Copies and waits that CUDA refuses during graph capture. Does not import vLLM.
 
-Errors have the class and text of a CUDA build of torch. torch refuses copies between the device and host memory that is not pinned.
-The CUDA driver refuses blocking copies of pinned memory, and reads of values back to the host.
+Errors have the class and text of a CUDA build of torch. torch refuses copies between the device and
+host memory that is not pinned. The CUDA driver refuses blocking copies of pinned memory, and reads
+of values back to the host.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from .replay import Recording
 __all__ = ["STATE", "check_call", "check_operator", "non_blocking", "refuse", "wait"]
 
 COPY = (
-    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
-    "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is"
+    " pinned. Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
 )
 WAIT = (
-    "CUDA error: operation not permitted when stream is capturing\n"
-    "Search for `cudaErrorStreamCaptureUnsupported' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html "
-    "for more information."
+    "CUDA error: operation not permitted when stream is capturing\nSearch for"
+    " `cudaErrorStreamCaptureUnsupported' in"
+    " https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."
 )
-NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+NUMPY = (
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host"
+    " memory first."
+)
 
 _WAITING = frozenset(
     f"aten::{name}"
@@ -44,9 +48,10 @@ _MAKING = ("tensor", "as_tensor", "asarray", "new_tensor")
 class State:
     """Capture state of this process.
 
-    in_kernel: depth of running kernel replacements, which are not checked. by_number: a Python number is being set, no copy.
-    captures, checked, refused: counts of captures, checked operators and refusals since the start.
-    recording: captures are recorded. recorded: recording of the current capture.
+    in_kernel: depth of running kernel replacements, which are not checked. by_number: a Python
+    number is being set, no copy. captures, checked, refused: counts of captures, checked operators
+    and refusals since the start. recording: captures are recorded. recorded: recording of the
+    current capture.
     """
 
     capturing: bool = False
@@ -68,9 +73,16 @@ STATE = State()
 
 
 def check_call(
-    name: str, first: Any, args: tuple[Any, ...], keywords: Mapping[str, Any], target: torch.device | None
+    name: str,
+    first: Any,
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    target: torch.device | None,
 ) -> None:
-    """Check a call from Python for transfers that a CPU's operators do not show. target: the device named for the result."""
+    """Check a call from Python for transfers that a CPU's operators do not show.
+
+    target: the device named for the result.
+    """
     if name in _READING and on_device(first):
         refuse(_READING[name]())
     if name in ("to", "cpu", "cuda") and target is not None and isinstance(first, torch.Tensor):
@@ -79,7 +91,9 @@ def check_call(
             refuse(_copied())  # torch pins the new host memory of a non-blocking copy
         if not on_device(first) and target is DEVICE:
             _check_copy(pinned=is_pinned(first), waits=blocking)
-    if name in _MAKING and (target is DEVICE or (name == "new_tensor" and target is None and on_device(first))):
+    if name in _MAKING and (
+        target is DEVICE or (name == "new_tensor" and target is None and on_device(first))
+    ):
         data = args[-1] if args else keywords.get("data")
         if not on_device(data):
             _check_copy(pinned=is_pinned(data), waits=True)
@@ -91,7 +105,11 @@ def check_operator(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]
     first = args[0] if args else None
     if name in _WAITING and any_on_device(args, keywords):
         refuse(_waited())
-    if name == "aten::repeat_interleave" and on_device(args[-1]) and keywords.get("output_size") is None:
+    if (
+        name == "aten::repeat_interleave"
+        and on_device(args[-1])
+        and keywords.get("output_size") is None
+    ):
         refuse(_waited())
     if name == "aten::copy_" and on_device(first) is not on_device(args[1]):
         host: Any = args[1] if on_device(first) else first
@@ -105,7 +123,8 @@ def non_blocking(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) 
     """Return True if the call is a non-blocking transfer."""
     if "non_blocking" in keywords or len(args) < 2:
         return bool(keywords.get("non_blocking"))
-    # to(device, dtype, non_blocking), to(other, non_blocking), cuda(device, non_blocking), copy_(source, non_blocking)
+    # to(device, dtype, non_blocking), to(other, non_blocking), cuda(device, non_blocking),
+    # copy_(source, non_blocking)
     place = 3 if name == "to" and not isinstance(args[1], torch.Tensor) else 2
     return len(args) > place and args[place] is True
 
@@ -155,5 +174,11 @@ def _no_array() -> Exception:
     return TypeError(NUMPY)
 
 
-_READING = {"tolist": _copied, "numpy": _no_array, "__array__": _no_array, "__repr__": _waited, "__str__": _waited}
+_READING = {
+    "tolist": _copied,
+    "numpy": _no_array,
+    "__array__": _no_array,
+    "__repr__": _waited,
+    "__str__": _waited,
+}
 """Methods that read a tensor's values without an operator that shows it."""

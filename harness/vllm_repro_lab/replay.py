@@ -1,6 +1,7 @@
 """Recording of a CUDA graph: the operators and kernels of a capture, to run again on the same tensors.
 
-As in a real graph, the branches and numbers of the Python code are frozen at capture. The contents of the tensors are not.
+As in a real graph, the branches and numbers of the Python code are frozen at capture. The contents
+of the tensors are not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """Recorded steps in the order of the capture. Keeps every tensor alive, as a graph's memory pool does."""
+    """Recorded steps in the order of the capture.
+
+    Keeps every tensor alive, as a graph's memory pool does.
+    """
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], None]] = []
@@ -22,8 +26,13 @@ class Recording:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def operator(self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
-        """Record a torch operator. A replay copies its result into the captured result, where later steps read it."""
+    def operator(
+        self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], result: Any
+    ) -> None:
+        """Record a torch operator.
+
+        A replay copies its result into the captured result, where later steps read it.
+        """
         places = _tensors(result)
 
         def step() -> None:

@@ -1,8 +1,9 @@
 """vLLM's engine without a model. `parts_connectors` lists the replaced names with their reasons.
 
-API server, EngineCore, scheduler, KV cache manager, executor and both halves of a KV connector are vLLM's own. `scheduler_worker.Worker`
-stands for the worker with its model runner. Requests that reach an idle engine within `GATHER` seconds of the first enter it together,
-shorter prompts first, so that the same workload leads to the same steps.
+API server, EngineCore, scheduler, KV cache manager, executor and both halves of a KV connector are
+vLLM's own. `scheduler_worker.Worker` stands for the worker with its model runner. Requests that
+reach an idle engine within `GATHER` seconds of the first enter it together, shorter prompts first,
+so that the same workload leads to the same steps.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def _keep_gpu_defaults() -> None:
 
 
 def _gather_requests() -> None:
-    """Change the queue before it is read. This method returns before a step, so no frame of the lab is in a step's traceback."""
+    """Change the queue before it is read.
+
+    This method returns before a step, so no frame of the lab is in a step's traceback.
+    """
     own = EngineCoreProc._process_input_queue
 
     @wraps(own)
@@ -98,5 +102,6 @@ def _copy_nothing(worker: Any, *_: Any) -> None:
 
 def _register_without_memory(worker: Any, *_: Any) -> None:
     """Make the worker's transfers, as `OffloadingConnectorWorker.register_kv_caches` does, without memory of layers."""
-    make = getattr(worker, "_init_worker", None) or worker._register_handlers  # the second to 0.24.0
+    # the second to 0.24.0
+    make = getattr(worker, "_init_worker", None) or worker._register_handlers
     make(None)

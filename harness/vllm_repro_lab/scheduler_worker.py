@@ -1,7 +1,8 @@
 """Worker without a model: it answers each step of the scheduler with tokens, and runs the worker half of a KV connector.
 
-Its rules are those of vLLM's `GPUModelRunner` and `Worker`; each names the function that it stands for. A token is a hash of the
-request's prompt and of the token's position, so that a request has the same answer in every run.
+Its rules are those of vLLM's `GPUModelRunner` and `Worker`; each names the function that it stands
+for. A token is a hash of the request's prompt and of the token's position, so that a request has
+the same answer in every run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.distributed.kv_transfer import ensure_kv_transfer_initialized, get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer import (
+    ensure_kv_transfer_initialized,
+    get_kv_transfer_group,
+    has_kv_transfer_group,
+)
 from vllm.forward_context import set_forward_context
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
@@ -64,7 +69,9 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         for number, kind in enumerate(kinds):
             name = f"model.layers.{number}"
             if kind == "sliding_attention":
-                specs[f"{name}.self_attn.attn"] = SlidingWindowSpec(sliding_window=text.sliding_window, **shape)
+                specs[f"{name}.self_attn.attn"] = SlidingWindowSpec(
+                    sliding_window=text.sliding_window, **shape
+                )
             elif kind in ("linear_attention", "mamba"):
                 specs[f"{name}.linear_attn"] = MambaSpec(
                     block_size=cache.block_size,
@@ -82,7 +89,9 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         from vllm.v1.attention.backends import utils
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-        return [layout.name for layout in utils.get_supported_kv_cache_layouts([CPUAttentionBackend])]
+        return [
+            layout.name for layout in utils.get_supported_kv_cache_layouts([CPUAttentionBackend])
+        ]
 
     def set_kv_cache_layout(self, *_: Any) -> None:
         """Have no memory to lay out."""
@@ -93,7 +102,8 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Stand for `Worker.initialize_from_config`: begin the connector's worker half."""
         self.cache_config.num_gpu_blocks = kv_cache_config.num_blocks
-        for name in ("hash_block_size", "cache_hit_alignment_tokens"):  # to the configuration only in newer releases
+        # to the configuration only in newer releases
+        for name in ("hash_block_size", "cache_hit_alignment_tokens"):
             if hasattr(kv_cache_config, name) and hasattr(self.cache_config, name):
                 setattr(self.cache_config, name, getattr(kv_cache_config, name))
         ensure_kv_transfer_initialized(self.vllm_config, kv_cache_config)
@@ -119,10 +129,14 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         if not tokens:
             if not has_kv_transfer_group():
                 return EMPTY_MODEL_RUNNER_OUTPUT
-            return KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduler_output, self.vllm_config)
+            return KVConnectorModelRunnerMixin.kv_connector_no_forward(
+                scheduler_output, self.vllm_config
+            )
         with (
             set_forward_context(None, self.vllm_config),
-            KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(scheduler_output) as transferred,
+            KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(
+                scheduler_output
+            ) as transferred,
         ):
             pass  # here the model would compute
         self._answer = ModelRunnerOutput(
@@ -137,10 +151,17 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return None
 
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput | None:
-        """Stand for `GPUModelRunner.sample_tokens`. With a grammar the token is one that its bitmask allows."""
+        """Stand for `GPUModelRunner.sample_tokens`.
+
+        With a grammar the token is one that its bitmask allows.
+        """
         answer, self._answer = self._answer, None
         if grammar_output is not None and answer is not None:
-            rows = zip(grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask, strict=True)
+            rows = zip(
+                grammar_output.structured_output_request_ids,
+                grammar_output.grammar_bitmask,
+                strict=True,
+            )
             for name, row in rows:
                 allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
                 tokens = answer.sampled_token_ids[answer.req_id_to_index[name]]
@@ -153,7 +174,8 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
     def _sampled(self, scheduler_output: Any) -> dict[str, list[int]]:
         """Return the new tokens of each scheduled request: one if the step reaches its last token, else none.
 
-        Stands for `GPUModelRunner._update_states` and for the discarded samples of partial prefills in `_prepare_inputs`.
+        Stands for `GPUModelRunner._update_states` and for the discarded samples of partial prefills
+        in `_prepare_inputs`.
         """
         for name in scheduler_output.finished_req_ids:
             self._prompts.pop(name, None)
@@ -162,7 +184,13 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
             self._prompts[new.req_id] = list(new.prompt_token_ids)
             known[new.req_id] = new.num_computed_tokens, 0
         old = scheduler_output.scheduled_cached_reqs
-        known.update(zip(old.req_ids, zip(old.num_computed_tokens, old.num_output_tokens, strict=True), strict=True))
+        known.update(
+            zip(
+                old.req_ids,
+                zip(old.num_computed_tokens, old.num_output_tokens, strict=True),
+                strict=True,
+            )
+        )
         found: dict[str, list[int]] = {}
         for name, count in scheduler_output.num_scheduled_tokens.items():
             computed, answered = known[name]

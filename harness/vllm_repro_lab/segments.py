@@ -1,11 +1,12 @@
 """Route for one request whose prompt arrives in segments, as those of `/v1/realtime` do, which serves only audio models.
 
-vLLM loads it by name, like a user's own middleware: `--middleware vllm_repro_lab.segments.route`. Then `POST /segments` takes
+vLLM loads it by name, like a user's own middleware: `--middleware vllm_repro_lab.segments.route`.
+Then `POST /segments` takes
 
     {"segments": [[7, 8, 9], [10, 11], 0.5], "max_tokens": 64, "stop_token_ids": [77]}
 
-segments: token ids, and pauses in seconds between them. The other fields are vLLM's sampling parameters. The answer,
-`{"token_ids": [...]}`, is sent when the session has ended.
+segments: token ids, and pauses in seconds between them. The other fields are vLLM's sampling
+parameters. The answer, `{"token_ids": [...]}`, is sent when the session has ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""vLLM's TurboQuant attention backend on its CPU platform. `parts_kernels` lists each replaced name with its reason."""
+"""vLLM's TurboQuant attention backend on its CPU platform.
+
+`parts_kernels` lists each replaced name with its reason.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install(*, graphs: bool, flash: bool = False) -> None:
-    """Install every replacement in this process. The kernels are replaced later, when vLLM chooses the backend.
+    """Install every replacement in this process.
 
-    graphs: the module `graphs` creates the workspace and captures. flash: replace FlashAttention, too.
+    The kernels are replaced later, when vLLM chooses the backend.
+
+    graphs: the module `graphs` creates the workspace and captures. flash: replace FlashAttention,
+    too.
     """
     _choose_backend(flash=flash)
     if not graphs:
@@ -49,7 +55,10 @@ def _choose_backend(*, flash: bool) -> None:
 
 
 def replace_kernels() -> None:
-    """Replace the kernels. Not in `install`: the backend imports parts of vLLM that are not loaded yet when plugins are."""
+    """Replace the kernels.
+
+    Not in `install`: the backend imports parts of vLLM that are not loaded yet when plugins are.
+    """
     if not hasattr(triton_utils.triton, "next_power_of_2"):
         triton_utils.triton.next_power_of_2 = lambda number: 1 << (number - 1).bit_length()
     decode: Any = import_module("vllm.v1.attention.ops.triton_turboquant_decode")

@@ -61,7 +61,9 @@ class BugState:
         }
         if self.verdict is Verdict.FIXED and not self.crashed:
             return f"{release} is declared good, and lived"
-        open_bug = f"{seen}, last in {release}; {self.streak} of {self.needed} quiet boots for a fix"
+        open_bug = (
+            f"{seen}, last in {release}; {self.streak} of {self.needed} quiet boots for a fix"
+        )
         return reasons.get(self.verdict, open_bug)
 
 

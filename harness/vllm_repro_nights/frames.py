@@ -35,14 +35,22 @@ Folder = str | os.PathLike[str]
 
 _FIGURES = ["output_tok_s", "tpot_s", "ttft_s"]
 _COLUMNS = {
-    "runs": "night id scenario started_at host hardware evidence server version verdict expected "
-    "name result crashed boots signature setup output_tok_s tpot_s ttft_s",
-    "trials": "arm trial outcome phase crossed exception message signature detected_by latency_s "
-    "boot_s duration_s sent ok failed output_tok_s ttft_s tpot_s client_error why log",
-    "requests": "arm trial name sent duration_s status ok prompt_tokens cached_tokens "
-    "completion_tokens ttft_s token_times",
-    "versions": "version vllm_version compiled arm expected declared fate result k n boot_s "
-    "verdict as_expected why run",
+    "runs": (
+        "night id scenario started_at host hardware evidence server version verdict expected "
+        "name result crashed boots signature setup output_tok_s tpot_s ttft_s"
+    ),
+    "trials": (
+        "arm trial outcome phase crossed exception message signature detected_by latency_s "
+        "boot_s duration_s sent ok failed output_tok_s ttft_s tpot_s client_error why log"
+    ),
+    "requests": (
+        "arm trial name sent duration_s status ok prompt_tokens cached_tokens "
+        "completion_tokens ttft_s token_times"
+    ),
+    "versions": (
+        "version vllm_version compiled arm expected declared fate result k n boot_s "
+        "verdict as_expected why run"
+    ),
 }
 
 

@@ -117,7 +117,9 @@ def night_of(started_at: str, zone: tzinfo | None) -> date:
     return (local + _EVENING).date()
 
 
-def history(runs: Sequence[Run], zone: tzinfo | None, *, last: int = 1, scenarios: Sequence[str] = ()) -> History:
+def history(
+    runs: Sequence[Run], zone: tzinfo | None, *, last: int = 1, scenarios: Sequence[str] = ()
+) -> History:
     """Return the history of `runs`, which are in the order of their start.
 
     zone: time zone of the nights. last: number of last nights to compare with those before.
@@ -147,7 +149,9 @@ def history(runs: Sequence[Run], zone: tzinfo | None, *, last: int = 1, scenario
     )
 
 
-def _bug_nights(scenario: str, evidence: str, pairs: Sequence[tuple[date, Run]], nights: Sequence[date]) -> BugNights:
+def _bug_nights(
+    scenario: str, evidence: str, pairs: Sequence[tuple[date, Run]], nights: Sequence[date]
+) -> BugNights:
     state = bug_state(pairs)
     runs: dict[date, list[Run]] = {night: [] for night in nights}
     for night, run in pairs:

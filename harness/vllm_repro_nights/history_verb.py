@@ -29,7 +29,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         prints="changes, the state of each bug over the last 14 nights, and throughput",
         more=_EPILOG,
     )
-    parser.add_argument("--scenario", action="append", metavar="S", help="only this scenario; may be given again")
+    parser.add_argument(
+        "--scenario", action="append", metavar="S", help="only this scenario; may be given again"
+    )
     parser.add_argument(
         "--nights",
         type=lambda text: number(text, least=1, most=NIGHTS - 1, what="number of nights"),
@@ -37,15 +39,27 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="compare the last N nights with those before (default: 1)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page to FILE, - for stdout")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a line per run and arm to FILE, - for stdout")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where runs are written (default: reports)")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the page to FILE, - for stdout"
+    )
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write a line per run and arm to FILE, - for stdout",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where runs are written (default: reports)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     files = {"html": arguments.html, "csv": arguments.csv}
     if arguments.json + list(files.values()).count(_STDOUT) > 1:
-        raise UsageError("only one of --json, --html - and --csv - can be printed", hint="name a file for the others")
+        raise UsageError(
+            "only one of --json, --html - and --csv - can be printed",
+            hint="name a file for the others",
+        )
     root = arguments.out or default_out()
     runs = _runs(root, arguments.scenario or ())
     shown = history(runs, None, last=arguments.nights, scenarios=arguments.scenario or ())
@@ -53,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         _write(arguments.html, html_page(shown, link_to(root, arguments.html)), "--html")
     if arguments.csv:
-        table = [run for run in runs if not arguments.scenario or run.scenario in arguments.scenario]
+        table = [
+            run for run in runs if not arguments.scenario or run.scenario in arguments.scenario
+        ]
         _write(arguments.csv, as_csv(table), "--csv")
     if arguments.json:
         print_json(as_json(shown))
@@ -66,14 +82,18 @@ def _runs(root: Path, named: list[str] | tuple[str, ...]) -> list[Run]:
     """Return all runs below `root`. Raises `UsageError` without it or a named scenario."""
     if not root.is_dir():
         raise UsageError(
-            f"there is no folder {root}", hint="vllm-repro run SCENARIO makes the first run; or name --out DIR"
+            f"there is no folder {root}",
+            hint="vllm-repro run SCENARIO makes the first run; or name --out DIR",
         )
     runs, unreadable = read_runs(root)
     if not runs and (others := sorted(root.glob("*/journal.jsonl"))):
         raise UsageError(
-            f"no run lies in {root} as SCENARIO/TIME-ID/: the folders in it are runs of one scenario, or copies",
-            hint="--out names the folder of all scenarios. To read one run: "
-            f"vllm-repro report {others[0].parent} --format md",
+            f"no run lies in {root} as SCENARIO/TIME-ID/: the folders in it are runs of one"
+            " scenario, or copies",
+            hint=(
+                "--out names the folder of all scenarios. To read one run: "
+                f"vllm-repro report {others[0].parent} --format md"
+            ),
         )
     for name in unreadable:
         print(f"vllm-repro: skipped, its journal holds no run: {name}", file=sys.stderr)

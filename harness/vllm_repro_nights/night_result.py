@@ -99,8 +99,12 @@ class Night:
     @property
     def had_trouble(self) -> bool:
         """Return True if the host had trouble, or if nothing ran: the night shows nothing."""
-        outcomes = {trial.outcome for report in self.reports for arm in report.arms for trial in arm.trials}
-        failed = any(result.light is Light.AMBER and result.report is None for result in self.scenarios)
+        outcomes = {
+            trial.outcome for report in self.reports for arm in report.arms for trial in arm.trials
+        }
+        failed = any(
+            result.light is Light.AMBER and result.report is None for result in self.scenarios
+        )
         tested = any(outcome.facts.tested for outcome in outcomes)
         return bool(self.trouble) or failed or Outcome.INFRA in outcomes or not tested
 
@@ -169,7 +173,9 @@ def suites(night: Night) -> str:
         if result.report is None
     ]
     cases += [("preflight", "error", text) for text in night.trouble]
-    cases += [("night", "error", f"interrupted by {night.interrupted}")] if night.interrupted else []
+    cases += (
+        [("night", "error", f"interrupted by {night.interrupted}")] if night.interrupted else []
+    )
     root = ET.Element("testsuites")
     attributes = {"name": "nightly", "time": "0.000", "timestamp": night.started_at}
     suite = ET.SubElement(root, "testsuite", attributes)

@@ -49,25 +49,37 @@ def _variable(name: str) -> str:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, example="vllm-repro nightly --server docker --image vllm/vllm-openai:nightly", more=_EPILOG)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="only these (default: all of the package)")
+    add_common(
+        parser,
+        example="vllm-repro nightly --server docker --image vllm/vllm-openai:nightly",
+        more=_EPILOG,
+    )
+    parser.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help="only these (default: all of the package)"
+    )
     parser.add_argument(
         "--server",
         choices=("auto", CPU, *kinds(lambda facts: facts.started)),
         default=_variable("SERVER") or "auto",
-        help="where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm "
-        "on PATH; never a rehearsal). cpu: a release on this CPU, in the lab if the scenario needs "
-        "GPUs",
+        help=(
+            "where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm"
+            " on PATH; never a rehearsal). cpu: a release on this CPU, in the lab if the scenario"
+            " needs GPUs"
+        ),
     )
     add_server_options(parser, which=("image", "vllm", "weights"))
-    add_run_options(parser, arm="only this arm; may be given again", auto=True, on="its scenarios side by side")
+    add_run_options(
+        parser, arm="only this arm; may be given again", auto=True, on="its scenarios side by side"
+    )
     parser.add_argument(
         "--max-time",
         type=duration,
         metavar="TIME",
         default=math.inf,
-        help="start no run that would end after this time, if it takes as long as the last run of its "
-        "scenario: 90s, 30m or 2h; those that ran longest ago come first",
+        help=(
+            "start no run that would end after this time, if it takes as long as the last run of"
+            " its scenario: 90s, 30m or 2h; those that ran longest ago come first"
+        ),
     )
     parser.add_argument(
         "--least-disk",
@@ -80,8 +92,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         choices=FAIL_ON,
         default=_variable("FAIL_ON") or "amber",
-        help="exit with 0 after a night that is better. trouble: an amber night exits with 2 only if "
-        "the host had trouble or nothing ran, not if runs were undecided (default: amber)",
+        help=(
+            "exit with 0 after a night that is better. trouble: an amber night exits with 2 only if"
+            " the host had trouble or nothing ran, not if runs were undecided (default: amber)"
+        ),
     )
 
 
@@ -89,11 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     if arguments.on and arguments.max_time < math.inf:
         raise UsageError(
-            "--max-time is for runs one after the other, and --on begins all at once", hint="leave one out"
+            "--max-time is for runs one after the other, and --on begins all at once",
+            hint="leave one out",
         )
     if arguments.on not in (None, "local") and arguments.server == "auto":
         raise UsageError(
-            "--server auto looks at this machine, and --on runs on others", hint=f"--server {CPU} or docker"
+            "--server auto looks at this machine, and --on runs on others",
+            hint=f"--server {CPU} or docker",
         )
     jobs = jobs_from(arguments, options)
     if options.server == CPU:
@@ -124,9 +140,13 @@ def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job
         arms = find_arms(scenario, arguments.arm)
         for server in _on_cpu(scenario, options) if options.server == CPU else (options,):
             choice = ServerChoice(ServerKind(server.server), "")
-            job = job_from(arguments, name=name, scenario=scenario, options=server, choice=choice, arms=arms)
+            job = job_from(
+                arguments, name=name, scenario=scenario, options=server, choice=choice, arms=arms
+            )
             if options.server == CPU and not arguments.arm:
-                job = replace(job, arms=scenario.leading, named_arms=[arm.name for arm in scenario.leading])
+                job = replace(
+                    job, arms=scenario.leading, named_arms=[arm.name for arm in scenario.leading]
+                )
             jobs.setdefault((scenario.id, server.vllm), job)
     return list(jobs.values())
 
@@ -150,13 +170,24 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
     allowed = {"SERVER": ("auto", CPU, *kinds(lambda facts: facts.started)), "FAIL_ON": FAIL_ON}
     for name, value in (("SERVER", options.server), ("FAIL_ON", arguments.fail_on)):
         if value not in allowed[name]:
-            raise UsageError(f"{_VARIABLE}{name} is {value!r}", hint=f"one of {', '.join(allowed[name])}")
+            raise UsageError(
+                f"{_VARIABLE}{name} is {value!r}", hint=f"one of {', '.join(allowed[name])}"
+            )
     if options.server == CPU and options.image:
-        raise UsageError(f"--server {CPU} runs no image", hint=f"leave out --image, or the variable {_VARIABLE}IMAGE")
+        raise UsageError(
+            f"--server {CPU} runs no image",
+            hint=f"leave out --image, or the variable {_VARIABLE}IMAGE",
+        )
     if options.server == "auto":
-        local = not options.image and bool(options.vllm or local_vllm()) and bool(no_gpus_in_containers())
+        local = (
+            not options.image
+            and bool(options.vllm or local_vllm())
+            and bool(no_gpus_in_containers())
+        )
         on_gpus = kinds(lambda facts: facts.on_gpus)
-        options = replace(options, server=next(kind for kind in on_gpus if kind.facts.container is not local))
+        options = replace(
+            options, server=next(kind for kind in on_gpus if kind.facts.container is not local)
+        )
     if options.server != CPU and ServerKind(options.server).facts.container and not options.vllm:
         options = replace(options, image=options.image or NIGHTLY_IMAGE)
     return options

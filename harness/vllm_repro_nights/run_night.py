@@ -65,7 +65,11 @@ def run_night(
             if result.report is not None:
                 interrupted = interrupted or result.report.interrupted
                 copy = folder / result.scenario
-                copy = copy if not copy.exists() else folder / f"{copy.name}-{result.report.folder.name}"
+                copy = (
+                    copy
+                    if not copy.exists()
+                    else folder / f"{copy.name}-{result.report.folder.name}"
+                )
                 near[run_id(result.report)] = f"{copy.name}/report.html"
                 trouble += _copy_reports(result.report, copy)
     except KeyboardInterrupt as signal:
@@ -93,12 +97,17 @@ def run_night(
     return night, folder
 
 
-def host_problems(kind: ServerKind, out: Path, least_disk_gb: float, *, runs_here: bool = True) -> Iterator[str]:
+def host_problems(
+    kind: ServerKind, out: Path, least_disk_gb: float, *, runs_here: bool = True
+) -> Iterator[str]:
     """Yield why this machine cannot run a night, or keep its reports if other machines run it."""
     folder = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(folder).free / _GB
     if free < least_disk_gb:
-        yield f"{free:.1f} GB are free where runs are written, and a night needs {least_disk_gb:g} (--least-disk)"
+        yield (
+            f"{free:.1f} GB are free where runs are written, and a night needs {least_disk_gb:g}"
+            " (--least-disk)"
+        )
     if not kind.facts.on_gpus or not runs_here:
         return
     try:
@@ -122,7 +131,9 @@ def no_gpus_in_containers() -> str:
 def _pull_moving_tag(options: ServerOptions) -> str:
     """Pull an image whose tag is another build every night. Return why it could not be pulled."""
     image = options.image or ""
-    if not ServerKind(options.server).facts.container or not image.endswith((":nightly", ":latest")):
+    if not ServerKind(options.server).facts.container or not image.endswith(
+        (":nightly", ":latest")
+    ):
         return ""
     return _engine_problem(lambda engine: engine.client.images.pull(*image.rpartition(":")[::2]))
 
@@ -141,7 +152,9 @@ def _engine_problem(use: Callable[[Engine], object]) -> str:
 
 def _request(jobs: Sequence[Job], options: ServerOptions) -> str:
     """Return what was asked for, as a phrase."""
-    sources = dict.fromkeys(source for source in (options.vllm, *(job.options.vllm for job in jobs)) if source)
+    sources = dict.fromkeys(
+        source for source in (options.vllm, *(job.options.vllm for job in jobs)) if source
+    )
     servers = dict.fromkeys(job.options.server for job in jobs) or {options.server: None}
     on_gpus = ServerKind(options.server).facts.on_gpus
     usual = "the installed vllm" if on_gpus else "the release that each scenario is tried with"
@@ -149,7 +162,9 @@ def _request(jobs: Sequence[Job], options: ServerOptions) -> str:
     return f"{release}, server {' or '.join(servers)}"
 
 
-def _run_jobs(jobs: Sequence[Job], out: Path, most_seconds: float) -> Iterator[tuple[Job, ScenarioNight]]:
+def _run_jobs(
+    jobs: Sequence[Job], out: Path, most_seconds: float
+) -> Iterator[tuple[Job, ScenarioNight]]:
     """Run the jobs, here one after the other until one is interrupted, elsewhere all at once.
 
     With a limit of time those that ran longest ago come first.
@@ -166,7 +181,10 @@ def _run_jobs(jobs: Sequence[Job], out: Path, most_seconds: float) -> Iterator[t
         took = run.duration_s if (run := last_run(job)) is not None else 0.0
         left = most_seconds - (time.monotonic() - began)
         if left <= took and not _unfit(job):
-            why = f"{max(0.0, left):.0f} s of {most_seconds:.0f} s were left, and it took {took:.0f} s before"
+            why = (
+                f"{max(0.0, left):.0f} s of {most_seconds:.0f} s were left, and it took {took:.0f}"
+                " s before"
+            )
             return ScenarioNight(scenario=job.scenario.id, light=Light.LATE, why=why)
         return _run_job(job)
 
@@ -214,4 +232,7 @@ def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
             if (report.folder / name).exists():  # a scenario without a script has no repro.py
                 shutil.copyfile(report.folder / name, folder / name)
     except OSError as error:  # the run is complete in its own folder
-        yield f"the reports of {report.scenario} could not be copied beside the night: {error.strerror}"
+        yield (
+            f"the reports of {report.scenario} could not be copied beside the night:"
+            f" {error.strerror}"
+        )

@@ -38,18 +38,35 @@ def build_of(version: str | None) -> Build:
 
 def signature_of(arm: ArmJson) -> str:
     """Return `match: AssertionError in _continuation_prefill` for the first death outside a cancelled trial, or nothing."""
-    death = next((one.death for one in arm.trials if one.death and one.outcome is not Outcome.CANCELLED), None)
+    death = next(
+        (one.death for one in arm.trials if one.death and one.outcome is not Outcome.CANCELLED),
+        None,
+    )
     if death is None:
         return ""
     where = f" in {death.frames[-1].rpartition(':')[2]}" if death.frames else ""
     return f"{death.signature or 'unknown'}: {death.exception or 'no exception'}{where}"
 
 
-_OF_THIS_RUN = ("-p", "--publish", "--port", "--host", "--name", "--label", "--network", "--mount", "-v", "--volume")
+_OF_THIS_RUN = (
+    "-p",
+    "--publish",
+    "--port",
+    "--host",
+    "--name",
+    "--label",
+    "--network",
+    "--mount",
+    "-v",
+    "--volume",
+)
 
 
 def setup_of(arm: ArmJson) -> str:
-    """Return a hash of an arm's command without the ports, paths, names and image of this run. Figures of two setups are not compared."""
+    """Return a hash of an arm's command without the ports, paths, names and image of this run.
+
+    Figures of two setups are not compared.
+    """
     try:
         words = shlex.split(arm.command)
     except ValueError:
@@ -60,6 +77,7 @@ def setup_of(arm: ArmJson) -> str:
         if skip or word.partition("=")[0] in _OF_THIS_RUN:
             skip = not skip and "=" not in word
         elif word != arm.server.image:
-            kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))  # keep only the last name of a path
+            # keep only the last name of a path
+            kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))
     text = "\n".join([str(arm.server.kind), *kept])
     return hashlib.blake2s(text.encode(), digest_size=4).hexdigest()

@@ -50,8 +50,13 @@ class UnfinishedSearch(Unfinished):
 
     @staticmethod
     def _compared(head: Mapping[str, Any], name: str) -> Any:
-        # What else a candidate holds is for the reader, and differs between versions of the harness.
-        return [candidate["source"] for candidate in head[name]] if name == "candidates" else head.get(name)
+        # What else a candidate holds is for the reader, and differs between versions of the
+        # harness.
+        return (
+            [candidate["source"] for candidate in head[name]]
+            if name == "candidates"
+            else head.get(name)
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return what the continued record takes over."""
@@ -110,7 +115,11 @@ class BootSearch(ABC, Generic[Record, Item]):
 
     @abstractmethod
     def boot(self, item: Item) -> tuple[Any, str | None]:
-        """Boot it. Return the boot for the record, None if there is nothing to add, and the signal that interrupted it."""
+        """Boot it.
+
+        Return the boot for the record, None if there is nothing to add, and the signal that
+        interrupted it.
+        """
 
     def sources(self) -> Sequence[Source | None]:
         """Return a source of each folder that the search takes a vLLM from."""
@@ -123,11 +132,14 @@ class BootSearch(ABC, Generic[Record, Item]):
         self.record = replace(self.record, **unfinished.fields())
         self._resumed = len(self.record.boots)
 
-    def run(self, most_boots: int | None, most_seconds: float | None, announce: Callable[[str], None]) -> Path:
+    def run(
+        self, most_boots: int | None, most_seconds: float | None, announce: Callable[[str], None]
+    ) -> Path:
         """Boot until the search is over or a limit is reached, and return its folder; `record` is what is known then.
 
-        most_boots: also counts boots of an earlier call. most_seconds: of this call. announce: called once with the first output line.
-        Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had.
+        most_boots: also counts boots of an earlier call. most_seconds: of this call. announce:
+        called once with the first output line. Raises `UsageError`, `InfraError` or `Unsupported`
+        if no server can be had.
         """
         self._announce, self.most_boots = announce, most_boots
         began, before, stopped = time.monotonic(), self.record.duration_s, None
@@ -143,12 +155,16 @@ class BootSearch(ABC, Generic[Record, Item]):
                     stopped = self._boot_all(items)
                 self.save(stopped, before + time.monotonic() - began)
         except KeyboardInterrupt as signal:
-            # Between two runs, or in an install; a run takes the signals itself and reports what it saw.
+            # Between two runs, or in an install; a run takes the signals itself and reports what it
+            # saw.
             stopped = f"{signal}" or "SIGINT"
         return self.save(stopped, before + time.monotonic() - began)
 
     def _boot_all(self, items: Sequence[Item]) -> str | None:
-        """Boot the items and add what they did to the record. Return the signal that interrupted one."""
+        """Boot the items and add what they did to the record.
+
+        Return the signal that interrupted one.
+        """
         for number, item in enumerate(items, len(self.record.boots) + 1):
             self.progress.line(self.describe(item, number))
         interrupted = None
@@ -160,11 +176,16 @@ class BootSearch(ABC, Generic[Record, Item]):
                 self.record = self.record.after(boot)
                 self.save(interrupted, self.record.duration_s)
             if self.shows_answer:
-                self.progress.line(f"  {self.outcome(boot, several=len(items) > 1)}{self.record.readings[0]}")
+                self.progress.line(
+                    f"  {self.outcome(boot, several=len(items) > 1)}{self.record.readings[0]}"
+                )
         return interrupted
 
     def outcome(self, boot: Any, *, several: bool) -> str:
-        """Return what stands before the answer when a boot has finished. several: other boots run beside it."""
+        """Return what stands before the answer when a boot has finished.
+
+        several: other boots run beside it.
+        """
         return ""
 
     def chosen(self, site: SiteFacts, why: str) -> None:
@@ -185,17 +206,24 @@ class BootSearch(ABC, Generic[Record, Item]):
     def save(self, stopped: str | None, duration_s: float) -> Path:
         """Write the record and return its folder, which is made now: a refused command must leave none."""
         with self._lock:
-            record = self.record = replace(self.record, stopped=stopped, duration_s=round(duration_s, 1))
+            record = self.record = replace(
+                self.record, stopped=stopped, duration_s=round(duration_s, 1)
+            )
             if self._folder is None:
                 self._folder = stamped_folder(self.job.out, Path(record.scenario) / record.verb)
             hint = "free some space, or name another --out"
             write_file(self._folder / f"{record.file}.json", self._json(), hint=hint)
-            text = Redactor(private_sources(self.sources())).text(self.redactor.text(markdown(record)))
+            text = Redactor(private_sources(self.sources())).text(
+                self.redactor.text(markdown(record))
+            )
             write_file(self._folder / f"{record.file}.md", text, hint=hint)
             return self._folder
 
     def _json(self) -> str:
-        return json.dumps(self.redactor.deep(self.record.as_dict()), indent=2, ensure_ascii=False) + "\n"
+        return (
+            json.dumps(self.redactor.deep(self.record.as_dict()), indent=2, ensure_ascii=False)
+            + "\n"
+        )
 
 
 class ArmSearch(BootSearch[ArmRecord, Item]):

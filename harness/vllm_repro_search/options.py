@@ -36,9 +36,14 @@ __all__ = [
 
 
 def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, more: str) -> None:
-    """Add the options of a search that boots one arm of a scenario. For the texts see `add_common`."""
+    """Add the options of a search that boots one arm of a scenario.
+
+    For the texts see `add_common`.
+    """
     add_common(parser, example=example, prints=prints, more=more)
-    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume"
+    )
     add_limits(parser)
     add_server_options(parser, which=("server", "image", "vllm", "model", "weights"))
     add_run_options(parser, arm="this arm instead of the first", trials=False)
@@ -47,15 +52,27 @@ def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, mo
 def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
     """Return the job of a command line with `add_search`. Raises `UsageError`."""
     if not arguments.scenario:
-        raise UsageError("no SCENARIO is named", hint=f"vllm-repro list names them; vllm-repro {verb} --help")
+        raise UsageError(
+            "no SCENARIO is named", hint=f"vllm-repro list names them; vllm-repro {verb} --help"
+        )
     scenario = find(arguments.scenario)
     arms = find_arms(scenario, arguments.arm or [scenario.arms[0].name])
     if len(arms) != 1:
-        raise UsageError(f"{len(arms)} arms are named, and this follows one", hint="give --arm once")
+        raise UsageError(
+            f"{len(arms)} arms are named, and this follows one", hint="give --arm once"
+        )
     options = server_options(arguments)
     choice = choice_of(scenario, options)
-    options = replace(options, server=choice.kind.value)  # boots of different kinds of server are not comparable
-    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    # boots of different kinds of server are not comparable
+    options = replace(options, server=choice.kind.value)
+    job = job_from(
+        arguments,
+        name=arguments.scenario,
+        scenario=scenario,
+        options=options,
+        choice=choice,
+        arms=arms,
+    )
     job = replace(job, named_arms=[arms[0].name])
     release = ("--vllm", options.vllm or job.version(choice.kind))
     return replace(job, reproduce=repeat_command(verb, job, choice.kind, release))
@@ -80,20 +97,31 @@ def common_fields(job: Job, reproduce: str) -> dict[str, Any]:
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Add `--max-boots`, `--max-time` and `--resume`."""
-    parser.add_argument("--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known")
     parser.add_argument(
-        "--max-time", type=duration, metavar="TIME", help="start no boot after this time: 90s, 30m or 2h"
+        "--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known"
+    )
+    parser.add_argument(
+        "--max-time",
+        type=duration,
+        metavar="TIME",
+        help="start no boot after this time: 90s, 30m or 2h",
     )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue the search in this folder with its options: --max-boots and --max-time may be given anew",
+        help=(
+            "continue the search in this folder with its options: --max-boots and --max-time may be"
+            " given anew"
+        ),
     )
 
 
 def begun(
-    arguments: argparse.Namespace, kind: type[SearchRecord], *, beside: Collection[str] = ("max_boots", "max_time")
+    arguments: argparse.Namespace,
+    kind: type[SearchRecord],
+    *,
+    beside: Collection[str] = ("max_boots", "max_time"),
 ) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
     """Return the arguments of the first call with the options `beside` of this one, and what is resumed. Raises `UsageError`."""
     if not arguments.resume:
@@ -105,7 +133,9 @@ def begun(
     return arguments, unfinished
 
 
-def run_search(arguments: argparse.Namespace, search: BootSearch[Any, Any], unfinished: UnfinishedSearch | None) -> int:
+def run_search(
+    arguments: argparse.Namespace, search: BootSearch[Any, Any], unfinished: UnfinishedSearch | None
+) -> int:
     """Run or resume a search, print its text, where it is, and how to resume; return the exit status."""
     if unfinished is not None:
         search.resume(unfinished)
@@ -115,10 +145,16 @@ def run_search(arguments: argparse.Namespace, search: BootSearch[Any, Any], unfi
     script = ["--script", arguments.script] if getattr(arguments, "script", None) else []
     resume = shlex.join(["vllm-repro", record.verb, "--resume", str(folder), *script])
     shown = structs.replace(record, reproduce=with_out(record.reproduce, search.job.out))
-    print(f"\n{terminal(shown, f'{folder / record.file}.md', resume)}", end="", file=stream_of(arguments))
+    print(
+        f"\n{terminal(shown, f'{folder / record.file}.md', resume)}",
+        end="",
+        file=stream_of(arguments),
+    )
     if arguments.json:
         print_json(record.as_dict())
-    return INTERRUPTED if record.stopped and record.stopped.startswith("SIG") else record.exit_status
+    return (
+        INTERRUPTED if record.stopped and record.stopped.startswith("SIG") else record.exit_status
+    )
 
 
 def stream_of(arguments: argparse.Namespace) -> TextIO:

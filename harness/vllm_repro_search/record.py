@@ -1,4 +1,7 @@
-"""Record of a search, and its Markdown and terminal text. Each search adds its fields, sentences and tables."""
+"""Record of a search, and its Markdown and terminal text.
+
+Each search adds its fields, sentences and tables.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,14 @@ from vllm_repro_search.plan import Plan
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["BootTable", "ReleaseSearchRecord", "SearchRecord", "markdown", "terminal", "text_environment"]
+__all__ = [
+    "BootTable",
+    "ReleaseSearchRecord",
+    "SearchRecord",
+    "markdown",
+    "terminal",
+    "text_environment",
+]
 
 _WIDEST = 40
 """Letters of a table's cell on a terminal."""
@@ -98,7 +108,9 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         for block in self._blocks("tables.txt"):
             summary, heads, *rows = block.strip("\n").split("\n")
             cells = [tuple(row.split(_CELL)) for row in rows]
-            tables.append(BootTable("" if summary == "-" else summary, tuple(heads.split(_CELL)), cells))
+            tables.append(
+                BootTable("" if summary == "-" else summary, tuple(heads.split(_CELL)), cells)
+            )
         return tables
 
     @property
@@ -134,7 +146,11 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         if not (folder / template).exists():
             return []
         known = self.plan and self.plan.answer()
-        text = text_environment(folder, "line").get_template(template).render(record=self, plan=self.plan, known=known)
+        text = (
+            text_environment(folder, "line")
+            .get_template(template)
+            .render(record=self, plan=self.plan, known=known)
+        )
         return [block for block in text.split("\n\n") if block.strip()]
 
     def answered(self) -> list[bool]:
@@ -158,7 +174,10 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):
-    """A search that boots one arm of one release. Its runs lie beside it: `history` must not take them for the scenario's."""
+    """A search that boots one arm of one release.
+
+    Its runs lie beside it: `history` must not take them for the scenario's.
+    """
 
     resumed: ClassVar[tuple[str, ...]] = (*SearchRecord.resumed, "version")
 
@@ -184,7 +203,10 @@ def markdown(record: SearchRecord) -> str:
 
 
 def terminal(record: SearchRecord, page: str, resume: str) -> str:
-    """Return the last lines of a verb. page: path of FILE.md. resume: the command that continues the search."""
+    """Return the last lines of a verb.
+
+    page: path of FILE.md. resume: the command that continues the search.
+    """
     return _render(
         "search.txt",
         record,
@@ -206,8 +228,12 @@ def _render(template: str, record: SearchRecord, **values: Any) -> str:
 
 @cache
 def text_environment(folder: Path, kind: Literal["md", "txt", "line"]) -> Environment:
-    """Return the environment of templates that escape each value but markup. line: each value on one line."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: 0.1 s of imports that only a text needs
+    """Return the environment of templates that escape each value but markup.
+
+    line: each value on one line.
+    """
+    # here: 0.1 s of imports that only a text needs
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     escape = {"md": cell, "txt": printable, "line": _one_line}[kind]
     environment = Environment(

@@ -16,8 +16,12 @@ def test_a_client_receives_the_recorded_tokens(client: str) -> None:
     for done, true in pairs:
         assert done["sent"] <= true["got"]
         assert len(done["times"]) == len(true["times"]) == 20
-        assert all(sent <= received for sent, received in zip(true["times"], done["times"], strict=True))
-        assert all(sent >= true["got"] + 0.020 + 0.002 * place for place, sent in enumerate(true["times"]))
+        assert all(
+            sent <= received for sent, received in zip(true["times"], done["times"], strict=True)
+        )
+        assert all(
+            sent >= true["got"] + 0.020 + 0.002 * place for place, sent in enumerate(true["times"])
+        )
     assert len(ran.ttft_errors()) == 12
     assert len(ran.itl_errors()) == 12 * 19
     assert ran.cpu_s > 0

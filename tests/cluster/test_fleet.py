@@ -1,4 +1,7 @@
-"""Runs elsewhere: the copy of a run's folder, lost nodes, interrupts. A fake stands in for Ray; tests/live/test_ray.py has the real one."""
+"""Runs elsewhere: the copy of a run's folder, lost nodes, interrupts.
+
+A fake stands in for Ray; tests/live/test_ray.py has the real one.
+"""
 
 from __future__ import annotations
 
@@ -70,16 +73,23 @@ class Stream:
 
 
 class FakeRay:
-    """What `Fleet` uses of Ray. tasks: what each node in turn yields. alive: how many nodes live, each with `resources`."""
+    """What `Fleet` uses of Ray.
+
+    tasks: what each node in turn yields. alive: how many nodes live, each with `resources`.
+    """
 
     exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
-    def __init__(self, *tasks: Task, resources: Mapping[str, float] | None = None, alive: int = 1) -> None:
+    def __init__(
+        self, *tasks: Task, resources: Mapping[str, float] | None = None, alive: int = 1
+    ) -> None:
         self._tasks = list(tasks)
         self._alive = alive
         self.groups: list[Any] = []
         """The placement groups that were made and not removed, each as its bundles and its strategy."""
-        placed = types.SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, **place: (group, place))
+        placed = types.SimpleNamespace(
+            PlacementGroupSchedulingStrategy=lambda group, **place: (group, place)
+        )
         self.util = types.SimpleNamespace(
             placement_group=self._group,
             remove_placement_group=self.groups.remove,
@@ -99,7 +109,11 @@ class FakeRay:
         return types.SimpleNamespace(gcs_address=f"127.0.0.1:{self.head or free_port()}")
 
     def nodes(self) -> list[dict[str, Any]]:
-        dead = {"Alive": False, "NodeManagerAddress": "10.0.0.9", "Resources": {"GPU": 8.0, "CPU": 64.0}}
+        dead = {
+            "Alive": False,
+            "NodeManagerAddress": "10.0.0.9",
+            "Resources": {"GPU": 8.0, "CPU": 64.0},
+        }
         living = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": self._resources}
         return [*[living] * self._alive, dead]
 
@@ -134,12 +148,17 @@ def job_in(out: Path, **more: Any) -> Job:
     return Job(**fields | more)
 
 
-def run(fleet: Fleet, job: Job, *, resume: Path | None = None, seen: list[SiteFacts] | None = None) -> RunReport:
+def run(
+    fleet: Fleet, job: Job, *, resume: Path | None = None, seen: list[SiteFacts] | None = None
+) -> RunReport:
     shown = io.StringIO()
     unfinished = read_run(resume) if resume else None
     try:
         return fleet.run(
-            job, Progress(shown), lambda site, _: (seen if seen is not None else []).append(site), unfinished
+            job,
+            Progress(shown),
+            lambda site, _: (seen if seen is not None else []).append(site),
+            unfinished,
         )
     finally:
         print(shown.getvalue())
@@ -169,7 +188,11 @@ def original(finished: Path, tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def yields(folder: Path, *, lines: int | None = None, then: BaseException | None = None) -> Task:
@@ -191,7 +214,11 @@ def yields(folder: Path, *, lines: int | None = None, then: BaseException | None
 
 def lines_until(folder: Path, event: str, nth: int) -> int:
     """Return the number of lines of a journal up to the nth entry of an event."""
-    found = [number for number, entry in enumerate(read(folder / "journal.jsonl").entries, 1) if entry.event == event]
+    found = [
+        number
+        for number, entry in enumerate(read(folder / "journal.jsonl").entries, 1)
+        if entry.event == event
+    ]
     return found[nth - 1]
 
 
@@ -209,7 +236,11 @@ def test_the_copy_is_the_folder_of_the_node(original: Path, tmp_path: Path) -> N
 def test_lines_of_a_node_name_it_and_the_run(tmp_path: Path) -> None:
     shown = io.StringIO()
     copy = RunCopy(job_in(tmp_path), Progress(shown), lambda *_: None, None)
-    for chunk in ((NODE, 0, b"10.0.0.1"), (OUTPUT, 0, b"  reported 1: cr"), (OUTPUT, 16, b"ash (boot 1 s)\nnext")):
+    for chunk in (
+        (NODE, 0, b"10.0.0.1"),
+        (OUTPUT, 0, b"  reported 1: cr"),
+        (OUTPUT, 16, b"ash (boot 1 s)\nnext"),
+    ):
         copy.take(*chunk)
     assert shown.getvalue() == f"10.0.0.1: {SCENARIO}: reported 1: crash (boot 1 s)\n"
 
@@ -230,19 +261,26 @@ def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Pat
     (run / "journal.jsonl").write_bytes(b'{"a": 1}\n{"b"')
     (run / "requests.jsonl").touch()
     (run / "report.md").write_text("much longer than what follows", encoding="utf-8")
-    (copy / "report.md").write_text("that of the interrupted run, which is longer still", encoding="utf-8")
+    (copy / "report.md").write_text(
+        "that of the interrupted run, which is longer still", encoding="utf-8"
+    )
     assert send() == ["r/journal.jsonl@0", "r/requests.jsonl@0"]
     assert send() == []
     with (run / "journal.jsonl").open("ab") as file:
         file.write(b": 2}\n")
     (run / "logs" / "reported-1.log").write_bytes(b"x" * (3 << 20))
-    assert send() == ["r/journal.jsonl@13", *(f"r/logs/reported-1.log@{mb << 20}" for mb in range(3))]
+    assert send() == [
+        "r/journal.jsonl@13",
+        *(f"r/logs/reported-1.log@{mb << 20}" for mb in range(3)),
+    ]
     (run / "report.md").write_text("short", encoding="utf-8")
     assert send(ended=True) == ["r/report.md@0"]
     assert files_of(copy) == files_of(run)
 
 
-def test_a_run_continues_on_another_node_and_the_lost_boot_is_infra(original: Path, tmp_path: Path) -> None:
+def test_a_run_continues_on_another_node_and_the_lost_boot_is_infra(
+    original: Path, tmp_path: Path
+) -> None:
     cut = lines_until(original, "trial-started", 2)
     given: dict[str, bytes] = {}
 
@@ -252,7 +290,10 @@ def test_a_run_continues_on_another_node_and_the_lost_boot_is_infra(original: Pa
         name = f"{item.resume}/journal.jsonl"
         with Journal(tmp_path / "rest.jsonl") as rest:
             for entry in read(original / "journal.jsonl").entries[cut:]:
-                rest.write(entry.event, **{**entry.fields, **({"trial": 3} if "trial" in entry.fields else {})})
+                rest.write(
+                    entry.event,
+                    **{**entry.fields, **({"trial": 3} if "trial" in entry.fields else {})},
+                )
         yield name, len(files[name]), (tmp_path / "rest.jsonl").read_bytes()
 
     ray = FakeRay(yields(original, lines=cut, then=RayError("the node died")), resumes)
@@ -269,7 +310,9 @@ def test_a_run_that_is_lost_once_it_has_ended_is_reported_here(
     original: Path, tmp_path: Path, loss: RayError | None
 ) -> None:
     whole = lines_until(original, "run-ended", 1)
-    report = run(Fleet(FakeRay(yields(original, lines=whole, then=loss))), job_in(tmp_path / "here"))
+    report = run(
+        Fleet(FakeRay(yields(original, lines=whole, then=loss))), job_in(tmp_path / "here")
+    )
     assert report.folder.name == original.name
     assert files_of(report.folder).keys() >= {"report.json", "report.md"}
 
@@ -282,7 +325,11 @@ def test_a_run_begins_anew_on_a_node_of_another_kind(
     shutil.copytree(original, fresh)
 
     def refuses(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield ERROR, 0, b'{"type": "UsageError", "message": "its machine has changed since", "hint": ""}'
+        yield (
+            ERROR,
+            0,
+            b'{"type": "UsageError", "message": "its machine has changed since", "hint": ""}',
+        )
 
     ray = FakeRay(yields(original, lines=cut, then=RayError("gone")), refuses, yields(fresh))
     report = run(Fleet(ray), job_in(tmp_path / "here"))
@@ -323,14 +370,18 @@ def test_a_lost_head_is_an_error_with_the_way_to_continue(
 
     ray = FakeRay(loses_its_head)
     ray.head = head.getsockname()[1]
-    with pytest.raises(InfraError, match=r"the head node of the cluster, 127\.0\.0\.1:\d+, is gone") as caught:
+    with pytest.raises(
+        InfraError, match=r"the head node of the cluster, 127\.0\.0\.1:\d+, is gone"
+    ) as caught:
         run(Fleet(ray), job_in(tmp_path / "here"))
     folder = tmp_path / "here" / SCENARIO / original.name
     assert caught.value.hint == f"vllm-repro run --resume {folder} --on CLUSTER"
     assert read_run(folder).boots.outcomes["reported"]
 
 
-def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(original: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(
+    original: Path, tmp_path: Path
+) -> None:
     cut = lines_until(original, "trial-ended", 1)
     ray = FakeRay(yields(original, lines=cut, then=KeyboardInterrupt("SIGTERM")))
     report = run(Fleet(ray), job_in(tmp_path / "here"))
@@ -355,7 +406,9 @@ def test_a_signal_in_a_callback_of_ray_interrupts_the_run(original: Path, tmp_pa
     assert (report.interrupted, ray.cancelled) == ("SIGINT", 1)
 
 
-def test_a_run_that_had_not_begun_when_others_were_interrupted_has_no_folder(original: Path, tmp_path: Path) -> None:
+def test_a_run_that_had_not_begun_when_others_were_interrupted_has_no_folder(
+    original: Path, tmp_path: Path
+) -> None:
     fleet = Fleet(FakeRay(yields(original)))
     fleet.interrupt("SIGINT")
     with pytest.raises(KeyboardInterrupt, match="SIGINT"):
@@ -366,7 +419,11 @@ def test_a_run_that_had_not_begun_when_others_were_interrupted_has_no_folder(ori
 @pytest.mark.parametrize("kind", [InfraError, Unsupported, UsageError])
 def test_the_error_of_a_node_is_raised_here(kind: type[ReproError], tmp_path: Path) -> None:
     def fails(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield ERROR, 0, f'{{"type": "{kind.__name__}", "message": "no wheel", "hint": "name another"}}'.encode()
+        yield (
+            ERROR,
+            0,
+            f'{{"type": "{kind.__name__}", "message": "no wheel", "hint": "name another"}}'.encode(),
+        )
 
     with pytest.raises(kind, match="no wheel") as caught:
         run(Fleet(FakeRay(fails)), job_in(tmp_path))
@@ -385,12 +442,17 @@ def test_a_node_without_the_package_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_resource_is_named_with_what_the_cluster_has(tmp_path: Path) -> None:
-    on_gpus = {"choice": ServerChoice(ServerKind.DOCKER, ""), "options": ServerOptions(server="docker")}
+    on_gpus = {
+        "choice": ServerChoice(ServerKind.DOCKER, ""),
+        "options": ServerOptions(server="docker"),
+    }
     ray = FakeRay(resources={"CPU": 4.0, "vllm_repro": 1.0})
     with pytest.raises(Unsupported) as caught:
         run(Fleet(ray), job_in(tmp_path, **on_gpus))
-    assert f"{caught.value}" == (
-        "no node of the cluster has GPU 1, vllm_repro 1, which tq-chunked-prefill needs: 10.0.0.1 has GPU 0, vllm_repro 1"
+    assert (
+        f"{caught.value}"
+        == "no node of the cluster has GPU 1, vllm_repro 1, which tq-chunked-prefill needs:"
+        " 10.0.0.1 has GPU 0, vllm_repro 1"
     )
     assert ray.demands == []
 
@@ -399,7 +461,10 @@ def test_a_missing_resource_is_named_with_what_the_cluster_has(tmp_path: Path) -
     ("has", "demand"),
     [
         ({"CPU": 2.0}, {"num_gpus": 0, "num_cpus": 1, "resources": {}}),
-        ({"CPU": 2.0, "vllm_repro": 3.0}, {"num_gpus": 0, "num_cpus": 0, "resources": {"vllm_repro": 1}}),
+        (
+            {"CPU": 2.0, "vllm_repro": 3.0},
+            {"num_gpus": 0, "num_cpus": 0, "resources": {"vllm_repro": 1}},
+        ),
     ],
 )
 def test_a_run_takes_one_of_what_nodes_declare(
@@ -415,17 +480,24 @@ def test_a_job_of_two_hosts_has_no_room_twice_on_one_large_node(
 ) -> None:
     ray = FakeRay()
     sizes = [7.0, 1.0]
-    nodes = [{"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": size}} for size in sizes]
+    nodes = [
+        {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": size}}
+        for size in sizes
+    ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     assert Fleet(ray).room(job_in(tmp_path, **TWO_HOSTS)) == 1
 
 
 @pytest.mark.parametrize(("has", "room"), [({"CPU": 2.0}, 2), ({"CPU": 9.0, "vllm_repro": 3.0}, 3)])
-def test_the_room_for_runs_is_that_of_the_nodes_that_live(has: dict[str, float], room: int, tmp_path: Path) -> None:
+def test_the_room_for_runs_is_that_of_the_nodes_that_live(
+    has: dict[str, float], room: int, tmp_path: Path
+) -> None:
     assert Fleet(FakeRay(resources=has)).room(job_in(tmp_path)) == room
 
 
-def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(original: Path, tmp_path: Path) -> None:
+def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(
+    original: Path, tmp_path: Path
+) -> None:
     seen = []
 
     def task(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
@@ -444,7 +516,9 @@ def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(original
     assert ray.groups == []
 
 
-def test_nobody_is_asked_to_free_the_nodes_of_a_lost_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nobody_is_asked_to_free_the_nodes_of_a_lost_head(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 0.0)
     monkeypatch.setattr(fleets, "_ASKED_EVERY_S", 0.0)
 
@@ -453,28 +527,45 @@ def test_nobody_is_asked_to_free_the_nodes_of_a_lost_head(monkeypatch: pytest.Mo
             yield OUTPUT, 0, b""
 
     ray = FakeRay(task, resources={"vllm_repro": 1.0}, alive=2)
-    monkeypatch.setattr(ray.util, "remove_placement_group", lambda _: pytest.fail("Ray would wait for the head"))
+    monkeypatch.setattr(
+        ray.util, "remove_placement_group", lambda _: pytest.fail("Ray would wait for the head")
+    )
     with pytest.raises(InfraError, match="is gone"):
         run(Fleet(ray), job_in(tmp_path, **TWO_HOSTS))
 
 
 @pytest.mark.parametrize(("alive", "nodes"), [(1, 1), (2, 2), (3, 2)])
-def test_a_scenario_of_two_hosts_takes_one_node_if_there_is_no_other(alive: int, nodes: int, tmp_path: Path) -> None:
+def test_a_scenario_of_two_hosts_takes_one_node_if_there_is_no_other(
+    alive: int, nodes: int, tmp_path: Path
+) -> None:
     fleet = Fleet(FakeRay(resources={"CPU": 1.0}, alive=alive))
     assert fleet._demand(job_in(tmp_path, **TWO_HOSTS), Unsupported) == ({"CPU": 1}, nodes)
 
 
-@pytest.mark.parametrize(("cards", "demand"), [(1.0, ({"GPU": 1, "CPU": 1}, 2)), (2.0, ({"GPU": 1, "CPU": 1}, 2))])
-def test_each_of_two_hosts_brings_its_share_of_the_gpus(cards: float, demand: Any, tmp_path: Path) -> None:
-    process = {"choice": ServerChoice(ServerKind.PROCESS, ""), "options": ServerOptions(server="process")}
+@pytest.mark.parametrize(
+    ("cards", "demand"), [(1.0, ({"GPU": 1, "CPU": 1}, 2)), (2.0, ({"GPU": 1, "CPU": 1}, 2))]
+)
+def test_each_of_two_hosts_brings_its_share_of_the_gpus(
+    cards: float, demand: Any, tmp_path: Path
+) -> None:
+    process = {
+        "choice": ServerChoice(ServerKind.PROCESS, ""),
+        "options": ServerOptions(server="process"),
+    }
     fleet = Fleet(FakeRay(resources={"CPU": 1.0, "GPU": cards}, alive=2))
     assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **process), Unsupported) == demand
 
 
 def test_containers_of_several_hosts_stay_on_one(tmp_path: Path) -> None:
-    docker = {"choice": ServerChoice(ServerKind.DOCKER, ""), "options": ServerOptions(server="docker")}
+    docker = {
+        "choice": ServerChoice(ServerKind.DOCKER, ""),
+        "options": ServerOptions(server="docker"),
+    }
     fleet = Fleet(FakeRay(resources={"CPU": 1.0, "GPU": 2.0}, alive=2))
-    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **docker), Unsupported) == ({"GPU": 2, "CPU": 1}, 1)
+    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **docker), Unsupported) == (
+        {"GPU": 2, "CPU": 1},
+        1,
+    )
 
 
 def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: Path) -> None:
@@ -494,7 +585,9 @@ def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: P
     assert given[f"{folder.name}/journal.jsonl"] == b"".join(lines[:-3])
 
 
-def test_the_report_that_a_claim_of_fixed_rests_on_travels_with_the_run(original: Path, tmp_path: Path) -> None:
+def test_the_report_that_a_claim_of_fixed_rests_on_travels_with_the_run(
+    original: Path, tmp_path: Path
+) -> None:
     before = tmp_path / "here" / SCENARIO / "20250101T000000Z-abcdef"
     shutil.copytree(original, before)
     given: dict[str, bytes] = {}
@@ -550,7 +643,10 @@ def test_items_go_one_after_the_other_here_and_all_at_once_elsewhere() -> None:
     assert list(results(work, [1, 2, 3], None)) == [(1, 2), (2, 4), (3, 6)]
     assert set(threads) == {threading.current_thread().name}
     both = threading.Barrier(2, timeout=10)
-    assert sorted(results(lambda number: number + 0 * both.wait(), [1, 2], Elsewhere())) == [(1, 1), (2, 2)]
+    assert sorted(results(lambda number: number + 0 * both.wait(), [1, 2], Elsewhere())) == [
+        (1, 1),
+        (2, 2),
+    ]
 
 
 def test_an_error_of_one_item_ends_the_others() -> None:
@@ -567,7 +663,9 @@ def test_an_error_of_one_item_ends_the_others() -> None:
     assert there.names == ["SIGTERM"]
 
 
-def test_a_signal_interrupts_all_items_and_their_results_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_interrupts_all_items_and_their_results_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     there = Elsewhere()
     calls = []
 
@@ -611,7 +709,8 @@ def test_a_signal_that_another_thread_gets_is_noticed() -> None:
 
 @pytest.fixture
 def no_connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):  # `connect` sets them
+    # `connect` sets them
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "")
     connect.cache_clear()
     yield
@@ -640,7 +739,11 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
             InfraError,
             "no Ray cluster at auto takes a task: ConnectionError: Could",
         ),
-        (RuntimeError("Failed to start GCS"), InfraError, "takes a task: RuntimeError: Failed to start GCS"),
+        (
+            RuntimeError("Failed to start GCS"),
+            InfraError,
+            "takes a task: RuntimeError: Failed to start GCS",
+        ),
         (RayError("InvalidAuthToken"), InfraError, "takes a task: RayError: InvalidAuthToken"),
     ],
 )
@@ -650,7 +753,9 @@ def test_why_a_cluster_cannot_be_used_is_reported(
     def init(**_: object) -> None:
         raise raised
 
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init, exceptions=FakeRay.exceptions))
+    monkeypatch.setitem(
+        sys.modules, "ray", types.SimpleNamespace(init=init, exceptions=FakeRay.exceptions)
+    )
     with pytest.raises(kind, match=message) as caught:
         connect("auto")
     assert caught.value.hint

@@ -86,7 +86,9 @@ def test_a_run_ends_and_leaves_nothing_when_its_leash_is_cut(tmp_path: Path) -> 
 
 def second_rank(tmp_path: Path, **more: Any) -> Item:
     scenario = find("dsv4-tp2")
-    return replace(item_of(tmp_path), job=job_in(tmp_path, scenario=scenario), rank=Rank(rank=1, **more))
+    return replace(
+        item_of(tmp_path), job=job_in(tmp_path, scenario=scenario), rank=Rank(rank=1, **more)
+    )
 
 
 def test_a_rank_writes_its_facts_and_its_log_until_its_leash_is_cut(tmp_path: Path) -> None:
@@ -115,7 +117,10 @@ def test_a_rank_whose_server_ends_leaves_how(tmp_path: Path) -> None:
     psutil.Process(json.loads((tmp_path / STARTED).read_text(encoding="utf-8"))["pid"]).kill()
     assert finished(process) == 0
     ended = json.loads((tmp_path / RUNS / "dsv4-tp2" / EXIT).read_text(encoding="utf-8"))
-    assert (ended["code"], ended["detail"]) == (-9, "the server's process is gone, ended by signal 9")
+    assert (ended["code"], ended["detail"]) == (
+        -9,
+        "the server's process is gone, ended by signal 9",
+    )
 
 
 def test_a_rank_without_an_arm_only_prepares_the_node(tmp_path: Path) -> None:
@@ -124,8 +129,12 @@ def test_a_rank_without_an_arm_only_prepares_the_node(tmp_path: Path) -> None:
     assert (tmp_path / RUNS / "dsv4-tp2" / EXIT).exists()
 
 
-def test_a_rank_whose_node_does_not_fit_is_not_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("vllm_repro.servers.rehearsal.RehearsalSite.cannot", lambda *_: "the card is too small")
+def test_a_rank_whose_node_does_not_fit_is_not_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        "vllm_repro.servers.rehearsal.RehearsalSite.cannot", lambda *_: "the card is too small"
+    )
     item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))
     assert item.rank is not None
     with pytest.raises(Unsupported, match="the card is too small"):
@@ -139,7 +148,9 @@ def test_a_rank_whose_node_does_not_fit_is_not_started(monkeypatch: pytest.Monke
         ({"resume": "20990101T000000Z-abcdef"}, "UsageError", "no journal at"),
     ],
 )
-def test_why_there_is_no_run_is_left_in_a_file(more: Mapping[str, str], type_: str, text: str, tmp_path: Path) -> None:
+def test_why_there_is_no_run_is_left_in_a_file(
+    more: Mapping[str, str], type_: str, text: str, tmp_path: Path
+) -> None:
     assert finished(started(tmp_path, item_of(tmp_path, **more))) == 0
     error = json.loads((tmp_path / ERROR).read_text(encoding="utf-8"))
     assert error["type"] == type_
@@ -149,7 +160,9 @@ def test_why_there_is_no_run_is_left_in_a_file(more: Mapping[str, str], type_: s
 def test_a_diff_travels_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     monkeypatch.setattr(item_process, "run_one", lambda job, *_: ran.append(job.options.patch[0]))
-    job = job_in(tmp_path, options=ServerOptions(server="rehearsal", patch=(Path("/elsewhere/fix.diff"),)))
+    job = job_in(
+        tmp_path, options=ServerOptions(server="rehearsal", patch=(Path("/elsewhere/fix.diff"),))
+    )
     item_process._run(Item(job=job, resume="", diffs=(b"--- a\n",), folder="/nowhere"), tmp_path)
     assert ran[0].name == "fix.diff"
     assert ran[0].read_bytes() == b"--- a\n"
@@ -159,7 +172,15 @@ def test_variables_of_ray_do_not_reach_the_server(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "vllm_repro_cluster.item.psutil.Process",
         lambda _: type(
-            "Raylet", (), {"environ": lambda _: {"PATH": "/bin", "RAY_ADDRESS": "x", "CUDA_VISIBLE_DEVICES": "0,1"}}
+            "Raylet",
+            (),
+            {
+                "environ": lambda _: {
+                    "PATH": "/bin",
+                    "RAY_ADDRESS": "x",
+                    "CUDA_VISIBLE_DEVICES": "0,1",
+                }
+            },
         )(),
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # Ray sets it for a task
@@ -169,7 +190,9 @@ def test_variables_of_ray_do_not_reach_the_server(monkeypatch: pytest.MonkeyPatc
     assert items._environment(["RAY_AUTH_TOKEN"])["RAY_AUTH_TOKEN"] == "secret"
 
 
-def test_a_folder_without_a_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_a_process_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name in ("vllm-repro-item-held", "vllm-repro-item-left", "other"):
         (tmp_path / name).mkdir()

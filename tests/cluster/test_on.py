@@ -26,7 +26,9 @@ class Cluster:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
 
-    def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
+    def run(
+        self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None
+    ) -> RunReport:
         self.jobs.append(job)
         return run_one(replace(job, elsewhere=None), progress, chosen, unfinished)
 
@@ -45,25 +47,43 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     ("words", "message"),
     [
         (("run", TQ, "--on", "10.0.0.1:6379"), "--server auto looks at this machine"),
-        (("run", TQ, "--server", "attach", "--url", "http://x", "--on", "local"), "--url names one that runs"),
+        (
+            ("run", TQ, "--server", "attach", "--url", "http://x", "--on", "local"),
+            "--url names one that runs",
+        ),
         (("nightly", TQ, "--on", "10.0.0.1:6379"), "--server auto looks at this machine"),
         (
             ("nightly", "--server", "cpu", "--max-time", "1h", "--on", "local"),
             "--max-time is for runs one after the other",
         ),
         (
-            ("bisect", TQ, "--bad", "0.23.0", "--good", "0.21.0", "--script", "true", "--on", "local"),
+            (
+                "bisect",
+                TQ,
+                "--bad",
+                "0.23.0",
+                "--good",
+                "0.21.0",
+                "--script",
+                "true",
+                "--on",
+                "local",
+            ),
             "--on has no meaning with --script",
         ),
     ],
 )
-def test_what_a_cluster_cannot_do_is_refused(words: tuple[str, ...], message: str, harness: Harness) -> None:
+def test_what_a_cluster_cannot_do_is_refused(
+    words: tuple[str, ...], message: str, harness: Harness
+) -> None:
     done = harness(*words)
     assert done.status == 64
     assert message in done.err
 
 
-def test_the_first_line_and_the_report_are_those_of_a_run_here(cluster: Cluster, harness: Harness) -> None:
+def test_the_first_line_and_the_report_are_those_of_a_run_here(
+    cluster: Cluster, harness: Harness
+) -> None:
     words = ("run", TQ, "--server", "rehearsal", "--arm", "reported")
     here, there = harness(*words), harness(*words, "--on", "local")
     assert len(cluster.jobs) == 1
@@ -91,5 +111,7 @@ def test_nothing_imports_ray_without_the_option(tmp_path: Path) -> None:
         f"status = main(['versions', '{TQ}', '--server', 'rehearsal', '--versions', '0.23.0']); "
         "sys.exit(status or ('ray' in sys.modules and 'ray was imported'))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

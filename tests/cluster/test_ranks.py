@@ -1,4 +1,7 @@
-"""A server's further nodes on other nodes of a cluster. A fake stands in for Ray; tests/live/test_ray_hosts.py has the real one."""
+"""A server's further nodes on other nodes of a cluster.
+
+A fake stands in for Ray; tests/live/test_ray_hosts.py has the real one.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,26 @@ from vllm_repro.errors import InfraError
 from vllm_repro_cluster.item import ERROR, EXIT, NODE, OUTPUT, RANK_LOG, STARTED, Chunk, Item, Rank
 from vllm_repro_cluster.ranks import ClusterNodes, _Node
 
-FACTS = {"kind": "rehearsal", "evidence": "rehearsal", "argv": ["vllm", "serve"], "env": {"A": "1"}, "pid": 7}
-BEGIN: list[Chunk] = [(NODE, 0, b"10.0.0.3"), (OUTPUT, 0, b"installing\n"), (STARTED, 0, json.dumps(FACTS).encode())]
+FACTS = {
+    "kind": "rehearsal",
+    "evidence": "rehearsal",
+    "argv": ["vllm", "serve"],
+    "env": {"A": "1"},
+    "pid": 7,
+}
+BEGIN: list[Chunk] = [
+    (NODE, 0, b"10.0.0.3"),
+    (OUTPUT, 0, b"installing\n"),
+    (STARTED, 0, json.dumps(FACTS).encode()),
+]
 END: Chunk = (EXIT, 0, b'{"code": 3, "detail": "it is gone"}')
 
 
 def node(tmp_path: Path, *chunks: Chunk, lost: str = "") -> tuple[_Node, list[str]]:
-    """Return a node that yields `chunks`, and the lines that it shows. lost: why Ray loses it then."""
+    """Return a node that yields `chunks`, and the lines that it shows.
+
+    lost: why Ray loses it then.
+    """
 
     def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
         yield from chunks
@@ -77,11 +93,15 @@ def test_a_node_that_is_lost_before_it_starts_is_trouble_of_the_cluster(tmp_path
 
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: Task) -> ClusterNodes:
     monkeypatch.setattr("vllm_repro_cluster.ranks.ray_at", lambda *_: FakeRay(task))
-    item = Item(job=job_in(tmp_path), resume="", diffs=(), folder=str(tmp_path), nodes=2, address="10.0.0.2")
+    item = Item(
+        job=job_in(tmp_path), resume="", diffs=(), folder=str(tmp_path), nodes=2, address="10.0.0.2"
+    )
     return ClusterNodes(item, lambda _: None)
 
 
-def test_nodes_are_prepared_and_their_addresses_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nodes_are_prepared_and_their_addresses_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
         yield from (BEGIN[0], (EXIT, 0, b'{"code": 0, "detail": "it is prepared"}'))
 
@@ -90,12 +110,16 @@ def test_nodes_are_prepared_and_their_addresses_known(monkeypatch: pytest.Monkey
     assert "RAY_AUTH_TOKEN" not in os.environ  # servers inherit the rest
 
 
-def test_a_node_without_the_package_is_trouble_before_any_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_node_without_the_package_is_trouble_before_any_boot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
         yield BEGIN[0]
         raise RayTaskError(ModuleNotFoundError("No module named 'vllm_repro'"))
 
-    with pytest.raises(InfraError, match=r"^rank 1: it could not be started on its node: ModuleNotFoundError"):
+    with pytest.raises(
+        InfraError, match=r"^rank 1: it could not be started on its node: ModuleNotFoundError"
+    ):
         cluster(monkeypatch, tmp_path, task).prepare()
 
 
@@ -111,7 +135,9 @@ def test_a_node_that_never_answers_is_not_waited_for_without_end(
         cluster(monkeypatch, tmp_path, task).prepare()
 
 
-def test_a_server_whose_log_cannot_be_written_here_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_whose_log_cannot_be_written_here_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

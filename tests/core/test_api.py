@@ -16,7 +16,9 @@ from vllm_repro.features import additions
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NAMES = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario", "run"]
-BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL)
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL
+)
 TESTS = [block for block in BLOCKS if "def test_" in block]
 
 
@@ -28,7 +30,12 @@ def test_the_names_are_the_contract_for_programs_and_type_checkers() -> None:
     stub = ast.parse(Path(vllm_repro.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     assigned = [node.value for node in stub.body if isinstance(node, ast.Assign)]
     assert [ast.literal_eval(value) for value in assigned] == [NAMES]
-    imported = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imported = {
+        alias.asname
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert imported == {*NAMES, *additions("api")}
     assert [name for name in additions("api") if not hasattr(vllm_repro, name)] == []
     assert Path(vllm_repro.__file__).with_name("py.typed").is_file()
@@ -49,7 +56,9 @@ def test_a_scenario_is_loaded_by_id_or_path(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("short_waits")
 def test_a_run_in_a_notebook_has_an_event_loop_of_its_own(tmp_path: Path) -> None:
     async def cell() -> vllm_repro.RunResult:
-        return vllm_repro.run("min-tokens-stop-ids", server="rehearsal", arms=["near-miss"], out=tmp_path)
+        return vllm_repro.run(
+            "min-tokens-stop-ids", server="rehearsal", arms=["near-miss"], out=tmp_path
+        )
 
     result = asyncio.run(cell())
     assert (result.expected, result.verdict) == (True, "inconclusive")
@@ -77,7 +86,9 @@ def test_the_examples_of_the_docs_run(
             exec(compile(block, "docs/api.md", "exec"), namespace)
     out = capsys.readouterr().out
     assert re.search(
-        r"^IndexError index 999999 is out of bounds .* vllm/v1/sample/.*:apply /\S+log$", out, re.MULTILINE
+        r"^IndexError index 999999 is out of bounds .* vllm/v1/sample/.*:apply /\S+log$",
+        out,
+        re.MULTILINE,
     )
     assert "True IndexError apply 0.28.0" in out
     assert len(list(tmp_path.glob("vllm-repro-server-*"))) == 1, "the log of a death stays"
@@ -87,7 +98,9 @@ pytest_plugins = ["pytester"]
 
 
 @pytest.mark.usefixtures("short_waits")
-def test_the_tests_of_the_docs_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_of_the_docs_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda _: None)
     assert len(TESTS) == 2
     for number, block in enumerate(TESTS):

@@ -26,12 +26,15 @@ def suite(
     short_waits: None,  # noqa: ARG001  # a fixture, used for its effect
 ) -> pytest.Pytester:
     """Make a folder of two scenarios outside the package."""
-    # An inner run in this process must not unload what it imported: other tests hold the same modules.
+    # An inner run in this process must not unload what it imported: other tests hold the same
+    # modules.
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda _: None)
     folder = pytester.mkdir("scenarios")
     for name in ("min_tokens_stop_ids.py", "tq_chunked_prefill.py"):
         shutil.copyfile(ROOT / "scenarios" / name, folder / name)
-    (folder / "helper.py").write_text("raise RuntimeError('not a scenario, so never read')\n", encoding="utf-8")
+    (folder / "helper.py").write_text(
+        "raise RuntimeError('not a scenario, so never read')\n", encoding="utf-8"
+    )
     return pytester
 
 
@@ -46,21 +49,26 @@ def test_an_open_bug_that_reproduces_is_xfailed(suite: pytest.Pytester) -> None:
         [
             "*! REHEARSAL !*",
             "2 of these ran on the rehearsal engine*",
-            "XFAIL *min-tokens-stop-ids?reported? - REHEARSAL: vllm-project/vllm#54195 is declared for 0.28.0",
+            (
+                "XFAIL *min-tokens-stop-ids?reported? - REHEARSAL: vllm-project/vllm#54195 is"
+                " declared for 0.28.0"
+            ),
         ]
     )
 
 
 def test_a_fixed_release_passes(suite: pytest.Pytester) -> None:
-    run(suite, "-k", "tq-chunked-prefill and (reported or eager)", "--scenario-vllm", "0.24.0").assert_outcomes(
-        passed=2
-    )
+    run(
+        suite, "-k", "tq-chunked-prefill and (reported or eager)", "--scenario-vllm", "0.24.0"
+    ).assert_outcomes(passed=2)
 
 
 def test_one_that_no_longer_reproduces_is_xpassed_and_loud(suite: pytest.Pytester) -> None:
     path = suite.path / "scenarios" / "tq_chunked_prefill.py"
     path.write_text(
-        path.read_text(encoding="utf-8").replace('bad=">=0.21.0,<0.24.0", good=">=0.24.0"', 'bad=">=0.21.0"'),
+        path.read_text(encoding="utf-8").replace(
+            'bad=">=0.21.0,<0.24.0", good=">=0.24.0"', 'bad=">=0.21.0"'
+        ),
         encoding="utf-8",
     )
     result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.24.0")
@@ -68,13 +76,21 @@ def test_one_that_no_longer_reproduces_is_xpassed_and_loud(suite: pytest.Pyteste
     result.stdout.fnmatch_lines(["*NO LONGER REPRODUCES*", "REHEARSAL: *the engine lived*"])
 
 
-def test_a_bug_that_the_rehearsal_does_not_imitate_is_not_said_to_be_gone(suite: pytest.Pytester) -> None:
+def test_a_bug_that_the_rehearsal_does_not_imitate_is_not_said_to_be_gone(
+    suite: pytest.Pytester,
+) -> None:
     path = suite.path / "scenarios" / "tq_chunked_prefill.py"
-    text = path.read_text(encoding="utf-8").replace("vllm#41726", "vllm#39702").replace("<0.24.0", "<0.25.0")
+    text = (
+        path.read_text(encoding="utf-8")
+        .replace("vllm#41726", "vllm#39702")
+        .replace("<0.24.0", "<0.25.0")
+    )
     path.write_text(text.replace('good=">=0.24.0"', 'good=">=0.25.0"'), encoding="utf-8")
     result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.24.0")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*undecided: the rehearsal engine does not imitate vllm-project/vllm#39702*"])
+    result.stdout.fnmatch_lines(
+        ["SKIPPED*undecided: the rehearsal engine does not imitate vllm-project/vllm#39702*"]
+    )
 
 
 def test_an_engine_that_should_live_and_dies_is_a_failure(suite: pytest.Pytester) -> None:
@@ -84,19 +100,32 @@ def test_an_engine_that_should_live_and_dies_is_a_failure(suite: pytest.Pytester
     path.write_text(text, encoding="utf-8")
     result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.23.0")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["REHEARSAL", "*_continuation_prefill", "AssertionError*Workspace is locked*"])
+    result.stdout.fnmatch_lines(
+        ["REHEARSAL", "*_continuation_prefill", "AssertionError*Workspace is locked*"]
+    )
 
 
 def test_what_cannot_run_here_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
-    words = ("--scenario-server", "process", "--scenario-vllm", "0.23.0", "-k", "tq-chunked-prefill and eager")
+    words = (
+        "--scenario-server",
+        "process",
+        "--scenario-vllm",
+        "0.23.0",
+        "-k",
+        "tq-chunked-prefill and eager",
+    )
     result = suite.runpytest_inprocess("scenarios", "-rs", *words)
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*the scenario needs 1 GPU*"])
 
 
-def test_trouble_of_the_host_is_an_error(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_of_the_host_is_an_error(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{suite.path}/none.sock")
-    result = suite.runpytest_inprocess("scenarios", "--scenario-server", "docker", "-k", "min-tokens and near-miss")
+    result = suite.runpytest_inprocess(
+        "scenarios", "--scenario-server", "docker", "-k", "min-tokens and near-miss"
+    )
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*no Docker Engine answers*"])
     monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "boot")
@@ -129,14 +158,21 @@ def test_side_by_side_the_longest_trials_start_first() -> None:
     # xdist gives the first two to one worker and the next two to the other.
     assert [item.name[0] for item in items] == ["n", "c", "b", "d", "a", "e"]
     before = list(items)
-    pytest_collection_modifyitems(cast(pytest.Config, SimpleNamespace()), cast(list[pytest.Item], items))
+    pytest_collection_modifyitems(
+        cast(pytest.Config, SimpleNamespace()), cast(list[pytest.Item], items)
+    )
     assert items == before
 
 
 @pytest.mark.parametrize("named", ["scenarios", "elsewhere/evil.py"])
-def test_a_scenario_of_a_stranger_runs_no_code_however_it_is_named(suite: pytest.Pytester, named: str) -> None:
+def test_a_scenario_of_a_stranger_runs_no_code_however_it_is_named(
+    suite: pytest.Pytester, named: str
+) -> None:
     target = suite.path / "proof"
-    text = f'"""Evil."""\nfrom vllm_repro.vocabulary import Scenario\nopen({str(target)!r}, "w").close()\nscenario = Scenario()\n'
+    text = (
+        f'"""Evil."""\nfrom vllm_repro.vocabulary import Scenario\nopen({str(target)!r},'
+        ' "w").close()\nscenario = Scenario()\n'
+    )
     for folder in ("scenarios", "elsewhere"):
         (suite.path / folder).mkdir(exist_ok=True)
         (suite.path / folder / "evil.py").write_text(text, encoding="utf-8")
@@ -151,7 +187,9 @@ def test_a_folder_of_any_name_has_a_test_for_each_scenario_and_arm(suite: pytest
     for path in (ROOT / "scenarios").glob("*.py"):
         shutil.copyfile(path, suite.path / "scenarios" / path.name)
     (suite.path / "scenarios").rename(suite.path / "our bugs")
-    result = suite.runpytest_inprocess("our bugs", "--scenario-server", "rehearsal", "-k", "min-tokens and near-miss")
+    result = suite.runpytest_inprocess(
+        "our bugs", "--scenario-server", "rehearsal", "-k", "min-tokens and near-miss"
+    )
     result.assert_outcomes(passed=1)
     latest = suite.path / "reports" / "min-tokens-stop-ids" / "latest" / "report.json"
     again = json.loads(latest.read_text(encoding="utf-8"))["reproduce"]
@@ -237,4 +275,8 @@ def test_a_test_fails_with_the_death_of_its_engine_and_every_server_ends(
         ]
     )
     assert "httpcore" not in result.stdout.str(), "the client's frames are not the cause"
-    assert not [one for one in psutil.Process().children(recursive=True) if "rehearsal" in " ".join(one.cmdline())]
+    assert not [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if "rehearsal" in " ".join(one.cmdline())
+    ]

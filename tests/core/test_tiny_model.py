@@ -26,7 +26,10 @@ DEEPSEEK: dict[str, Any] = {
         ({"kinds": ()}, "count from 1"),
         ({"drafts": -1}, "count from 1"),
         ({"kinds": ("full", "sliding"), "window": 128}, "qwen3 has no sliding layers, only full"),
-        ({"family": "deepseek_v4", "kinds": ("full",), "window": 128}, "deepseek_v4 has no full layers"),
+        (
+            {"family": "deepseek_v4", "kinds": ("full",), "window": 128},
+            "deepseek_v4 has no full layers",
+        ),
         ({"window": 128}, "window=… goes with sliding layers"),
         ({"family": "gemma3"}, "window=… goes with sliding layers"),
         ({"drafts": 1}, "no drafter for qwen3"),
@@ -46,9 +49,10 @@ def test_the_shape_is_said_in_words() -> None:
         str(TinyModel("mimo", ("full",), 24, 4, 256, drafts=1))
         == "1 layer and 1 that drafts, 24 heads, 4 KV heads of 256"
     )
-    assert str(TinyModel(**DEEPSEEK)) == (
-        "4 layers (sliding then sparse then compressed then sparse attention, with a window of 128 tokens), "
-        "64 heads, 1 KV head of 512"
+    assert (
+        str(TinyModel(**DEEPSEEK))
+        == "4 layers (sliding then sparse then compressed then sparse attention, with a window of"
+        " 128 tokens), 64 heads, 1 KV head of 512"
     )
 
 

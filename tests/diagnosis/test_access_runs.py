@@ -132,34 +132,44 @@ UNPREFIXED = ACCESS.removeprefix("(APIServer pid=9) ")
 OF_ENGINE = ACCESS.replace("APIServer pid=9", "EngineCore pid=10")
 BY_HAND = {
     "most lines are those of a server": ["prose"] * 3000 + [ACCESS] * 5000 + DEATH,
-    "an exception goes on in access lines": [OF_ENGINE] * 500
-    + [f"(EngineCore pid=10) INFO:     {line}" for line in DEATH]
-    + [OF_ENGINE] * 50
-    + [
-        "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal error."
-    ],
-    "lines without a process, too many to keep": [
-        BOOT[0],
-        STATS.format(7, 30, 0),
-        *BOOT[1:],
-        *DEATH,
-    ]
-    + [STATS.format(7, 30, 0)] * 15_000,
-    "the last count of an engine": BOOT
-    + [ACCESS, COUNTS] * 250
-    + [COUNTS.replace("Running: 2", "Running: 0").replace("7.0", "0.0"), ACCESS, ACCESS],
+    "an exception goes on in access lines": (
+        [OF_ENGINE] * 500
+        + [f"(EngineCore pid=10) INFO:     {line}" for line in DEATH]
+        + [OF_ENGINE] * 50
+        + [
+            (
+                "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal"
+                " error."
+            )
+        ]
+    ),
+    "lines without a process, too many to keep": (
+        [
+            BOOT[0],
+            STATS.format(7, 30, 0),
+            *BOOT[1:],
+            *DEATH,
+        ]
+        + [STATS.format(7, 30, 0)] * 15_000
+    ),
+    "the last count of an engine": (
+        BOOT
+        + [ACCESS, COUNTS] * 250
+        + [COUNTS.replace("Running: 2", "Running: 0").replace("7.0", "0.0"), ACCESS, ACCESS]
+    ),
     "counts outweigh a prefix": BOOT + [COUNTS] * 2000 + [f"0: {COUNTS}x"] * 900 + ["0: Killed"],
-    "answers of /health after an unfinished traceback": BOOT
-    + [ACCESS] * 500
-    + [f"(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] {line}" for line in DEATH[:2]]
-    + [HEALTH] * 50,
-    "a collector's prefix that begins like an access line": [
-        'INFO:     10.0.0.1:99 - "(EngineCore pid=3) INFO 11-20 08:24:30 [x.py:1] hi'
-    ]
-    * 5
-    + ["prose"] * 500
-    + [UNPREFIXED] * 2000
-    + DEATH,
+    "answers of /health after an unfinished traceback": (
+        BOOT
+        + [ACCESS] * 500
+        + [f"(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] {line}" for line in DEATH[:2]]
+        + [HEALTH] * 50
+    ),
+    "a collector's prefix that begins like an access line": (
+        ['INFO:     10.0.0.1:99 - "(EngineCore pid=3) INFO 11-20 08:24:30 [x.py:1] hi'] * 5
+        + ["prose"] * 500
+        + [UNPREFIXED] * 2000
+        + DEATH
+    ),
 }
 
 

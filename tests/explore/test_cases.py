@@ -19,7 +19,12 @@ SEEDS = st.integers(min_value=1, max_value=10**6)
 def test_the_server_of_a_scenario_is_the_setup() -> None:
     scenario = find("sco-hybrid")
     setup = setup_from(scenario, scenario.arms[0])
-    assert (setup.layers, setup.window, setup.block, setup.blocks) == (("full", "sliding"), 128, 32, 330)
+    assert (setup.layers, setup.window, setup.block, setup.blocks) == (
+        ("full", "sliding"),
+        128,
+        32,
+        330,
+    )
     assert (setup.chunk, setup.seqs, setup.max_len) == (2048, 8, 7600)
     assert (setup.connector, setup.lazy, setup.hybrid, setup.cpu_blocks) == (
         "SimpleCPUOffloadConnector",
@@ -42,11 +47,14 @@ def test_a_server_with_another_flag_or_a_prefill_server_is_not_played() -> None:
     with pytest.raises(UsageError, match="not played: kv_load_failure_policy"):
         setup_from(fetches, fetches.arms[0])
     readmitted = {
-        arm.name: setup_from(find("offloading-readmitted"), arm) for arm in find("offloading-readmitted").arms
+        arm.name: setup_from(find("offloading-readmitted"), arm)
+        for arm in find("offloading-readmitted").arms
     }
     assert [readmitted[name].asynchronous for name in ("reported", "synchronous")] == [True, False]
     assert readmitted["reported"].store_polls == 8
-    urgent = setup_from(find("priority-uncomputed-blocks"), find("priority-uncomputed-blocks").arms[0])
+    urgent = setup_from(
+        find("priority-uncomputed-blocks"), find("priority-uncomputed-blocks").arms[0]
+    )
     assert (urgent.priority, urgent.threshold) == (True, 512)
     assert len({ask.priority for seed in range(9) for ask in draw_for(urgent, seed).asks}) == 4
 
@@ -74,7 +82,11 @@ def test_shrinking_ends_at_a_case_that_still_fails_and_is_no_larger(seed: int, l
     assert fails(small.case)
     assert len(small.case.asks) == 1
     assert small.case.asks[0].prompt == length  # the smallest number that still fails, exactly
-    assert (small.case.asks[0].answer, small.case.asks[0].abort, small.case.setup.draft) == (1, -1, 0)
+    assert (small.case.asks[0].answer, small.case.asks[0].abort, small.case.setup.draft) == (
+        1,
+        -1,
+        0,
+    )
     assert small.case.setup.max_len == length + 1
 
 
@@ -84,14 +96,19 @@ def test_what_a_failure_needs_is_kept() -> None:
 
     def fails(candidate: Case) -> bool:
         shares = sum(ask.shared >= 20 for ask in candidate.asks)
-        return candidate.setup.asynchronous and candidate.setup.layers[0] == "sliding" and shares >= 2
+        return (
+            candidate.setup.asynchronous and candidate.setup.layers[0] == "sliding" and shares >= 2
+        )
 
     small = shrink(case, fails).case
     assert small.setup.asynchronous
     assert small.setup.layers == ("sliding", "full")
     assert small.setup.runner == 1
     assert [ask.shared for ask in small.asks] == [20, 20]
-    assert [ask.prompt for ask in small.asks] == [20, 20], "no prompt is shorter than what it shares"
+    assert [ask.prompt for ask in small.asks] == [
+        20,
+        20,
+    ], "no prompt is shorter than what it shares"
 
 
 @given(SEEDS, st.integers(min_value=8, max_value=400))
@@ -125,6 +142,13 @@ def test_the_budget_is_the_most_that_is_played() -> None:
 
 def test_requests_are_sent_in_turn_where_together_is_not_needed() -> None:
     case = Case(Setup(), ((Request(100, 8), Request(90, 8)), (Request(80, 8), Request(70, 8))), 1)
-    assert [len(wave) for wave in shrink(case, lambda one: len(one.asks) >= 4).case.waves] == [1, 1, 1, 1]
-    beside = shrink(case, lambda one: any(len(wave) > 1 for wave in one.waves) and len(one.asks) >= 3).case
+    assert [len(wave) for wave in shrink(case, lambda one: len(one.asks) >= 4).case.waves] == [
+        1,
+        1,
+        1,
+        1,
+    ]
+    beside = shrink(
+        case, lambda one: any(len(wave) > 1 for wave in one.waves) and len(one.asks) >= 3
+    ).case
     assert sorted(len(wave) for wave in beside.waves) == [1, 2]

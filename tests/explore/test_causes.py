@@ -42,7 +42,10 @@ def as_declared(job: Job) -> RunReport:
     """Crash 0.23.0 unless it is changed, and later releases only if they are changed."""
     release, changed = str(job.options.vllm), bool(job.arms[0].patches)
     dies = (release == "0.23.0") is not changed
-    return run_of("0.23.0" if release == "0.23.0" else "0.24.0", [CRASH if dies else CLEAN] * (job.trials or 0))
+    return run_of(
+        "0.23.0" if release == "0.23.0" else "0.24.0",
+        [CRASH if dies else CLEAN] * (job.trials or 0),
+    )
 
 
 def test_each_change_is_booted_beside_its_release(
@@ -60,13 +63,19 @@ def test_each_change_is_booted_beside_its_release(
         ("0.32.0", 0),
         ("0.32.0", 1),
     ]
-    assert {(job.options.server, job.trials, job.arms[0].name) for job in asked} == {("lab", 2, "reported")}
+    assert {(job.options.server, job.trials, job.arms[0].name) for job in asked} == {
+        ("lab", 2, "reported")
+    }
     again = "vllm-repro causes tq-chunked-prefill --trials 2 --seed 1 --server lab"
-    assert {job.reproduce for job in asked} == {again}, "and not a run of the arm without the change"
+    assert {job.reproduce for job in asked} == {again}, (
+        "and not a run of the arm without the change"
+    )
     loaded = json.loads(shown.out)
     assert (loaded["evidence"], loaded["reproduce"]) == ("lab", again)
     assert [row["died"] for row in loaded["rows"]] == [2, 0, 0, 2, 2, 0, 2]
-    assert {(row["n"], row["listed_twice"], row["as_expected"]) for row in loaded["rows"]} == {(2, None, True)}
+    assert {(row["n"], row["listed_twice"], row["as_expected"]) for row in loaded["rows"]} == {
+        (2, None, True)
+    }
     assert loaded["rows"][0]["sites"] == ["AssertionError"]
     assert all(row["run"] for row in loaded["rows"])
     table = [line.split("  ")[-1].strip() for line in shown.err.splitlines() if " of 2  " in line]
@@ -114,7 +123,11 @@ def test_the_scheduler_has_no_server(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_run_of_a_change_is_not_gone_on_with_alone(tmp_path: Path) -> None:
-    line = {"t": 1.0, "event": "run-started", "reproduce": "vllm-repro causes tq-chunked-prefill --server lab"}
+    line = {
+        "t": 1.0,
+        "event": "run-started",
+        "reproduce": "vllm-repro causes tq-chunked-prefill --server lab",
+    }
     (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     with pytest.raises(UsageError, match="belongs to another command") as refused:
         read_run(tmp_path)

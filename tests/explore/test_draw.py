@@ -38,13 +38,41 @@ def test_a_seed_and_a_mix_are_one_case_which_a_server_could_serve(seed: int, mix
 
 
 @pytest.mark.parametrize(
-    "feature", ["salt", "lora", "eos", "abort", "grammar", "reset", "draft", "threshold", "stream", "mamba", "v2"]
+    "feature",
+    [
+        "salt",
+        "lora",
+        "eos",
+        "abort",
+        "grammar",
+        "reset",
+        "draft",
+        "threshold",
+        "stream",
+        "mamba",
+        "v2",
+    ],
 )
 @given(seed=SEEDS)
 def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed: int) -> None:
-    owned: dict[str, set[str]] = {"eos": {"stops"}, "abort": {"mid"}, "lora": {"loras"}, "reset": {"ops"}}
+    owned: dict[str, set[str]] = {
+        "eos": {"stops"},
+        "abort": {"mid"},
+        "lora": {"loras"},
+        "reset": {"ops"},
+    }
     # A session has neither of these, and room for its further parts.
-    owned["stream"] = {"segments", "shared", "lora", "salt", "eos", "stops", "max_len", "blocks", "cpu_blocks"}
+    owned["stream"] = {
+        "segments",
+        "shared",
+        "lora",
+        "salt",
+        "eos",
+        "stops",
+        "max_len",
+        "blocks",
+        "cpu_blocks",
+    }
     owned["draft"] = {"chunk", "blocks", "cpu_blocks"}  # a step and the pool have room for drafts
     owned["v2"] = {"runner"}
     owned["mamba"] = {"layers", "hybrid", "blocks", "cpu_blocks"}
@@ -55,14 +83,19 @@ def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed:
             patch.setitem(MIXES, "plain", {"share": 0.6, feature: chance})
             found.append(draw(seed, "plain"))
     without, with_it = found
-    pairs: list[tuple[Any, Any]] = [(without.setup, with_it.setup), *zip(without.asks, with_it.asks, strict=True)]
+    pairs: list[tuple[Any, Any]] = [
+        (without.setup, with_it.setup),
+        *zip(without.asks, with_it.asks, strict=True),
+    ]
     for one, other in pairs:
         changed = {name for name, value in asdict(one).items() if value != asdict(other)[name]}
         assert changed <= own
 
 
 @given(SEEDS, MIX)
-def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(seed: int, mix: str) -> None:
+def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(
+    seed: int, mix: str
+) -> None:
     played: list[Case] = []
 
     def fails(candidate: Case) -> bool:
@@ -72,7 +105,13 @@ def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(seed: i
     small = shrink(draw(seed, mix), fails, budget=2000).case
     assert all(one.setup.blocks >= least_blocks(one.setup) + one.setup.draft for one in played)
     setup, (ask,) = small.setup, small.asks
-    assert (setup.ops, setup.loras, setup.priority, setup.asynchronous, setup.draft) == ((), 0, False, False, 0)
+    assert (setup.ops, setup.loras, setup.priority, setup.asynchronous, setup.draft) == (
+        (),
+        0,
+        False,
+        False,
+        0,
+    )
     plain = Request(ask.prompt, ask.answer, number=ask.number, family=ask.family)
     assert ask == plain
 
@@ -91,9 +130,17 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
         images=((0, 4, 1),),
         refused=True,
     )
-    setup = replace(case.setup, ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute")
+    setup = replace(
+        case.setup, ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute"
+    )
     text = "\n".join(case_lines(Case(setup, ((ask,),), 1)))
-    for words in ("priorities", "1 LoRA adapters at once", "reset-running at step 7", "grammar json", "priority 2"):
+    for words in (
+        "priorities",
+        "1 LoRA adapters at once",
+        "reset-running at step 7",
+        "grammar json",
+        "priority 2",
+    ):
         assert words in text
     assert "a session with more after 4, 9 steps" in text
     assert "a failed load: recompute" in text
@@ -103,7 +150,8 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "connector"), [("plain", ""), ("sco-long", "SimpleCPUOffloadConnector"), ("off", "OffloadingConnector")]
+    ("mix", "connector"),
+    [("plain", ""), ("sco-long", "SimpleCPUOffloadConnector"), ("off", "OffloadingConnector")],
 )
 def test_a_mix_draws_its_connector(mix: str, connector: str) -> None:
     assert {draw(seed, mix).setup.connector for seed in range(1, 6)} == {connector}
@@ -120,7 +168,9 @@ TOKENS = st.deferred(lambda: st.lists(st.sampled_from(reference().TEXT), min_siz
 
 
 @given(TOKENS, st.integers(1, 9), st.data())
-def test_a_mamba_layer_hashes_all_tokens_through_one_number(tokens: list[int], key: int, data: Any) -> None:
+def test_a_mamba_layer_hashes_all_tokens_through_one_number(
+    tokens: list[int], key: int, data: Any
+) -> None:
     whole = reference().states(tokens, key, [0, 0])
     cut = data.draw(st.integers(0, len(tokens)))
     before: list[Any] = [0, 0]
@@ -133,7 +183,12 @@ def test_a_mamba_layer_hashes_all_tokens_through_one_number(tokens: list[int], k
             assert (values == whole[start : start + len(part)]).all()
 
 
-@given(TOKENS, st.lists(st.sampled_from([0, 5, 16]), min_size=1, max_size=3), st.integers(1, 9), st.data())
+@given(
+    TOKENS,
+    st.lists(st.sampled_from([0, 5, 16]), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.data(),
+)
 def test_steps_over_a_cache_compute_what_one_pass_computes(
     tokens: list[int], windows: list[int], key: int, data: Any
 ) -> None:
@@ -146,7 +201,9 @@ def test_steps_over_a_cache_compute_what_one_pass_computes(
         for layer, window in enumerate(windows):
             kept[layer][at : at + count] = values
             first = max(0, at - window + 1) if window else 0
-            values = reference().attend(values, kept[layer][first : at + count], first, at, window, layer)
+            values = reference().attend(
+                values, kept[layer][first : at + count], first, at, window, layer
+            )
         assert (values == whole[at : at + count]).all()
         at += count
 

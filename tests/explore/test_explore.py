@@ -47,17 +47,30 @@ def quiet(_: Case) -> PlayResult:
 
 
 def dies_of_long_prompts(case: Case) -> PlayResult:
-    return result_from({"steps": 3, "death": DEATH} if any(ask.prompt > 40 for ask in case.asks) else {"steps": 3})
+    return result_from(
+        {"steps": 3, "death": DEATH} if any(ask.prompt > 40 for ask in case.asks) else {"steps": 3}
+    )
 
 
 @pytest.fixture
-def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[Release], Play]], None]:
-    """Replace the driver by a function; nothing is installed. loads: the patched files that it imports, by default all."""
+def playing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[Callable[[Release], Play]], None]:
+    """Replace the driver by a function; nothing is installed.
+
+    loads: the patched files that it imports, by default all.
+    """
 
     def put(player: Callable[[Release], Play], loads: Sequence[str] | None = None) -> None:
         class Fake:
             def __init__(
-                self, release: Release, _: Path, errors: Path, *, patched: Sequence[str] = (), **__: object
+                self,
+                release: Release,
+                _: Path,
+                errors: Path,
+                *,
+                patched: Sequence[str] = (),
+                **__: object,
             ) -> None:
                 self._play = player(release)
                 lines = (
@@ -80,7 +93,9 @@ def playing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
             return fake_release(source.release, tmp_path)
 
         def overlay(_: Path, __: Path, patches: tuple[Patch, ...], ___: object) -> Overlay:
-            return Overlay(Path(patches[0].was), dict.fromkeys((patch.file for patch in patches), ""))
+            return Overlay(
+                Path(patches[0].was), dict.fromkeys((patch.file for patch in patches), "")
+            )
 
         for module in ("vllm_repro_explore.explore", "vllm_repro_explore.causes"):
             monkeypatch.setattr(f"{module}.Driver", Fake)
@@ -96,15 +111,32 @@ def folder_of(tmp_path: Path) -> Path:
     return (tmp_path / "reports" / "explore" / "latest").resolve()
 
 
-def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_found_lies_in_the_folder_and_exits_1(
+    playing: Any, tmp_path: Path, capsys: Any
+) -> None:
     playing(lambda _: dies_of_long_prompts)
-    words = ["explore", "--engine", "--mix", "plain,v2", "--vllm", "v0.20.2", "--seeds", "9", "--json"]
+    words = [
+        "explore",
+        "--engine",
+        "--mix",
+        "plain,v2",
+        "--vllm",
+        "v0.20.2",
+        "--seeds",
+        "9",
+        "--json",
+    ]
     assert main(words) == 1
     shown = capsys.readouterr()
     given = json.loads(shown.out)
     folder = folder_of(tmp_path)
     assert given == json.loads((folder / "explore.json").read_text(encoding="utf-8"))
-    assert (given["vllm_version"], given["trials"], given["seeds"], given["mixes"][0]) == ("0.20.2", 9, [1, 9], "plain")
+    assert (given["vllm_version"], given["trials"], given["seeds"], given["mixes"][0]) == (
+        "0.20.2",
+        9,
+        [1, 9],
+        "plain",
+    )
     (one,) = given["findings"]
     (line,) = (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["case"] == one["case"]
@@ -116,7 +148,9 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(playing: Any, tmp_path: Pa
     printed = capsys.readouterr().out
     assert printed == (folder / "test_explored_popleft_n_0_20_2.py").read_text(encoding="utf-8")
     assert "WAVES = [[dict(prompt=41, answer=1)]]" in printed
-    assert given["reproduce"] == "vllm-repro explore --engine --mix plain,v2 --vllm 0.20.2 --seeds 9"
+    assert (
+        given["reproduce"] == "vllm-repro explore --engine --mix plain,v2 --vllm 0.20.2 --seeds 9"
+    )
 
 
 def test_a_finding_with_a_scenario_file_is_booted_at_once(
@@ -130,17 +164,48 @@ def test_a_finding_with_a_scenario_file_is_booted_at_once(
         return 0
 
     monkeypatch.setattr("vllm_repro.cli.main", run)
-    words = ["explore", "--engine", "--mix", "plain,v2", "--seeds", "9", "--out", str(tmp_path / "out"), "--boot"]
+    words = [
+        "explore",
+        "--engine",
+        "--mix",
+        "plain,v2",
+        "--seeds",
+        "9",
+        "--out",
+        str(tmp_path / "out"),
+        "--boot",
+    ]
     assert main(words) == 1
     ((verb, scenario, *options),) = booted
-    assert (verb, options[:2], options[-2:]) == ("run", ["--server", "lab"], ["--out", str(tmp_path / "out")])
+    assert (verb, options[:2], options[-2:]) == (
+        "run",
+        ["--server", "lab"],
+        ["--out", str(tmp_path / "out")],
+    )
     assert check_file(Path(scenario)) == []
     assert f"$ vllm-repro run {scenario}" in capsys.readouterr().out
 
 
-def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_finding_in_the_whole_engine_can_be_played_again(
+    playing: Any, tmp_path: Path, capsys: Any
+) -> None:
     playing(lambda _: dies_of_long_prompts)
-    assert main(["explore", "--engine", "--mix", "off,stream", "--vllm", "0.32.0", "--seeds", "40", "--json"]) == 1
+    assert (
+        main(
+            [
+                "explore",
+                "--engine",
+                "--mix",
+                "off,stream",
+                "--vllm",
+                "0.32.0",
+                "--seeds",
+                "40",
+                "--json",
+            ]
+        )
+        == 1
+    )
     shown = capsys.readouterr()
     given = json.loads(shown.out)
     assert (given["evidence"], given["mixes"]) == ("engine", ["off", "stream"])
@@ -153,16 +218,25 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(playing: Any, tmp_pat
     assert check_file(folder_of(tmp_path) / "explored_popleft_n_0_32_0.py") == []
     assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
     assert "vLLM 0.32.0's EngineCore without a model, mixes off, stream" in shown.err
-    assert given["reproduce"] == "vllm-repro explore --engine --mix off,stream --vllm 0.32.0 --seeds 40"
+    assert (
+        given["reproduce"]
+        == "vllm-repro explore --engine --mix off,stream --vllm 0.32.0 --seeds 40"
+    )
     assert main(["report", str(folder_of(tmp_path)), "--format", "pytest"]) == 0
     assert "WAVES = [[dict(prompt=41, answer=1)]]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("seed", "mix", "beyond"),
-    [(1, "grammar", "grammars"), (10, "stream", "streaming sessions"), (6, "ops", "cache resets or pauses")],
+    [
+        (1, "grammar", "grammars"),
+        (10, "stream", "streaming sessions"),
+        (6, "ops", "cache resets or pauses"),
+    ],
 )
-def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(seed: int, mix: str, beyond: str) -> None:
+def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(
+    seed: int, mix: str, beyond: str
+) -> None:
     case = draw(seed, mix)
     assert beyond in beyond_scheduler(case.as_json())
     assert any(reason.endswith(beyond) for reason in unlike_live(case))
@@ -176,7 +250,20 @@ def test_a_search_goes_on_after_the_seeds_of_earlier_ones_and_fails_only_for_wha
 ) -> None:
     def night(player: Play, *more: str, vllm: str = "0.32.0") -> tuple[int, str]:
         playing(lambda _: player)
-        status = main(["explore", "--engine", "--mix", "off", "--vllm", vllm, "--seeds", "40", "--go-on", *more])
+        status = main(
+            [
+                "explore",
+                "--engine",
+                "--mix",
+                "off",
+                "--vllm",
+                vllm,
+                "--seeds",
+                "40",
+                "--go-on",
+                *more,
+            ]
+        )
         return status, capsys.readouterr().out
 
     def also_sticks(case: Case) -> PlayResult:
@@ -190,11 +277,20 @@ def test_a_search_goes_on_after_the_seeds_of_earlier_ones_and_fails_only_for_wha
     assert (status, "seeds 41 to 80" in out, f"before: first in {first}" in out) == (0, True, True)
     assert f"| {first} |" in (folder_of(tmp_path) / "explore.md").read_text(encoding="utf-8")
     status, out = night(also_sticks)
-    assert (status, "--seeds 40 --from 81" in out, "new:   in none of 2 earlier searches" in out) == (1, True, True)
+    assert (
+        status,
+        "--seeds 40 --from 81" in out,
+        "new:   in none of 2 earlier searches" in out,
+    ) == (1, True, True)
     page = (folder_of(tmp_path) / "explore.md").read_text(encoding="utf-8")
     assert "New findings: **1**. Seen before, in 2 earlier searches: 1." in page
-    assert page.index("## stuck: requests stay WAITING") < page.index("## Seen before") < page.index("popleft_n")
-    (folder_of(tmp_path) / "explore.json").write_text("{", encoding="utf-8")  # a night that a full disk cut off
+    assert (
+        page.index("## stuck: requests stay WAITING")
+        < page.index("## Seen before")
+        < page.index("popleft_n")
+    )
+    # a night that a full disk cut off
+    (folder_of(tmp_path) / "explore.json").write_text("{", encoding="utf-8")
     status, out = night(also_sticks, vllm="0.33.0")
     assert (status, "seeds 1 to 40" in out) == (1, True)
 
@@ -214,7 +310,9 @@ def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any
     assert "2 of them were refused by vLLM at start" in capsys.readouterr().out
 
 
-def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_path: Path, capsys: Any) -> None:
+def test_an_interrupted_search_keeps_and_tells_what_it_has(
+    playing: Any, tmp_path: Path, capsys: Any
+) -> None:
     played: list[Case] = []
 
     def interrupted(case: Case) -> PlayResult:
@@ -226,7 +324,12 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
     playing(lambda _: interrupted)
     assert main(["explore", "--engine", "--mix", "plain,v2", "--seeds", "900"]) == 130
     assert "interrupted" in capsys.readouterr().out
-    assert json.loads((folder_of(tmp_path) / "explore.json").read_text(encoding="utf-8"))["interrupted"] is True
+    assert (
+        json.loads((folder_of(tmp_path) / "explore.json").read_text(encoding="utf-8"))[
+            "interrupted"
+        ]
+        is True
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,20 +340,35 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(playing: Any, tmp_pat
         (["explore", "sco-hybrid", "--mix", "plain"], "--mix needs --engine"),
         (["explore", "--engine", "--mix", "plain,of"], "no mix is called of"),
         (["explore", "tq-chunked-prefill"], "tq-chunked-prefill has no server that can be played"),
-        (["explore", "--engine", "--go-on", "--from", "7"], "--go-on is for a search without --from and --patch"),
-        (["explore", "--engine", "--mix", "plain,v2", "--arm", "reported"], "--arm needs a SCENARIO"),
-        (["explore", "--engine", "--boot", "--json"], "--boot is for a search without --patch and --json"),
+        (
+            ["explore", "--engine", "--go-on", "--from", "7"],
+            "--go-on is for a search without --from and --patch",
+        ),
+        (
+            ["explore", "--engine", "--mix", "plain,v2", "--arm", "reported"],
+            "--arm needs a SCENARIO",
+        ),
+        (
+            ["explore", "--engine", "--boot", "--json"],
+            "--boot is for a search without --patch and --json",
+        ),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
     ],
 )
-def test_what_cannot_be_searched_is_wrong_usage(words: list[str], message: str, capsys: Any) -> None:
+def test_what_cannot_be_searched_is_wrong_usage(
+    words: list[str], message: str, capsys: Any
+) -> None:
     assert main(words) == 64
     assert message in capsys.readouterr().err
 
 
-# --- patches ---------------------------------------------------------------------------------------------------------------------------
+# --- patches
+# --------------------------------------------------------------------------------------------------
 
-PAIR = [Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff" for name in ("fix", "hide")]
+PAIR = [
+    Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff"
+    for name in ("fix", "hide")
+]
 
 
 def compared(
@@ -269,7 +387,9 @@ def patch_of(release: Release) -> str:
     return "fix" if "gpu_block_id" in str(release.packages) else "hide"
 
 
-def test_two_patches_are_told_apart_on_the_same_cases(playing: Any, tmp_path: Path, capsys: Any) -> None:
+def test_two_patches_are_told_apart_on_the_same_cases(
+    playing: Any, tmp_path: Path, capsys: Any
+) -> None:
     seen: dict[str, list[Case]] = {"": [], "fix": [], "hide": []}
 
     def player(release: Release) -> Play:
@@ -303,10 +423,15 @@ def test_a_patch_that_breaks_sound_cases_is_no_fix(playing: Any, capsys: Any) ->
     def player(release: Release) -> Play:
         if not patch_of(release):
             return dies_of_long_prompts
-        return lambda case: PlayResult(invalid="refused") if all(a.prompt <= 40 for a in case.asks) else quiet(case)
+        return lambda case: (
+            PlayResult(invalid="refused") if all(a.prompt <= 40 for a in case.asks) else quiet(case)
+        )
 
     playing(player)
-    assert main(["explore", "--engine", "--mix", "plain,v2", "--seeds", "60", "--patch", str(PAIR[0])]) == 1
+    assert (
+        main(["explore", "--engine", "--mix", "plain,v2", "--seeds", "60", "--patch", str(PAIR[0])])
+        == 1
+    )
     out = capsys.readouterr().out
     assert "newly fails:" in out
     assert "refused at start" in out
@@ -321,17 +446,31 @@ def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any
 
 @pytest.mark.parametrize(
     ("loads", "status", "reading"),
-    [((), 2, "not tested: the search does not load its files"), (PATCHED[:1], 0, "fixes every failing case")],
+    [
+        ((), 2, "not tested: the search does not load its files"),
+        (PATCHED[:1], 0, "fixes every failing case"),
+    ],
 )
 def test_a_patch_that_the_search_does_not_load_is_not_called_tested(
     playing: Any, tmp_path: Path, capsys: Any, loads: Sequence[str], status: int, reading: str
 ) -> None:
     diff = tmp_path / "two.diff"
     diff.write_text(
-        "".join(f"--- a/{one}\n+++ b/{one}\n@@ -1 +1 @@\n-old\n+new\n" for one in PATCHED), encoding="utf-8"
+        "".join(f"--- a/{one}\n+++ b/{one}\n@@ -1 +1 @@\n-old\n+new\n" for one in PATCHED),
+        encoding="utf-8",
     )
     playing(lambda release: quiet if patch_of(release) else dies_of_long_prompts, loads)
-    words = ["explore", "--engine", "--mix", "plain,v2", "--seeds", "9", "--patch", str(diff), "--json"]
+    words = [
+        "explore",
+        "--engine",
+        "--mix",
+        "plain,v2",
+        "--seeds",
+        "9",
+        "--patch",
+        str(diff),
+        "--json",
+    ]
     assert main(words) == status
     shown = capsys.readouterr()
     (patch,) = json.loads(shown.out)["patches"]
@@ -345,13 +484,16 @@ def test_the_same_patch_is_not_compared_with_itself(capsys: Any) -> None:
     assert "given twice" in capsys.readouterr().err
 
 
-# --- causes --------------------------------------------------------------------------------------------------------------------------
+# --- causes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_each_change_is_compared_with_its_own_release(playing: Any, capsys: Any) -> None:
     scenario = find("sco-hybrid")
     assert scenario.causes is not None
-    fatal = {cause.patches[0].was for cause in scenario.causes.changes if cause.expected is Expected.DIES}
+    fatal = {
+        cause.patches[0].was for cause in scenario.causes.changes if cause.expected is Expected.DIES
+    }
 
     def player(release: Release) -> Play:
         patched = release.packages.name != "packages"
@@ -362,14 +504,20 @@ def test_each_change_is_compared_with_its_own_release(playing: Any, capsys: Any)
     assert main(["causes", "sco-hybrid", "--trials", "20", "--json"]) == 0
     shown = capsys.readouterr()
     rows = json.loads(shown.out)["rows"]
-    assert [(row["release"], row["change"], row["died"]) for row in rows if row["change"] == "as released"] == [
+    assert [
+        (row["release"], row["change"], row["died"])
+        for row in rows
+        if row["change"] == "as released"
+    ] == [
         ("0.20.2", "as released", 20),
         ("0.22.1", "as released", 0),
         ("0.28.0", "as released", 0),
     ]
     assert len(rows) == 3 + len(scenario.causes.changes)
     assert all(row["n"] == 20 and row["as_expected"] for row in rows)
-    assert "0 crashes in 20 such workloads: the true rate is below 14% (95 % confidence)" in shown.err
+    assert (
+        "0 crashes in 20 such workloads: the true rate is below 14% (95 % confidence)" in shown.err
+    )
 
 
 def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys: Any) -> None:
@@ -382,7 +530,12 @@ def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys
 def test_a_change_of_a_file_that_is_not_loaded_is_not_tested(
     playing: Any, capsys: Any, loads: list[str] | None, status: int
 ) -> None:
-    playing(lambda release: lambda _: result_from({"death": DEATH} if release.version == "0.20.2" else {}), loads)
+    playing(
+        lambda release: (
+            lambda _: result_from({"death": DEATH} if release.version == "0.20.2" else {})
+        ),
+        loads,
+    )
     assert main(["causes", "sco-hybrid", "--trials", "3", "--json"]) == status
     shown = capsys.readouterr()
     changed = [row for row in json.loads(shown.out)["rows"] if row["change"] != "as released"]
@@ -390,7 +543,9 @@ def test_a_change_of_a_file_that_is_not_loaded_is_not_tested(
     assert ("not tested: the search does not load vllm/" in shown.out + shown.err) is (loads == [])
 
 
-def row(name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100) -> CauseRow:
+def row(
+    name: str, died: int, expected: Expected, believed: str = "", listed: int = 0, n: int = 100
+) -> CauseRow:
     patches = () if name == "as released" else (Patch("vllm/x.py", name, "now"),)
     cause = Cause(name, "0.20.2", expected, patches, believed=believed)
     return CauseRow(cause=cause, trials=n, died=died, listed=listed)
@@ -406,9 +561,17 @@ def test_the_table_of_causes() -> None:
         row("one that helps a little", 38, dies),
         row("one that was to protect", 12, lives),
     ]
-    assert_golden("causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n", "explore")
-    assert reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4)) == "too few trials to tell"
-    assert reading(row("x", 4, dies, n=4), row("as released", 4, dies, n=4)) == "changes nothing that was seen"
+    assert_golden(
+        "causes.txt", "\n".join(lines(rows, {("0.20.2", "reported"): base})) + "\n", "explore"
+    )
+    assert (
+        reading(row("x", 3, dies, n=4), row("as released", 0, lives, n=4))
+        == "too few trials to tell"
+    )
+    assert (
+        reading(row("x", 4, dies, n=4), row("as released", 4, dies, n=4))
+        == "changes nothing that was seen"
+    )
     assert reading(row("x", 0, lives, n=1), row("as released", 1, dies, n=1)) == "protects"
     assert reading(row("x", 40, dies), row("as released", 0, lives)) == "brings the crash back"
 
@@ -436,7 +599,10 @@ def test_a_cause_of_no_arm_and_one_that_changes_nothing_are_mistakes() -> None:
     )
     problems = [problem.text for problem in read(Path("sco_hybrid.py"), wrong)[1]]
     assert problems == [
-        "cause 'free_blocks in two passes, as to 0.23.0': there is no arm 'smal-cpu-pool'; did you mean 'small-cpu-pool'?",
+        (
+            "cause 'free_blocks in two passes, as to 0.23.0': there is no arm 'smal-cpu-pool'; did"
+            " you mean 'small-cpu-pool'?"
+        ),
         "cause 'nothing' changes nothing: add patched(…)",
     ]
     assert isinstance(find("sco-hybrid").causes, Causes)

@@ -66,7 +66,9 @@ def server() -> psutil.Process:
     return psutil.Process(newest._process.pid)
 
 
-@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+@pytest.fixture(
+    params=[signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"]
+)
 def interrupt(request: pytest.FixtureRequest) -> Iterator[None]:
     """Handle SIGINT as a job in the foreground of a shell does, or ignore it as one in the background."""
     before = signal.signal(signal.SIGINT, request.param)
@@ -101,7 +103,9 @@ STATUSES = {"": 0, "exit": 3, "raise": 1, "2": -signal.SIGINT, "11": -signal.SIG
 
 
 @pytest.mark.parametrize("word", STATUSES)
-@pytest.mark.parametrize("interrupt", [signal.default_int_handler], indirect=True, ids=["foreground"])
+@pytest.mark.parametrize(
+    "interrupt", [signal.default_int_handler], indirect=True, ids=["foreground"]
+)
 @pytest.mark.usefixtures("interrupt")
 def test_a_status_is_that_of_popen(begin: Callable[..., Forked], word: str, tmp_path: Path) -> None:
     assert ended(begin(ENDS), word)[0] == STATUSES[word]

@@ -19,12 +19,16 @@ def pool(blocks: list[Any], free: list[Any], counter: int | None = None) -> Any:
     for one, following in itertools.pairwise(chain):
         one.next_free_block = following
     queue = SimpleNamespace(
-        fake_free_list_head=head, fake_free_list_tail=tail, num_free_blocks=len(free) if counter is None else counter
+        fake_free_list_head=head,
+        fake_free_list_tail=tail,
+        num_free_blocks=len(free) if counter is None else counter,
     )
     return SimpleNamespace(blocks=blocks, free_block_queue=queue)
 
 
-def broken(blocks: list[Any], free: list[Any], counter: int | None = None, **held: list[Any]) -> set[str]:
+def broken(
+    blocks: list[Any], free: list[Any], counter: int | None = None, **held: list[Any]
+) -> set[str]:
     managers = (SimpleNamespace(req_to_blocks=held),)
     return {name for name, _ in books({"gpu": pool(blocks, free, counter)}, managers)}
 
@@ -55,7 +59,11 @@ def test_a_block_that_a_transfer_lists_twice_is_named_by_direction() -> None:
 
 def test_at_rest_nothing_is_held() -> None:
     null, one = block(0, 1, null=True), block(1, 1)
-    found = dict(at_rest({"gpu": pool([null, one], [])}, (SimpleNamespace(req_to_blocks={"a": [one], "b": []}),)))
+    found = dict(
+        at_rest(
+            {"gpu": pool([null, one], [])}, (SimpleNamespace(req_to_blocks={"a": [one], "b": []}),)
+        )
+    )
     assert set(found) == {"gpu-leak", "request-leak"}
     assert "1 of 2 blocks" in found["gpu-leak"]
     assert found["request-leak"].endswith(": a")

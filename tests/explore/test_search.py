@@ -38,21 +38,35 @@ POPLEFT = {
     "source": "assert curr_block is not None",
     "frames": ["schedule", "allocate_slots", "<genexpr>", "get_new_blocks", "popleft_n"],
 }
-TWICE = {"invariant": "store-listed-twice", "detail": "a store lists 80 blocks, 54 distinct", "step": 6, "wave": 1}
+TWICE = {
+    "invariant": "store-listed-twice",
+    "detail": "a store lists 80 blocks, 54 distinct",
+    "step": 6,
+    "wave": 1,
+}
 LEAK = {"invariant": "gpu-leak", "detail": "3 of 9 blocks", "step": 9, "wave": 1}
 STUCK = {"kind": "stuck", "detail": "w1r1 WAITING 0 of 9", "states": "WAITING"}
 
 
 def test_an_outcome_is_as_bad_as_its_worst() -> None:
-    outcome = result_from({"steps": 9, "broken": [TWICE, LEAK], "death": POPLEFT, "preempted": 2, "ms": 3})
+    outcome = result_from(
+        {"steps": 9, "broken": [TWICE, LEAK], "death": POPLEFT, "preempted": 2, "ms": 3}
+    )
     assert [finding.kind.value for finding in outcome.findings] == ["death", "corrupted", "leak"]
     worst = outcome.worst
     assert worst is not None
-    assert worst.site == "AssertionError in popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None"
+    assert (
+        worst.site
+        == "AssertionError in popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not"
+        " None"
+    )
     assert known(worst) == "vllm-project/vllm#42085"
     assert outcome.counts == {"preempted": 2}
     stuck = result_from({"broken": [TWICE], "death": STUCK}).worst
-    assert (stuck and stuck.kind, stuck and stuck.site) == (FindingKind.STUCK, "requests stay WAITING")
+    assert (stuck and stuck.kind, stuck and stuck.site) == (
+        FindingKind.STUCK,
+        "requests stay WAITING",
+    )
     assert result_from({"steps": 3}).worst is None
     assert result_from({"invalid": "ValueError: no"}).invalid == "ValueError: no"
 
@@ -69,12 +83,18 @@ def fakes(case: Case) -> PlayResult:
     """Die of a prompt over 50 tokens; list blocks twice from 20 tokens on."""
     longest = max(ask.prompt for ask in case.asks)
     broken = [TWICE] if longest >= 20 else []
-    return result_from({"steps": 5, "broken": broken, "hits": 1, **({"death": POPLEFT} if longest > 50 else {})})
+    return result_from(
+        {"steps": 5, "broken": broken, "hits": 1, **({"death": POPLEFT} if longest > 50 else {})}
+    )
 
 
 def run(cases: list[Case], players: int = 1, **more: Any) -> tuple[Tally, list[Found]]:
     kept: list[Found] = []
-    options: dict[str, Any] = {"go_on": lambda: True, "keep": kept.append, "progress": lambda _: None} | more
+    options: dict[str, Any] = {
+        "go_on": lambda: True,
+        "keep": kept.append,
+        "progress": lambda _: None,
+    } | more
     return search([fakes] * players, enumerate(cases, 1), **options), kept
 
 
@@ -106,7 +126,9 @@ def test_the_first_of_each_finding_is_shrunk_and_the_others_are_counted() -> Non
         ),
     ],
 )
-def test_the_smallest_case_is_played_over_the_model_runner(result: dict[str, Any], said: str) -> None:
+def test_the_smallest_case_is_played_over_the_model_runner(
+    result: dict[str, Any], said: str
+) -> None:
     asked: list[Case] = []
 
     def on_runner(case: Case) -> PlayResult:
@@ -133,7 +155,13 @@ def test_players_share_the_cases_and_one_shrinks_while_the_other_goes_on() -> No
             assert gone_on.wait(30)
         return fakes(case)
 
-    tally = search([play, play], enumerate(cases, 1), go_on=lambda: True, keep=lambda _: None, progress=lambda _: None)
+    tally = search(
+        [play, play],
+        enumerate(cases, 1),
+        go_on=lambda: True,
+        keep=lambda _: None,
+        progress=lambda _: None,
+    )
     (found,) = tally.findings
     assert (tally.trials, tally.first, tally.last) == (22, 1, 22)
     assert (found.times, found.shrunk.asks) == (2, (Request(51, 1),))
@@ -145,7 +173,11 @@ def test_a_player_that_fails_ends_the_search() -> None:
 
     with pytest.raises(InfraError, match="was killed"):
         search(
-            [fakes, broken], enumerate([alone(10)] * 10**6, 1), go_on=lambda: True, keep=print, progress=lambda _: None
+            [fakes, broken],
+            enumerate([alone(10)] * 10**6, 1),
+            go_on=lambda: True,
+            keep=print,
+            progress=lambda _: None,
         )
 
 
@@ -158,9 +190,20 @@ def test_an_interrupted_search_keeps_what_it_had() -> None:
         return fakes(candidate)
 
     with pytest.raises(KeyboardInterrupt):
-        search([interrupted], enumerate([alone(60)], 1), go_on=lambda: True, keep=print, progress=print, tally=tally)
+        search(
+            [interrupted],
+            enumerate([alone(60)], 1),
+            go_on=lambda: True,
+            keep=print,
+            progress=print,
+            tally=tally,
+        )
     (found,) = tally.findings
-    assert (found.finding.kind, found.case, found.shrunk) == (FindingKind.DEATH, alone(60), alone(60))
+    assert (found.finding.kind, found.case, found.shrunk) == (
+        FindingKind.DEATH,
+        alone(60),
+        alone(60),
+    )
 
 
 @pytest.mark.usefixtures("sigint")
@@ -191,9 +234,16 @@ def test_time_that_is_up_ends_the_search() -> None:
 
 def account() -> SearchSummary:
     tally, _ = run(
-        [alone(60), alone(30), Case(Setup(connector="OffloadingConnector"), ((Request(9, 2, 4, 1, 3),) * 2,), 1)]
+        [
+            alone(60),
+            alone(30),
+            Case(Setup(connector="OffloadingConnector"), ((Request(9, 2, 4, 1, 3),) * 2,), 1),
+        ]
     )
-    live = ["vllm-repro run explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2", "none: a server would live"]
+    live = [
+        "vllm-repro run explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2",
+        "none: a server would live",
+    ]
     again = "vllm-repro explore --engine --mix plain,v2 --seeds 3"
     return SearchSummary(
         version="0.20.2",
@@ -225,9 +275,13 @@ def test_the_account_of_a_search() -> None:
         (POPLEFT, Expected.DIES, False),
     ],
 )
-def test_a_draft_expects_what_a_server_would_show(death: dict[str, Any], shows: Expected, looks: bool) -> None:
+def test_a_draft_expects_what_a_server_would_show(
+    death: dict[str, Any], shows: Expected, looks: bool
+) -> None:
     one = found(alone(60), result_from({"death": death}))
-    scenario, problems = read(Path(f"{draft_id(one.finding, '0.32.0').replace('-', '_')}.py"), draft(one, "0.32.0"))
+    scenario, problems = read(
+        Path(f"{draft_id(one.finding, '0.32.0').replace('-', '_')}.py"), draft(one, "0.32.0")
+    )
     assert problems == []
     assert scenario is not None
     assert scenario.arms[0].expected is shows
@@ -245,7 +299,9 @@ def found(case: Case, outcome: PlayResult | None = None) -> Found:
 def test_every_draft_is_a_scenario_file_without_a_mistake(seed: int) -> None:
     message = 'no {block} of "9" \\ left'
     death = result_from({"death": POPLEFT | {"message": message}}) if seed % 2 else None
-    one = found(draw_for(Setup(connector="SimpleCPUOffloadConnector" if seed % 3 else ""), seed), death)
+    one = found(
+        draw_for(Setup(connector="SimpleCPUOffloadConnector" if seed % 3 else ""), seed), death
+    )
     name = draft_id(one.finding, "0.20.2").replace("-", "_")
     scenario, problems = read(Path(f"{name}.py"), draft(one, "0.20.2"))
     assert problems == []
@@ -253,7 +309,8 @@ def test_every_draft_is_a_scenario_file_without_a_mistake(seed: int) -> None:
     requests = list(scenario.workload)
     assert len(requests) == len(one.shrunk.waves)
     assert scenario.lab is not None
-    assert tuple(scenario.lab.layers) == one.shrunk.setup.layers  # type: ignore[arg-type]  # a draft names each layer
+    # a draft names each layer
+    assert tuple(scenario.lab.layers) == one.shrunk.setup.layers  # type: ignore[arg-type]
     command = scenario.command_in_lab(scenario.arms[0])
     assert command.number("--num-gpu-blocks-override") == one.shrunk.setup.blocks
 
@@ -272,7 +329,8 @@ def test_what_a_live_server_cannot_be_told_is_said() -> None:
     )
 
 
-# --- the process ---------------------------------------------------------------------------------------------------------------------
+# --- the process
+# --------------------------------------------------------------------------------------------------
 
 ECHO = """
 import json, os, signal, sys, time
@@ -310,7 +368,10 @@ def test_a_process_that_dies_or_hangs_of_a_case_is_a_finding_and_the_next_case_g
         assert driver.play(cases[3]).steps == 3
         dead, hung = driver.play(cases[1]).worst, driver.play(cases[2]).worst
         assert driver.play(cases[3]).steps == 3
-    assert (dead and dead.kind, dead and dead.site) == (FindingKind.DEATH, "the process ended by SIGSEGV")
+    assert (dead and dead.kind, dead and dead.site) == (
+        FindingKind.DEATH,
+        "the process ended by SIGSEGV",
+    )
     assert (hung and hung.kind, hung and hung.site) == (FindingKind.STUCK, "one step never ends")
 
 
@@ -325,11 +386,16 @@ def test_a_fault_of_the_driver_and_a_kill_are_no_findings(
 def test_a_release_that_lacks_a_name_is_unsupported(tmp_path: Path) -> None:
     """Run the real program on an interpreter without vLLM."""
     release = replace(fake_release("1.2.3", tmp_path), python=Path(sys.executable))
-    with Driver(release, tmp_path, tmp_path / "errors.log") as driver, pytest.raises(Unsupported) as error:
+    with (
+        Driver(release, tmp_path, tmp_path / "errors.log") as driver,
+        pytest.raises(Unsupported) as error,
+    ):
         driver.play(alone(9))
     assert "vLLM 1.2.3 cannot be explored: ModuleNotFoundError: No module named" in str(error.value)
 
 
-def test_a_driver_that_does_not_start_is_trouble_of_this_machine(program: Callable[..., Driver]) -> None:
+def test_a_driver_that_does_not_start_is_trouble_of_this_machine(
+    program: Callable[..., Driver],
+) -> None:
     with program("raise SystemExit(3)") as driver, pytest.raises(InfraError, match="did not start"):
         driver.play(alone(9))

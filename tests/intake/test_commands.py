@@ -56,14 +56,20 @@ llm = LLM(
 ```
 """
 LOG = (
-    "\u2502 (APIServer pid=1) INFO 10-20 03:21:02 [utils.py:328] non-default args: {'model_tag': 'org/model', \u2502\n"
-    "\u2502 'api_key': ['sk-abcdefgh12345678'], 'tensor_parallel_size': \u2502\n"
-    "\u2502 2, 'enforce_eager': True, 'served_model_name': ['a', 'b']} \u2502\n"
+    "\u2502 (APIServer pid=1) INFO 10-20 03:21:02 [utils.py:328] non-default args: {'model_tag':"
+    " 'org/model', \u2502\n\u2502 'api_key': ['sk-abcdefgh12345678'], 'tensor_parallel_size':"
+    " \u2502\n\u2502 2, 'enforce_eager': True, 'served_model_name': ['a', 'b']} \u2502\n"
 )
 MTP = '{"method": "mtp", "num_speculative_tokens": 1}'
 MAIL = '> vllm serve org/model\n> --speculative-config\n> \'{"method":\n> "mtp"}\''
-NOTED = "```bash\nvllm serve org/model \\\n  -tp 2 \\   # <--- needed\n  --enforce-eager\nINFO 04-28 02:37:03 [a.py:1] up\n```"
-EXPORTED = "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\n$ vllm serve ${M} -tp 2\n```"
+NOTED = (
+    "```bash\nvllm serve org/model \\\n  -tp 2 \\   # <--- needed\n  --enforce-eager\nINFO 04-28"
+    " 02:37:03 [a.py:1] up\n```"
+)
+EXPORTED = (
+    "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\n$ vllm serve ${M} -tp"
+    " 2\n```"
+)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +137,16 @@ def test_flags_are_compared_with_those_of_the_release() -> None:
     made = drafted(f"{SERVE} --brand-new 3", known_flags={"--max-num-batched-tokens"})
     assert checked(made).reported().get("--brand-new") == "3"
     assert made.guesses[0] == "--brand-new is not a flag of this release: “--brand-new 3”"
-    assert not drafted(f"{SERVE} --brand-new 3", known_flags={"--max-num-batched-tokens", "--brand-new"}).guesses
+    assert not drafted(
+        f"{SERVE} --brand-new 3", known_flags={"--max-num-batched-tokens", "--brand-new"}
+    ).guesses
     assert "none of the releases known here" in drafted(f"{SERVE} --brand-new 3").guesses[0]
 
 
 def test_what_check_refuses_is_left_out_and_named() -> None:
     made = drafted(
-        f"LD_PRELOAD=/tmp/x.so VLLM_USE_V1=1 {SERVE} --api-key sk-0123456789abcdef0123 --swap-space 16 --max-mode-len 5 --sw"
+        f"LD_PRELOAD=/tmp/x.so VLLM_USE_V1=1 {SERVE} --api-key sk-0123456789abcdef0123 --swap-space"
+        " 16 --max-mode-len 5 --sw"
     )
     command = checked(made).reported()
     assert (command.env, len(command.flags)) == ((("VLLM_USE_V1", "1"),), 1)
@@ -146,7 +155,9 @@ def test_what_check_refuses_is_left_out_and_named() -> None:
 
 
 def test_what_a_draft_cannot_hold_is_a_gap() -> None:
-    made = drafted("docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}")
+    made = drafted(
+        "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}"
+    )
     assert "reg.corp" not in made.text
     assert "the image is of a private registry: --image names another one" in made.gaps
     assert "the value of the variable NAME is not stated" in made.gaps

@@ -24,7 +24,9 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(
 ) -> None:
     run = run_of(DIED, tmp_path)
     (run / "logs").mkdir()
-    (run / "logs" / "reported-1.log").write_text("INFO\nERROR boom for HF_TOKEN=abcdef\nend\n", encoding="utf-8")
+    (run / "logs" / "reported-1.log").write_text(
+        "INFO\nERROR boom for HF_TOKEN=abcdef\nend\n", encoding="utf-8"
+    )
     (tmp_path / "bin").mkdir()
     gh = tmp_path / "bin" / "gh"
     gh.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n", encoding="utf-8")
@@ -58,8 +60,13 @@ def test_a_rehearsal_is_not_for_upstream(harness: Harness, tmp_path: Path) -> No
     assert "(REHEARSAL)" in (tmp_path / "there.md").read_text(encoding="utf-8").splitlines()[0]
 
 
-def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(harness: Harness, tmp_path: Path) -> None:
-    run = run_of(next(folder for folder in EXAMPLES if folder.name == "sco-window-loads-wait-lab-0.32.0"), tmp_path)
+def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(
+    harness: Harness, tmp_path: Path
+) -> None:
+    run = run_of(
+        next(folder for folder in EXAMPLES if folder.name == "sco-window-loads-wait-lab-0.32.0"),
+        tmp_path,
+    )
     assert "gh issue create" in harness("draft", str(run)).out
     cause = "vLLM subtracts the length of the request's block"
     assert cause in (run / "issue.md").read_text(encoding="utf-8")
@@ -70,12 +77,16 @@ def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(harness
     assert (done.status, "gh issue" in done.out) == (0, False)
     assert "the bug was not seen in this run" in done.out
     assert "the run decided nothing" in done.err
-    assert cause not in (run / "issue.md").read_text(encoding="utf-8"), "it would explain what nobody saw"
+    assert cause not in (run / "issue.md").read_text(encoding="utf-8"), (
+        "it would explain what nobody saw"
+    )
 
 
 def test_a_journal_of_a_newer_release_is_wrong_usage(harness: Harness, tmp_path: Path) -> None:
     journal = run_of(REHEARSAL, tmp_path) / "journal.jsonl"
-    journal.write_text(journal.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8")
+    journal.write_text(
+        journal.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8"
+    )
     done = harness("draft", str(journal.parent))
     assert done.status == 64
     assert "has schema 99, and this release reads schema 1" in done.err

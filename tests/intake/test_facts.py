@@ -30,8 +30,15 @@ def test_title_and_number(text: str, title: str, issue: str) -> None:
 
 
 def test_other_issues_are_related() -> None:
-    text = "# It dies\n\nSee #41726, vllm-project/vllm#40000 and https://github.com/a/b/pull/77. Step #2 of 3; &#12345;"
-    assert read_facts(text).related == ("vllm-project/vllm#41726", "vllm-project/vllm#40000", "a/b#77")
+    text = (
+        "# It dies\n\nSee #41726, vllm-project/vllm#40000 and https://github.com/a/b/pull/77. Step"
+        " #2 of 3; &#12345;"
+    )
+    assert read_facts(text).related == (
+        "vllm-project/vllm#41726",
+        "vllm-project/vllm#40000",
+        "a/b#77",
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,10 @@ def test_other_issues_are_related() -> None:
 def test_the_release(text: str, release: str) -> None:
     made = drafted(text)
     scenario = checked(made)
-    assert (scenario.try_with, scenario.status.bad) == (release or "0.33.0", f"=={release or '0.33.0'}")
+    assert (scenario.try_with, scenario.status.bad) == (
+        release or "0.33.0",
+        f"=={release or '0.33.0'}",
+    )
     assert any("the release is not stated" in gap for gap in made.gaps) == (not release)
     assert checked(drafted(text, version="0.32.0")).try_with == "0.32.0"
 
@@ -69,13 +79,18 @@ def test_hardware(said: str, flags: str, needs: str) -> None:
 
 
 def test_the_model_is_stated_or_known_or_a_gap() -> None:
-    shape = "num_attention_heads: 16, num_key_value_heads: 4, head_dim: 256, num_hidden_layers: 32, vocab_size: 1000"
+    shape = (
+        "num_attention_heads: 16, num_key_value_heads: 4, head_dim: 256, num_hidden_layers: 32,"
+        " vocab_size: 1000"
+    )
     known = Model("org/model", heads=8, kv_heads=2, head_dim=64, layers=3, vocab_size=9)
 
     def sizes(text: str, models: Sequence[Model] = ()) -> tuple[tuple[int, ...], int]:
         made = drafted(f"{SERVE}\n\n{text}", models=models)
         model = checked(made).model
-        return (model.heads, model.kv_heads, model.head_dim, model.layers, model.vocab_size), len(made.gaps)
+        return (model.heads, model.kv_heads, model.head_dim, model.layers, model.vocab_size), len(
+            made.gaps
+        )
 
     most = sizes("")[1]
     assert sizes(shape) == ((16, 4, 256, 32, 1000), most - 1)
@@ -102,7 +117,10 @@ def test_the_symptom_without_a_traceback(title: str, expected: str) -> None:
 
 
 def test_variables_outside_of_the_command_are_only_quoted() -> None:
-    made = drafted(f"## Your environment\n\nVLLM_A=1\n\n## Bug\n\n{SERVE}\n\nIt helps to set VLLM_USE_V1=0: no crash.")
+    made = drafted(
+        f"## Your environment\n\nVLLM_A=1\n\n## Bug\n\n{SERVE}\n\nIt helps to set VLLM_USE_V1=0: no"
+        " crash."
+    )
     assert checked(made).reported().env == ()
     assert [guess for guess in made.guesses if "VLLM_" in guess] == [
         "named outside of the command: VLLM_USE_V1=0: “It helps to set VLLM_USE_V1=0: no crash.”"

@@ -36,13 +36,24 @@ PLACES = {
     "yaml": "```yaml\n- image: vllm\n  args:\n  - --model=org/model\n  - --revision={}\n```",
     "json": '```json\n["--model", "org/model", "--revision", "{}"]\n```',
     "python": "```python\nLLM(model='org/model', seed={}, dtype='{}')\n```",
-    "log": SERVE + "\n\nINFO 01-01 00:00:00 [a.py:1] non-default args: {{'model': 'a/b', 'revision': {}}}",
-    "message": SERVE
-    + '\n\n```\nFile "/x/vllm/v1/core/sched/scheduler.py", line 1, in schedule\n    f()\nRuntimeError: {}\n```',
-    "source": SERVE
-    + '\n\n```\nFile "/x/vllm/v1/core/sched/scheduler.py", line 1, in schedule\n    assert {}\nAssertionError\n```',
+    "log": (
+        SERVE
+        + "\n\nINFO 01-01 00:00:00 [a.py:1] non-default args: {{'model': 'a/b', 'revision': {}}}"
+    ),
+    "message": (
+        SERVE + '\n\n```\nFile "/x/vllm/v1/core/sched/scheduler.py", line 1, in schedule\n   '
+        " f()\nRuntimeError: {}\n```"
+    ),
+    "source": (
+        SERVE
+        + '\n\n```\nFile "/x/vllm/v1/core/sched/scheduler.py", line 1, in schedule\n    assert'
+        " {}\nAssertionError\n```"
+    ),
     "body": SERVE + '\n\n```\ncurl http://h/v1/completions -d \'{{"prompt": "{}", "{}": 1}}\'\n```',
-    "words": SERVE + "\n\nWith --max-num-seqs 3 {} it works. The first request has a prompt of 900 tokens {}.",
+    "words": (
+        SERVE
+        + "\n\nWith --max-num-seqs 3 {} it works. The first request has a prompt of 900 tokens {}."
+    ),
     "hardware": SERVE + "\n\nGPU: 2x H100 {}",
 }
 
@@ -81,7 +92,10 @@ def test_no_text_becomes_code(place: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 @given(
     st.lists(
-        st.sampled_from([*NASTY, *PLACES.values(), "\n", "```", "\n\n", "'", '"', "| ", "> ", " \\\n"]), max_size=12
+        st.sampled_from(
+            [*NASTY, *PLACES.values(), "\n", "```", "\n\n", "'", '"', "| ", "> ", " \\\n"]
+        ),
+        max_size=12,
     )
 )
 def test_any_mixture_gives_a_safe_draft_or_a_message(parts: Sequence[str]) -> None:
@@ -97,7 +111,11 @@ def test_a_damaged_issue_gives_a_safe_draft_or_a_message(which: int, data: st.Da
     text = sorted(ISSUES.iterdir())[which].read_text(encoding="utf-8")
     for _ in range(data.draw(st.integers(1, 6))):
         start = data.draw(st.integers(0, len(text)))
-        text = text[:start] + data.draw(st.sampled_from(["", *NASTY])) + text[start + data.draw(st.integers(0, 200)) :]
+        text = (
+            text[:start]
+            + data.draw(st.sampled_from(["", *NASTY]))
+            + text[start + data.draw(st.integers(0, 200)) :]
+        )
     try:
         made = drafted(text)
     except UsageError:
@@ -108,13 +126,18 @@ def test_a_damaged_issue_gives_a_safe_draft_or_a_message(which: int, data: st.Da
 NUMBERS = [
     SERVE + " --tensor-parallel-size " + "9" * 500,
     SERVE + " --nnodes 99999999 -tp 0 -pp -3",
-    SERVE + " --max-model-len -1\n\nA prompt of 0 tokens. A prompt of 99999999999999999999999 tokens.",
-    SERVE + "\n\nnum_attention_heads: 7, num_key_value_heads: 2, head_dim: 0, vocab_size: 00000000",
-    SERVE + "\n\nmax_tokens=0, max_tokens=999999999999 A prompt of 1,,,2 tokens. A prompt of 1.2.3 tokens",
     SERVE
-    + '\n\n```\ncurl http://h/v1/completions -d \'{"prompt": "x", "max_tokens": 1e999, "n": NaN, "seed": -Infinity}\'\n```',
+    + " --max-model-len -1\n\nA prompt of 0 tokens. A prompt of 99999999999999999999999 tokens.",
+    SERVE + "\n\nnum_attention_heads: 7, num_key_value_heads: 2, head_dim: 0, vocab_size: 00000000",
+    SERVE + "\n\nmax_tokens=0, max_tokens=999999999999 A prompt of 1,,,2 tokens. A prompt of 1.2.3"
+    " tokens",
+    SERVE
+    + '\n\n```\ncurl http://h/v1/completions -d \'{"prompt": "x", "max_tokens": 1e999, "n": NaN,'
+    ' "seed": -Infinity}\'\n```',
     "docker run vllm/vllm-openai:v999999999999.0.0rc99999 --model a/b --enforce-eager",
-    SERVE + "\n\nvLLM 0.99.99.dev0+\u0661\u0662 and 64x H100 of 999 GB, 99 concurrent requests of 10 tokens",
+    SERVE
+    + "\n\nvLLM 0.99.99.dev0+\u0661\u0662 and 64x H100 of 999 GB, 99 concurrent requests of 10"
+    " tokens",
 ]
 
 
@@ -156,8 +179,14 @@ def test_secrets_and_private_names_are_left_out() -> None:
     for plant in SECRETS.values():
         secret = plant.written
         texts = [
-            f"HF_TOKEN={secret} VLLM_API_KEY='{secret}' {SERVE} --api-key '{secret}'\n\n{secret} works with --max-num-seqs 3",
-            f"docker run -e HF_TOKEN={secret} vllm/vllm-openai:v0.23.0 --model a/b --enforce-eager\n\nRuntimeError: {secret}",
+            (
+                f"HF_TOKEN={secret} VLLM_API_KEY='{secret}' {SERVE} --api-key"
+                f" '{secret}'\n\n{secret} works with --max-num-seqs 3"
+            ),
+            (
+                f"docker run -e HF_TOKEN={secret} vllm/vllm-openai:v0.23.0 --model a/b"
+                f" --enforce-eager\n\nRuntimeError: {secret}"
+            ),
         ]
         for text in texts:
             try:

@@ -25,7 +25,10 @@ def test_a_file_becomes_a_scenario_that_check_accepts(harness: Harness, tmp_path
     assert check_file(path) == []
     assert 'id="new-bug"' in path.read_text(encoding="utf-8")
     assert "gap: the public name of the served model" in done.err
-    assert "known: the death is that of tq-chunked-prefill: vllm-repro run tq-chunked-prefill\n" in done.err
+    assert (
+        "known: the death is that of tq-chunked-prefill: vllm-repro run tq-chunked-prefill\n"
+        in done.err
+    )
     assert f"vllm-repro check {path} && vllm-repro run {path}\n" in done.err
     assert list(tmp_path.iterdir()) == [path]
     again = harness("intake", str(ISSUE), "-o", str(path))
@@ -51,7 +54,9 @@ def test_without_a_file_it_prints_the_draft(harness: Harness) -> None:
     assert "issue_41726.py: " in done.err
 
 
-def test_json_holds_draft_gaps_and_guesses(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_holds_draft_gaps_and_guesses(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Source] = []
 
     def flags(source: Source) -> frozenset[str]:
@@ -62,10 +67,18 @@ def test_json_holds_draft_gaps_and_guesses(harness: Harness, monkeypatch: pytest
     done = harness("intake", str(ISSUE), "--json", "--vllm", "0.23.0")
     shown = json.loads(done.out)
     assert {"draft", "file", "gaps", "guesses", "matches", "problems", "scenario"} == set(shown)
-    assert (shown["problems"], shown["matches"], shown["file"]) == ([], ["tq-chunked-prefill"], None)
+    assert (shown["problems"], shown["matches"], shown["file"]) == (
+        [],
+        ["tq-chunked-prefill"],
+        None,
+    )
     assert 'try_with="0.23.0"' in shown["draft"]
     assert asked == [Source(release="0.23.0")]
-    unknown = [guess.partition(" ")[0] for guess in shown["guesses"] if "is not a flag of this release" in guess]
+    unknown = [
+        guess.partition(" ")[0]
+        for guess in shown["guesses"]
+        if "is not a flag of this release" in guess
+    ]
     assert "--kv-cache-dtype" in unknown
     assert "--max-model-len" not in unknown
 
@@ -110,11 +123,16 @@ def gh(folder: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-def test_a_github_issue_is_read_through_gh(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_github_issue_is_read_through_gh(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = {
         "title": "[Bug]: dies",
         "body": SERVE,
-        "comments": [{"body": "With --enforce-eager it works."}, {"body": "vllm serve org/other --enforce-eager"}],
+        "comments": [
+            {"body": "With --enforce-eager it works."},
+            {"body": "vllm serve org/other --enforce-eager"},
+        ],
     }
     (tmp_path / "answer.json").write_text(json.dumps(shown), encoding="utf-8")
     gh(tmp_path, f'echo "$@" > {tmp_path}/asked; cat {tmp_path}/answer.json')
@@ -129,7 +147,8 @@ def test_a_github_issue_is_read_through_gh(harness: Harness, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("script", "said"), [("echo 'not found' >&2; exit 1", "not found"), ("echo []", "it prints no issue")]
+    ("script", "said"),
+    [("echo 'not found' >&2; exit 1", "not found"), ("echo []", "it prints no issue")],
 )
 def test_a_failure_of_gh_says_what_to_do(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
@@ -142,7 +161,9 @@ def test_a_failure_of_gh_says_what_to_do(
     assert "paste the issue's text into a file" in done.err
 
 
-def test_without_gh_it_says_what_to_do(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gh_it_says_what_to_do(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = harness("intake", URL)
     assert done.status == 64

@@ -58,7 +58,9 @@ def test_examples_are_what_their_journals_draft(folder: Path) -> None:
 
 def test_a_bug_that_is_no_death_is_told_like_one() -> None:
     """The control comes first in the file and is not what the draft describes."""
-    made = report(next(folder for folder in EXAMPLES if folder.name.startswith("sco-window-loads-wait")))
+    made = report(
+        next(folder for folder in EXAMPLES if folder.name.startswith("sco-window-loads-wait"))
+    )
     turned = replace(made, arms=made.arms[::-1])
     body = make_draft(turned).body
     assert "**Reproduces on vLLM 0.32.0 (LAB)**: hung in 1 of 1 boots." in body
@@ -75,11 +77,17 @@ def test_a_draft_is_read_in_half_a_minute(folder: Path) -> None:
     body = make_draft(report(folder)).body
     first = [
         line
-        for line in re.split(r"^(?:`repro\.py`|<details>|The engine dies)", body, flags=re.M)[0].splitlines()
+        for line in re.split(r"^(?:`repro\.py`|<details>|The engine dies)", body, flags=re.M)[
+            0
+        ].splitlines()
         if line
     ]
     assert len(first) <= 12
-    prose = re.sub(r"`[^`]*`|\(http\S*\)", "", "\n".join(line for line in first if not line.startswith("- **Cause")))
+    prose = re.sub(
+        r"`[^`]*`|\(http\S*\)",
+        "",
+        "\n".join(line for line in first if not line.startswith("- **Cause")),
+    )
     assert len(re.findall(r"[A-Za-z][\w'-]*", prose)) <= 165
 
 
@@ -105,11 +113,18 @@ def test_a_comment_and_a_new_issue() -> None:
     comment = draft(DIED)
     path = Path("a folder/issue.md")
     assert comment.title == ""
-    assert comment.command(path) == "gh issue comment 41726 --repo vllm-project/vllm --body-file 'a folder/issue.md'"
-    new = draft(replace(DIED, filed=False, issue="vllm-project/vllm#44053", title="It's -- @you <b>"))
+    assert (
+        comment.command(path)
+        == "gh issue comment 41726 --repo vllm-project/vllm --body-file 'a folder/issue.md'"
+    )
+    new = draft(
+        replace(DIED, filed=False, issue="vllm-project/vllm#44053", title="It's -- @you <b>")
+    )
     assert new.title == "[Bug]: It's -- @you <b>"
-    assert new.command(path) == (
-        "gh issue create --repo vllm-project/vllm --title '[Bug]: It'\"'\"'s -- @you <b>' --body-file 'a folder/issue.md'"
+    assert (
+        new.command(path)
+        == "gh issue create --repo vllm-project/vllm --title '[Bug]: It'\"'\"'s -- @you <b>'"
+        " --body-file 'a folder/issue.md'"
     )
     assert_sound(new.body, ["vllm-project/vllm#44053"])
     assert new.body.startswith("### \N{BUG} Describe the bug\n")
@@ -128,10 +143,17 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")
     arm = DIED.arms[0]
     cured = replace(
-        arm, **arm_fields(arm_result("patched", Expected.LIVES, [Outcome.CLEAN])), trials=(), patches=(patch,)
+        arm,
+        **arm_fields(arm_result("patched", Expected.LIVES, [Outcome.CLEAN])),
+        trials=(),
+        patches=(patch,),
     )
     made = replace(DIED, filed=False, arms=(arm, cured), issue="vllm-project/vllm#44053")
-    given = {"flags": "vllm serve some/model \\\n  --flag 1", "why": "Two are\nasked for, @all.", "script": "import os"}
+    given = {
+        "flags": "vllm serve some/model \\\n  --flag 1",
+        "why": "Two are\nasked for, @all.",
+        "script": "import os",
+    }
     body = draft(made, **given).body  # type: ignore[arg-type]  # fields by name
     assert "- **Flags:** `vllm serve some/model --flag 1`" in body
     assert "Two are asked for, " in body
@@ -148,7 +170,9 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
 def test_only_a_changed_source_that_died_is_not_said_to_reproduce() -> None:
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n")
     arm = DIED.arms[0]
-    lived = replace(arm, **arm_fields(arm_result("reported", Expected.DIES, [Outcome.CLEAN])), trials=())
+    lived = replace(
+        arm, **arm_fields(arm_result("reported", Expected.DIES, [Outcome.CLEAN])), trials=()
+    )
     broken = replace(arm, name="broken", patches=(patch,))
     body = draft(replace(DIED, arms=(lived, broken)), script="import os").body
     assert body.startswith(
@@ -157,7 +181,9 @@ def test_only_a_changed_source_that_died_is_not_said_to_reproduce() -> None:
         "With vLLM's source changed: `broken` (`a.py` changed) died in 1 of 1 boots."
     )
     assert "import os" not in body, "it lives"
-    assert "**Not tried on unchanged vLLM 0.23.0 (LAB).**" in draft(replace(DIED, arms=(broken,))).body
+    assert (
+        "**Not tried on unchanged vLLM 0.23.0 (LAB).**" in draft(replace(DIED, arms=(broken,))).body
+    )
 
 
 def test_a_patch_that_did_not_run_is_no_help() -> None:
@@ -166,7 +192,10 @@ def test_a_patch_that_did_not_run_is_no_help() -> None:
     for unseen in ({"imported": False}, {"untried": ("kernel",)}):
         server = replace(arm.server, patched=(PatchedFile(file=patch.file, sha256="0", **unseen),))
         cured = replace(
-            arm, **arm_fields(arm_result("patched", Expected.LIVES, [Outcome.CLEAN])), patches=(patch,), server=server
+            arm,
+            **arm_fields(arm_result("patched", Expected.LIVES, [Outcome.CLEAN])),
+            patches=(patch,),
+            server=server,
         )
         body = draft(replace(DIED, filed=False, arms=(arm, cured))).body
         assert "**Avoided by:**" not in body
@@ -182,7 +211,9 @@ def test_whole_files_become_a_diff_that_git_applies(tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     for file, text in before.items():
         (tmp_path / file).write_text(text, encoding="utf-8")
-    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=whole_diff(before, after), text=True, check=True)
+    subprocess.run(
+        ["git", "apply", "-"], cwd=tmp_path, input=whole_diff(before, after), text=True, check=True
+    )
     assert {file: (tmp_path / file).read_text(encoding="utf-8") for file in after} == after
 
 
@@ -198,20 +229,30 @@ def test_git_applies_a_diff_of_whole_lines(tmp_path: Path) -> None:
     arm = replace(DIED.arms[0], patches=patches)
     assert how_to_apply(arm).startswith("Apply it with `git apply --unidiff-zero`")
     subprocess.run(
-        ["git", "apply", "--unidiff-zero", "-"], cwd=tmp_path, input=diff_of(arm) + "\n", text=True, check=True
+        ["git", "apply", "--unidiff-zero", "-"],
+        cwd=tmp_path,
+        input=diff_of(arm) + "\n",
+        text=True,
+        check=True,
     )
     assert source.read_text(encoding="utf-8") == "zero\none\nTWO\n2\nthree\nfour\n5\n"
-    assert how_to_apply(replace(arm, patches=(replace(patches[0], lines=False),))).startswith("Apply it by hand")
+    assert how_to_apply(replace(arm, patches=(replace(patches[0], lines=False),))).startswith(
+        "Apply it by hand"
+    )
 
 
 @pytest.mark.parametrize("expected", [True, False, None])
 @pytest.mark.parametrize("verdict", Verdict)
 def test_the_first_line_is_the_verdict(verdict: Verdict, expected: bool | None) -> None:
     known = VerdictReport(verdict=verdict, expected=expected, because="because")
-    first = draft(replace(DIED, **verdict_fields(known), status=Status(DIED.status.bad))).body.splitlines()[0]
+    first = draft(
+        replace(DIED, **verdict_fields(known), status=Status(DIED.status.bad))
+    ).body.splitlines()[0]
     because = "died in 1 of 1 boots" if verdict is Verdict.REPRODUCES else "because"
     assert first.startswith(f"**{verdict.capitalize()} on vLLM 0.23.0 (LAB)**: {because}.")
-    assert ("Declared was something else" in first) is (expected is False and verdict is not Verdict.REPRODUCES)
+    assert ("Declared was something else" in first) is (
+        expected is False and verdict is not Verdict.REPRODUCES
+    )
 
 
 def test_a_run_that_was_cut_and_one_without_a_trial_say_so() -> None:
@@ -247,7 +288,7 @@ def test_the_fields_are_all_that_a_journal_has() -> None:
 
 
 def test_requests_that_were_refused_are_named() -> None:
-    shown = "2 of 2 requests were refused (400 x 2)"
+    shown = "refused: 2 of 2 requests (400 x 2)"
     assert f" eager: {shown}." in make_draft(with_refused_requests()).body
 
 
@@ -269,7 +310,9 @@ def test_a_huge_run_fits_and_says_what_is_missing() -> None:
     trial = DIED.arms[0].trials[0]
     arm = replace(
         DIED.arms[0],
-        trials=tuple(replace(trial, number=n, outcome=outcome) for n in range(40) for outcome in Outcome),
+        trials=tuple(
+            replace(trial, number=n, outcome=outcome) for n in range(40) for outcome in Outcome
+        ),
         differences=("d" * 3_000,) * 200,
         requests=("r" * 3_000,) * 300,
         edits=("e" * 3_000,) * 300,
@@ -297,7 +340,11 @@ TQ, FIX, CHUNKED = "tq-prefix-hit-unreserved", "vllm-project/vllm#44053", "vllm-
 
 def test_duplicates_are_what_the_scenario_names() -> None:
     found = duplicates(DIED, all_scenarios())
-    assert found == ["vllm-project/vllm#43357", "vllm-project/vllm#46767", "vllm-project/vllm#41565"]
+    assert found == [
+        "vllm-project/vllm#43357",
+        "vllm-project/vllm#46767",
+        "vllm-project/vllm#41565",
+    ]
     assert duplicates(report(examples.LIVED), all_scenarios()) == [], "nothing died"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.intake.texts import SERVE, checked, drafted
@@ -40,17 +42,26 @@ def test_requests_at_once() -> None:
     assert workload("The client sends 3 concurrent requests of 500 tokens each.") == [
         " beside ".join(named(500, 500, 500))
     ]
-    bench = "```\nvllm bench serve --random-input-len 700 --random-output-len 20 --max-concurrency 2\n```"
+    bench = (
+        "```\nvllm bench serve --random-input-len 700 --random-output-len 20 --max-concurrency"
+        " 2\n```"
+    )
     assert workload(bench) == [" beside ".join(named(700, 700))]
-    assert all(one.max_tokens == 20 for one in requests_of(checked(drafted(f"{SERVE}\n\n{bench}")).workload))  # type: ignore[arg-type]  # these steps are requests
+    steps: Any = checked(drafted(f"{SERVE}\n\n{bench}")).workload
+    assert all(request.max_tokens == 20 for request in requests_of(steps))
 
 
 def test_requests_as_sent() -> None:
     body = '{"model":"m","prompt":"a \\u0027b\\u0027","max_tokens":5,"logprobs":2}'
     curl = f"```\n$ time curl -s http://h:8000/v1/completions -d '{body}'\n```"
-    (step,) = checked(drafted(f"{SERVE}\n\n{curl}\n\n{curl}")).workload
-    assert (step.endpoint, step.fields) == ("/v1/completions", {"prompt": "a 'b'", "max_tokens": 5, "logprobs": 2})  # type: ignore[union-attr]  # a request
-    client = '```python\nclient.chat.completions.create(model=m, messages=[{"role": "user", "content": "hi"}], max_tokens=4)\n```'
+    steps: Any = checked(drafted(f"{SERVE}\n\n{curl}\n\n{curl}")).workload
+    (step,) = steps
+    assert step.endpoint == "/v1/completions"
+    assert step.fields == {"prompt": "a 'b'", "max_tokens": 5, "logprobs": 2}
+    client = (
+        '```python\nclient.chat.completions.create(model=m, messages=[{"role": "user", "content":'
+        ' "hi"}], max_tokens=4)\n```'
+    )
     assert "messages" in workload(client)[0]
 
 
@@ -63,7 +74,8 @@ def test_requests_as_sent() -> None:
     ],
 )
 def test_no_request_has_a_prompt_of_0_tokens(text: str) -> None:
-    assert all(step.prompt or step.fields for step in checked(drafted(f"{SERVE}\n\n{text}")).workload)  # type: ignore[union-attr]  # requests
+    steps: Any = checked(drafted(f"{SERVE}\n\n{text}")).workload
+    assert all(step.prompt or step.fields for step in steps)
 
 
 def test_a_prompt_that_does_not_fit_is_left_out() -> None:
@@ -74,12 +86,17 @@ def test_a_prompt_that_does_not_fit_is_left_out() -> None:
 
 def test_the_trigger_follows_from_the_sizes() -> None:
     def trigger(text: str) -> str:
-        return next(line.strip() for line in drafted(text).text.splitlines() if line.strip().startswith("trigger="))
+        return next(
+            line.strip()
+            for line in drafted(text).text.splitlines()
+            if line.strip().startswith("trigger=")
+        )
 
     assert trigger(f"{SERVE}\n\nA prompt of 5000 tokens.") == "trigger=chunked_prefill(chunks=2),"
     assert trigger(f"{SERVE}\n\nA prompt of 4096 tokens.") == "trigger=prefill_over(4095),"
     assert (
-        trigger("vllm serve a/b\n\nA prompt of 50 tokens.") == "trigger=chunked_prefill(chunks=2) | prefill_over(49),"
+        trigger("vllm serve a/b\n\nA prompt of 50 tokens.")
+        == "trigger=chunked_prefill(chunks=2) | prefill_over(49),"
     )
 
 

@@ -1,6 +1,7 @@
 """Drafts of the four reported issues, field by field against the scenarios that were written by hand.
 
-The texts in `tests/data/issues` have the forms in which issues are read: a scraped page, GitHub's form, a mail, Markdown.
+The texts in `tests/data/issues` have the forms in which issues are read: a scraped page, GitHub's
+form, a mail, Markdown.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def pair(request: pytest.FixtureRequest) -> tuple[str, Scenario, Scenario]:
     return text, checked(drafted(text, models=[one.model for one in by_hand])), hand
 
 
-def test_flags_and_environment_are_those_of_the_scenario(pair: tuple[str, Scenario, Scenario]) -> None:
+def test_flags_and_environment_are_those_of_the_scenario(
+    pair: tuple[str, Scenario, Scenario],
+) -> None:
     _, made, hand = pair
     ours, theirs = made.reported(), hand.reported()
     assert ours.flags == theirs.flags
@@ -48,8 +51,12 @@ def test_the_signature_is_that_of_the_scenario(pair: tuple[str, Scenario, Scenar
     assert ours is not None
     assert theirs is not None
     assert (ours.exception, ours.source) == (theirs.exception, theirs.source)
-    assert {Phase.BOOT if one.phase is Phase.WARMUP else one.phase for one in (ours, theirs)} == {theirs.phase}
-    wanted = [name for name in theirs.frames if name not in SILENT.get(hand.id.replace("-", "_"), ())]
+    assert {Phase.BOOT if one.phase is Phase.WARMUP else one.phase for one in (ours, theirs)} == {
+        theirs.phase
+    }
+    wanted = [
+        name for name in theirs.frames if name not in SILENT.get(hand.id.replace("-", "_"), ())
+    ]
     assert wanted[-len(ours.frames) :] == [name for name in ours.frames if name in wanted]
     assert compare(ours, diagnose(text)).how is How.MATCH
     assert compare(theirs, diagnose(text)).how is How.MATCH
@@ -66,9 +73,13 @@ def test_the_other_fields(pair: tuple[str, Scenario, Scenario]) -> None:
     workload, release, gpus = stated[hand.id]
     assert [str(step) for step in made.workload] == workload
     assert (made.try_with, made.needs.gpus, made.needs.nodes) == (release, gpus, hand.needs.nodes)
-    assert made.issue == ("vllm-project/vllm#0" if hand.id == "sco-hybrid" else hand.issue)  # that text names no number
+    # that text names no number
+    assert made.issue == ("vllm-project/vllm#0" if hand.id == "sco-hybrid" else hand.issue)
     arms = {arm.name: arm for arm in made.arms}
-    for name, theirs in (("enforce-eager", "eager"), ("compilation-config-cudagraph-mode-none", "cudagraph-none")):
+    for name, theirs in (
+        ("enforce-eager", "eager"),
+        ("compilation-config-cudagraph-mode-none", "cudagraph-none"),
+    ):
         if name in arms and (same := hand.arm(theirs)):
             assert made.command_of(arms[name]).flags == hand.command_of(same).flags
 
@@ -80,6 +91,8 @@ def test_arms_are_what_the_reporter_tried() -> None:
 
     assert arms("41700.txt") == {"with --enforce-eager": "lives"}
     assert arms("40807.md") == {
-        "with --performance-mode interactivity --async-scheduling --attention-config.flash_attn_version 2": "dies",
+        "with --performance-mode interactivity --async-scheduling --attention-config.flash_attn_version 2": (
+            "dies"
+        ),
         "with --compilation-config.cudagraph_mode none": "lives",
     }

@@ -16,7 +16,9 @@ SERVE = "vllm serve org/model --max-num-batched-tokens 4096"
 
 
 def drafted(text: str, *, more: str = "", **options: Any) -> Draft:
-    return draft(read_facts(Redactor().text(text), more), "my-bug", **{"newest": "0.33.0"} | options)
+    return draft(
+        read_facts(Redactor().text(text), more), "my-bug", **{"newest": "0.33.0"} | options
+    )
 
 
 def checked(made: Draft) -> Scenario:

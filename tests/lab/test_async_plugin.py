@@ -70,7 +70,8 @@ def test_the_platform_keeps_what_was_decided_and_changes_the_rest(
     platform = type("CpuPlatform", (Platform,), {})
     installed(monkeypatch, platform)
     config = SimpleNamespace(async_scheduling=decided, other="")
-    platform.check_and_update_config(SimpleNamespace(scheduler_config=config))  # type: ignore[attr-defined]  # made above
+    # made above
+    platform.check_and_update_config(SimpleNamespace(scheduler_config=config))  # type: ignore[attr-defined]
     assert (config.async_scheduling, config.other) == (decided, "changed")
     assert Platform.checked.pop() == "CpuPlatform"
 
@@ -81,18 +82,23 @@ class Engine:
     def __init__(self) -> None:
         self.given: list[Any] = []
 
-    async def generate(self, inputs: AsyncIterator[Any], params: Any, request_id: str) -> AsyncIterator[Any]:
+    async def generate(
+        self, inputs: AsyncIterator[Any], params: Any, request_id: str
+    ) -> AsyncIterator[Any]:
         self.given.append(params)
         assert request_id
         async for one in inputs:
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[len(one.prompt["prompt_token_ids"])])])
+            yield SimpleNamespace(
+                outputs=[SimpleNamespace(token_ids=[len(one.prompt["prompt_token_ids"])])]
+            )
 
 
 def test_segments_are_fed_to_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     modules: dict[str, object] = {
         "vllm.engine.protocol": SimpleNamespace(StreamingInput=SimpleNamespace),
         "vllm.sampling_params": SimpleNamespace(
-            SamplingParams=SimpleNamespace(from_optional=dict), RequestOutputKind=SimpleNamespace(DELTA="delta")
+            SamplingParams=SimpleNamespace(from_optional=dict),
+            RequestOutputKind=SimpleNamespace(DELTA="delta"),
         ),
         "fastapi.responses": SimpleNamespace(JSONResponse=lambda content: json.dumps(content)),
     }
@@ -106,7 +112,9 @@ def test_segments_are_fed_to_one_request(monkeypatch: pytest.MonkeyPatch) -> Non
         return f"passed on {request.url.path}"
 
     def asked(path: str) -> Any:
-        request = SimpleNamespace(url=SimpleNamespace(path=path), json=body, app=SimpleNamespace(state=state))
+        request = SimpleNamespace(
+            url=SimpleNamespace(path=path), json=body, app=SimpleNamespace(state=state)
+        )
         return asyncio.run(plugin.route(request, passed_on))
 
     assert asked("/v1/completions") == "passed on /v1/completions"

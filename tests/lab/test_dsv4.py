@@ -84,7 +84,10 @@ def test_each_rank_reports_its_patched_files(site: LabSite, tmp_path: Path) -> N
     launch, ranked = server(site, "branch", tmp_path)
     assert isinstance(ranked, MultiNodeServer)
     ranks = (ranked.head, *ranked.followers)
-    assert [rank.log_path and rank.log_path.name for rank in ranks] == ["branch-1.log", "branch-1.rank1.log"]
+    assert [rank.log_path and rank.log_path.name for rank in ranks] == [
+        "branch-1.log",
+        "branch-1.rank1.log",
+    ]
     for rank, options in zip(ranks, (("--node-rank", "0"), ("--node-rank", "1")), strict=True):
         assert isinstance(rank, LabServer)
         assert rank.argv[rank.argv.index("--node-rank") :][:2] == options
@@ -98,8 +101,8 @@ def test_each_rank_reports_its_patched_files(site: LabSite, tmp_path: Path) -> N
     assert "--port" not in ranks[1].argv
     assert len({str(rank.facts) for rank in ranks if isinstance(rank, LabServer)}) == 2
     assert (
-        "vLLM 0.32.0 in place of the reported 0.20.1rc1.dev12+g363ffa145, which cannot be installed here"
-        in launch.differences
+        "vLLM 0.32.0 in place of the reported 0.20.1rc1.dev12+g363ffa145, which cannot be installed"
+        " here" in launch.differences
     )
     assert "REPRO_LAB_FACTS" not in launch.render()
 
@@ -120,7 +123,9 @@ def test_arms_remove_only_the_reservation() -> None:
     for patch in changed["branch"]:
         text = patch.apply(text)
         assert len(text.splitlines()) == len(FLASHMLA.splitlines())
-    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    calls = [
+        ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
+    ]
     assert "current_workspace_manager().get_simultaneous" not in calls
     assert calls.count("workspace_manager.get_simultaneous") == 1
 
@@ -131,7 +136,9 @@ def test_a_release_that_is_good_says_nothing_of_an_arm_that_changes_it() -> None
         assert DSV4.status_of(arm(name)).standing("0.32.0") is Standing.BAD
         assert DSV4.status_of(arm(name)).standing("0.28.0") is Standing.UNKNOWN
     path = Path("scenarios/dsv4_tp2.py")
-    assert read_scenario(path, (Path(__file__).parents[2] / path).read_text(encoding="utf-8"))[1] == []
+    assert (
+        read_scenario(path, (Path(__file__).parents[2] / path).read_text(encoding="utf-8"))[1] == []
+    )
 
 
 def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,24 +148,39 @@ def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyP
     tq = find("tq-chunked-prefill")
     assert ServerKind.LAB.facts.release(tq) == tq.try_with
     monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: ())
-    monkeypatch.setattr(ReleaseCache, "get", lambda _, source: "here" if source.release == "0.32.0" else None)
+    monkeypatch.setattr(
+        ReleaseCache, "get", lambda _, source: "here" if source.release == "0.32.0" else None
+    )
     assert choose(DSV4, ServerOptions(), download=False).kind is ServerKind.LAB
 
 
-def test_auto_prefers_the_lab_for_a_cpu_bug_with_a_mechanism(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_prefers_the_lab_for_a_cpu_bug_with_a_mechanism(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without the lab the release would crash for another reason: it has no Triton for CPUs."""
-    monkeypatch.setattr("vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False))
+    monkeypatch.setattr(
+        "vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False)
+    )
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: None)
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
     for memory in (16.0, 1024.0):
         monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda memory=memory: memory)
         assert choose(ON_A_CPU, ServerOptions(), download=False).kind is ServerKind.LAB
-        assert choose(ON_A_CPU, ServerOptions(vllm=Source(release="0.32.0")), download=False).kind is ServerKind.LAB
+        assert (
+            choose(ON_A_CPU, ServerOptions(vllm=Source(release="0.32.0")), download=False).kind
+            is ServerKind.LAB
+        )
     monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda: 16.0)
-    assert choose(ON_A_CPU, ServerOptions()).why == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
+    assert (
+        choose(ON_A_CPU, ServerOptions()).why
+        == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
+    )
 
 
 def test_answers_may_be_shorter_in_the_lab(site: LabSite, tmp_path: Path) -> None:
     launch, _ = server(site, "reported", tmp_path)
-    assert "answers of up to 4 tokens in place of 4000, since a CPU takes a second for each" in launch.differences
+    assert (
+        "answers of up to 4 tokens in place of 4000, since a CPU takes a second for each"
+        in launch.differences
+    )
     assert chat(prompt=1, max_tokens=sized(4000, lab=4)).max_tokens == sized(4000, lab=4)

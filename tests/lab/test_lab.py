@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -34,14 +35,24 @@ from vllm_repro.vocabulary import with_flags
 from vllm_repro_diagnosis.evidence import Evidence
 
 TQ = find("tq-chunked-prefill")
-PART = Replaced(name="vllm.a.b", file="vllm/a.py", sha256="0" * 64, why="there is no | GPU", effect="none")
+PART = Replaced(
+    name="vllm.a.b", file="vllm/a.py", sha256="0" * 64, why="there is no | GPU", effect="none"
+)
 
 
 def launch_of(arm: str) -> Launch:
     chosen = TQ.arm(arm)
     assert chosen is not None
     vllm, version = ("/r/bin/vllm",), TQ.try_with
-    return lab_launch(TQ, chosen, vllm=vllm, version=version, plugin=plugin_folder(), model=Path("/m/tiny"), port=8001)
+    return lab_launch(
+        TQ,
+        chosen,
+        vllm=vllm,
+        version=version,
+        plugin=plugin_folder(),
+        model=Path("/m/tiny"),
+        port=8001,
+    )
 
 
 def server(tmp_path: Path) -> LabServer:
@@ -93,13 +104,18 @@ def test_the_guard_captures_full_graphs(capture: Capture) -> None:
     def launched(arm: str) -> Launch:
         chosen = TQ.arm(arm)
         assert chosen is not None
-        release = {"vllm": ("vllm",), "version": "0.23.0"}
-        return lab_launch(TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, lab=lab)  # type: ignore[arg-type]  # by name
+        release: dict[str, Any] = {"vllm": ("vllm",), "version": "0.23.0"}
+        return lab_launch(
+            TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, lab=lab
+        )
 
     launch = launched("reported")
     assert launch.env["REPRO_LAB_CAPTURE"] == capture
     assert launch.command.get("--compilation-config.cudagraph_mode") == "FULL_DECODE_ONLY"
-    assert any(text.startswith("with --compilation-config.cudagraph_mode FULL") for text in launch.differences)
+    assert any(
+        text.startswith("with --compilation-config.cudagraph_mode FULL")
+        for text in launch.differences
+    )
     assert launched("graphs-off").command.get("--compilation-config.cudagraph_mode") == "none"
     assert not launched("eager").command.has("--compilation-config.cudagraph_mode")
     assert "REPRO_LAB_CAPTURE" not in launch_of("reported").env
@@ -108,10 +124,18 @@ def test_the_guard_captures_full_graphs(capture: Capture) -> None:
 def test_weights_that_were_made_are_loaded() -> None:
     wrong = find("tq-mtp-wrong-tokens")
     launch = lab_launch(
-        wrong, wrong.arms[0], vllm=("v",), version="0.24.0", plugin=plugin_folder(), model=Path("/m"), port=1
+        wrong,
+        wrong.arms[0],
+        vllm=("v",),
+        version="0.24.0",
+        plugin=plugin_folder(),
+        model=Path("/m"),
+        port=1,
     )
     assert not launch.command.has("--load-format")
-    assert any("by which each token depends on all before it" in text for text in launch.differences)
+    assert any(
+        "by which each token depends on all before it" in text for text in launch.differences
+    )
 
 
 def test_an_arm_overrides_the_lab_changes() -> None:
@@ -125,7 +149,13 @@ def test_a_scenario_without_a_lab_names_other_servers() -> None:
         LabSite(ServerOptions(), other)
     with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
         lab_launch(
-            other, other.arms[0], vllm=("v",), version="0.28.0", plugin=plugin_folder(), model=Path("/m"), port=1
+            other,
+            other.arms[0],
+            vllm=("v",),
+            version="0.28.0",
+            plugin=plugin_folder(),
+            model=Path("/m"),
+            port=1,
         )
 
 
@@ -135,10 +165,13 @@ def test_the_lab_refuses_other_weights() -> None:
             LabSite(options, TQ)
 
 
-def test_weights_are_made_if_the_scenario_asks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_made_if_the_scenario_asks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     for weights, dummy in (("made", False), ("dummy", True)):
-        lab = replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=265, weights=weights)  # type: ignore[type-var]  # it has one
+        # it has one
+        lab = replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=265, weights=weights)  # type: ignore[type-var]
         small = replace(TQ, lab=lab)
         launch = LabSite(ServerOptions(), small).launch(small, small.arms[0], 1)
         assert launch.command.has("--load-format") is dummy
@@ -169,19 +202,24 @@ def test_facts_are_read_from_the_plugins_file(tmp_path: Path) -> None:
     assert read_replaced(path) == (PART,)
     facts = ServerFacts(kind=ServerKind.LAB, evidence=Evidence.LAB, argv=())
     assert server(tmp_path).booted(facts, ready=True).replaced == (PART,)
-    path.write_text(json.dumps({"replaced": [], "unsupported": ["vllm.a", "vllm.b(c)"]}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"replaced": [], "unsupported": ["vllm.a", "vllm.b(c)"]}), encoding="utf-8"
+    )
     with pytest.raises(Unsupported, match=r"it has no vllm\.a, vllm\.b\(c\)"):
         server(tmp_path).booted(facts, ready=False)
 
 
 def test_a_ready_server_without_the_plugin_is_an_infra_error(tmp_path: Path) -> None:
     facts = ServerFacts(kind=ServerKind.LAB, evidence=Evidence.LAB, argv=())
-    assert server(tmp_path).booted(facts, ready=False) == facts  # it crashed earlier: its log has the reason
+    # it crashed earlier: its log has the reason
+    assert server(tmp_path).booted(facts, ready=False) == facts
     with pytest.raises(InfraError, match="did not load the lab's plugin"):
         server(tmp_path).booted(facts, ready=True)
 
 
-def test_a_release_that_the_lab_cannot_run_is_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_the_lab_cannot_run_is_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     booted = Mock(side_effect=Unsupported("it has no vllm.a"))
     with FakeVllm(tmp_path / "log", {}) as fake:
         monkeypatch.setattr(fake, "booted", booted)
@@ -269,7 +307,9 @@ def test_check_finds_mistakes_in_lab() -> None:
         "the lab has no mechanism 'turboquent'; did you mean 'turboquant'?"
     ]
     why = ', why="on a CPU this is a share of the host\'s memory"'
-    assert problems(why, "") == ["lab: `without --gpu-memory-utilization` has no why=: add the reason for the report"]
+    assert problems(why, "") == [
+        "lab: `without --gpu-memory-utilization` has no why=: add the reason for the report"
+    ]
     found = problems('without("--language-model-only"', 'without("--language-only"')
     assert found
     assert all("does not carry --language-only" in text for text in found)

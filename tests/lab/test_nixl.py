@@ -17,19 +17,25 @@ class SlidingWindowSpec: ...
 
 
 def worker_of(*specs: type) -> nixl.Worker:
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False))
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False)
+    )
     groups = [SimpleNamespace(kv_cache_spec=spec(), layer_names=["layer"]) for spec in specs]
     return nixl.Worker(config, "here", SimpleNamespace(kv_cache_groups=groups, num_blocks=9))
 
 
 def asked(engine: str, *local: list[int], awaiting: bool = False) -> Any:
-    remote = SimpleNamespace(engine_id=engine, request_id="prefill", block_ids=[[4, 5, 6]] * len(local))
+    remote = SimpleNamespace(
+        engine_id=engine, request_id="prefill", block_ids=[[4, 5, 6]] * len(local)
+    )
     return SimpleNamespace(local_block_ids=local, remote=remote, awaiting_kvs=awaiting)
 
 
 def step(worker: nixl.Worker, *, fetched: Any = None, held: str = "") -> tuple[set[str], set[str]]:
     loads = {} if fetched is None else {"r1": fetched}
-    worker.start_load_kv(SimpleNamespace(reqs_to_recv=loads, reqs_to_send={held: 1.0} if held else {}))
+    worker.start_load_kv(
+        SimpleNamespace(reqs_to_recv=loads, reqs_to_send={held: 1.0} if held else {})
+    )
     return worker.get_finished()
 
 
@@ -50,9 +56,12 @@ def test_a_prefill_is_held_until_it_was_fetched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("specs", "invalid"), [((FullAttentionSpec,), {1, 2}), ((FullAttentionSpec, SlidingWindowSpec), set())]
+    ("specs", "invalid"),
+    [((FullAttentionSpec,), {1, 2}), ((FullAttentionSpec, SlidingWindowSpec), set())],
 )
-def test_a_failure_names_blocks_unless_the_model_is_hybrid(specs: tuple[type, ...], invalid: set[int]) -> None:
+def test_a_failure_names_blocks_unless_the_model_is_hybrid(
+    specs: tuple[type, ...], invalid: set[int]
+) -> None:
     worker = worker_of(*specs)
     _, ended = step(worker, fetched=asked("gone", *([1, 2] for _ in specs)))
     assert ended == {"r1"}

@@ -57,16 +57,22 @@ class Log(list[str]):
 
     @property
     def observed(self) -> tuple[Observation, ...]:
-        return observed(read_lines("\n".join(f"(Worker pid=1) INFO 11-21 20:43:24 [o.py:1] {line}" for line in self)))
+        return observed(
+            read_lines(
+                "\n".join(f"(Worker pid=1) INFO 11-21 20:43:24 [o.py:1] {line}" for line in self)
+            )
+        )
 
 
 class Rows(dict[int, bytes]):
     """Rows with a tensor's indexing by a list."""
 
-    def __getitem__(self, places: Sequence[int]) -> list[bytes]:  # type: ignore[override]  # a tensor takes a list
+    # a tensor takes a list
+    def __getitem__(self, places: Sequence[int]) -> list[bytes]:  # type: ignore[override]
         return [super(Rows, self).__getitem__(place) for place in places]
 
-    def __setitem__(self, places: Sequence[int], rows: Sequence[bytes]) -> None:  # type: ignore[override]  # likewise
+    # likewise
+    def __setitem__(self, places: Sequence[int], rows: Sequence[bytes]) -> None:  # type: ignore[override]
         for place, row in zip(places, rows, strict=True):
             super().__setitem__(place, row)
 
@@ -82,7 +88,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Installed]:
 
         log = Log()
         worker = ModuleType("vllm.v1.simple_kv_offload.worker")
-        torch = SimpleNamespace(cuda=SimpleNamespace(Stream="CUDA's", other="torch's"), zeros="torch's", Event="CUDA's")
+        torch = SimpleNamespace(
+            cuda=SimpleNamespace(Stream="CUDA's", other="torch's"), zeros="torch's", Event="CUDA's"
+        )
         vars(worker).update({"DmaCopyBackend": None, "torch": torch, **names})
         modules = {
             "torch": torch,
@@ -105,7 +113,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Installed]:
     return installed
 
 
-def test_only_cuda_names_are_replaced_and_only_in_that_module(install: Callable[..., Installed]) -> None:
+def test_only_cuda_names_are_replaced_and_only_in_that_module(
+    install: Callable[..., Installed],
+) -> None:
     plugin, worker, _, _ = install(is_pin_memory_available=lambda: True)
     assert worker.DmaCopyBackend is plugin.CopyBackend
     assert worker.is_pin_memory_available() is False
@@ -123,20 +133,29 @@ def test_a_release_that_pins_by_a_constant(install: Callable[..., Installed]) ->
     assert not hasattr(worker, "is_pin_memory_available")
 
 
-def test_copies_are_immediate_and_a_store_completes_one_step_later(install: Callable[..., Installed]) -> None:
+def test_copies_are_immediate_and_a_store_completes_one_step_later(
+    install: Callable[..., Installed],
+) -> None:
     plugin, _, log, _ = install(PIN_MEMORY=True)
-    gpu, cpu = {"kv": Rows({n: b"g%d" % n for n in range(5)})}, {"kv": Rows(dict.fromkeys(range(5), b"c"))}
+    gpu, cpu = (
+        {"kv": Rows({n: b"g%d" % n for n in range(5)})},
+        {"kv": Rows(dict.fromkeys(range(5), b"c"))},
+    )
     backend = plugin.CopyBackend()
     backend.init(gpu, cpu, None, None, None)
     stores: list[tuple[int, Any]] = []
     loads: list[tuple[int, Any]] = []
-    backend.launch_copy([3, 1, 3], [0, 1, 2], is_store=True, event_idx=7, events_list=stores, wait_event=object())
+    backend.launch_copy(
+        [3, 1, 3], [0, 1, 2], is_store=True, event_idx=7, events_list=stores, wait_event=object()
+    )
     assert cpu["kv"][[0, 1, 2, 3]] == [b"g3", b"g1", b"g3", b"c"]
     backend.launch_copy([2], [4], is_store=False, event_idx=8, events_list=loads)
     assert gpu["kv"][[4]] == [b"g3"]
     (index, store), (_, load) = stores[0], loads[0]
     assert (index, store.query(), store.query(), load.query()) == (7, False, True, True)
-    assert log.observed == (Observation("store", {"event": 7, "blocks": 3, "distinct": 2, "twice": [3]}),)
+    assert log.observed == (
+        Observation("store", {"event": 7, "blocks": 3, "distinct": 2, "twice": [3]}),
+    )
 
 
 def test_synchronize_completes_a_store(install: Callable[..., Installed]) -> None:
@@ -150,7 +169,11 @@ def test_not_more_than_32_blocks_are_named(install: Callable[..., Installed]) ->
     plugin, _, log, _ = install(PIN_MEMORY=True)
     plugin._observe_store(0, [*range(100), *range(50)])
     (seen,) = log.observed
-    assert (seen.values["blocks"], seen.values["distinct"], seen.values["twice"]) == (150, 100, list(range(32)))
+    assert (seen.values["blocks"], seen.values["distinct"], seen.values["twice"]) == (
+        150,
+        100,
+        list(range(32)),
+    )
 
 
 def test_a_short_free_list_is_logged_and_the_traceback_has_no_lab_frame(

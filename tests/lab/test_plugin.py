@@ -51,7 +51,15 @@ def test_names_are_those_that_a_module_has_with_their_parameters() -> None:
     names = dict(names_in(SOURCE))
     assert names["Worker.init_device"] == ("self", "first", "second", "third")
     assert names["kernel"] == ("Key_ptr", "D")
-    assert set(names) == {"here", "LIMIT", "Worker", "Worker.slots", "Worker.init_device", "fast", "kernel"}
+    assert set(names) == {
+        "here",
+        "LIMIT",
+        "Worker",
+        "Worker.slots",
+        "Worker.init_device",
+        "fast",
+        "kernel",
+    }
 
 
 def test_a_release_that_has_every_part(tmp_path: Path) -> None:
@@ -65,8 +73,20 @@ def test_a_release_that_has_every_part(tmp_path: Path) -> None:
     assert found.missing == ()
     digest = hashlib.sha256(SOURCE.encode()).hexdigest()
     assert [dict(part) for part in found.replaced] == [
-        {"name": "worker.Worker.init_device", "file": "worker.py", "sha256": digest, "why": "no GPU", "effect": "none"},
-        {"name": "worker.kernel", "file": "worker.py", "sha256": digest, "why": "no Triton", "effect": "none"},
+        {
+            "name": "worker.Worker.init_device",
+            "file": "worker.py",
+            "sha256": digest,
+            "why": "no GPU",
+            "effect": "none",
+        },
+        {
+            "name": "worker.kernel",
+            "file": "worker.py",
+            "sha256": digest,
+            "why": "no Triton",
+            "effect": "none",
+        },
     ]
     assert "unsupported" not in found.as_fields()
 
@@ -80,7 +100,12 @@ def test_missing_names_are_listed(tmp_path: Path) -> None:
         Part("worker", "renamed"),
     )
     missing = survey(parts, lambda part: find(part, tmp_path)).missing
-    assert missing == ("gone.anything", "worker.Worker.warm_up", "worker.kernel(KPS)", "worker.renamed")
+    assert missing == (
+        "gone.anything",
+        "worker.Worker.warm_up",
+        "worker.kernel(KPS)",
+        "worker.renamed",
+    )
 
 
 def test_a_part_that_is_not_needed_is_listed_where_a_release_has_it(tmp_path: Path) -> None:
@@ -110,8 +135,15 @@ def test_each_replacement_has_a_reason_and_an_effect() -> None:
 
 def raising(tree: ast.AST) -> list[str]:
     """Return the functions that raise or assert."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return [one.name for one in functions for node in ast.walk(one) if isinstance(node, ast.Raise | ast.Assert)]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return [
+        one.name
+        for one in functions
+        for node in ast.walk(one)
+        if isinstance(node, ast.Raise | ast.Assert)
+    ]
 
 
 @pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
@@ -123,8 +155,17 @@ def test_only_refuse_raises(module: Path) -> None:
 @pytest.mark.parametrize("module", ["memory", "refusals", "replay", "capture"])
 def test_the_guard_does_not_import_vllm(module: str) -> None:
     tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
-    imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
-    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imported = [
+        node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    imported += [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
     assert not [name for name in imported if name.startswith("vllm")]
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert not [name for name in named if "turbo" in name.lower() or "prefill" in name.lower()]
@@ -142,10 +183,22 @@ def test_vllm_finds_it_by_its_entry_point() -> None:
 
 def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call the plugin's entry point twice, as vLLM does, in a separate Python with `path` first and without the harness."""
-    call = "import vllm_repro_lab, sys; vllm_repro_lab.register(); vllm_repro_lab.register(); print('torch' in sys.modules)"
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("REPRO_LAB", "PYTHON"))}
+    call = (
+        "import vllm_repro_lab, sys; vllm_repro_lab.register(); vllm_repro_lab.register();"
+        " print('torch' in sys.modules)"
+    )
+    keep = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("REPRO_LAB", "PYTHON"))
+    }
     return subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {[str(path), str(plugin_folder())]!r}; {call}"],
+        [
+            sys.executable,
+            "-I",
+            "-c",
+            f"import sys; sys.path[:0] = {[str(path), str(plugin_folder())]!r}; {call}",
+        ],
         env={**keep, **environment},
         capture_output=True,
         text=True,
@@ -161,11 +214,15 @@ def test_the_plugin_does_nothing_without_a_mechanism(tmp_path: Path) -> None:
 def test_a_release_without_the_names_exits_with_a_message_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "platforms").mkdir(parents=True)
     (tmp_path / "vllm" / "__init__.py").touch()
-    (tmp_path / "vllm" / "platforms" / "cpu.py").write_text("class CpuPlatform: ...\n", encoding="utf-8")
+    (tmp_path / "vllm" / "platforms" / "cpu.py").write_text(
+        "class CpuPlatform: ...\n", encoding="utf-8"
+    )
     facts = tmp_path / "lab.json"
     done = register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_FACTS=str(facts))
     assert done.returncode == 1
-    assert done.stderr.startswith("the lab cannot run this release: it has no vllm.platforms.cpu.CpuPlatform.get_attn")
+    assert done.stderr.startswith(
+        "the lab cannot run this release: it has no vllm.platforms.cpu.CpuPlatform.get_attn"
+    )
     written = json.loads(facts.read_text(encoding="utf-8"))
     assert "vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls" in written["unsupported"]
     assert written["mechanism"] == "turboquant"
@@ -174,14 +231,19 @@ def test_a_release_without_the_names_exits_with_a_message_and_a_file(tmp_path: P
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"MECHANISM": "turbo"}, f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}"),
+        (
+            {"MECHANISM": "turbo"},
+            f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}",
+        ),
         (
             {"MECHANISM": "turboquant", "CAPTURE": "guarded"},
             "REPRO_LAB_CAPTURE is 'guarded'; it must be guard or record",
         ),
     ],
 )
-def test_unknown_settings_are_refused(tmp_path: Path, environment: dict[str, str], message: str) -> None:
+def test_unknown_settings_are_refused(
+    tmp_path: Path, environment: dict[str, str], message: str
+) -> None:
     done = register(tmp_path, **{f"REPRO_LAB_{name}": value for name, value in environment.items()})
     assert (done.returncode, done.stderr.strip()) == (1, message)
 
@@ -191,7 +253,12 @@ def test_the_checked_names_depend_on_the_capture_mode(tmp_path: Path, graphs: st
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     facts = tmp_path / "lab.json"
-    register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_CAPTURE=graphs, REPRO_LAB_FACTS=str(facts))
+    register(
+        tmp_path,
+        REPRO_LAB_MECHANISM="turboquant",
+        REPRO_LAB_CAPTURE=graphs,
+        REPRO_LAB_FACTS=str(facts),
+    )
     lacking = json.loads(facts.read_text(encoding="utf-8"))["unsupported"]
     wrapper = "vllm.compilation.cuda_graph.CUDAGraphWrapper"
     assert (wrapper in lacking, "vllm.config.vllm.VllmConfig._set_cudagraph_sizes" in lacking) == (
@@ -201,7 +268,16 @@ def test_the_checked_names_depend_on_the_capture_mode(tmp_path: Path, graphs: st
 
 
 def test_called_names_are_marked_as_running() -> None:
-    idle = {f"{part.module}.{part.name}" for one in MECHANISMS.values() for part in one.parts_with("") if not part.runs}
+    idle = {
+        f"{part.module}.{part.name}"
+        for one in MECHANISMS.values()
+        for part in one.parts_with("")
+        if not part.runs
+    }
     assert "vllm.v1.attention.ops.triton_decode_attention._fwd_kernel_stage2" in idle
     assert "vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy" in idle
-    assert not {name for name in idle if "CPUWorker" in name or "BlockPool" in name or "capture_model" in name}
+    assert not {
+        name
+        for name in idle
+        if "CPUWorker" in name or "BlockPool" in name or "capture_model" in name
+    }

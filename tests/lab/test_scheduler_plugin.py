@@ -77,8 +77,12 @@ PLUGIN = ("nixl", "offload", "offloading", "scheduler", "scheduler_worker")
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     modules: dict[str, Any] = {name: Stub(name) for name in NAMES}
-    modules["vllm.platforms.cpu"].CpuPlatform = type("CpuPlatform", (Platform,), dict(vars(Platform)))
-    modules["vllm.v1.engine.core"].EngineCoreProc = type("EngineCoreProc", (Engine,), dict(vars(Engine)))
+    modules["vllm.platforms.cpu"].CpuPlatform = type(
+        "CpuPlatform", (Platform,), dict(vars(Platform))
+    )
+    modules["vllm.v1.engine.core"].EngineCoreProc = type(
+        "EngineCoreProc", (Engine,), dict(vars(Engine))
+    )
     modules["vllm.v1.engine"].EngineCoreRequestType = Kind
     modules["vllm.v1.worker.gpu_worker"].Worker.get_kv_connector_handshake_metadata = None
     modules["vllm.v1.core.block_pool"].BlockPool.get_num_free_blocks = None
@@ -150,8 +154,13 @@ def test_the_platform_chooses_the_worker_alone(vllm: dict[str, Any]) -> None:
     assert config.scheduler_config.async_scheduling is True
 
 
-def step(counts: dict[str, int], *, new: dict[str, Any] | None = None, old: dict[str, Any] | None = None) -> Any:
-    """Return a scheduler's output. new: prompt and computed tokens; old: computed tokens and those of the answer."""
+def step(
+    counts: dict[str, int], *, new: dict[str, Any] | None = None, old: dict[str, Any] | None = None
+) -> Any:
+    """Return a scheduler's output.
+
+    new: prompt and computed tokens; old: computed tokens and those of the answer.
+    """
     fresh = [
         SimpleNamespace(req_id=name, prompt_token_ids=prompt, num_computed_tokens=computed)
         for name, (prompt, computed) in (new or {}).items()
@@ -162,7 +171,10 @@ def step(counts: dict[str, int], *, new: dict[str, Any] | None = None, old: dict
         num_output_tokens=[answered for _, answered in (old or {}).values()],
     )
     return SimpleNamespace(
-        finished_req_ids=set(), scheduled_new_reqs=fresh, scheduled_cached_reqs=cached, num_scheduled_tokens=counts
+        finished_req_ids=set(),
+        scheduled_new_reqs=fresh,
+        scheduled_cached_reqs=cached,
+        num_scheduled_tokens=counts,
     )
 
 
@@ -175,9 +187,13 @@ def test_a_token_comes_with_the_last_known_token_and_is_the_same_after_a_preempt
     (first,) = worker._sampled(step({"a": 2}, old={"a": (8, 0)}))["a"]
     (second,) = worker._sampled(step({"a": 1}, old={"a": (10, 1)}))["a"]
     assert first != second
-    assert worker._sampled(step({"a": 10}, old={"a": (0, 1)})) == {"a": []}, "preempted: its answer is computed again"
+    assert worker._sampled(step({"a": 10}, old={"a": (0, 1)})) == {"a": []}, (
+        "preempted: its answer is computed again"
+    )
     assert worker._sampled(step({"a": 1}, old={"a": (10, 1)})) == {"a": [second]}
-    assert worker._sampled(step({"b": 4}, new={"b": (prompt, 6)})) == {"b": [first]}, "after a prefix hit"
+    assert worker._sampled(step({"b": 4}, new={"b": (prompt, 6)})) == {"b": [first]}, (
+        "after a prefix hit"
+    )
 
 
 @pytest.mark.usefixtures("vllm")

@@ -52,7 +52,12 @@ def launch_of(name: str) -> Launch:
 def test_differing_prompt_sizes_are_listed() -> None:
     shown = "prompts of 5693 tokens in place of 90109, sized for the tiny model"
     assert launch_of("reported").differences.count(shown) == 1
-    assert launch_of("near-miss-length").differences.count(shown.replace("5693", "5664").replace("90109", "90112")) == 1
+    assert (
+        launch_of("near-miss-length").differences.count(
+            shown.replace("5693", "5664").replace("90109", "90112")
+        )
+        == 1
+    )
     assert not any(text.startswith("prompts of") for text in lab_launch(
         TQ, TQ.arms[0], vllm=("v",), version="0.23.0", plugin=plugin_folder(), model=Path("/m"), port=1
     ).differences)  # fmt: skip
@@ -62,10 +67,16 @@ def test_the_lab_command_keeps_what_the_bug_needs() -> None:
     command = launch_of("reported").command
     assert command.enabled("--disable-hybrid-kv-cache-manager") is False
     assert command.has("--enable-prefix-caching")
-    assert (command.number("--block-size"), command.number("--num-gpu-blocks-override")) == (32, 330)
+    assert (command.number("--block-size"), command.number("--num-gpu-blocks-override")) == (
+        32,
+        330,
+    )
     assert command.number("--max-num-batched-tokens") == 2048
     transfer = json.loads(command.get("--kv-transfer-config") or "")
-    assert (transfer["kv_connector"], transfer["kv_role"]) == ("SimpleCPUOffloadConnector", "kv_both")
+    assert (transfer["kv_connector"], transfer["kv_role"]) == (
+        "SimpleCPUOffloadConnector",
+        "kv_both",
+    )
     assert launch_of("reported").env["REPRO_LAB_MECHANISM"] == "offload"
 
 
@@ -73,20 +84,32 @@ def test_the_arms_differ_by_what_their_names_say() -> None:
     assert not launch_of("sco-off").command.has("--kv-transfer-config")
     assert launch_of("hybrid-off").command.enabled("--disable-hybrid-kv-cache-manager") is True
     assert launch_of("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
-    for name, key, value in (("lazy", "lazy_offload", True), ("small-cpu-pool", "cpu_bytes_to_use", 160 * 8192)):
+    for name, key, value in (
+        ("lazy", "lazy_offload", True),
+        ("small-cpu-pool", "cpu_bytes_to_use", 160 * 8192),
+    ):
         transfer = json.loads(launch_of(name).command.get("--kv-transfer-config") or "")
         assert transfer["kv_connector_extra_config"][key] == value
 
 
-def test_each_model_shape_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_model_shape_has_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     assert SCO.lab is not None
     assert TQ.lab is not None
     folder = lab_model(SCO.lab, SCO.model)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["layer_types"] == ["full_attention", "sliding_attention"]
-    assert (config["sliding_window"], config["num_attention_heads"], config["head_dim"]) == (128, 4, 32)
-    others = {lab_model(lab, SCO.model) for lab in (replace(SCO.lab, window=64), replace(SCO.lab, layers=["sliding"]))}
+    assert (config["sliding_window"], config["num_attention_heads"], config["head_dim"]) == (
+        128,
+        4,
+        32,
+    )
+    others = {
+        lab_model(lab, SCO.model)
+        for lab in (replace(SCO.lab, window=64), replace(SCO.lab, layers=["sliding"]))
+    }
     assert len({folder, *others}) == 3
 
 
@@ -96,7 +119,10 @@ def test_a_trial_sends_the_lab_its_own_sizes(tmp_path: Path, kind: ServerKind, t
         words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
         exchange.answer(200, {"count": words, "tokens": [0] * words})
 
-    paths = {"/tokenize": tokenize, "/v1/chat/completions": lambda exchange: exchange.answer(200, COMPLETION)}
+    paths = {
+        "/tokenize": tokenize,
+        "/v1/chat/completions": lambda exchange: exchange.answer(200, COMPLETION),
+    }
     with FakeVllm(tmp_path / "log", paths) as fake:
         trial = trial_on(fake, tmp_path)
         trial.scenario, trial.arm = SCO, SCO.arms[0]
@@ -108,19 +134,33 @@ def test_a_trial_sends_the_lab_its_own_sizes(tmp_path: Path, kind: ServerKind, t
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"), [(ServerKind.LAB, Outcome.CLEAN), (ServerKind.PROCESS, Outcome.UNTRIGGERED)]
+    ("kind", "outcome"),
+    [(ServerKind.LAB, Outcome.CLEAN), (ServerKind.PROCESS, Outcome.UNTRIGGERED)],
 )
 def test_the_boundary_is_computed_for_the_model_that_is_served(
     tmp_path: Path, kind: ServerKind, outcome: Outcome
 ) -> None:
     asked = [SentRequest("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
-    seen = Observed(ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()), ready=True, asked=asked, canary_ok=True)
+    seen = Observed(
+        ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()),
+        ready=True,
+        asked=asked,
+        canary_ok=True,
+    )
     assert assess(SCO, launch_of("reported").command, seen, tmp_path / "no log").outcome is outcome
 
 
 def test_near_misses_differ_from_the_report_by_one_thing() -> None:
-    lengths = {request.prompt for request in arm("near-miss-length").workload or () if isinstance(request, Request)}
-    answers = {request.max_tokens for request in arm("near-miss-answer").workload or () if isinstance(request, Request)}
+    lengths = {
+        request.prompt
+        for request in arm("near-miss-length").workload or ()
+        if isinstance(request, Request)
+    }
+    answers = {
+        request.max_tokens
+        for request in arm("near-miss-answer").workload or ()
+        if isinstance(request, Request)
+    }
     (length,) = lengths
     assert isinstance(length, Size)
     assert length.lab is not None
@@ -131,6 +171,9 @@ def test_near_misses_differ_from_the_report_by_one_thing() -> None:
 def test_differing_flags_are_listed() -> None:
     assert SCO.command_of(arm("bigger-pool")).number("--num-gpu-blocks-override") == 50_000
     assert launch_of("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
-    shown = "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for the tiny model's pool"
+    shown = (
+        "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for"
+        " the tiny model's pool"
+    )
     assert launch_of("bigger-pool").differences.count(shown) == 1
     assert shown not in launch_of("reported").differences

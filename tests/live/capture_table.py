@@ -2,8 +2,9 @@
 
     PYTHONPATH=<plugin> <release's python> capture_table.py
 
-Print one line per operation: name, result outside a capture, result inside, separated by tabs. `copy`: torch's error for a copy that it
-cannot capture. `wait`: the driver's error for a wait. `array`: torch's error for a device tensor used as an array.
+Print one line per operation: name, result outside a capture, result inside, separated by tabs.
+`copy`: torch's error for a copy that it cannot capture. `wait`: the driver's error for a wait.
+`array`: torch's error for a device tensor used as an array.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ SAYS = {refusals.COPY: "copy", refusals.WAIT: "wait", refusals.NUMPY: "array"}
 
 
 def operations() -> dict[str, Callable[[], Any]]:
-    """Return the operations by short name. `d` is on the device, `h` on the host, `p` in pinned host memory."""
+    """Return the operations by short name.
+
+    `d` is on the device, `h` on the host, `p` in pinned host memory.
+    """
     d = torch.arange(6, dtype=torch.int32, device=DEVICE)
     h = torch.arange(6, dtype=torch.int32)
     p = torch.zeros(6, dtype=torch.int32, pin_memory=False)

@@ -16,7 +16,8 @@ import torch
 from vllm_repro_lab import interpreter
 
 interpreter.install()
-from vllm_repro_lab import deepseek_kernels as ours  # noqa: E402  # after Triton, because it imports vLLM
+# after Triton, because it imports vLLM
+from vllm_repro_lab import deepseek_kernels as ours  # noqa: E402
 
 SIZE, ROW, TOP_K, WINDOW = 512, 584, 512, 128
 BF16_STEP = 2**-7
@@ -26,7 +27,9 @@ def filled(ops: Any, blocks: int, block_size: int) -> torch.Tensor:
     """Return a cache of random keys, written by vLLM's own kernel."""
     cache = torch.zeros(blocks, block_size, ROW, dtype=torch.uint8)
     keys = torch.randn(blocks * block_size, SIZE, dtype=torch.bfloat16) * 3
-    ops.quantize_and_insert_k_cache(keys, cache.view(blocks, -1), torch.arange(len(keys)), block_size=block_size)
+    ops.quantize_and_insert_k_cache(
+        keys, cache.view(blocks, -1), torch.arange(len(keys)), block_size=block_size
+    )
     return cache
 
 
@@ -45,7 +48,9 @@ def gathered(ops: Any) -> str:
         table = torch.randperm(20)[: 2 * -(-max(lengths) // block_size)].view(2, -1).to(torch.int32)
         own, stand_in = (torch.zeros(2, 210, SIZE, dtype=torch.bfloat16) for _ in range(2))
         for gather, out in ((ops.dequantize_and_gather_k_cache, own), (ours.gather, stand_in)):
-            gather(out, cache, numbers(*lengths), last and numbers(*last), table, block_size, offset)
+            gather(
+                out, cache, numbers(*lengths), last and numbers(*last), table, block_size, offset
+            )
         different += int((own != stand_in).sum())
         values += int((own != 0).sum())
     return f"{different} of {values} gathered values differ"
@@ -64,7 +69,11 @@ def combined(ops: Any) -> str:
         for combine in (ops.combine_topk_swa_indices, ours.combine):
             out = (torch.empty(60, width, dtype=torch.int32), torch.empty(60, dtype=torch.int32))
             starts, lengths, last = numbers(7, 27, 67), numbers(300, 40), numbers(147, 40)
-            found.append(combine(chosen, starts, lengths, last, WINDOW, ratio, top_k, before + 150, before, out))
+            found.append(
+                combine(
+                    chosen, starts, lengths, last, WINDOW, ratio, top_k, before + 150, before, out
+                )
+            )
         different += sum(int((one != other).sum()) for one, other in zip(*found, strict=True))
         indices += found[0][0].numel()
     return f"{different} of {indices} indices differ"
@@ -74,7 +83,10 @@ def attended(ops: Any) -> str:
     """Return the attention of a whole prompt by the lab's kernels, and token by token by vLLM's CPU kernel."""
     tokens, heads, scale = 200, 8, SIZE**-0.5
     windows, compressed = filled(ops, 4, 64), filled(ops, 2, 64)
-    table, others = torch.tensor([[3, 1, 2, 0]], dtype=torch.int32), torch.tensor([[1, 0]], dtype=torch.int32)
+    table, others = (
+        torch.tensor([[3, 1, 2, 0]], dtype=torch.int32),
+        torch.tensor([[1, 0]], dtype=torch.int32),
+    )
     q, sink = torch.randn(tokens, heads, SIZE, dtype=torch.bfloat16), torch.randn(heads)
     place = torch.arange(tokens)
     seen = (place + 1).clamp(max=WINDOW)
@@ -111,10 +123,22 @@ def attended(ops: Any) -> str:
             ours.gather(kv, compressed, length // 4, None, others, 64, 0)
         ours.gather(kv, windows, length, length, table, 64, before)
         width = WINDOW + (TOP_K if before else 0)
-        out = (torch.empty(tokens, width, dtype=torch.int32), torch.empty(tokens, dtype=torch.int32))
+        out = (
+            torch.empty(tokens, width, dtype=torch.int32),
+            torch.empty(tokens, dtype=torch.int32),
+        )
         ratio, top_k = (4, TOP_K) if before else (1, 0)
         indices, lengths = ours.combine(
-            chosen, numbers(0, tokens), length, length, WINDOW, ratio, top_k, before + tokens, before, out
+            chosen,
+            numbers(0, tokens),
+            length,
+            length,
+            WINDOW,
+            ratio,
+            top_k,
+            before + tokens,
+            before,
+            out,
         )
         ours.attend(q, kv.view(-1, 1, SIZE), indices.unsqueeze(1), scale, sink, lengths, whole)
         own, other = one_by_one[:, 0].float(), whole.float()

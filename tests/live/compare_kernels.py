@@ -43,11 +43,17 @@ def stand_in(module: Any, name: str, body: Any) -> None:
 
 def results(decode: Any, store: Any, backend: Any, preset: str) -> tuple[torch.Tensor, ...]:
     """Return the cache bytes, the result of a decode, and the unpacked keys and values, for fixed inputs."""
-    config_of = import_module("vllm.model_executor.layers.quantization.turboquant.config").TurboQuantConfig
-    centroids_of = import_module("vllm.model_executor.layers.quantization.turboquant.centroids").get_centroids
+    config_of = import_module(
+        "vllm.model_executor.layers.quantization.turboquant.config"
+    ).TurboQuantConfig
+    centroids_of = import_module(
+        "vllm.model_executor.layers.quantization.turboquant.centroids"
+    ).get_centroids
     config = config_of.from_cache_dtype(preset, SIZE)
     random = torch.Generator().manual_seed(7)
-    key, value = (torch.randn(TOKENS, HEADS, SIZE, generator=random).to(torch.bfloat16) for _ in range(2))
+    key, value = (
+        torch.randn(TOKENS, HEADS, SIZE, generator=random).to(torch.bfloat16) for _ in range(2)
+    )
     query = torch.randn(6, QUERY_HEADS, SIZE, generator=random).to(torch.bfloat16)
     table = torch.tensor([[3, 1, 4]], dtype=torch.int32)
     place = torch.arange(TOKENS)
@@ -56,10 +62,16 @@ def results(decode: Any, store: Any, backend: Any, preset: str) -> tuple[torch.T
     rotation = backend._build_hadamard(SIZE, "cpu")
     centroids = centroids_of(SIZE, config.centroid_bits).float()
     ordered = centroids.sort()[0]
-    bits, packed, value_bits = config.key_mse_bits, config.key_packed_size, config.effective_value_quant_bits
+    bits, packed, value_bits = (
+        config.key_mse_bits,
+        config.key_packed_size,
+        config.effective_value_quant_bits,
+    )
     cache = torch.zeros(BLOCKS, BLOCK, HEADS, config.slot_size_aligned, dtype=torch.uint8)
     middle = (ordered[:-1] + ordered[1:]) / 2
-    store.triton_turboquant_store(key, value, cache, slots, rotation, middle, bits, packed, value_bits, config.key_fp8)
+    store.triton_turboquant_store(
+        key, value, cache, slots, rotation, middle, bits, packed, value_bits, config.key_fp8
+    )
     answers = decode.triton_turboquant_decode_attention(
         query, cache, table.expand(6, -1), torch.arange(TOKENS - 5, TOKENS + 1, dtype=torch.int32), rotation, centroids,
         SIZE**-0.5, bits, packed, value_bits, config.key_fp8, config.norm_correction, PiT=rotation, max_num_kv_splits=4,
@@ -76,10 +88,15 @@ def results(decode: Any, store: Any, backend: Any, preset: str) -> tuple[torch.T
 
 def compare(own: tuple[torch.Tensor, ...], ours: tuple[torch.Tensor, ...]) -> str:
     differing = int((own[0] != ours[0]).sum())
-    answers, keys, values = (float((a - b).abs().max()) for a, b in zip(own[1:], ours[1:], strict=True))
+    answers, keys, values = (
+        float((a - b).abs().max()) for a, b in zip(own[1:], ours[1:], strict=True)
+    )
     if not differing and not keys and not values and answers <= BF16_STEP:
         return "same bytes, same keys and values, same answers"
-    return f"{differing} bytes differ; at most: answers {answers:.1e}, keys {keys:.1e}, values {values:.1e}"
+    return (
+        f"{differing} bytes differ; at most: answers {answers:.1e}, keys {keys:.1e}, values"
+        f" {values:.1e}"
+    )
 
 
 def flash_difference() -> float:
@@ -91,7 +108,9 @@ def flash_difference() -> float:
         for rows, heads in ((15, QUERY_HEADS), (35, HEADS), (35, HEADS))
     )
     starts = [torch.tensor([0, *ends]) for ends in ((9, 15), (9, 35))]
-    found = kernels.flash_attention(query, key, value, starts[0], starts[1], SIZE**-0.5, causal=True, max_seqlen_q=9)
+    found = kernels.flash_attention(
+        query, key, value, starts[0], starts[1], SIZE**-0.5, causal=True, max_seqlen_q=9
+    )
     worst = 0.0
     for start, end, first, last in bounds:
         for row in range(start, end):
@@ -99,7 +118,9 @@ def flash_difference() -> float:
             for head in range(QUERY_HEADS):
                 group = head // (QUERY_HEADS // HEADS)
                 weights = torch.softmax(key[seen, group] @ query[row, head] * SIZE**-0.5, 0)
-                worst = max(worst, float((weights @ value[seen, group] - found[row, head]).abs().max()))
+                worst = max(
+                    worst, float((weights @ value[seen, group] - found[row, head]).abs().max())
+                )
     return worst
 
 
@@ -113,7 +134,10 @@ def main() -> int:
     stand_in(backend, "_tq_full_dequant_kv", kernels.unpack_cache)
     for preset in presets:
         print(preset, compare(own[preset], results(decode, store, backend, preset)))
-    print("flash_attention", "same answers" if (worst := flash_difference()) < 1e-5 else f"differs by {worst:.1e}")
+    print(
+        "flash_attention",
+        "same answers" if (worst := flash_difference()) < 1e-5 else f"differs by {worst:.1e}",
+    )
     return 0
 
 

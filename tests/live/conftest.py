@@ -68,7 +68,9 @@ def harness(harness: Harness, request: pytest.FixtureRequest, tmp_path: Path) ->
         if key and done.folder:
             runs.booted[key] = (words, done)
         if words[0] == "run":
-            runs.lines.append(f"{'canary' if found else 'booted'}: {' '.join(kept.public(words)[1:])}")
+            runs.lines.append(
+                f"{'canary' if found else 'booted'}: {' '.join(kept.public(words)[1:])}"
+            )
         return done
 
     yield call

@@ -1,7 +1,7 @@
 """Configuration that a release makes of command lines, as far as that works without a device.
 
-Run by the release's interpreter. Read a JSON list of argument lists (what follows `vllm serve`) from stdin, and print for each the facts
-read from the model folder, or the error.
+Run by the release's interpreter. Read a JSON list of argument lists (what follows `vllm serve`)
+from stdin, and print for each the facts read from the model folder, or the error.
 """
 
 from __future__ import annotations

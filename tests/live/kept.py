@@ -71,7 +71,9 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def _scenario_file(name: str) -> Path:
-    return Path(name) if name.endswith(".py") else ROOT / "scenarios" / f"{name.replace('-', '_')}.py"
+    return (
+        Path(name) if name.endswith(".py") else ROOT / "scenarios" / f"{name.replace('-', '_')}.py"
+    )
 
 
 def public(words: Sequence[str]) -> list[str]:
@@ -92,7 +94,9 @@ def load(path: Path) -> KeptRun:
     """Return the kept run in a file. Raises `ValueError` if the file is damaged."""
     head, _, text = lzma.decompress(path.read_bytes()).decode().partition("\n")
     if head != sha256(text.encode()).hexdigest():
-        raise ValueError(f"{path} was changed since it was kept: remove it, so that its run boots again")
+        raise ValueError(
+            f"{path} was changed since it was kept: remove it, so that its run boots again"
+        )
     return KeptRun(**json.loads(text))
 
 
@@ -118,7 +122,10 @@ def keep(words: Sequence[str], key: str, done: Done) -> KeptRun:
     paths = sorted(path for name in _KEPT_FILES for path in done.folder.glob(name))
     head = next(read(done.folder / "journal.jsonl").of("run-started"))
     private = _private_names(head.fields)
-    texts = {str(path.relative_to(done.folder)): path.read_text(encoding="utf-8", errors="replace") for path in paths}
+    texts = {
+        str(path.relative_to(done.folder)): path.read_text(encoding="utf-8", errors="replace")
+        for path in paths
+    }
     return KeptRun(
         scenario=head["scenario"],
         words=public(words),

@@ -9,7 +9,9 @@ from pathlib import Path
 
 def strange_frames(frames: Sequence[str], release: Path) -> list[str]:
     """Return the `file:function` frames that neither the release at `release` nor torch defines."""
-    return [frame for frame in frames if not frame.startswith("torch/") and not _defined(frame, release)]
+    return [
+        frame for frame in frames if not frame.startswith("torch/") and not _defined(frame, release)
+    ]
 
 
 def _defined(frame: str, release: Path) -> bool:
@@ -21,5 +23,6 @@ def _defined(frame: str, release: Path) -> bool:
         return True  # <genexpr>, <lambda>: Python's own names, which no file defines
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function for node in ast.walk(tree)
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
+        for node in ast.walk(tree)
     )

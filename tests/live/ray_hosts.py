@@ -36,7 +36,9 @@ class Hosts:
             small = ["--num-cpus", "1", "--object-store-memory", "100000000"]
             self._ray(1, "--head", "--port", f"{_PORT}", "--include-dashboard", "false", *small)
             for host in self._all[1:]:
-                self._ray(host, "--address", self.address, "--resources", '{"vllm_repro": 1}', *small)
+                self._ray(
+                    host, "--address", self.address, "--resources", '{"vllm_repro": 1}', *small
+                )
         except BaseException:
             self.end()
             raise
@@ -68,24 +70,49 @@ class Hosts:
         for host in (*self._all, "switch"):
             for process in self._processes(host):
                 process.kill()
-            subprocess.run(["ip", "netns", "delete", self._space(host)], check=False, capture_output=True)
+            subprocess.run(
+                ["ip", "netns", "delete", self._space(host)], check=False, capture_output=True
+            )
 
     def _processes(self, host: int | str) -> list[psutil.Process]:
-        done = subprocess.run(["ip", "netns", "pids", self._space(host)], check=False, capture_output=True, text=True)
-        return [psutil.Process(int(pid)) for pid in done.stdout.split() if psutil.pid_exists(int(pid))]
+        done = subprocess.run(
+            ["ip", "netns", "pids", self._space(host)], check=False, capture_output=True, text=True
+        )
+        return [
+            psutil.Process(int(pid)) for pid in done.stdout.split() if psutil.pid_exists(int(pid))
+        ]
 
     def _add(self, host: int) -> None:
         _call("ip", "netns", "add", self._space(host))
-        ends = (f"card{host}", "netns", self._space(host), "type", "veth", "peer", "name", f"port{host}")
+        ends = (
+            f"card{host}",
+            "netns",
+            self._space(host),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            f"port{host}",
+        )
         _call("ip", "link", "add", *ends, "netns", self._space("switch"))
         _call(*self.within("switch"), "ip", "link", "set", f"port{host}", "master", "bridge", "up")
-        _call(*self.within(host), "ip", "address", "add", f"{self.ip(host)}/24", "dev", f"card{host}")
+        _call(
+            *self.within(host), "ip", "address", "add", f"{self.ip(host)}/24", "dev", f"card{host}"
+        )
         for card in ("lo", f"card{host}"):
             _call(*self.within(host), "ip", "link", "set", card, "up")
 
     def _ray(self, host: int, *words: str) -> None:
         ray = str(Path(sys.executable).with_name("ray"))
-        _call(*self.within(host), ray, "start", "--node-ip-address", self.ip(host), *words, env=self.environment())
+        _call(
+            *self.within(host),
+            ray,
+            "start",
+            "--node-ip-address",
+            self.ip(host),
+            *words,
+            env=self.environment(),
+        )
 
 
 def _call(*words: str, env: dict[str, str] | None = None) -> None:

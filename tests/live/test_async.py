@@ -19,7 +19,13 @@ by_hand = pytest.mark.by_hand
     [
         ("async-streaming-stop", "0.29.0", "AssertionError", "_update_request_with_output"),
         pytest.param(
-            *("prompt-embeds-penalty-async", "0.32.0", "RuntimeError", "get_token_bin_counts_and_mask"), marks=by_hand
+            *(
+                "prompt-embeds-penalty-async",
+                "0.32.0",
+                "RuntimeError",
+                "get_token_bin_counts_and_mask",
+            ),
+            marks=by_hand,
         ),
     ],
 )
@@ -30,9 +36,15 @@ def test_asynchronous_scheduling_crashes_the_engine(
     assert done.status == 0, done.out + done.err
     (trial,) = done.report["arms"][0]["trials"]
     death = trial["death"]
-    assert (trial["outcome"], death["exception"], death["signature"]) == ("crash", exception, "match")
+    assert (trial["outcome"], death["exception"], death["signature"]) == (
+        "crash",
+        exception,
+        "match",
+    )
     assert death["frames"][-1].endswith(f":{function}")
-    assert done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
+    assert (
+        done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
+    )
 
 
 @by_hand
@@ -57,9 +69,19 @@ def test_what_lives(harness: Harness, scenario: str, vllm: str, arm: str, outcom
 @by_hand
 @pytest.mark.parametrize(
     ("arm", "outcome", "output"),
-    [("reported", "wrong-output", "wrong"), ("no-penalty", "clean", "alike"), ("patched", "clean", "alike")],
+    [
+        ("reported", "wrong-output", "wrong"),
+        ("no-penalty", "clean", "alike"),
+        ("patched", "clean", "alike"),
+    ],
 )
-def test_a_penalty_reads_the_tokens_of_another_client(harness: Harness, arm: str, outcome: str, output: str) -> None:
-    done = harness("run", "prompt-embeds-penalty-leak", "--server", "process", "--vllm", "0.32.0", "--arm", arm)
+def test_a_penalty_reads_the_tokens_of_another_client(
+    harness: Harness, arm: str, outcome: str, output: str
+) -> None:
+    done = harness(
+        "run", "prompt-embeds-penalty-leak", "--server", "process", "--vllm", "0.32.0", "--arm", arm
+    )
     (trial,) = done.report["arms"][0]["trials"]
-    assert (trial["outcome"], trial["output"], done.status) == (outcome, output, 0), done.out + done.err
+    assert (trial["outcome"], trial["output"], done.status) == (outcome, output, 0), (
+        done.out + done.err
+    )

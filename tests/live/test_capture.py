@@ -49,7 +49,9 @@ def table() -> dict[str, list[str]]:
 
 
 def test_what_is_refused_in_a_capture_and_let_through(table: dict[str, list[str]]) -> None:
-    operations = {name: found for name, found in table.items() if not name.startswith("a ") or name in PASS}
+    operations = {
+        name: found for name, found in table.items() if not name.startswith("a ") or name in PASS
+    }
     assert {name for name, (_, inside) in operations.items() if inside == "copy"} == COPIES
     assert {name for name, (_, inside) in operations.items() if inside == "wait"} == WAITS
     assert {name for name, (_, inside) in operations.items() if inside == "array"} == {"d.numpy()"}
@@ -57,14 +59,20 @@ def test_what_is_refused_in_a_capture_and_let_through(table: dict[str, list[str]
 
 
 def test_nothing_is_refused_outside_of_a_capture(table: dict[str, list[str]]) -> None:
-    assert {outside for name, (outside, *_) in table.items() if not name.startswith("a ") or name in PASS} == {"passes"}
+    assert {
+        outside
+        for name, (outside, *_) in table.items()
+        if not name.startswith("a ") or name in PASS
+    } == {"passes"}
 
 
 def test_a_view_is_of_its_tensors_memory_and_a_copy_is_not(table: dict[str, list[str]]) -> None:
     assert table["a view's memory"] == ["True", "False"]
 
 
-def test_a_replay_reads_its_tensors_anew_and_keeps_the_numbers_of_the_capture(table: dict[str, list[str]]) -> None:
+def test_a_replay_reads_its_tensors_anew_and_keeps_the_numbers_of_the_capture(
+    table: dict[str, list[str]],
+) -> None:
     assert table["a replay"] == [
         "50.0",
         "50.0",

@@ -12,11 +12,15 @@ from tests.conftest import Harness
 pytestmark = [pytest.mark.live, pytest.mark.depends("both")]
 
 
-def test_a_reservation_that_is_taken_out_lets_the_release_die(harness: Harness, tmp_path: Path) -> None:
+def test_a_reservation_that_is_taken_out_lets_the_release_die(
+    harness: Harness, tmp_path: Path
+) -> None:
     head, _, taken_out, *_, last = scenario("tq_chunked_prefill").split("            cause(\n")
     assert '"0.24.0"' in taken_out
     file = tmp_path / "tq_chunked_prefill.py"
-    file.write_text(f"{head}            cause(\n{taken_out}{last[last.index('        ],') :]}", encoding="utf-8")
+    file.write_text(
+        f"{head}            cause(\n{taken_out}{last[last.index('        ],') :]}", encoding="utf-8"
+    )
     done = harness("causes", str(file), "--json")
     assert done.status == 0, done.err
     rows = json.loads(done.out)["rows"]

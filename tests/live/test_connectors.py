@@ -19,18 +19,31 @@ by_hand = pytest.mark.by_hand
     [
         ("kv-abort-reported-twice", "0.32.0", "_update_from_kv_xfer_finished"),
         ("offloading-reset-running", "0.32.0", "build_connector_meta"),
-        pytest.param("multi-connector-second-report", "0.26.0", "_update_from_kv_xfer_finished", marks=by_hand),
+        pytest.param(
+            "multi-connector-second-report",
+            "0.26.0",
+            "_update_from_kv_xfer_finished",
+            marks=by_hand,
+        ),
         pytest.param("offloading-waiting-leaves", "0.26.0", "_build_store_jobs", marks=by_hand),
     ],
 )
-def test_the_scheduler_dies_of_its_own_assertion(harness: Harness, scenario: str, vllm: str, function: str) -> None:
+def test_the_scheduler_dies_of_its_own_assertion(
+    harness: Harness, scenario: str, vllm: str, function: str
+) -> None:
     done = harness("run", scenario, "--server", "lab", "--vllm", vllm, "--arm", "reported")
     assert done.status == 0, done.out + done.err
     (trial,) = done.report["arms"][0]["trials"]
     death = trial["death"]
-    assert (trial["outcome"], death["exception"], death["signature"]) == ("crash", "AssertionError", "match")
+    assert (trial["outcome"], death["exception"], death["signature"]) == (
+        "crash",
+        "AssertionError",
+        "match",
+    )
     assert death["frames"][-1].endswith(f":{function}")
-    assert done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
+    assert (
+        done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
+    )
 
 
 @by_hand
@@ -54,7 +67,9 @@ def test_the_scheduler_dies_of_its_own_assertion(harness: Harness, scenario: str
         ("offloading-reset-running", "0.33.0", "reported", "clean"),
     ],
 )
-def test_how_an_arm_ends(harness: Harness, scenario: str, vllm: str, arm: str, outcome: str) -> None:
+def test_how_an_arm_ends(
+    harness: Harness, scenario: str, vllm: str, arm: str, outcome: str
+) -> None:
     done = harness("run", scenario, "--server", "lab", "--vllm", vllm, "--arm", arm)
     (trial,) = done.report["arms"][0]["trials"]
     assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err

@@ -38,14 +38,21 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
     assert done.out.startswith(f"LAB: vLLM {RELEASE}'s own code")
     assert done.folder is not None
     report = done.report
-    assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "lab")
+    assert (report["verdict"], report["expected"], report["evidence"]) == (
+        "reproduces",
+        True,
+        "lab",
+    )
     arm = report["arms"][0]
     assert [one["imported"] for one in arm["server"]["patched"]] == [True]
     trial = arm["trials"][0]
     death = trial["death"]
     assert (trial["outcome"], death["signature"], death["ranks"]) == ("crash", "match", [0, 1])
     assert DEATH in death["message"]
-    assert done.kept or strange_frames(death["frames"], provision(Source(release=RELEASE)).packages) == []
+    assert (
+        done.kept
+        or strange_frames(death["frames"], provision(Source(release=RELEASE)).packages) == []
+    )
 
     logs = [done.folder / name for name in (trial["log"], *trial["rank_logs"])]
     assert len(logs) == 2
@@ -62,7 +69,9 @@ def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness:
     if done.kept:
         return  # its processes were those of another machine
     journal = (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-    facts = next(entry["facts"] for entry in map(json.loads, journal) if entry["event"] == "server-started")
+    facts = next(
+        entry["facts"] for entry in map(json.loads, journal) if entry["event"] == "server-started"
+    )
     assert [session_members(node["pid"]) for node in (facts, *facts["ranks"])] == [[], []]
 
 

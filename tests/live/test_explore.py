@@ -31,20 +31,27 @@ def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path:
     cause = next(one for one in scenario.causes.changes if one.release == "0.20.2")
     setup = setup_from(scenario, scenario.arms[0])
     cases = [case_of(scenario.causes, setup, seed) for seed in range(1, 21)]
-    with Driver(provision(Source(release="0.20.2")), driver_model(), tmp_path / "driver.log") as driver:
+    with Driver(
+        provision(Source(release="0.20.2")), driver_model(), tmp_path / "driver.log"
+    ) as driver:
         row = tried(cause, cases, driver.play)
     assert (row.died, row.listed) == (10, 11)
     assert all(site.startswith("AssertionError in") for site in row.sites)
 
 
 @pytest.mark.parametrize(("name", "function"), [("fix", None), ("hide", "append_n")])
-def test_a_fix_is_told_from_a_patch_that_hides_the_crash(tmp_path: Path, name: str, function: str | None) -> None:
+def test_a_fix_is_told_from_a_patch_that_hides_the_crash(
+    tmp_path: Path, name: str, function: str | None
+) -> None:
     """Play seed 31 of the server of sco-hybrid, which dies in popleft_n as released."""
     scenario = find("sco-hybrid")
     case = draw_for(setup_from(scenario, scenario.arms[0]), 31)
     diff = Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff"
     released = provision(Source(release="0.21.0"))
-    patched = replace(released, packages=make_overlay(cache_root(), released.packages, read_diff(diff), print).folder)
+    patched = replace(
+        released,
+        packages=make_overlay(cache_root(), released.packages, read_diff(diff), print).folder,
+    )
     found = []
     for release in (released, patched):
         with Driver(release, driver_model(), tmp_path / "driver.log") as driver:
@@ -58,7 +65,13 @@ ENDS = {"death": "dies", "stuck": "hangs", "restless": "spins"}
 
 @pytest.mark.parametrize(
     "name",
-    ["offloading-readmitted", "offloading-two-groups", "offloading-window-twice", "sco-hybrid", "sco-lazy-never-rests"],
+    [
+        "offloading-readmitted",
+        "offloading-two-groups",
+        "offloading-window-twice",
+        "sco-hybrid",
+        "sco-lazy-never-rests",
+    ],
 )
 def test_the_workload_of_each_arm_ends_as_on_a_server(name: str, tmp_path: Path) -> None:
     scenario = find(name)
@@ -104,7 +117,8 @@ def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> st
         cwd=folder,
         env={
             "PATH": os.environ["PATH"],
-            "HOME": str(pytest_folder),  # vLLM keeps there what it learns of a model by importing itself again
+            # vLLM keeps there what it learns of a model by importing itself again
+            "HOME": str(pytest_folder),
             "PYTHONPATH": f"{release.packages}:{pytest_folder}",
         },
         capture_output=True,
@@ -116,7 +130,9 @@ def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> st
     return done.stdout if done.returncode else ""
 
 
-@pytest.mark.parametrize("name", ["sco-lazy-starves", "sco-lazy-never-rests", "sco-window-loads-wait"])
+@pytest.mark.parametrize(
+    "name", ["sco-lazy-starves", "sco-lazy-never-rests", "sco-window-loads-wait"]
+)
 def test_a_finding_fails_without_this_package_and_its_patch_mends_it(
     name: str, pytest_folder: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +150,14 @@ def test_a_crash_of_the_search_fails_in_the_same_releases(
 ) -> None:
     scenario = find("sco-hybrid")
     case = draw_for(setup_from(scenario, scenario.arms[0]), 31)
-    found = {"kind": "death", "site": "popleft_n", "detail": "", "known": None, "case": case.as_json()}
-    shown = failed(provision(Source(release=release)), finding_test(found, release), pytest_folder, tmp_path)
+    found = {
+        "kind": "death",
+        "site": "popleft_n",
+        "detail": "",
+        "known": None,
+        "case": case.as_json(),
+    }
+    shown = failed(
+        provision(Source(release=release)), finding_test(found, release), pytest_folder, tmp_path
+    )
     assert ("assert curr_block is not None" in shown) == bool(exception)

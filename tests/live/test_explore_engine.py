@@ -30,17 +30,26 @@ PLANTED: dict[str, tuple[str, Patch]] = {
         "plain",
         Patch(
             POOL,
-            was="                self.free_block_queue.remove(block)\n            block.ref_cnt += 1\n",
+            was=(
+                "                self.free_block_queue.remove(block)\n            block.ref_cnt"
+                " += 1\n"
+            ),
             now="                self.free_block_queue.remove(block)\n",
         ),
     ),
     "an evicted block keeps its hash": (
         "plain",
-        Patch(POOL, was="evicted_hashes = self._remove_cached_block_hashes(block)\n", now="evicted_hashes = None\n"),
+        Patch(
+            POOL,
+            was="evicted_hashes = self._remove_cached_block_hashes(block)\n",
+            now="evicted_hashes = None\n",
+        ),
     ),
     "the hash forgets the salt": (
         "plain",
-        Patch(HASHES, was="(start_token_idx == 0 and request.cache_salt)", now="(start_token_idx < 0)"),
+        Patch(
+            HASHES, was="(start_token_idx == 0 and request.cache_salt)", now="(start_token_idx < 0)"
+        ),
     ),
     "the hash forgets the adapter": (
         "plain",
@@ -50,7 +59,10 @@ PLANTED: dict[str, tuple[str, Patch]] = {
         "plain",
         Patch(
             MANAGERS,
-            was="            num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens,\n",
+            was=(
+                "            num_computed_tokens - self.sliding_window + 1 -"
+                " self.extra_retained_tokens,\n"
+            ),
             now="            num_computed_tokens - self.sliding_window + 1 + self.block_size,\n",
         ),
     ),
@@ -59,7 +71,10 @@ PLANTED: dict[str, tuple[str, Patch]] = {
         Patch(
             SCHEDULER,
             was="            request.num_computed_tokens += num_scheduled_token\n",
-            now="            request.num_computed_tokens += num_scheduled_token + (request.num_computed_tokens == 37)\n",
+            now=(
+                "            request.num_computed_tokens += num_scheduled_token +"
+                " (request.num_computed_tokens == 37)\n"
+            ),
         ),
     ),
     "a hit may be the whole prompt": (
@@ -102,7 +117,10 @@ PLANTED: dict[str, tuple[str, Patch]] = {
         "fetch",
         Patch(
             SCHEDULER,
-            was="                    request.num_computed_tokens = 0\n                    self.failed_recving_kv_req_ids.add(req_id)\n",
+            was=(
+                "                    request.num_computed_tokens = 0\n                   "
+                " self.failed_recving_kv_req_ids.add(req_id)\n"
+            ),
             now="                    self.failed_recving_kv_req_ids.add(req_id)\n",
         ),
     ),
@@ -136,7 +154,9 @@ PLANTED: dict[str, tuple[str, Patch]] = {
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     with Driver(
-        provision(Source(release=RELEASE)), driver_model(), tmp_path_factory.mktemp("sound") / "driver.log"
+        provision(Source(release=RELEASE)),
+        driver_model(),
+        tmp_path_factory.mktemp("sound") / "driver.log",
     ) as driver:
         yield driver
 
@@ -145,10 +165,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> None:
     mix, patch = PLANTED[fault]
     release = provision(Source(release=RELEASE))
-    broken = replace(release, packages=make_overlay(cache_root(), release.packages, [patch], print).folder)
+    broken = replace(
+        release, packages=make_overlay(cache_root(), release.packages, [patch], print).folder
+    )
     with Driver(broken, driver_model(), tmp_path / "driver.log") as driver:
         cases = (draw(seed, mix) for seed in range(1, 401))
-        assert any(driver.play(case).worst is not None and sound.play(case).worst is None for case in cases)
+        assert any(
+            driver.play(case).worst is not None and sound.play(case).worst is None for case in cases
+        )
 
 
 @pytest.mark.parametrize(
@@ -156,25 +180,41 @@ def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> 
     [
         ("0.20.2", "sco-long", "vllm-project/vllm#42085"),
         ("0.21.0", "grammar", "vllm-project/vllm#43920"),
-        ("0.29.0", "stream", "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames"),
+        (
+            "0.29.0",
+            "stream",
+            "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames",
+        ),
         ("0.28.0", "mamba-nixl", "vllm-project/vllm#44526, or vllm-project/vllm#53706 with NIXL"),
         ("0.32.0", "ops-off", "not reported; the scenario offloading-reset-running"),
     ],
 )
-def test_a_death_is_found_again_and_named(version: str, mix: str, known: str, tmp_path: Path) -> None:
-    with Driver(provision(Source(release=version)), driver_model(), tmp_path / "driver.log") as driver:
+def test_a_death_is_found_again_and_named(
+    version: str, mix: str, known: str, tmp_path: Path
+) -> None:
+    with Driver(
+        provision(Source(release=version)), driver_model(), tmp_path / "driver.log"
+    ) as driver:
         worst = (driver.play(draw(seed, mix)).worst for seed in range(1, 401))
-        deaths = (finding for finding in worst if finding is not None and finding.kind is FindingKind.DEATH)
+        deaths = (
+            finding
+            for finding in worst
+            if finding is not None and finding.kind is FindingKind.DEATH
+        )
         assert known_as(next(deaths)) == known
         *_, server = forks._servers.values()
         assert "bare" not in psutil.Process(server._process.pid).cmdline()
 
 
 def test_the_seeds_that_find_a_death_kill_no_fixed_release(tmp_path: Path) -> None:
-    with Driver(provision(Source(release="0.24.0")), driver_model(), tmp_path / "driver.log") as driver:
+    with Driver(
+        provision(Source(release="0.24.0")), driver_model(), tmp_path / "driver.log"
+    ) as driver:
         results = [driver.play(draw(seed, "sco-long")) for seed in range(1, 301)]
     assert not [result.invalid for result in results if result.invalid]
     # Cases that reach no event would find nothing in any release.
     for name in ("stores", "loads", "hits", "preempted"):
         assert sum(result.counts.get(name, 0) > 0 for result in results) >= 20, name
-    assert [one for result in results for one in result.findings if one.kind is FindingKind.DEATH] == []
+    assert [
+        one for result in results for one in result.findings if one.kind is FindingKind.DEATH
+    ] == []

@@ -10,7 +10,16 @@ pytestmark = pytest.mark.live
 
 
 def test_an_image_larger_than_the_cache_ends_the_boot(harness: Harness) -> None:
-    done = harness("run", "image-larger-than-cache", "--server", "process", "--vllm", "0.28.0", "--arm", "reported")
+    done = harness(
+        "run",
+        "image-larger-than-cache",
+        "--server",
+        "process",
+        "--vllm",
+        "0.28.0",
+        "--arm",
+        "reported",
+    )
     assert done.status == 0, done.out + done.err
     (trial,) = done.report["arms"][0]["trials"]
     death = trial["death"]

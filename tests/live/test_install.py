@@ -32,7 +32,9 @@ def test_an_install_line_gives_the_command_with_all_scenarios(line: str, tmp_pat
     places = [environment / "bin", tmp_path / "bin", Path(sys.prefix) / "bin"]  # the last has uvx
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     clean |= {
-        "PATH": ":".join(map(str, [*places[:2], *places[2:] * (tool == "uvx"), "/usr/bin", "/bin"])),
+        "PATH": ":".join(
+            map(str, [*places[:2], *places[2:] * (tool == "uvx"), "/usr/bin", "/bin"])
+        ),
         "PIPX_HOME": str(tmp_path / "pipx"),
         "PIPX_BIN_DIR": str(tmp_path / "bin"),
         "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
@@ -40,7 +42,9 @@ def test_an_install_line_gives_the_command_with_all_scenarios(line: str, tmp_pat
     }
 
     def call(words: str) -> str:
-        done = subprocess.run(words, shell=True, cwd=checkout, env=clean, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, shell=True, cwd=checkout, env=clean, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -24,15 +24,25 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.23.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err
     report = done.report
-    assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "lab")
+    assert (report["verdict"], report["expected"], report["evidence"]) == (
+        "reproduces",
+        True,
+        "lab",
+    )
     assert done.out.startswith("LAB: vLLM 0.23.0's own code")
     arm = report["arms"][0]
     trial = arm["trials"][0]
-    assert (trial["outcome"], trial["phase"], trial["trigger"]["crossed"]) == ("crash", "request", True)
+    assert (trial["outcome"], trial["phase"], trial["trigger"]["crossed"]) == (
+        "crash",
+        "request",
+        True,
+    )
     death = trial["death"]
     assert (death["exception"], death["signature"]) == ("AssertionError", "match")
     assert re.search(
-        r"turboquant_attn\.py:\d+:_continuation_prefill' requires 16\.00 MB, current size is 1\.02 MB", death["message"]
+        r"turboquant_attn\.py:\d+:_continuation_prefill' requires 16\.00 MB, current size is"
+        r" 1\.02 MB",
+        death["message"],
     )
     # No frame of the death is the plugin's.
     assert death["frames"][-3:] == [
@@ -40,13 +50,19 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
         "vllm/v1/worker/workspace.py:get_simultaneous",
         "vllm/v1/worker/workspace.py:_ensure_workspace_size",
     ]
-    assert done.kept or strange_frames(death["frames"], provision(Source(release="0.23.0")).packages) == []
+    assert (
+        done.kept
+        or strange_frames(death["frames"], provision(Source(release="0.23.0")).packages) == []
+    )
     assert arm["server"]["kind"] == "lab"
     assert {part["name"].rsplit(".", 1)[-1] for part in arm["server"]["replaced"]} >= {
         "_tq_full_dequant_kv",
         "graph_capture",
     }
-    assert all(len(part["sha256"]) == 64 and part["why"] and part["effect"] for part in arm["server"]["replaced"])
+    assert all(
+        len(part["sha256"]) == 64 and part["why"] and part["effect"]
+        for part in arm["server"]["replaced"]
+    )
 
 
 BY_HAND = pytest.mark.by_hand
@@ -59,7 +75,8 @@ BY_HAND = pytest.mark.by_hand
         pytest.param(
             "near-miss-129", "crash", marks=BY_HAND
         ),  # the shortest prompt that dies; the reported one is above
-        pytest.param("eager", "clean", marks=BY_HAND),  # CI also boots it in the README's first command
+        # CI also boots it in the README's first command
+        pytest.param("eager", "clean", marks=BY_HAND),
         # A prefix hit dies with the same message; a growing chat is another way to get one.
         pytest.param("prefix-hit", "crash", marks=BY_HAND),
         pytest.param("growing-chat", "crash", marks=BY_HAND),
@@ -95,13 +112,19 @@ def test_the_hole_in_the_reservation_and_the_change_that_closes_it(harness: Harn
     assert done.status == 0, done.out + done.err
     arms = {arm["name"]: arm for arm in done.report["arms"]}
     dead, alive = arms["reported"]["trials"][0], arms["patched"]["trials"][0]
-    assert (dead["outcome"], dead["death"]["signature"], dead["trigger"]["crossed"]) == ("crash", "match", True)
+    assert (dead["outcome"], dead["death"]["signature"], dead["trigger"]["crossed"]) == (
+        "crash",
+        "match",
+        True,
+    )
     assert (alive["outcome"], alive["trigger"]["crossed"]) == ("clean", True)
     assert arms["reported"]["server"]["patched"] == []
     (changed,) = arms["patched"]["server"]["patched"]
     assert changed["file"] == "vllm/v1/attention/backends/turboquant_attn.py"
     assert changed["sha256"] != next(
-        part["sha256"] for part in arms["reported"]["server"]["replaced"] if part["file"] == changed["file"]
+        part["sha256"]
+        for part in arms["reported"]["server"]["replaced"]
+        if part["file"] == changed["file"]
     )
 
 
@@ -123,7 +146,11 @@ def test_the_replacements_write_and_read_what_the_kernels_do(tmp_path: Path) -> 
         timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("turboquant_", "flash_")))
+    found = dict(
+        line.split(" ", 1)
+        for line in done.stdout.splitlines()
+        if line.startswith(("turboquant_", "flash_"))
+    )
     assert found == {
         "turboquant_4bit_nc": "same bytes, same keys and values, same answers",
         "turboquant_k3v4_nc": "same bytes, same keys and values, same answers",

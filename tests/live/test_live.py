@@ -1,6 +1,7 @@
 """Real vLLM releases on this CPU: the harness tells a real death from a real life.
 
-Each test boots servers for some minutes. Waits follow the log's progress, so a slow machine is no failure.
+Each test boots servers for some minutes. Waits follow the log's progress, so a slow machine is no
+failure.
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ SCENARIO = "min-tokens-stop-ids"
 def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_over_it(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 10.0)  # other tests do not wait for it
+    # other tests do not wait for it
+    monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 10.0)
     arms = ("--arm", "reported", "--arm", "patched")
     done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0", *arms)
     assert done.status == 0, done.out + done.err
     assert "REHEARSAL" not in done.out
     report = done.report
-    assert (report["verdict"], report["expected"], report["evidence"]) == ("reproduces", True, "cpu")
+    assert (report["verdict"], report["expected"], report["evidence"]) == (
+        "reproduces",
+        True,
+        "cpu",
+    )
     reported, fixed = report["arms"]
     trial = reported["trials"][0]
     assert trial["outcome"] == "crash"
@@ -83,21 +89,35 @@ def test_serves(vllm_server):
 """
 
 
-def test_a_test_of_a_user_fails_with_the_root_exception_of_0_28_0_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_test_of_a_user_fails_with_the_root_exception_of_0_28_0_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
     """In a process of its own, as `pytest` runs it. The second request is the one that kills."""
     provision(Source(release="0.28.0"))
     (tmp_path / "test_served.py").write_text(_TEST_OF_A_USER, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--basetemp",
+        str(tmp_path / "base"),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(
-        r"^E +vllm_repro\.EngineDied: IndexError: index 999999 is out of bounds", done.stdout, re.MULTILINE
+        r"^E +vllm_repro\.EngineDied: IndexError: index 999999 is out of bounds",
+        done.stdout,
+        re.MULTILINE,
     )
     assert re.search(r"^E +the test saw APIConnectionError: ", done.stdout, re.MULTILINE)
     tokens, *pids = re.findall(r"^tokens: (.*)", done.stdout, re.MULTILINE)[0].split()
     assert (tokens, len(pids) >= 3) == ("4", True)
     until = time.monotonic() + 10  # a killed process stays in the table until its parent looks
-    while (left := [pid for pid in pids if psutil.pid_exists(int(pid))]) and time.monotonic() < until:
+    while (
+        left := [pid for pid in pids if psutil.pid_exists(int(pid))]
+    ) and time.monotonic() < until:
         time.sleep(0.2)
     assert left == []
     segments = re.findall(r"^shared memory: (.*)", done.stdout, re.MULTILINE)[0].split()
@@ -120,24 +140,40 @@ def test_token_ids_and_responses_are_evidence(harness: Harness) -> None:
     scenario = Path(__file__).parents[1] / "data" / "declared" / "responses.py"
     done = harness("run", str(scenario), "--server", "process", "--vllm", "0.29.0")
     (trial,) = done.report["arms"][0]["trials"]
-    assert (trial["outcome"], trial["requests"]) == ("clean", {"sent": 3, "ok": 3, "failed": 0}), trial["why"]
+    assert (trial["outcome"], trial["requests"]) == (
+        "clean",
+        {"sent": 3, "ok": 3, "failed": 0},
+    ), trial["why"]
     chunks, plain, streamed = trial["trigger"]["evidence"]
     assert chunks.startswith("ids: 1000 prompt tokens")
     assert plain == "plain carried max_output_tokens=4: answered 200"
     assert streamed == "streamed carried max_output_tokens=5: answered 200"
 
 
-def test_a_flag_that_the_release_does_not_know_is_unsupported(harness: Harness, tmp_path: Path) -> None:
+def test_a_flag_that_the_release_does_not_know_is_unsupported(
+    harness: Harness, tmp_path: Path
+) -> None:
     folder = tmp_path / "scenarios"
     folder.mkdir()
-    source = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
-    changed = source.replace("--enforce-eager\n", "--enforce-eager\n        --calculate-kv-scales\n")
+    source = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(
+        encoding="utf-8"
+    )
+    changed = source.replace(
+        "--enforce-eager\n", "--enforce-eager\n        --calculate-kv-scales\n"
+    )
     assert changed != source
     (folder / "min_tokens_stop_ids.py").write_text(
         changed.replace('try_with="0.28.0"', 'try_with="0.27.1"'), encoding="utf-8"
     )
     done = harness(
-        "run", str(folder / "min_tokens_stop_ids.py"), "--server", "process", "--vllm", "0.28.0", "--arm", "reported"
+        "run",
+        str(folder / "min_tokens_stop_ids.py"),
+        "--server",
+        "process",
+        "--vllm",
+        "0.28.0",
+        "--arm",
+        "reported",
     )
     trial = done.report["arms"][0]["trials"][0]
     assert trial["outcome"] == "unsupported", trial
@@ -162,8 +198,16 @@ def running(tmp_path: Path) -> Iterator[str]:
         "--load-format",
         "dummy",
     ]
-    flags = "--dtype float32 --max-model-len 8192 --max-num-batched-tokens 512 --max-num-seqs 8 --enforce-eager"
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    flags = (
+        "--dtype float32 --max-model-len 8192 --max-num-batched-tokens 512 --max-num-seqs 8"
+        " --enforce-eager"
+    )
+    environment = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     log = tmp_path / "server.log"
     started = start([*words, *flags.split()], environment, log)
     try:
@@ -191,7 +235,11 @@ def test_attached_to_a_running_server(harness: Harness, running: str) -> None:
     arms = {arm["name"]: arm["trials"][0] for arm in done.report["arms"]}
     assert arms["near-miss"]["outcome"] == "untriggered"
     trial = arms["reported"]
-    assert (trial["outcome"], trial["death"]["signature"], trial["trigger"]["crossed"]) == ("crash", "match", True)
+    assert (trial["outcome"], trial["death"]["signature"], trial["trigger"]["crossed"]) == (
+        "crash",
+        "match",
+        True,
+    )
     assert trial["death"]["latency_s"] >= 0
     assert done.report["evidence"] == "cpu"
 
@@ -204,11 +252,25 @@ def _words(process: psutil.Process) -> str:
         return ""
 
 
-def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness, tmp_path: Path) -> None:
+def test_a_killed_harness_leaves_a_real_server_that_clean_ends(
+    harness: Harness, tmp_path: Path
+) -> None:
     provision(Source(release="0.28.0"))
     environment = {**os.environ, "VLLM_REPRO_REPORTS": str(tmp_path / "reports"), "CI": "true"}
-    command = [sys.executable, "-m", "vllm_repro", "run", SCENARIO, "--server", "process", "--vllm", "0.28.0"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "vllm_repro",
+        "run",
+        SCENARIO,
+        "--server",
+        "process",
+        "--vllm",
+        "0.28.0",
+    ]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         size, grown = -1, time.monotonic()
         # Kill it once EngineCore and its worker run; they are hardest to find again.
@@ -235,7 +297,10 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(harness: Harness,
 @pytest.mark.by_hand
 @pytest.mark.parametrize(
     ("release", "status", "printed"),
-    [("0.28.0", 1, "The engine died: IndexError: index 999999"), ("0.29.0", 0, "The engine lives.")],
+    [
+        ("0.28.0", 1, "The engine died: IndexError: index 999999"),
+        ("0.29.0", 0, "The engine lives."),
+    ],
 )
 def test_the_script_of_a_report_finds_the_same_without_this_package(
     tmp_path: Path, release: str, status: int, printed: str
@@ -243,7 +308,16 @@ def test_the_script_of_a_report_finds_the_same_without_this_package(
     known = find(SCENARIO)
     installed = provision(Source(release=release))
     (tmp_path / "repro.py").write_text(script(known, known.arms[0]), encoding="utf-8")
-    command = [str(installed.python), "repro.py", "--model", str(cached_model(TinyModel())), "--load-format", "dummy"]
+    command = [
+        str(installed.python),
+        "repro.py",
+        "--model",
+        str(cached_model(TinyModel())),
+        "--load-format",
+        "dummy",
+    ]
     environment = {"PATH": f"{installed.executable.parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, printed in done.stdout) == (status, True), done.stdout + done.stderr

@@ -15,7 +15,9 @@ GUARD = "vllm_repro_lab/"
 
 
 def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -> None:
-    done = harness("run", "tq-mtp-cudagraphs", "--server", "lab", "--vllm", "0.20.2", "--arm", "reported")
+    done = harness(
+        "run", "tq-mtp-cudagraphs", "--server", "lab", "--vllm", "0.20.2", "--arm", "reported"
+    )
     assert done.status == 0, done.out + done.err
     assert (done.report["verdict"], done.report["evidence"]) == ("reproduces", "lab")
     arm = done.report["arms"][0]
@@ -26,7 +28,8 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert (death["exception"], death["signature"]) == ("RuntimeError", "match")
     assert trial["why"].startswith("RuntimeError in _prefill_attention: ")
     assert death["message"].startswith(
-        "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned."
+        "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor"
+        " is pinned."
     )
     # The guard's frames stand where a CUDA build has C++.
     functions = [frame.rpartition(":")[2] for frame in death["frames"]]
@@ -36,7 +39,8 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert "profile_cudagraph_memory" in functions
     assert done.kept or strange_frames(own, provision(Source(release="0.20.2")).packages) == []
     replaced = {part["name"]: part for part in arm["server"]["replaced"]}
-    assert {"torch.cuda.graphs.graph", "vllm.v1.worker.cpu_worker.CPUWorker.determine_available_memory"} <= set(
-        replaced
-    )
+    assert {
+        "torch.cuda.graphs.graph",
+        "vllm.v1.worker.cpu_worker.CPUWorker.determine_available_memory",
+    } <= set(replaced)
     assert not [name for name in replaced if "_prefill_attention" in name]

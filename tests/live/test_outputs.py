@@ -17,7 +17,9 @@ FILE = Path(__file__).parents[2] / "scenarios" / "tq_shared_step_loses_prefix.py
 
 
 def trial_of(harness: Harness, name: str, release: str, arm: str, *words: str) -> dict[str, Any]:
-    done = harness("run", name, "--server", "lab", "--vllm", release, "--arm", arm, "--expect", "any", *words)
+    done = harness(
+        "run", name, "--server", "lab", "--vllm", release, "--arm", arm, "--expect", "any", *words
+    )
     (trial,) = done.report["arms"][0]["trials"]
     assert trial["outcome"] in ("wrong-output", "clean"), done.out + done.err
     found: dict[str, Any] = trial
@@ -39,7 +41,10 @@ def test_a_prefix_is_lost_to_a_long_prompt_in_the_same_step(
     trial = trial_of(harness, SCENARIO, release, arm)
     assert (trial["outcome"], trial["trigger"]["crossed"]) == (outcome, True), trial["why"]
     if outcome == "wrong-output":
-        assert trial["why"] == "the equal requests 'alone' and 'beside it' were answered differently after 0 tokens"
+        assert (
+            trial["why"]
+            == "the equal requests 'alone' and 'beside it' were answered differently after 0 tokens"
+        )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,10 @@ def test_a_fetched_prompt_loses_a_token(harness: Harness, arm: str, outcome: str
     trial = trial_of(harness, "nixl-fetch-loses-token", "0.33.0", arm)
     assert (trial["outcome"], trial["trigger"]["crossed"]) == (outcome, True), trial["why"]
     if outcome == "wrong-output":
-        assert trial["why"] == "the equal requests 'alone' and 'fetched' were answered differently after 0 tokens"
+        assert (
+            trial["why"]
+            == "the equal requests 'alone' and 'fetched' were answered differently after 0 tokens"
+        )
 
 
 def unaware(folder: Path) -> str:
@@ -65,7 +73,10 @@ def unaware(folder: Path) -> str:
         ("    checks,\n", ""),
         (SCENARIO, "unaware"),
         (
-            'workload=[FILLS, ALONE, together(BUSY, completion(name="new", prompt=1000, starts_after=0.05), BESIDE)]',
+            (
+                'workload=[FILLS, ALONE, together(BUSY, completion(name="new", prompt=1000,'
+                " starts_after=0.05), BESIDE)]"
+            ),
             "workload=[FILLS, ALONE]",
         ),
         (' & prefilled_together("new", "beside it")', ""),
@@ -98,6 +109,8 @@ def with_made_weights(name: str, folder: Path) -> str:
     ("name", "release"),
     [("tq-chunked-prefill", "0.24.0"), ("sco-hybrid", "0.24.0")],
 )
-def test_a_healthy_engine_answers_as_alone(harness: Harness, tmp_path: Path, name: str, release: str) -> None:
+def test_a_healthy_engine_answers_as_alone(
+    harness: Harness, tmp_path: Path, name: str, release: str
+) -> None:
     trial = trial_of(harness, with_made_weights(name, tmp_path), release, "reported", "--outputs")
     assert (trial["outcome"], trial["output"]) == ("clean", "as alone"), trial["why"]

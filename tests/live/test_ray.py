@@ -1,4 +1,7 @@
-"""Runs on a real Ray cluster of three nodes on this machine: `--on`. They are rehearsals, so that only Ray takes time."""
+"""Runs on a real Ray cluster of three nodes on this machine: `--on`.
+
+They are rehearsals, so that only Ray takes time.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ pytestmark = [
 SCENARIO = "tq-chunked-prefill"
 _MB = 1 << 20
 _HEALTH = {"initial_delay_ms": 1000, "period_ms": 1000, "timeout_ms": 2000, "failure_threshold": 3}
-"""A node that does not answer is lost after some seconds. By Ray's own values it takes half a minute."""
+"""A node that does not answer is lost after some seconds.
+
+By Ray's own values it takes half a minute.
+"""
 
 
 class Nodes:
@@ -51,7 +57,11 @@ class Nodes:
         """Kill the node of the only run, without a word to the others."""
         (item,) = items()
         above = {parent.pid for parent in item.parents()}
-        (node,) = (node for node in self.nodes if any(one.process.pid in above for one in node.all_processes["raylet"]))
+        (node,) = (
+            node
+            for node in self.nodes
+            if any(one.process.pid in above for one in node.all_processes["raylet"])
+        )
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
@@ -160,14 +170,27 @@ def test_a_map_over_two_nodes_is_that_of_one_machine(
     words = ("versions", SCENARIO, "--server", "rehearsal", "--versions", "0.21.0,0.23.0,0.24.0")
     status, text = ended(command(*words, "--on", shared.address, "--out", "there"))
     assert status == 0, text
-    there = json.loads((tmp_path / "there" / SCENARIO / "versions" / "latest" / "versions.json").read_bytes())
+    there = json.loads(
+        (tmp_path / "there" / SCENARIO / "versions" / "latest" / "versions.json").read_bytes()
+    )
     here = json.loads(harness(*words, "--json").out)
     assert same(there["rows"]) == same(here["rows"])
 
 
-def test_a_run_goes_on_when_its_node_is_killed(cluster: Nodes, command: Command, tmp_path: Path) -> None:
+def test_a_run_goes_on_when_its_node_is_killed(
+    cluster: Nodes, command: Command, tmp_path: Path
+) -> None:
     run = command(
-        "run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "8", "--on", cluster.address
+        "run",
+        SCENARIO,
+        "--server",
+        "rehearsal",
+        "--arm",
+        "reported",
+        "--trials",
+        "8",
+        "--on",
+        cluster.address,
     )
     folder = until_in_journal(tmp_path / "reports", "trial-ended", 2)
     cluster.kill_the_one_that_runs()
@@ -180,9 +203,20 @@ def test_a_run_goes_on_when_its_node_is_killed(cluster: Nodes, command: Command,
     until_no_item()
 
 
-def test_a_killed_command_leaves_no_server_and_is_resumed(shared: Nodes, command: Command, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_server_and_is_resumed(
+    shared: Nodes, command: Command, tmp_path: Path
+) -> None:
     run = command(
-        "run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "8", "--on", shared.address
+        "run",
+        SCENARIO,
+        "--server",
+        "rehearsal",
+        "--arm",
+        "reported",
+        "--trials",
+        "8",
+        "--on",
+        shared.address,
     )
     folder = until_in_journal(tmp_path / "reports", "trial-ended", 2)
     run.kill()
@@ -199,9 +233,13 @@ def third_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("third_hangs")  # before the cluster, whose nodes take the environment
-def test_an_interrupted_command_reports_what_it_saw(cluster: Nodes, command: Command, tmp_path: Path) -> None:
+def test_an_interrupted_command_reports_what_it_saw(
+    cluster: Nodes, command: Command, tmp_path: Path
+) -> None:
     arms = ("--arm", "reported", "--arm", "eager")
-    run = command("run", SCENARIO, "--server", "rehearsal", *arms, "--trials", "1", "--on", cluster.address)
+    run = command(
+        "run", SCENARIO, "--server", "rehearsal", *arms, "--trials", "1", "--on", cluster.address
+    )
     folder = until_in_journal(tmp_path / "reports", "ready", 2)
     run.send_signal(signal.SIGINT)
     status, text = ended(run)
@@ -215,7 +253,16 @@ def test_a_lost_head_ends_the_command_with_the_way_to_continue(
     cluster: Nodes, command: Command, tmp_path: Path
 ) -> None:
     run = command(
-        "run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--trials", "90", "--on", cluster.address
+        "run",
+        SCENARIO,
+        "--server",
+        "rehearsal",
+        "--arm",
+        "reported",
+        "--trials",
+        "90",
+        "--on",
+        cluster.address,
     )
     folder = until_in_journal(tmp_path / "reports", "trial-ended", 1)
     cluster.cluster.remove_node(cluster.cluster.head_node, allow_graceful=False)
@@ -234,17 +281,23 @@ def test_what_the_cluster_lacks_is_named_at_once(shared: Nodes, command: Command
 
 
 def test_an_address_without_a_cluster_is_reported(command: Command) -> None:
-    status, text = ended(command("run", SCENARIO, "--server", "rehearsal", "--on", f"127.0.0.1:{free_port()}"))
+    status, text = ended(
+        command("run", SCENARIO, "--server", "rehearsal", "--on", f"127.0.0.1:{free_port()}")
+    )
     assert status == 2
     assert "no Ray cluster answers" in text
 
 
 def test_ray_client_is_refused_with_what_to_do_instead(command: Command) -> None:
-    status, text = ended(command("run", SCENARIO, "--server", "rehearsal", "--on", "ray://127.0.0.1:10001"))
+    status, text = ended(
+        command("run", SCENARIO, "--server", "rehearsal", "--on", "ray://127.0.0.1:10001")
+    )
     assert status == 64
     assert "--on auto" in text
 
 
 def test_a_cluster_on_this_machine_needs_no_other(command: Command) -> None:
-    status, text = ended(command("run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--on", "local"))
+    status, text = ended(
+        command("run", SCENARIO, "--server", "rehearsal", "--arm", "reported", "--on", "local")
+    )
     assert status == 0, text

@@ -30,7 +30,8 @@ DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
 def hosts() -> Iterator[Hosts]:
     if os.geteuid() != 0:
         cannot_run("network namespaces need root")
-    provision(Source(release=RELEASE))  # before the runs, so that their time limits do not include the install
+    # before the runs, so that their time limits do not include the install
+    provision(Source(release=RELEASE))
     hosts = Hosts(nodes=3)
     yield hosts
     hosts.end()
@@ -46,7 +47,16 @@ def run(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     assert longer != text
     scenario = tmp_path / "dsv4_tp2.py"
     scenario.write_text(longer, encoding="utf-8")
-    options = ("--server", "lab", "--arm", "reported", "--answer-stall", "30", "--on", hosts.address)
+    options = (
+        "--server",
+        "lab",
+        "--arm",
+        "reported",
+        "--answer-stall",
+        "30",
+        "--on",
+        hosts.address,
+    )
     out = tmp_path / "reports"
     run = two_ranks.begin(out, *options, within=hosts.within(1), scenario=scenario, request=LONG)
     yield run
@@ -54,9 +64,22 @@ def run(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def test_dsv4_dies_on_both_hosts_with_the_reported_numbers(hosts: Hosts, tmp_path: Path) -> None:
-    words = ("run", "dsv4-tp2", "--server", "lab", "--arm", "branch", "--on", hosts.address, "--out", str(tmp_path))
+    words = (
+        "run",
+        "dsv4-tp2",
+        "--server",
+        "lab",
+        "--arm",
+        "branch",
+        "--on",
+        hosts.address,
+        "--out",
+        str(tmp_path),
+    )
     program = [*hosts.within(1), sys.executable, "-m", "vllm_repro"]
-    done = subprocess.run([*program, *words], check=False, capture_output=True, text=True, env=hosts.environment())
+    done = subprocess.run(
+        [*program, *words], check=False, capture_output=True, text=True, env=hosts.environment()
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "dsv4-tp2").glob("2*")
     for log in ("branch-1.log", "branch-1.rank1.log"):
@@ -87,7 +110,9 @@ def test_a_cut_network_is_a_hang(run: Run, hosts: Hosts) -> None:
     assert trial["outcome"] == "hang", trial["why"]
 
 
-def test_a_lost_host_is_no_death_of_the_engine_and_the_trial_runs_again(run: Run, hosts: Hosts) -> None:
+def test_a_lost_host_is_no_death_of_the_engine_and_the_trial_runs_again(
+    run: Run, hosts: Hosts
+) -> None:
     hosts.lose(lost := host_of(run, 1))
     while run.sent(LONG) < 2:
         assert run.process.poll() is None, "the run ended before its second boot"
@@ -96,5 +121,7 @@ def test_a_lost_host_is_no_death_of_the_engine_and_the_trial_runs_again(run: Run
     assert ended["outcome"] == "infra", ended["why"]
     assert f"rank 1: its node {hosts.ip(lost)} was lost" in ended["why"]
     assert host_of(run, 1) == lost  # of the first boot
-    ranks = [entry["facts"]["ranks"][0] for entry in run.journal() if entry["event"] == "server-started"]
+    ranks = [
+        entry["facts"]["ranks"][0] for entry in run.journal() if entry["event"] == "server-started"
+    ]
     assert ranks[1]["env"]["VLLM_HOST_IP"] != hosts.ip(lost)

@@ -18,31 +18,68 @@ by_hand = pytest.mark.by_hand
     ("scenario", "vllm", "exception", "function"),
     [
         ("offloading-two-groups", "0.23.0", "AssertionError", "update_state_after_alloc"),
-        pytest.param("offloading-two-groups", "0.21.0", "AssertionError", "update_state_after_alloc", marks=by_hand),
-        pytest.param("offloading-window-twice", "0.21.0", "KeyError", "_remove_pending_job", marks=by_hand),
-        pytest.param("offloading-window-twice", "0.22.1", "KeyError", "_remove_pending_job", marks=by_hand),
-        pytest.param("offloading-readmitted", "0.23.0", "AssertionError", "update_state_after_alloc", marks=by_hand),
-        pytest.param("nixl-mamba-prompt-twice", "0.22.1", "AssertionError", "schedule", marks=by_hand),
-        pytest.param("nixl-mamba-prompt-twice", "0.28.0", "AssertionError", "schedule", marks=by_hand),
+        pytest.param(
+            "offloading-two-groups",
+            "0.21.0",
+            "AssertionError",
+            "update_state_after_alloc",
+            marks=by_hand,
+        ),
+        pytest.param(
+            "offloading-window-twice", "0.21.0", "KeyError", "_remove_pending_job", marks=by_hand
+        ),
+        pytest.param(
+            "offloading-window-twice", "0.22.1", "KeyError", "_remove_pending_job", marks=by_hand
+        ),
+        pytest.param(
+            "offloading-readmitted",
+            "0.23.0",
+            "AssertionError",
+            "update_state_after_alloc",
+            marks=by_hand,
+        ),
+        pytest.param(
+            "nixl-mamba-prompt-twice", "0.22.1", "AssertionError", "schedule", marks=by_hand
+        ),
+        pytest.param(
+            "nixl-mamba-prompt-twice", "0.28.0", "AssertionError", "schedule", marks=by_hand
+        ),
     ],
 )
-def test_the_scheduler_dies(harness: Harness, scenario: str, vllm: str, exception: str, function: str) -> None:
+def test_the_scheduler_dies(
+    harness: Harness, scenario: str, vllm: str, exception: str, function: str
+) -> None:
     done = harness("run", scenario, "--server", "lab", "--vllm", vllm, "--arm", "reported")
     assert done.status == 0, done.out + done.err
     (trial,) = done.report["arms"][0]["trials"]
     death = trial["death"]
-    assert (trial["outcome"], death["exception"], death["signature"]) == ("crash", exception, "match")
+    assert (trial["outcome"], death["exception"], death["signature"]) == (
+        "crash",
+        exception,
+        "match",
+    )
     assert death["frames"][-1].endswith(f":{function}")
-    assert done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
+    assert (
+        done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("scenario", "vllm", "outcomes"),
     [
         ("sco-hybrid", "0.21.0", {"reported": "crash", "near-miss-length": "untriggered"}),
-        pytest.param("multi-connector-second-report", "0.23.0", {"reported": "crash"}, marks=by_hand),
-        pytest.param("sco-lazy-starves", "0.32.0", {"reported": "hang", "patched": "clean"}, marks=by_hand),
-        pytest.param("sco-lazy-never-rests", "0.32.0", {"reported": "hang", "patched": "clean"}, marks=by_hand),
+        pytest.param(
+            "multi-connector-second-report", "0.23.0", {"reported": "crash"}, marks=by_hand
+        ),
+        pytest.param(
+            "sco-lazy-starves", "0.32.0", {"reported": "hang", "patched": "clean"}, marks=by_hand
+        ),
+        pytest.param(
+            "sco-lazy-never-rests",
+            "0.32.0",
+            {"reported": "hang", "patched": "clean"},
+            marks=by_hand,
+        ),
     ],
 )
 def test_scenarios_of_the_lab_run_without_a_model(

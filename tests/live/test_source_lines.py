@@ -27,10 +27,16 @@ def lines_of(source: str, function: str) -> Sequence[str]:
     for name in function.split("."):
         found = next((one for one in body if getattr(one, "name", None) == name), None)
         body = getattr(found, "body", ())
-    return [] if found is None else [line.strip() for line in source.splitlines()[found.lineno - 1 : found.end_lineno]]
+    return (
+        []
+        if found is None
+        else [line.strip() for line in source.splitlines()[found.lineno - 1 : found.end_lineno]]
+    )
 
 
-@pytest.mark.parametrize("scenario", all_scenarios(Path(__file__).parents[2] / "scenarios"), ids=named)
+@pytest.mark.parametrize(
+    "scenario", all_scenarios(Path(__file__).parents[2] / "scenarios"), ids=named
+)
 def test_the_quoted_line_stands_in_its_function(scenario: Scenario) -> None:
     quoted = scenario.defect
     assert quoted is not None

@@ -32,11 +32,13 @@ ARMS = """    arms=[
 
 def scenario(folder: Path) -> Path:
     """Return min-tokens-stop-ids with other arms: a comparison of two servers."""
-    text = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
-    text = text.replace("        --enforce-eager\n", "")
-    text = text.replace("    arm,\n", "    arm,\n    checks,\n    throughput,\n    with_flags,\n").replace(
-        "    untriggered,\n", ""
+    text = (Path(__file__).parents[2] / "scenarios" / "min_tokens_stop_ids.py").read_text(
+        encoding="utf-8"
     )
+    text = text.replace("        --enforce-eager\n", "")
+    text = text.replace(
+        "    arm,\n", "    arm,\n    checks,\n    throughput,\n    with_flags,\n"
+    ).replace("    untriggered,\n", "")
     begin, end = text.index("    arms=["), text.index("    related=")
     path = folder / "min_tokens_stop_ids.py"
     path.write_text(text[:begin] + ARMS + text[end:], encoding="utf-8")
@@ -44,14 +46,22 @@ def scenario(folder: Path) -> Path:
 
 
 @pytest.mark.alone  # compares times
-def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harness, tmp_path: Path) -> None:
-    provision(Source(release="0.29.0"))  # before the run, so that its time limit does not include the install
-    done = harness("run", str(scenario(tmp_path)), "--server", "process", "--vllm", "0.29.0", "--throughput")
+def test_client_and_server_agree_and_random_weights_claim_nothing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    # before the run, so that its time limit does not include the install
+    provision(Source(release="0.29.0"))
+    done = harness(
+        "run", str(scenario(tmp_path)), "--server", "process", "--vllm", "0.29.0", "--throughput"
+    )
     assert done.status == 0, done.out + done.err
     report = done.report
     trials: dict[str, dict[str, Any]] = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
     # Random weights repeat tokens although the engine is healthy.
-    assert {name: trial["outcome"] for name, trial in trials.items()} == {"reported": "clean", "eager": "clean"}
+    assert {name: trial["outcome"] for name, trial in trials.items()} == {
+        "reported": "clean",
+        "eager": "clean",
+    }
     assert report["throughput"] is None
     assert all(trial["throughput"] is None for trial in trials.values())
     assert "No throughput is claimed: the weights are random" in done.out
@@ -64,7 +74,10 @@ def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harne
     for point in points:
         load = point["point"]
         requests = (point["warm_ups"] + point["rounds"]) * load["concurrency"]
-        assert point["usage"] == {"prompt": requests * load["prompt"], "output": requests * load["output"]}
+        assert point["usage"] == {
+            "prompt": requests * load["prompt"],
+            "output": requests * load["output"],
+        }
         assert point["counted"] == point["usage"], point
     assert not list(journal.of("measure-stopped"))
     found = measurements(journal)
@@ -75,7 +88,8 @@ def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harne
     for row in found.speeds:
         figures = row.figures
         if figures.ttft_s is None or figures.tpot_s is None:
-            # The engine spins on both cores, so the client may be late; the report then shows no times.
+            # The engine spins on both cores, so the client may be late; the report then shows no
+            # times.
             assert figures.late_s.high > 0.001
             continue
         if figures.point.prompt != 64:
@@ -86,13 +100,18 @@ def test_client_and_server_agree_and_random_weights_claim_nothing(harness: Harne
         assert figures.output_tok_s.median == pytest.approx(rate, rel=0.5)
         assert figures.tpot_s.median * (figures.point.output - 1) > 0.1 * alone
 
-    lines = [json.loads(line) for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     taken = [line for line in lines if line["name"] == "throughput"]
     assert taken
     # A late API server sends the tokens of several steps in one piece.
     assert all(0 < len(line["token_times"]) <= line["usage"]["completion_tokens"] for line in taken)
     probes = [entry["said"] for entry in journal.of("output")]
-    assert [probe["probe"] for probe in probes] == ["greedy"] * 2, "random weights are asked for no needle"
+    assert [probe["probe"] for probe in probes] == ["greedy"] * 2, (
+        "random weights are asked for no needle"
+    )
     assert all(isinstance(token, int) for probe in probes for token in probe["first"][:1])
     for name in trials:
         agree(journal, name)
@@ -103,7 +122,10 @@ def agree(journal: Recording, arm: str) -> None:
     rounds = [entry for entry in journal.of("throughput-round") if entry["arm"] == arm]
     assert {entry["point"]["concurrency"] for entry in rounds} == {4, 8}
     for entry in rounds:
-        point, found = msgspec.convert(entry["point"], Point), msgspec.convert(entry["figures"], Round)
+        point, found = (
+            msgspec.convert(entry["point"], Point),
+            msgspec.convert(entry["figures"], Round),
+        )
         assert found.output_tokens == point.concurrency * point.output
     phases = [entry for entry in journal.of("counters") if entry["arm"] == arm]
     assert phases[0]["phase"] == "workload"

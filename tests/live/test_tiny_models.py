@@ -28,7 +28,13 @@ def words(name: str, *, quantized: bool = False) -> list[str]:
     scenario = find(name)
     weights = weights_for(scenario, ServerOptions(weights="dummy"))
     launch = process_launch(
-        scenario, scenario.arms[0], vllm=("vllm",), env={}, weights=weights, port=8000, evidence=Evidence.GPU
+        scenario,
+        scenario.arms[0],
+        vllm=("vllm",),
+        env={},
+        weights=weights,
+        port=8000,
+        evidence=Evidence.GPU,
     )
     argv = [word.replace("<HEAD_IP>", "127.0.0.1") for word in launch.argv[2:]]
     return [*argv, "--quantization", "auto_round"] if quantized else argv
@@ -54,8 +60,16 @@ def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
 
 
 def test_0_21_takes_the_tiny_models_and_all_that_their_commands_say() -> None:
-    names = ["tq-chunked-prefill", "tq-prefix-hit-unreserved", "tq-mtp-first-request", "sco-hybrid", "dsv4-tp2"]
-    found = dict(zip(names, read("0.21.0", "engine_config.py", [words(name) for name in names]), strict=True))
+    names = [
+        "tq-chunked-prefill",
+        "tq-prefix-hit-unreserved",
+        "tq-mtp-first-request",
+        "sco-hybrid",
+        "dsv4-tp2",
+    ]
+    found = dict(
+        zip(names, read("0.21.0", "engine_config.py", [words(name) for name in names]), strict=True)
+    )
     for name, facts in found.items():
         model = find(name).model
         ranks = 2 if model.kv_heads == 1 else 1  # both DeepSeek-V4 reports use two
@@ -66,13 +80,23 @@ def test_0_21_takes_the_tiny_models_and_all_that_their_commands_say() -> None:
         assert "hello" in facts["chat"]
     assert found["tq-chunked-prefill"]["cache"] == "turboquant_4bit_nc"
     assert found["tq-mtp-first-request"]["drafter"] == "MiMoMTPModel"
-    assert found["sco-hybrid"]["architecture"] == found["dsv4-tp2"]["architecture"] == "DeepseekV4ForCausalLM"
+    assert (
+        found["sco-hybrid"]["architecture"]
+        == found["dsv4-tp2"]["architecture"]
+        == "DeepseekV4ForCausalLM"
+    )
     assert found["dsv4-tp2"]["tokenizer_mode"] == "deepseek_v4"
 
 
 def test_0_20_takes_all_but_the_quantization_that_there_is_none_of() -> None:
     mtp, refused = read(
-        "0.20.2", "engine_config.py", [words("tq-mtp-cudagraphs"), words("tq-mtp-cudagraphs", quantized=True)]
+        "0.20.2",
+        "engine_config.py",
+        [words("tq-mtp-cudagraphs"), words("tq-mtp-cudagraphs", quantized=True)],
     )
-    assert (mtp.get("drafter"), mtp.get("cache"), mtp.get("head_size")) == ("MiMoMTPModel", "turboquant_k8v4", 256), mtp
+    assert (mtp.get("drafter"), mtp.get("cache"), mtp.get("head_size")) == (
+        "MiMoMTPModel",
+        "turboquant_k8v4",
+        256,
+    ), mtp
     assert "Unknown quantization method: auto_round" in refused["error"]

@@ -28,11 +28,16 @@ RELEASE = "0.32.0"
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    provision(Source(release=RELEASE))  # before the run, so that its time limit does not include the install
+    # before the run, so that its time limit does not include the install
+    provision(Source(release=RELEASE))
     started: list[Run] = []
 
     def start(*options: str, within: Sequence[str] = ()) -> Run:
-        started.append(two_ranks.begin(tmp_path, "--server", "process", "--vllm", RELEASE, *options, within=within))
+        started.append(
+            two_ranks.begin(
+                tmp_path, "--server", "process", "--vllm", RELEASE, *options, within=within
+            )
+        )
         return started[-1]
 
     yield start
@@ -43,7 +48,9 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         assert [session_members(session) for session in sessions] == [[], []]
 
 
-def test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank(begin: Callable[..., Run]) -> None:
+def test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank(
+    begin: Callable[..., Run],
+) -> None:
     run = begin()
     run.worker().kill()
     trial = run.report()["arms"][0]["trials"][0]
@@ -68,7 +75,11 @@ def test_a_cut_link_between_the_nodes_is_a_hang(begin: Callable[..., Run]) -> No
     """The run has a network of its own, in which all packets but those of HTTP are dropped."""
     if os.geteuid() != 0:
         cannot_run("a network namespace needs root")
-    run = begin("--answer-stall", "15", within=("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"))
+    run = begin(
+        "--answer-stall",
+        "15",
+        within=("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"),
+    )
     argv = run.facts()["argv"]
     port = argv[argv.index("--port") + 1]
     drop = f"iptables -A INPUT -p tcp -m multiport ! --ports {port} -j DROP"
@@ -79,8 +90,11 @@ def test_a_cut_link_between_the_nodes_is_a_hang(begin: Callable[..., Run]) -> No
 
 
 @pytest.mark.by_hand
-@pytest.mark.alone  # beside another engine two ranks make about ten tokens a second, and this test needs 3,500
-def test_the_second_launcher_killed_is_no_death_and_its_orphan_is_ended(begin: Callable[..., Run]) -> None:
+# beside another engine two ranks make about ten tokens a second, and this test needs 3,500
+@pytest.mark.alone
+def test_the_second_launcher_killed_is_no_death_and_its_orphan_is_ended(
+    begin: Callable[..., Run],
+) -> None:
     run = begin()
     orphan = run.worker()
     run.second_node().kill()

@@ -31,10 +31,15 @@ class Run:
 
     def sent(self, request: str) -> int:
         """Return how often this request was sent."""
-        return sum((entry["event"], entry.get("name")) == ("request-sent", request) for entry in self.journal())
+        return sum(
+            (entry["event"], entry.get("name")) == ("request-sent", request)
+            for entry in self.journal()
+        )
 
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = next(entry for entry in self.journal() if entry["event"] == "server-started")["facts"]
+        facts: dict[str, Any] = next(
+            entry for entry in self.journal() if entry["event"] == "server-started"
+        )["facts"]
         return facts
 
     def second_node(self) -> psutil.Process:
@@ -47,14 +52,18 @@ class Run:
             return psutil.Process(int(rank["pid"]))
         client = docker.from_env()
         try:
-            return psutil.Process(int(client.api.inspect_container(rank["container_id"])["State"]["Pid"]))
+            return psutil.Process(
+                int(client.api.inspect_container(rank["container_id"])["State"]["Pid"])
+            )
         finally:
             client.close()
 
     def worker(self, number: int = 1) -> psutil.Process:
         """Return the worker of a rank."""
         children = self.node(number).children(recursive=True)
-        return next(child for child in children if f"Worker_TP{number}" in " ".join(child.cmdline()))
+        return next(
+            child for child in children if f"Worker_TP{number}" in " ".join(child.cmdline())
+        )
 
     def report(self) -> dict[str, Any]:
         """Return the report of the ended run. Wait as long as logs and journal grow."""
@@ -64,12 +73,17 @@ class Run:
                 size, grown = now, time.monotonic()
             assert time.monotonic() - grown < 240, "the run makes no progress"
             time.sleep(0.2)
-        report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+        report: dict[str, Any] = json.loads(
+            (self.folder / "report.json").read_text(encoding="utf-8")
+        )
         return report
 
     def written(self) -> int:
         """Return the size in bytes of the run's journal and logs."""
-        return sum(path.stat().st_size for path in (self.folder / "journal.jsonl", *(self.folder / "logs").iterdir()))
+        return sum(
+            path.stat().st_size
+            for path in (self.folder / "journal.jsonl", *(self.folder / "logs").iterdir())
+        )
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -78,9 +92,16 @@ class Run:
 
 
 def begin(
-    out: Path, *options: str, within: Sequence[str] = (), scenario: Path = SCENARIO, request: str = "long answer"
+    out: Path,
+    *options: str,
+    within: Sequence[str] = (),
+    scenario: Path = SCENARIO,
+    request: str = "long answer",
 ) -> Run:
-    """Start a run and return once this request was sent. The caller ends it. within: the words of a command that runs it."""
+    """Start a run and return once this request was sent.
+
+    The caller ends it. within: the words of a command that runs it.
+    """
     command = [*within, sys.executable, "-m", "vllm_repro", "run", str(scenario)]
     process = subprocess.Popen(
         [*command, "--out", str(out), *options],

@@ -18,7 +18,8 @@ from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 _RUN = run_of(report(REHEARSAL))
 _ARM = replace(_RUN.arms[0], command="", trials=())
 _GPU = dataclasses.replace(
-    _RUN.environment, gpus=(Gpu(name="NVIDIA H200", memory_gb=141.0, capability=9.0, driver="580.1"),)
+    _RUN.environment,
+    gpus=(Gpu(name="NVIDIA H200", memory_gb=141.0, capability=9.0, driver="580.1"),),
 )
 _TRIAL = _RUN.arms[0].trials[0]
 FIRST = date(2026, 9, 1)
@@ -26,7 +27,9 @@ POINT = Point(128, 512, 4)
 NIGHTLY, RELEASE = "0.24.1rc1.dev{0}+gabc", "0.24.{0}"
 
 
-def arm(crashed: int, boots: int, name: str = "reported", expected: Expected = Expected.DIES) -> ArmJson:
+def arm(
+    crashed: int, boots: int, name: str = "reported", expected: Expected = Expected.DIES
+) -> ArmJson:
     if not boots:
         result = Result.INCONCLUSIVE
     elif not crashed:
@@ -39,7 +42,13 @@ def arm(crashed: int, boots: int, name: str = "reported", expected: Expected = E
 def with_speed(of: ArmJson, speed: float, flags: str = "") -> ArmJson:
     """Return the arm with a boot that was measured."""
     none = dict.fromkeys(("req_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "late_s"))
-    point = {"prompt": POINT.prompt, "output": POINT.output, "concurrency": POINT.concurrency, "rounds": 10, **none}
+    point = {
+        "prompt": POINT.prompt,
+        "output": POINT.output,
+        "concurrency": POINT.concurrency,
+        "rounds": 10,
+        **none,
+    }
     speeds: dict[str, Any] = {**point, "output_tok_s": speed, "quartiles": {}}
     measured = TrialThroughputJson(**speeds, points=(PointJson(**speeds),))
     return replace(of, command=flags, trials=(replace(_TRIAL, death=None, throughput=measured),))
@@ -57,10 +66,15 @@ def row(
     evidence: str = "gpu",
     hour: int = 2,
 ) -> tuple[date, Run]:
-    """Return a run of a night counted from 0, whose arm died in `crashed` of `boots`. The default version is that night's nightly."""
+    """Return a run of a night counted from 0, whose arm died in `crashed` of `boots`.
+
+    The default version is that night's nightly.
+    """
     version = version or NIGHTLY.format(night)
     started = datetime(FIRST.year, FIRST.month, FIRST.day, hour, tzinfo=UTC) + timedelta(days=night)
-    verdict = Verdict.INCONCLUSIVE if not boots else Verdict.REPRODUCES if crashed else Verdict.QUIET
+    verdict = (
+        Verdict.INCONCLUSIVE if not boots else Verdict.REPRODUCES if crashed else Verdict.QUIET
+    )
     if crashed and standing is Standing.GOOD:
         verdict = Verdict.REGRESSED
     made = replace(
@@ -83,9 +97,16 @@ def row(
 
 
 def measured(
-    night: int, speeds: dict[str, float], *, host: str = "aaaa0001", scenario: str = "sco-hybrid", version: str = ""
+    night: int,
+    speeds: dict[str, float],
+    *,
+    host: str = "aaaa0001",
+    scenario: str = "sco-hybrid",
+    version: str = "",
 ) -> tuple[date, Run]:
     """Return a quiet run with these arms measured, in tokens a second."""
     when, made = row(night, 0, host=host, scenario=scenario, version=version or None)
-    arms = tuple(with_speed(arm(0, 1, name, Expected.LIVES), speed) for name, speed in speeds.items())
+    arms = tuple(
+        with_speed(arm(0, 1, name, Expected.LIVES), speed) for name, speed in speeds.items()
+    )
     return when, replace(made, arms=arms)

@@ -19,7 +19,12 @@ REPORTS = EXAMPLES[0].parent
 def test_the_trials_of_a_run() -> None:
     trials = frames.trials(REHEARSAL)
     died = trials[trials["exception"].notna()].iloc[0]
-    assert (died["arm"], died["outcome"], died["phase"], died["crossed"]) == ("reported", "crash", "request", True)
+    assert (died["arm"], died["outcome"], died["phase"], died["crossed"]) == (
+        "reported",
+        "crash",
+        "request",
+        True,
+    )
     assert died["exception"] == "AssertionError"
     assert "Workspace is locked" in died["message"]
     assert (died["sent"], died["failed"]) == (died["ok"] + 1, 1)

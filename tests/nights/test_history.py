@@ -58,7 +58,10 @@ def test_a_declared_fix_is_no_claim() -> None:
         row(1, 0, 1, version="0.24.0", standing=Standing.GOOD),
     ]
     (change,) = history_of(rows).changes
-    assert (change.call, change.text) == (False, "fixed (was reproduces): 0.24.0 is declared good, and lived")
+    assert (change.call, change.text) == (
+        False,
+        "fixed (was reproduces): 0.24.0 is declared good, and lived",
+    )
 
 
 def test_what_did_not_run_is_a_change() -> None:
@@ -76,7 +79,9 @@ def test_the_first_night_has_nothing_to_be_compared_with() -> None:
 
 def test_the_table_has_the_last_14_nights() -> None:
     rows = [row(night, 1, 1) for night in range(20)]
-    assert [cell.night for cell in history_of(rows).bugs[0].nights] == [when for when, _ in rows[-NIGHTS:]]
+    assert [cell.night for cell in history_of(rows).bugs[0].nights] == [
+        when for when, _ in rows[-NIGHTS:]
+    ]
 
 
 def test_a_night_of_several_runs_shows_the_worst() -> None:
@@ -101,13 +106,17 @@ def test_bugs_that_no_run_decided_are_folded() -> None:
     nothing = replace(row(0, 0, 0, scenario="no-gpu-here")[1], infra=("no GPU",))
     shown = history([row(0, 1, 1)[1], nothing], UTC)
     assert terminal(shown).endswith("without a conclusive run: no-gpu-here (gpu)")
-    assert re.search(r"<details><summary>1 without .*no-gpu-here \(gpu\)", html_page(shown, "reports"))
+    assert re.search(
+        r"<details><summary>1 without .*no-gpu-here \(gpu\)", html_page(shown, "reports")
+    )
     failed = replace(nothing, verdict=Verdict.CHANGED)
     assert [bug.decided for bug in history([failed], UTC).bugs] == [True]
 
 
 def test_kinds_of_evidence_are_never_mixed() -> None:
-    rows = [row(night, 1, 1, evidence="lab") for night in range(3)] + [row(3, 0, 50, evidence="rehearsal")]
+    rows = [row(night, 1, 1, evidence="lab") for night in range(3)] + [
+        row(3, 0, 50, evidence="rehearsal")
+    ]
     assert [bug.state.verdict for bug in history_of(rows).bugs] == ["reproduces", "quiet"]
     assert not terminal(history_of(rows)).startswith("REHEARSAL")
     assert terminal(history_of(rows[3:])).startswith("REHEARSAL: a simulated engine")
@@ -119,7 +128,9 @@ def fortnight() -> Rows:
     """Return nights with a fix, a flaky bug and a loss of throughput."""
     rows = [row(night, 2 * (night < 12), 2, scenario="tq-chunked-prefill") for night in range(16)]
     rows += [row(night, night % 2, 1, scenario="sco-hybrid") for night in range(16)]
-    rows += [measured(night, {"eager": 900.0 + night}, scenario="tq-prefix-hit") for night in (13, 15)]
+    rows += [
+        measured(night, {"eager": 900.0 + night}, scenario="tq-prefix-hit") for night in (13, 15)
+    ]
     rows += [row(15, 0, 0, scenario="dsv4-tp2", evidence="lab")]
     return sorted(rows, key=lambda pair: pair[1].started_at)
 
@@ -136,7 +147,10 @@ def test_throughput_is_the_last_figure_and_the_one_before() -> None:
     when, run = measured(1, {"eager": 1.0})
     edited = replace(run, arms=tuple(replace(arm, command="vllm serve --x") for arm in run.arms))
     other = history_of([measured(0, {"eager": 2.0}), (when, edited)]).throughput
-    assert [figure.before for figure in other] == [None, None], "figures of other flags are not compared"
+    assert [figure.before for figure in other] == [
+        None,
+        None,
+    ], "figures of other flags are not compared"
     assert history_of([(when, replace(run, evidence="lab"))]).throughput == ()
 
 
@@ -154,7 +168,11 @@ def test_the_page_links_runs_relative_to_itself() -> None:
     rows = fortnight()
     near = next(run.id for night, run in rows if night == rows[-1][0] and run.died)
     text = html_page(history_of(rows), "../reports", near={near: "copy/report.html"})
-    assert text.index("What changed since") < text.index("The last 14 nights") < text.index("Throughput<")
+    assert (
+        text.index("What changed since")
+        < text.index("The last 14 nights")
+        < text.index("Throughput<")
+    )
     links = set(re.findall(r'href="([^"]*)"', text)) - {"#main"}
     assert "copy/report.html" in links
     others = links - {"copy/report.html"}
@@ -165,7 +183,9 @@ def test_the_page_links_runs_relative_to_itself() -> None:
 
 def test_nothing_in_the_page_is_markup_of_others() -> None:
     runs = [run for _, run in (row(0, 1, 1), row(1, 0, 50, version="<script>alert(1)</script>"))]
-    runs = [replace(run, id=f'x/"><b>{number}', scenario="<b>&amp;") for number, run in enumerate(runs)]
+    runs = [
+        replace(run, id=f'x/"><b>{number}', scenario="<b>&amp;") for number, run in enumerate(runs)
+    ]
     text = html_page(history(runs, UTC), "re ports")
     assert "<script>alert" not in text
     assert "&lt;b&gt;&amp;amp;" in text
@@ -177,7 +197,9 @@ def test_no_host_name_is_kept() -> None:
     """A journal holds the host name and kernel; no history does."""
     first, *others = read(REHEARSAL / "journal.jsonl").entries
     machine = {**first["machine"], "os": "Linux 6.1 of secretbox"}
-    head = dataclasses.replace(first, fields={**first.fields, "hosts": ["secretbox"], "machine": machine})
+    head = dataclasses.replace(
+        first, fields={**first.fields, "hosts": ["secretbox"], "machine": machine}
+    )
     fields = {**others[-1].fields, "interrupted": "SIGTERM on secretbox"}
     ended = dataclasses.replace(others[-1], fields=fields)
     run = run_of(report_of(Recording((head, *others[:-1], ended), cut=False), REHEARSAL))

@@ -30,7 +30,9 @@ def reports(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("reports")
 def test_the_last_nights_are_compared_with_those_before(harness: Harness) -> None:
     done = harness("history", "--json", "--nights", "4", env=UTC)
-    assert [change["scenario"] for change in json.loads(done.out)["changes"]] == ["tq-chunked-prefill"]
+    assert [change["scenario"] for change in json.loads(done.out)["changes"]] == [
+        "tq-chunked-prefill"
+    ]
     done = harness("history", "--scenario", "sco-hybrid", env=UTC)
     assert "since the night of 2026-09-15:\n  nothing changed" in done.out
     assert "tq-prefix-hit" not in done.out
@@ -38,7 +40,9 @@ def test_the_last_nights_are_compared_with_those_before(harness: Harness) -> Non
 
 def test_a_file_is_written_and_no_table_printed(harness: Harness, reports: Path) -> None:
     page, table = reports / "nights.html", reports / "runs.csv"
-    done = harness("history", "--html", str(page), "--csv", str(table), "--scenario", "sco-hybrid", env=UTC)
+    done = harness(
+        "history", "--html", str(page), "--csv", str(table), "--scenario", "sco-hybrid", env=UTC
+    )
     assert (done.status, done.out) == (0, "")
     assert done.err == f"wrote {page}\nwrote {table}\n"
     assert "What changed since the night of 15 September" in page.read_text(encoding="utf-8")
@@ -50,7 +54,9 @@ def test_a_file_is_written_and_no_table_printed(harness: Harness, reports: Path)
     ("option", "first", "last"),
     [("--csv", "night,id,scenario,", "2026-09-16,"), ("--html", "<!doctype html>", "</html>")],
 )
-def test_a_dash_prints_it_and_nothing_else(harness: Harness, option: str, first: str, last: str) -> None:
+def test_a_dash_prints_it_and_nothing_else(
+    harness: Harness, option: str, first: str, last: str
+) -> None:
     done = harness("history", option, "-", env=UTC)
     assert (done.status, done.err) == (0, "")
     lines = done.out.lower().splitlines()
@@ -77,7 +83,9 @@ def test_a_folder_of_copies_is_named_as_that(harness: Harness) -> None:
     ],
 )
 @pytest.mark.usefixtures("reports")
-def test_wrong_usage_names_the_remedy(harness: Harness, words: tuple[str, ...], message: str) -> None:
+def test_wrong_usage_names_the_remedy(
+    harness: Harness, words: tuple[str, ...], message: str
+) -> None:
     done = harness("history", *words)
     assert (done.status, message in done.err) == (64, True), done.err
     assert "Traceback" not in done.err

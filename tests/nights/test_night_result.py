@@ -12,7 +12,15 @@ from vllm_repro.report.model import RunReport, verdict_fields
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Verdict, VerdictReport
-from vllm_repro_nights.night_result import Light, Night, ScenarioNight, annotation, judged, markdown, suites
+from vllm_repro_nights.night_result import (
+    Light,
+    Night,
+    ScenarioNight,
+    annotation,
+    judged,
+    markdown,
+    suites,
+)
 from vllm_repro_nights.run_night import host_problems
 
 EXAMPLE = report(REHEARSAL)
@@ -23,15 +31,23 @@ def ended(verdict: Verdict, expected: bool | None, because: str, **fields: objec
     return replace(EXAMPLE, **verdict_fields(decided), **fields)
 
 
-def ran(scenario: str, verdict: Verdict, expected: bool | None, because: str, run: str) -> ScenarioNight:
-    fields = {"scenario": scenario, "evidence": "gpu", "vllm_version": "0.33.0", "folder": Path(run)}
+def ran(
+    scenario: str, verdict: Verdict, expected: bool | None, because: str, run: str
+) -> ScenarioNight:
+    fields = {
+        "scenario": scenario,
+        "evidence": "gpu",
+        "vllm_version": "0.33.0",
+        "folder": Path(run),
+    }
     return judged(ended(verdict, expected, because, **fields))
 
 
 def of_outcome(outcome: Outcome) -> ScenarioNight:
     """Return an undecided scenario whose trials all had the outcome."""
     arms = tuple(
-        replace(arm, trials=tuple(replace(trial, outcome=outcome) for trial in arm.trials)) for arm in EXAMPLE.arms
+        replace(arm, trials=tuple(replace(trial, outcome=outcome) for trial in arm.trials))
+        for arm in EXAMPLE.arms
     )
     return judged(ended(Verdict.INCONCLUSIVE, None, "why", arms=arms))
 
@@ -41,10 +57,14 @@ def without_run(scenario: str, light: Light, why: str) -> ScenarioNight:
 
 
 GREEN = ran("a-good", Verdict.REPRODUCES, True, "reported: died in 1 of 1 boots", "run-1")
-RED = ran("b-bad", Verdict.REGRESSED, False, "died | of it; this release was declared good", "run-2")
+RED = ran(
+    "b-bad", Verdict.REGRESSED, False, "died | of it; this release was declared good", "run-2"
+)
 AMBER = ran("c-quiet", Verdict.INCONCLUSIVE, None, "nothing can be said: 1 untriggered", "run-3")
 LOST = without_run("d-lost", Light.AMBER, "the image is not on this machine")
-NONE = without_run("e-big", Light.NONE, "the scenario needs 2 GPUs, and this machine has 1 NVIDIA GPU")
+NONE = without_run(
+    "e-big", Light.NONE, "the scenario needs 2 GPUs, and this machine has 1 NVIDIA GPU"
+)
 CUT = without_run("f-cut", Light.CUT, "not run: the night was interrupted before")
 LATE = without_run("g-late", Light.LATE, "9 s of 60 s were left, and it took 70 s before")
 ALL = (GREEN, RED, AMBER, LOST, NONE, CUT, LATE)
@@ -69,7 +89,9 @@ def night(*scenarios: ScenarioNight, **fields: object) -> Night:
         ((GREEN, AMBER, RED), Light.RED),
     ],
 )
-def test_red_outweighs_amber_which_outweighs_green(scenarios: tuple[ScenarioNight, ...], light: Light) -> None:
+def test_red_outweighs_amber_which_outweighs_green(
+    scenarios: tuple[ScenarioNight, ...], light: Light
+) -> None:
     assert night(*scenarios).light is light
     assert night(*reversed(scenarios)).light is light
     for more in ({"trouble": ("a GPU is busy",)}, {"interrupted": "SIGTERM"}):
@@ -98,7 +120,9 @@ def test_a_night_that_shows_nothing_had_trouble(
     ("scenario", "status", "marked"),
     [(GREEN, 0, ""), (RED, 1, "::error "), (AMBER, 2, "::warning "), (NONE, 2, "::warning ")],
 )
-def test_a_light_is_a_status_and_an_annotation(scenario: ScenarioNight, status: int, marked: str) -> None:
+def test_a_light_is_a_status_and_an_annotation(
+    scenario: ScenarioNight, status: int, marked: str
+) -> None:
     shown = night(replace(scenario, scenario="a\nb"))
     assert shown.light.status == status
     assert shown.headline.startswith(f"{shown.light}: ")
@@ -108,7 +132,9 @@ def test_a_light_is_a_status_and_an_annotation(scenario: ScenarioNight, status: 
 
 
 def test_the_summary_of_a_night() -> None:
-    assert_golden("nightly-red.md", markdown(night(*ALL, changes=("REGRESSED: b-bad: it died",))), "nights")
+    assert_golden(
+        "nightly-red.md", markdown(night(*ALL, changes=("REGRESSED: b-bad: it died",))), "nights"
+    )
     trouble = "GPU 0 (NVIDIA H200) is busy: 70,000 MB of it are in use"
     assert_golden("nightly-trouble.md", markdown(night(trouble=(trouble,), changes=())), "nights")
 
@@ -116,7 +142,10 @@ def test_the_summary_of_a_night() -> None:
 def test_the_light_of_a_run() -> None:
     for expected, light in ((True, Light.GREEN), (False, Light.RED), (None, Light.AMBER)):
         assert judged(ended(Verdict.INCONCLUSIVE, expected, "because")).light is light
-    for fields, light in (({"imitated": False}, Light.NONE), ({"interrupted": "SIGINT"}, Light.CUT)):
+    for fields, light in (
+        ({"imitated": False}, Light.NONE),
+        ({"interrupted": "SIGINT"}, Light.CUT),
+    ):
         assert judged(ended(Verdict.INCONCLUSIVE, None, "because", **fields)).light is light
     assert of_outcome(Outcome.UNSUPPORTED).light is Light.NONE
 
@@ -127,12 +156,19 @@ def test_one_junit_file_for_the_night() -> None:
     cases = {case.get("name"): case[0].tag for case in root[0]}
     assert cases.pop("e-big") == "skipped"
     assert cases == dict.fromkeys(("d-lost", "f-cut", "g-late", "preflight", "night"), "error")
-    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+    for name, tag in (
+        ("tests", "testcase"),
+        ("failures", "failure"),
+        ("errors", "error"),
+        ("skipped", "skipped"),
+    ):
         assert int(root.get(name, "-1")) == len(list(root.iter(tag)))
         assert sum(int(suite.get(name, "-1")) for suite in root) == len(list(root.iter(tag)))
 
 
-def test_problems_of_the_host(tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_of_the_host(
+    tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def problems(kind: ServerKind = ServerKind.PROCESS, least_disk_gb: float = 0) -> list[str]:
         return list(host_problems(kind, tmp_path / "not" / "made", least_disk_gb))
 

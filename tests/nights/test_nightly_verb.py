@@ -28,11 +28,21 @@ from vllm_repro_nights.nightly_verb import jobs_from
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
-NIGHT = ("nightly", "min-tokens-stop-ids", "sco-hybrid", "--server", "rehearsal", "--least-disk", "0.001")
+NIGHT = (
+    "nightly",
+    "min-tokens-stop-ids",
+    "sco-hybrid",
+    "--server",
+    "rehearsal",
+    "--least-disk",
+    "0.001",
+)
 
 
 @pytest.fixture
-def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Job], str]]:
+def night(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, list[Job], str]]:
     """Return exit status, jobs and summary of a night whose runs raise `ends` in turn."""
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
 
@@ -83,7 +93,11 @@ def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
     jobs = cpu_jobs("min-tokens-stop-ids", "sco-hybrid", "tq-mtp-wrong-tokens", vllm="0.28.0")
     assert [(job.name, job.choice.kind, str(job.options.vllm)) for job in jobs] == [
         (name, kind, version)
-        for name, kind in (("min-tokens-stop-ids", "process"), ("sco-hybrid", "lab"), ("tq-mtp-wrong-tokens", "lab"))
+        for name, kind in (
+            ("min-tokens-stop-ids", "process"),
+            ("sco-hybrid", "lab"),
+            ("tq-mtp-wrong-tokens", "lab"),
+        )
         for version in (NEWEST, "0.28.0")
     ]
     assert [[arm.name for arm in job.arms] for job in jobs[::2]] == [
@@ -100,7 +114,16 @@ def test_a_night_ends_in_time_and_runs_the_oldest_first(
 ) -> None:
     """A run that would end too late is not started: by the time that it took before, or if no time is left."""
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
-    night = ("nightly", "--server", "rehearsal", "--least-disk", "0.001", "--arm", "reported", "min-tokens-stop-ids")
+    night = (
+        "nightly",
+        "--server",
+        "rehearsal",
+        "--least-disk",
+        "0.001",
+        "--arm",
+        "reported",
+        "min-tokens-stop-ids",
+    )
     assert main([*night, "tq-chunked-prefill"]) == 0
     assert re.findall(r"^green: ([^:]*)", capsys.readouterr().out, re.MULTILINE) == [
         "min-tokens-stop-ids",
@@ -120,14 +143,16 @@ def test_a_night_ends_in_time_and_runs_the_oldest_first(
     assert "| 0 s of 0 s were left, and it took" in text
 
 
-def test_a_night_with_a_run_without_a_script_is_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_with_a_run_without_a_script_is_green(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
     scenarios = ("min-tokens-stop-ids", "async-streaming-stop")
     assert main([NIGHT[0], *scenarios, *NIGHT[3:], "--arm", "reported"]) == 0
     night = tmp_path / "nightly" / "latest"
-    assert "# ✅ Nightly: green\n\ngreen: 1 as declared, 1 not for this machine.\n" in (night / "summary.md").read_text(
-        encoding="utf-8"
-    )
+    assert "# ✅ Nightly: green\n\ngreen: 1 as declared, 1 not for this machine.\n" in (
+        night / "summary.md"
+    ).read_text(encoding="utf-8")
     names = [{path.name for path in (night / scenario).iterdir()} for scenario in scenarios]
     assert names == [set(FORMATS.values()), set(FORMATS.values()) - {"repro.py"}]
 
@@ -198,13 +223,17 @@ def test_a_signal_while_the_summary_is_written_waits(
     assert (status, "amber: 2 undecided" in summary) == (130, True)
 
 
-@pytest.mark.parametrize(("end", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")])
+@pytest.mark.parametrize(
+    ("end", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")]
+)
 def test_an_interrupt_between_two_runs_keeps_the_first(
     night: Callable[..., tuple[int, list[Job], str]], end: KeyboardInterrupt, by: str
 ) -> None:
     status, _, summary = night(ends=(InfraError("the disk is full"), end))
     assert status == 130
-    assert f"amber: interrupted by {by}, 1 undecided (min-tokens-stop-ids), 1 interrupted." in summary
+    assert (
+        f"amber: interrupted by {by}, 1 undecided (min-tokens-stop-ids), 1 interrupted." in summary
+    )
     assert "the disk is full" in summary
 
 
@@ -214,17 +243,24 @@ def test_a_run_is_estimated_by_the_last_one_in_its_release(monkeypatch: pytest.M
 
     scenario = find("min-tokens-stop-ids")
     runs = [
-        SimpleNamespace(scenario=scenario.id, vllm_version=version, started_at=str(took), duration_s=float(took))
+        SimpleNamespace(
+            scenario=scenario.id, vllm_version=version, started_at=str(took), duration_s=float(took)
+        )
         for version, took in (("0.32.0", 900), ("0.33.0", 1))
     ]
     monkeypatch.setattr("vllm_repro_nights.run_night.read_runs", lambda _: (runs, []))
     monkeypatch.setattr("vllm_repro_nights.run_night.run_one", run)
     jobs: list[Any] = [
         SimpleNamespace(
-            elsewhere=None, scenario=scenario, options=ServerOptions(server="process", vllm=Source(release=version))
+            elsewhere=None,
+            scenario=scenario,
+            options=ServerOptions(server="process", vllm=Source(release=version)),
         )
         for version in ("0.32.0", "0.33.0", "0.29.0")
     ]
     *started, late = [result.why for _, result in run_night._run_jobs(jobs, Path(), 100.0)]
-    assert started == ["0.33.0 was started", "0.29.0 was started"], "a release without a run takes its scenario's last"
+    assert started == [
+        "0.33.0 was started",
+        "0.29.0 was started",
+    ], "a release without a run takes its scenario's last"
     assert late.endswith("were left, and it took 900 s before")

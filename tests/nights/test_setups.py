@@ -36,7 +36,9 @@ def test_a_setup_is_its_flags_and_model_and_not_this_run() -> None:
     arm = run_of(report(REHEARSAL)).arms[0]
 
     def setup(command: str, image: str | None = None) -> str:
-        return setup_of(replace(arm, command=command, server=ServerReport(kind="docker", image=image)))
+        return setup_of(
+            replace(arm, command=command, server=ServerReport(kind="docker", image=image))
+        )
 
     old, new = "vllm/vllm-openai:v0.23.0", "vllm/vllm-openai:v0.24.0"
     first = f"docker run -p 127.0.0.1:45421:8000 {old} Qwen/Qwen3-8B --max-num-seqs 2 --port 8000"
@@ -44,4 +46,6 @@ def test_a_setup_is_its_flags_and_model_and_not_this_run() -> None:
     assert setup(first, old) == setup(later, new)
     assert setup(first, old) != setup(first.replace("seqs 2", "seqs 3"), old)
     assert setup(first, old) != setup(first.replace("8B", "4B"), old)
-    assert setup("/a/releases/0.23.0/bin/vllm serve /m/x --f") == setup("/b/0.24.0/bin/vllm serve /n/x --f")
+    assert setup("/a/releases/0.23.0/bin/vllm serve /m/x --f") == setup(
+        "/b/0.24.0/bin/vllm serve /n/x --f"
+    )

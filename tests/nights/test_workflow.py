@@ -68,7 +68,10 @@ def environment(folder: Path) -> None:
     tools = folder / "bin"
     tools.mkdir(parents=True)
     (tools / "quick.py").write_text(QUICK, encoding="utf-8")
-    for name, words in (("python", sys.executable), ("vllm-repro", f"{sys.executable} {tools / 'quick.py'}")):
+    for name, words in (
+        ("python", sys.executable),
+        ("vllm-repro", f"{sys.executable} {tools / 'quick.py'}"),
+    ):
         (tools / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         (tools / name).chmod(0o755)
 
@@ -85,9 +88,13 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any]], **extra: str) -> Job:
+def run(
+    checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any]], **extra: str
+) -> Job:
     job = Job()
-    files = {name: checkout.parent / name.lower() for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
+    files = {
+        name: checkout.parent / name.lower() for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")
+    }
     env = {
         **os.environ,
         **{name: str(path) for name, path in files.items()},
@@ -109,14 +116,24 @@ def run(checkout: Path, inputs: Mapping[str, str], steps: Sequence[dict[str, Any
         words = ["bash", "-e", "-c", given(step["run"], inputs, job)]
         own = {
             name: given(value, inputs, job)
-            for name, value in step.get("env", {} if "VLLM_REPRO_NIGHTLY_SCENARIOS" in extra else NIGHT["env"]).items()
+            for name, value in step.get(
+                "env", {} if "VLLM_REPRO_NIGHTLY_SCENARIOS" in extra else NIGHT["env"]
+            ).items()
         }
         done = subprocess.run(
-            words, cwd=checkout, env=env | own, capture_output=True, text=True, timeout=600, check=False
+            words,
+            cwd=checkout,
+            env=env | own,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         job.status[name] = done.returncode
         job.shown += done.stdout + done.stderr
-        job.outputs |= dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
+        job.outputs |= dict(
+            line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines()
+        )
     job.summary = files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
     return job
 
@@ -155,19 +172,30 @@ def test_a_green_night(checkout: Path) -> None:
     assert "REHEARSAL" in job.summary
     assert "::" not in job.shown
     kept = checkout / job.outputs["folder"]
-    assert {path.name for path in kept.iterdir()} == {"summary.md", "junit.xml", "nights.html", "min-tokens-stop-ids"}
+    assert {path.name for path in kept.iterdir()} == {
+        "summary.md",
+        "junit.xml",
+        "nights.html",
+        "min-tokens-stop-ids",
+    }
     nights = (kept / "nights.html").read_text(encoding="utf-8")
     assert 'href="min-tokens-stop-ids/report.html"' in nights
     assert "REHEARSAL" in nights
     assert (kept / "min-tokens-stop-ids" / "report.md").is_file()
-    assert not [path for path in kept.rglob("*") if path.suffix in (".log", ".jsonl")]  # those are not redacted
+    # those are not redacted
+    assert not [path for path in kept.rglob("*") if path.suffix in (".log", ".jsonl")]
     root = ET.parse(kept / "junit.xml").getroot()
     assert (root.get("failures"), root.get("errors")) == ("0", "0")
 
 
 def test_a_red_night_still_cleans_up_and_keeps_its_reports(checkout: Path) -> None:
     """A release whose engine dies is declared good."""
-    inputs = {"server": "rehearsal", "scenarios": altered(checkout, BAD, GOOD), "vllm": "0.27.1", "fail-on": "red"}
+    inputs = {
+        "server": "rehearsal",
+        "scenarios": altered(checkout, BAD, GOOD),
+        "vllm": "0.27.1",
+        "fail-on": "red",
+    }
     steps = from_the_night_on(STEPS)
     job = run(checkout, inputs, steps)
     assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 1}, job.shown
@@ -193,7 +221,13 @@ def test_a_runner_that_lost_its_gpu_fails(checkout: Path, fail_on: str, status: 
 def test_a_night_on_a_cpu_in_which_nothing_ran_fails(checkout: Path) -> None:
     scenario = altered(checkout, "Needs(memory_gb=6)", "Needs(gpus=9)")
     steps = from_the_night_on(ON_A_CPU["jobs"]["nightly"]["steps"])
-    job = run(checkout, {}, steps, VLLM_REPRO_NIGHTLY_SCENARIOS=scenario, VLLM_REPRO_NIGHTLY_FAIL_ON="trouble")
+    job = run(
+        checkout,
+        {},
+        steps,
+        VLLM_REPRO_NIGHTLY_SCENARIOS=scenario,
+        VLLM_REPRO_NIGHTLY_FAIL_ON="trouble",
+    )
     assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 2}, job.shown
     assert "the scenario needs 9 GPUs" in job.summary
 
@@ -209,7 +243,10 @@ def test_a_night_on_a_cpu_keeps_only_what_is_redacted() -> None:
 def test_the_rules_of_a_workflow(workflow: str) -> None:
     whole = loaded(WORKFLOWS / workflow)
     assert whole["permissions"] == {"contents": "read"}
-    assert whole["concurrency"] == {"group": workflow.removesuffix(".yml"), "cancel-in-progress": False}
+    assert whole["concurrency"] == {
+        "group": workflow.removesuffix(".yml"),
+        "cancel-in-progress": False,
+    }
     assert set(whole[True]) == {"schedule", "workflow_dispatch"}
     env = whole["jobs"]["nightly"]["env"]
     assert env["VLLM_REPRO_NIGHTLY_FAIL_ON"] == "${{ inputs.fail-on || 'trouble' }}"
@@ -218,9 +255,16 @@ def test_the_rules_of_a_workflow(workflow: str) -> None:
         assert (last["if"], last["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
 
 
-@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.live, id="installs")])
-def test_the_action_runs_the_scenarios_of_another_repository(tmp_path: Path, installed: bool) -> None:
-    """A bug that is as declared, then one that is not. Without `installed` pip installs the package from the index, as on a runner."""
+@pytest.mark.parametrize(
+    "installed", [True, pytest.param(False, marks=pytest.mark.live, id="installs")]
+)
+def test_the_action_runs_the_scenarios_of_another_repository(
+    tmp_path: Path, installed: bool
+) -> None:
+    """A bug that is as declared, then one that is not.
+
+    Without `installed` pip installs the package from the index, as on a runner.
+    """
     caller, bugs = tmp_path / "caller", tmp_path / "caller" / "our bugs"
     bugs.mkdir(parents=True)
     text = SCENARIO.read_text(encoding="utf-8").replace("min-tokens-stop-ids", "our-bug")
@@ -259,13 +303,16 @@ def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
 
 def test_the_examples_name_inputs_that_exist() -> None:
     page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
-    (with_action, with_workflow) = (
-        yaml.safe_load(one)["jobs"]["crashes"] for one in re.findall(r"```yaml\n(jobs:.*?)```", page, re.DOTALL)
+    with_action, with_workflow = (
+        yaml.safe_load(one)["jobs"]["crashes"]
+        for one in re.findall(r"```yaml\n(jobs:.*?)```", page, re.DOTALL)
     )
     assert set(with_action["steps"][-1]["with"]) <= set(loaded(ROOT / "action.yml")["inputs"])
     called = loaded(WORKFLOWS / "scenarios.yml")[True]["workflow_call"]["inputs"]
     assert (
-        {name for name, value in called.items() if value.get("required")} <= set(with_workflow["with"]) <= set(called)
+        {name for name, value in called.items() if value.get("required")}
+        <= set(with_workflow["with"])
+        <= set(called)
     )
 
 
@@ -278,5 +325,8 @@ def test_the_pipeline_of_buildkite_shows_amber(checkout: Path) -> None:
     night = {"name": "all", "run": "\n".join(step["commands"])}
     assert ".venv/bin/vllm-repro nightly" in night["run"]
     night["run"] = night["run"].replace("repro nightly", "repro nightly --least-disk 1000000000")
-    env = {"VLLM_REPRO_NIGHTLY_SERVER": "rehearsal", "VLLM_REPRO_NIGHTLY_SCENARIOS": "min-tokens-stop-ids"}
+    env = {
+        "VLLM_REPRO_NIGHTLY_SERVER": "rehearsal",
+        "VLLM_REPRO_NIGHTLY_SCENARIOS": "min-tokens-stop-ids",
+    }
     assert run(checkout, {}, [night], **env).status == {"all": 2}

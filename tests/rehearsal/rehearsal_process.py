@@ -16,7 +16,16 @@ from typing import Any
 from tests.web import httpx
 
 ENGINE = Path(__file__).resolve().parents[2] / "fixtures" / "rehearsal"
-SMALL = ("--max-model-len", "4096", "--block-size", "32", "--max-num-batched-tokens", "256", "--max-num-seqs", "2")
+SMALL = (
+    "--max-model-len",
+    "4096",
+    "--block-size",
+    "32",
+    "--max-num-batched-tokens",
+    "256",
+    "--max-num-seqs",
+    "2",
+)
 TURBOQUANT = (*SMALL, "--kv-cache-dtype", "turboquant_4bit_nc")
 
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."

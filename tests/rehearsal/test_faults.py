@@ -37,7 +37,10 @@ def test_a_hung_engine_is_healthy_and_gives_no_token(start: Start) -> None:
         server.client.post("/v1/completions", json={"prompt": "b"}, timeout=0.5)
     assert server.health() == 200
     assert server.metric("vllm:num_requests_running") == 1
-    server.until(lambda: "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs" in server.log, "stalled line")
+    server.until(
+        lambda: "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs" in server.log,
+        "stalled line",
+    )
     server.process.terminate()
     assert server.exit_code() == 0
 
@@ -56,10 +59,15 @@ def test_a_killed_engine_logs_no_fatal_line(start: Start) -> None:
     ("process", "texts"),
     [
         ("EngineCore", ("engine core exited unexpectedly", "AsyncLLM output_handler failed.")),
-        ("Worker", ("Worker proc VllmWorker-0 died unexpectedly", "EngineCore encountered a fatal error.")),
+        (
+            "Worker",
+            ("Worker proc VllmWorker-0 died unexpectedly", "EngineCore encountered a fatal error."),
+        ),
     ],
 )
-def test_a_process_that_is_killed_takes_the_engine_along(start: Start, process: str, texts: tuple[str, ...]) -> None:
+def test_a_process_that_is_killed_takes_the_engine_along(
+    start: Start, process: str, texts: tuple[str, ...]
+) -> None:
     env = {"VLLM_WATCHDOG_TIME_S": "0.3", "VLLM_REHEARSAL_EXECUTOR": "mp"}
     server = start("0.28.0", env=env).ready()
     pid = server.pid_of(process)
@@ -73,12 +81,16 @@ def test_another_death_matches_no_known_bug(start: Start) -> None:
     server = start("0.23.0", fault="other").ready()
     assert server.complete("a").json() == DEAD_BODY
     assert server.exit_code() == 0
-    in_order(server.log, "EngineCore encountered a fatal error.", "in allocate_slots", "AssertionError\n")
+    in_order(
+        server.log, "EngineCore encountered a fatal error.", "in allocate_slots", "AssertionError\n"
+    )
 
 
 def test_garbage_is_one_token_over_and_over(start: Start) -> None:
     server = start("0.23.0", fault="garbage:2").ready()
-    healthy, garbage = (server.complete("a", max_tokens=40).json()["choices"][0]["text"].split() for _ in range(2))
+    healthy, garbage = (
+        server.complete("a", max_tokens=40).json()["choices"][0]["text"].split() for _ in range(2)
+    )
     assert (len(set(healthy)) > 10, len(set(garbage)), len(garbage)) == (True, 1, 40)
 
 

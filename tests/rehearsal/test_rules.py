@@ -45,7 +45,13 @@ def settings(version: str, flags: tuple[str, ...], **shape: Any) -> Settings:
 
 def deaths(given: Settings, **asked: Any) -> set[str]:
     """Return the issues whose boundary a request crosses."""
-    usual: dict[str, Any] = {"prompt": 20, "cached": 0, "max_tokens": 8, "min_tokens": 0, "stop_token_ids": ()}
+    usual: dict[str, Any] = {
+        "prompt": 20,
+        "cached": 0,
+        "max_tokens": 8,
+        "min_tokens": 0,
+        "stop_token_ids": (),
+    }
     request = Asked(settings=given, **{**usual, **asked})
     rules = (rule for rule in RULES if rule.effect is Effect.DIES and rule.applies(given))
     return {rule.issue.partition("#")[2] for rule in rules if rule.asked(request)}
@@ -92,7 +98,9 @@ def deaths(given: Settings, **asked: Any) -> set[str]:
         ("0.29.0", (), {"min_tokens": 1, "stop_token_ids": (999_999,)}, set()),
     ],
 )
-def test_boundaries(version: str, flags: tuple[str, ...], request_of: dict[str, Any], issues: set[str]) -> None:
+def test_boundaries(
+    version: str, flags: tuple[str, ...], request_of: dict[str, Any], issues: set[str]
+) -> None:
     assert deaths(settings(version, flags, kv_cache_tokens=145_274), **request_of) == issues
 
 
@@ -108,7 +116,9 @@ def test_boundaries(version: str, flags: tuple[str, ...], request_of: dict[str, 
         ("0.27.0", TURBOQUANT, 4, None),
     ],
 )
-def test_boots_that_fail(version: str, flags: tuple[str, ...], interval: int, exception: str | None) -> None:
+def test_boots_that_fail(
+    version: str, flags: tuple[str, ...], interval: int, exception: str | None
+) -> None:
     rule = boot_rule(settings(version, flags, full_attention_interval=interval))
     assert (rule.death.exception if rule and rule.death else None) == exception
 

@@ -12,14 +12,24 @@ import psutil
 import pytest
 from rehearsal.arguments import UsageError, parse
 from rehearsal.settings import read
-from tests.rehearsal.rehearsal_process import DEAD_BODY, SMALL, TURBOQUANT, Running, Start, free_port, in_order
+from tests.rehearsal.rehearsal_process import (
+    DEAD_BODY,
+    SMALL,
+    TURBOQUANT,
+    Running,
+    Start,
+    free_port,
+    in_order,
+)
 
 BRANCH = "0.20.1rc1.dev12+g363ffa145"
 
 
 def test_every_log_and_answer_says_what_it_is(start: Start) -> None:
     server = start("0.23.0").ready()
-    assert server.log.splitlines()[0].startswith("REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0")
+    assert server.log.splitlines()[0].startswith(
+        "REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0"
+    )
     for path in ("/health", "/version", "/nowhere"):
         assert server.client.get(path).headers["x-vllm-rehearsal"] == "1"
     assert server.complete("a", stream=True).headers["x-vllm-rehearsal"] == "1"
@@ -38,15 +48,26 @@ def test_endpoints(start: Start) -> None:
         "prompt_tokens_details": None,
     }
     (choice,) = body["choices"]
-    assert (choice["finish_reason"], len(choice["token_ids"]), len(choice["text"].split())) == ("length", 3, 3)
-    assert server.complete("hello", max_tokens=3).json()["choices"][0]["text"] == choice["text"], "greedy"
+    assert (choice["finish_reason"], len(choice["token_ids"]), len(choice["text"].split())) == (
+        "length",
+        3,
+        3,
+    )
+    assert server.complete("hello", max_tokens=3).json()["choices"][0]["text"] == choice["text"], (
+        "greedy"
+    )
 
 
 def test_chats_are_streamed_with_usage(start: Start) -> None:
     server = start("0.23.0").ready()
     messages = [{"role": "user", "content": "hello"}]
     counted = server.client.post("/tokenize", json={"messages": messages}).json()["count"]
-    body = {"messages": messages, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        "messages": messages,
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     text = server.client.post("/v1/chat/completions", json=body).text
     *events, done = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
     *pieces, last = map(json.loads, events)
@@ -60,7 +81,9 @@ def test_counters(start: Start) -> None:
     server = start("0.23.0", *SMALL, "--enable-prompt-tokens-details").ready()
     prompt = [300] * 700
     assert server.complete(prompt).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert server.complete(prompt).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 672}
+    assert server.complete(prompt).json()["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 672
+    }
     assert server.metric("vllm:prompt_tokens_total") == 1400
     assert server.metric("vllm:generation_tokens_total") == 4
     assert server.metric("vllm:prefix_cache_hits_total") == 672
@@ -102,7 +125,8 @@ def test_a_known_death_in_vllms_order(start: Start, executor: str) -> None:
         server.log,
         *(worker if executor == "mp" else ()),
         "EngineCore encountered a fatal error.",
-        "Workspace is locked but allocation from 'turboquant_attn.py:747:_continuation_prefill' requires 16.00 MB",
+        "Workspace is locked but allocation from 'turboquant_attn.py:747:_continuation_prefill'"
+        " requires 16.00 MB",
         "AsyncLLM output_handler failed.",
         '"POST /v1/completions HTTP/1.1" 500 Internal Server Error',
         "Application shutdown complete.",
@@ -113,7 +137,12 @@ def test_a_known_death_in_vllms_order(start: Start, executor: str) -> None:
 
 def test_a_release_that_repeats_itself(start: Start) -> None:
     drafts = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":3}')
-    text = start("0.24.0", *TURBOQUANT, *drafts).ready().complete("a", max_tokens=40).json()["choices"][0]["text"]
+    text = (
+        start("0.24.0", *TURBOQUANT, *drafts)
+        .ready()
+        .complete("a", max_tokens=40)
+        .json()["choices"][0]["text"]
+    )
     assert len(set(text.split())) == 1
 
 
@@ -132,7 +161,11 @@ def test_sigterm_ends_it_in_order(start: Start, version: str) -> None:
 def test_a_signal_is_noticed_whichever_thread_gets_it(start: Start) -> None:
     server = start("0.23.0").ready()
     pid = server.process.pid
-    other = next(int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir() if int(thread.name) != pid)
+    other = next(
+        int(thread.name)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        if int(thread.name) != pid
+    )
     assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0
     assert server.exit_code() == 0
 
@@ -161,14 +194,26 @@ def test_many_requests_at_once(start: Start) -> None:
         next(lines)
         assert server.complete("b").status_code == 200
         assert server.metric("vllm:num_requests_running") == 1
-    server.until(lambda: server.metric("vllm:num_requests_running") == 0, "end of a request whose client left")
+    server.until(
+        lambda: server.metric("vllm:num_requests_running") == 0,
+        "end of a request whose client left",
+    )
 
 
 class Nodes:
     """Head and headless follower of one engine."""
 
     def __init__(self, start: Start) -> None:
-        meeting = ("--nnodes", "2", "-tp", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+        meeting = (
+            "--nnodes",
+            "2",
+            "-tp",
+            "2",
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            str(free_port()),
+        )
         self.head: Running = start(BRANCH, *meeting, "--node-rank", "0")
         self.follower: Running = start(BRANCH, *meeting, "--node-rank", "1", "--headless")
 
@@ -182,7 +227,10 @@ def test_two_nodes_die_of_the_same_and_the_follower_stays(start: Start) -> None:
     asked = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
     nodes.follower.until(lambda: asked in nodes.follower.log, "the exception")
     for rank, server in enumerate((nodes.head, nodes.follower)):
-        assert any(line.startswith(f"(Worker_TP{rank} ") and asked in line for line in server.log.splitlines())
+        assert any(
+            line.startswith(f"(Worker_TP{rank} ") and asked in line
+            for line in server.log.splitlines()
+        )
     time.sleep(0.3)
     assert nodes.follower.process.poll() is None
     nodes.follower.process.terminate()
@@ -190,8 +238,18 @@ def test_two_nodes_die_of_the_same_and_the_follower_stays(start: Start) -> None:
 
 
 def test_flags_are_read_in_every_form() -> None:
-    words = ["m", "--max_num_seqs=4", "-tp", "2", "-O3", "-cc.cudagraph_mode=none", "--no-enable-prefix-caching"]
-    model, options = parse(["serve", *words, "--api-key", "a", "b", "--seed", "-1", '--x-config={"a":1}'])
+    words = [
+        "m",
+        "--max_num_seqs=4",
+        "-tp",
+        "2",
+        "-O3",
+        "-cc.cudagraph_mode=none",
+        "--no-enable-prefix-caching",
+    ]
+    model, options = parse(
+        ["serve", *words, "--api-key", "a", "b", "--seed", "-1", '--x-config={"a":1}']
+    )
     assert model == "m"
     assert options == {
         "max-num-seqs": "4",
@@ -203,7 +261,10 @@ def test_flags_are_read_in_every_form() -> None:
         "seed": "-1",
         "x-config": {"a": 1},
     }
-    assert parse(["--model", "m", "--enforce-eager"]) == ("m", {"model": "m", "enforce-eager": True})
+    assert parse(["--model", "m", "--enforce-eager"]) == (
+        "m",
+        {"model": "m", "enforce-eager": True},
+    )
 
 
 def test_what_vllm_refuses_is_refused(start: Start) -> None:
@@ -211,4 +272,7 @@ def test_what_vllm_refuses_is_refused(start: Start) -> None:
         read(["serve", "m", "--port", "some"], {})
     server = start("0.19.1", *TURBOQUANT)
     assert server.exit_code() == 2
-    assert "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'turboquant_4bit_nc'" in server.log
+    assert (
+        "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'turboquant_4bit_nc'"
+        in server.log
+    )

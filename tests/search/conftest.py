@@ -49,7 +49,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     def put(answer: Answer) -> list[Job]:
         asked: list[Job] = []
 
-        def run_one(job: Job, _progress: object, opened: Callable[[object, str], None]) -> RunReport:
+        def run_one(
+            job: Job, _progress: object, opened: Callable[[object, str], None]
+        ) -> RunReport:
             asked.append(job)
             report = answer(job)
             opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)

@@ -46,7 +46,12 @@ def test_without_flakes_and_skips_it_is_a_plain_bisection(case: tuple[int, int])
     size, first_bad = case
     done = searched(BisectionPlan(size=size), history([one >= first_bad for one in range(size)]))
     known = done.answer()
-    assert (known.state, known.left, known.probability, known.good_again) == (SearchState.FOUND, (first_bad,), 1.0, ())
+    assert (known.state, known.left, known.probability, known.good_again) == (
+        SearchState.FOUND,
+        (first_bad,),
+        1.0,
+        (),
+    )
     assert len(done.results) <= 2 + ceil(log2(size))
     assert [result.candidate for result in done.results[:2]] == [size - 1, 0]
 
@@ -56,7 +61,9 @@ def test_without_flakes_and_skips_it_is_a_plain_bisection(case: tuple[int, int])
     st.integers(1, 7),
     st.sampled_from([1.0, 0.5]),
 )
-def test_boots_ahead_lead_to_the_same_change_in_fewer_rounds(case: tuple[int, int], room: int, rate: float) -> None:
+def test_boots_ahead_lead_to_the_same_change_in_fewer_rounds(
+    case: tuple[int, int], room: int, rate: float
+) -> None:
     size, first_bad = case
     boot = history([one >= first_bad for one in range(size)])
     search, rounds = BisectionPlan(size=size, rate=rate), 0
@@ -84,9 +91,13 @@ def skipping(draw: st.DrawFn) -> tuple[int, int, frozenset[int]]:
 
 
 @given(skipping())
-def test_with_skips_the_answer_is_exactly_what_can_be_known(case: tuple[int, int, frozenset[int]]) -> None:
+def test_with_skips_the_answer_is_exactly_what_can_be_known(
+    case: tuple[int, int, frozenset[int]],
+) -> None:
     size, first_bad, skipped = case
-    done = searched(BisectionPlan(size=size), history([one >= first_bad for one in range(size)], skipped))
+    done = searched(
+        BisectionPlan(size=size), history([one >= first_bad for one in range(size)], skipped)
+    )
     known = done.answer()
     last_good = max(one for one in range(first_bad) if one not in skipped)
     first_death = min(one for one in range(first_bad, size) if one not in skipped)
@@ -143,7 +154,9 @@ def test_a_cheap_candidate_is_preferred() -> None:
     search = BisectionPlan(size=100).after(BootResult(99, BAD)).after(BootResult(0, GOOD))
     assert search.next() == 49
     assert search.next(lambda one: 1.0 if one == 30 else 5.0) == 30
-    assert search.next(lambda one: 1.0 if one == 1 else 5.0) == 49, "it says too little to be worth it"
+    assert search.next(lambda one: 1.0 if one == 1 else 5.0) == 49, (
+        "it says too little to be worth it"
+    )
 
 
 def test_behind_a_skip_the_search_goes_further_away() -> None:
@@ -233,7 +246,10 @@ def test_equally_probable_points_are_left_together() -> None:
 def test_the_probability_of_each_change_point() -> None:
     assert BisectionPlan(size=5).posterior() == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.2, 0.1])
     flaky = (
-        BisectionPlan(size=5, rate=0.5).after(BootResult(2, GOOD)).after(BootResult(3, BAD)).after(BootResult(4, GOOD))
+        BisectionPlan(size=5, rate=0.5)
+        .after(BootResult(2, GOOD))
+        .after(BootResult(3, BAD))
+        .after(BootResult(4, GOOD))
     )
     assert BisectionPlan(size=4).answer().probability == 1.0, "also where the sum is a little more"
     assert flaky.posterior() == pytest.approx([one / 0.45 for one in (0.05, 0.1, 0.1, 0.2, 0, 0)])
@@ -242,7 +258,8 @@ def test_the_probability_of_each_change_point() -> None:
 def test_information_of_a_boot() -> None:
     assert information(0.5, 1.0) == pytest.approx(1)
     assert information(1.0, 0.5) == pytest.approx(0)
-    assert information(0.4, 0.5) == pytest.approx(log2(5) - 2)  # the capacity of a Z-channel with crossover 1/2
+    # the capacity of a Z-channel with crossover 1/2
+    assert information(0.4, 0.5) == pytest.approx(log2(5) - 2)
 
 
 @pytest.mark.parametrize(

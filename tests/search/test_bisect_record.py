@@ -14,18 +14,23 @@ from vllm_repro_search.versions.record import ReleaseResult
 LIVES, DIES, FAILS = ReleaseResult.LIVES, ReleaseResult.DIES, ReleaseResult.BOOT_FAILED
 
 
-def bisection_of(*fates: tuple[str, ReleaseResult], find_fix: bool = False, title: str = "") -> Bisection:
+def bisection_of(
+    *fates: tuple[str, ReleaseResult], find_fix: bool = False, title: str = ""
+) -> Bisection:
     """Return a bisection of the commits a to f; a boot that fails names no exception."""
     return Bisection(
         **FIELDS,
         arm="reported",
         expected=Expected.HANGS,
         find_fix=find_fix,
-        candidates=tuple(Candidate(label, label, title, "2026-05-01" if title else "") for label in "abcdef"),
+        candidates=tuple(
+            Candidate(label, label, title, "2026-05-01" if title else "") for label in "abcdef"
+        ),
         rate=1.0,
         confidence=0.95,
         boots=tuple(
-            BisectionBoot(candidate=label, fate=fate, why="", run=None, duration_s=1.0) for label, fate in fates
+            BisectionBoot(candidate=label, fate=fate, why="", run=None, duration_s=1.0)
+            for label, fate in fates
         ),
     )
 
@@ -37,8 +42,9 @@ def reading(record: Bisection) -> str:
 
 def test_several_changes_are_a_surprise() -> None:
     record = bisection_of(("f", DIES), ("a", LIVES), ("d", LIVES), ("b", ReleaseResult.SOMETIMES))
-    assert reading(record) == (
-        "The first bad one is b: it hung in 1 of 1 boots; a lived in 1 of 1 boots. "
+    assert (
+        reading(record)
+        == "The first bad one is b: it hung in 1 of 1 boots; a lived in 1 of 1 boots. "
         "There is more than one change: d lived in 1 of 1 boots, although it is on the bad side."
     )
     assert (record.exit_status, record.as_dict()["good_again"]) == (1, ["d"])
@@ -47,7 +53,10 @@ def test_several_changes_are_a_surprise() -> None:
 @pytest.mark.parametrize("expected", [Expected.DIES, Expected.HANGS])
 def test_the_table_names_how_the_bug_shows(expected: Expected) -> None:
     record = replace(bisection_of(("a", LIVES), ("f", DIES)), expected=expected)
-    assert f"| 1 | a | good | lives | 1.0 s | - |\n| 2 | f | bad | {expected} | 1.0 s | - |" in markdown(record)
+    assert (
+        f"| 1 | a | good | lives | 1.0 s | - |\n| 2 | f | bad | {expected} | 1.0 s | - |"
+        in markdown(record)
+    )
 
 
 @pytest.mark.parametrize("find_fix", [False, True])

@@ -43,7 +43,9 @@ def booted(record: Mapping[str, Any]) -> list[str]:
     return [step["candidate"] for step in record["steps"]]
 
 
-def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(harness: Harness, tmp_path: Path) -> None:
+def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(
+    harness: Harness, tmp_path: Path
+) -> None:
     done = harness(*TQ, "--bad", "0.23.0", "--good", "0.27.1", "--find-fix", "--json")
     assert done.status == 0, done.err
     assert done.err.startswith("boot 1: 0.23.0 (about 3 left)\nREHEARSAL: ")
@@ -65,18 +67,25 @@ def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(harness: H
     assert "Unknown TurboQuant cache dtype" in record["steps"][2]["why"]
     folder = tmp_path / "reports" / "tq-chunked-prefill" / "bisect" / "latest"
     text = (folder / "bisection.md").read_text(encoding="utf-8")
-    assert "**The first fixed one is 0.24.0: it lived in 1 of 1 boots; 0.23.0 died in 1 of 1 boots.**" in text
+    assert (
+        "**The first fixed one is 0.24.0: it lived in 1 of 1 boots; 0.23.0 died in 1 of 1 boots.**"
+        in text
+    )
     assert "This holds if a bad one dies in every boot" in text
     assert "> **REHEARSAL" in text
-    assert not re.search(r"[*<|]", done.err.partition("again: ")[0].partition("vllm-project")[2]), "it is no Markdown"
+    assert not re.search(r"[*<|]", done.err.partition("again: ")[0].partition("vllm-project")[2]), (
+        "it is no Markdown"
+    )
     assert str(tmp_path) not in text + json.dumps(record)
     for step in record["steps"]:
         assert f"](../../{step['run']}/report.md)" in text
-        report = json.loads((folder / "../.." / step["run"] / "report.json").read_text(encoding="utf-8"))
+        report = json.loads(
+            (folder / "../.." / step["run"] / "report.json").read_text(encoding="utf-8")
+        )
         assert f"--vllm {step['candidate']} --arm reported" in report["reproduce"]
     assert (
-        "bisect tq-chunked-prefill --server rehearsal --bad 0.23.0 --arm reported --seed 1 --good 0.27.1 --find-fix"
-        in text
+        "bisect tq-chunked-prefill --server rehearsal --bad 0.23.0 --arm reported --seed 1 --good"
+        " 0.27.1 --find-fix" in text
     )
 
 
@@ -89,7 +98,13 @@ def by_release(bad: Sequence[str], skipped: Sequence[str] = ()) -> Answer:
 
     def answer(job: Job) -> RunReport:
         version = str(job.options.vllm)
-        outcome = Outcome.BOOT_FAILED if version in skipped else Outcome.CRASH if version in bad else Outcome.CLEAN
+        outcome = (
+            Outcome.BOOT_FAILED
+            if version in skipped
+            else Outcome.CRASH
+            if version in bad
+            else Outcome.CLEAN
+        )
         return outcome_of(job, outcome)
 
     return answer
@@ -102,11 +117,17 @@ def test_the_first_bad_release_is_found(made_up: MadeUp, tmp_path: Path) -> None
     asked = made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
     assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--out", str(tmp_path)]) == 0
     record = record_in(tmp_path)
-    assert (record["answer"], record["candidates"][0]["label"], len(record["candidates"])) == ("0.30.0", "0.22.0", 14)
+    assert (record["answer"], record["candidates"][0]["label"], len(record["candidates"])) == (
+        "0.30.0",
+        "0.22.0",
+        14,
+    )
     assert releases_of(asked) == booted(record)
     assert booted(record)[:2] == ["0.32.0", "0.22.0"], "both ends, the bad one first"
     assert len(asked) <= 6
-    assert record["reading"].startswith("The first bad one is 0.30.0: it died in 1 of 1 boots; 0.29.0 lived")
+    assert record["reading"].startswith(
+        "The first bad one is 0.30.0: it died in 1 of 1 boots; 0.29.0 lived"
+    )
 
 
 class Room:
@@ -123,11 +144,29 @@ class Room:
 
 
 def test_a_cluster_with_room_boots_ahead_and_says_what_it_cost(
-    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made_up: MadeUp,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("vllm_repro_cluster.fleet.connect", lambda _: Room())
     made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
-    assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379", "--out", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                *TQ,
+                "--good",
+                "v0.22",
+                "--bad",
+                "0.32.0",
+                "--on",
+                "10.0.0.1:6379",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     record = record_in(tmp_path)
     assert record["answer"] == "0.30.0"
     rounds = [step["candidate"] for step in record["steps"] if "ahead" not in step]
@@ -141,7 +180,9 @@ def test_a_cluster_with_room_boots_ahead_and_says_what_it_cost(
     assert f"they were known to be needed: {len(booted(record)) - len(rounds)}, " in text
 
 
-def test_boots_ahead_count_for_the_limit(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boots_ahead_count_for_the_limit(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vllm_repro_cluster.fleet.connect", lambda _: Room())
     made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
     words = ["--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379", "--max-boots", "4"]
@@ -153,7 +194,11 @@ def test_what_cannot_be_tried_leaves_a_set(made_up: MadeUp, tmp_path: Path) -> N
     made_up(by_release(OLD, ["0.23.0", "0.24.0"]))
     assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 2
     record = record_in(tmp_path)
-    assert (record["state"], record["answer"], record["left"]) == ("stuck", None, ["0.23.0", "0.24.0", "0.25.0"])
+    assert (record["state"], record["answer"], record["left"]) == (
+        "stuck",
+        None,
+        ["0.23.0", "0.24.0", "0.25.0"],
+    )
     assert "Those between could not be tried: " in record["reading"]
     assert "0.23.0 boot-failed" in record["reading"]
 
@@ -164,7 +209,11 @@ def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
     asked = made_up(by_release(OLD))
     assert main([*TQ, *FIX, "--max-boots", "3", "--out", str(tmp_path)]) == 2
     first = record_in(tmp_path)
-    assert (releases_of(asked), first["stopped"], first["state"]) == (booted(first), "--max-boots 3", "open")
+    assert (releases_of(asked), first["stopped"], first["state"]) == (
+        booted(first),
+        "--max-boots 3",
+        "open",
+    )
     assert len(asked) == 3
     printed = capsys.readouterr().out
     assert "Undecided: the first fixed one is one of " in printed
@@ -173,7 +222,11 @@ def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
     assert f"resume:   vllm-repro bisect --resume {Path(folder).resolve()}" in printed
     assert main(["bisect", "--resume", folder, "--max-time", "1h"]) == 0
     whole = record_in(tmp_path)
-    assert (whole["answer"], whole["stopped"], booted(whole)) == ("0.23.0", None, releases_of(asked))
+    assert (whole["answer"], whole["stopped"], booted(whole)) == (
+        "0.23.0",
+        None,
+        releases_of(asked),
+    )
     assert whole["steps"][:3] == first["steps"]
     assert (len(set(booted(whole))), whole["started_at"]) == (len(asked), first["started_at"])
     assert main(["bisect", "--resume", folder]) == 0
@@ -182,7 +235,9 @@ def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
     assert "--rate would change them" in capsys.readouterr().err
 
 
-def test_a_time_limit_ends_it(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_ends_it(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr("vllm_repro_search.bisect.boots.time.monotonic", lambda: float(next(clock)))
     asked = made_up(by_release(OLD))
@@ -191,7 +246,9 @@ def test_a_time_limit_ends_it(made_up: MadeUp, tmp_path: Path, monkeypatch: pyte
     assert 1 <= len(asked) <= 3
 
 
-def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(made_up: MadeUp, tmp_path: Path) -> None:
+def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(
+    made_up: MadeUp, tmp_path: Path
+) -> None:
     def troubled(job: Job) -> RunReport:
         if len(asked) == 3:
             raise InfraError(f"no wheel in {Path.cwd()}/wheels")
@@ -202,10 +259,16 @@ def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(m
     asked = made_up(troubled)
     assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 130
     cut = record_in(tmp_path)
-    assert (cut["stopped"], [step["fate"] for step in cut["steps"]]) == ("SIGTERM", ["dies", "lives", "infra"])
+    assert (cut["stopped"], [step["fate"] for step in cut["steps"]]) == (
+        "SIGTERM",
+        ["dies", "lives", "infra"],
+    )
     assert cut["steps"][2]["why"] == "no wheel in ./wheels"
     again = made_up(by_release(OLD))
-    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert (
+        main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")])
+        == 0
+    )
     assert releases_of(again)[0] == cut["steps"][2]["candidate"]
     assert record_in(tmp_path)["answer"] == "0.23.0"
 
@@ -222,7 +285,10 @@ def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
         main([*TQ, *FIX, "--out", str(tmp_path)])
     assert record_in(tmp_path)["steps"] == []
     made_up(by_release(OLD))
-    assert main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]) == 0
+    assert (
+        main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")])
+        == 0
+    )
     assert record_in(tmp_path)["answer"] == "0.23.0"
 
 
@@ -240,7 +306,9 @@ def test_only_another_source_is_another_bisection(
     assert ("its candidates has changed" in capsys.readouterr().err) is ("source" in change)
 
 
-def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: MadeUp, tmp_path: Path) -> None:
+def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(
+    made_up: MadeUp, tmp_path: Path
+) -> None:
     def answer(job: Job) -> RunReport:
         dies = str(job.options.vllm) in OLD and len(asked) % 2
         return outcome_of(job, Outcome.CRASH if dies else Outcome.CLEAN)
@@ -251,7 +319,10 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: Made
     assert (record["answer"], 0.95 <= record["probability"] < 1) == ("0.23.0", True)
     assert releases_of(asked).count("0.23.0") >= 4
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
-    assert f"Probability {record['probability']:.1%}, if a bad one dies in 50% of boots (--rate 0.5)." in text
+    assert (
+        f"Probability {record['probability']:.1%}, if a bad one dies in 50% of boots (--rate 0.5)."
+        in text
+    )
     assert "--rate 0.5" in record["reproduce"]
 
 
@@ -263,23 +334,26 @@ def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(made_up: Made
             [],
             1,
             (
-                "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots. "
-                "Next: name another --bad; if the bug shows in some boots only, add --rate with their share."
+                "No answer: 0.20.0 is named as bad, and lived in 1 of 1 boots. Next: name another"
+                " --bad; if the bug shows in some boots only, add --rate with their share."
             ),
         ),
         (
             ["0.20.0", "0.32.0"],
             [],
             1,
-            "No answer: 0.32.0 is named as good, and died in 1 of 1 boots. Next: name a newer --good.",
+            (
+                "No answer: 0.32.0 is named as good, and died in 1 of 1 boots. Next: name a newer"
+                " --good."
+            ),
         ),
         (
             [],
             ["0.20.0"],
             2,
             (
-                "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was boot-failed). "
-                "Next: name a --bad near it that boots."
+                "No answer: 0.20.0 is named as bad, and could not be tried (boot-failed: it was"
+                " boot-failed). Next: name a --bad near it that boots."
             ),
         ),
     ],
@@ -298,7 +372,9 @@ def test_an_end_that_is_not_as_named_ends_it(
     assert len(asked) <= 2
 
 
-def test_an_unsupported_release_is_a_skip(made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_release_is_a_skip(
+    made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def answer(job: Job) -> RunReport:
         if str(job.options.vllm) not in ("0.20.0", "0.32.0"):
             raise Unsupported("the lab cannot run this release", hint="--vllm names another")
@@ -361,7 +437,10 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
     words = ["bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(folder), "--find-fix"]
     words += ["--bad", "0.23.0", "--good", "main", "--out", str(tmp_path)]
     assert main([*words, "--max-boots", "3"]) == 2
-    assert releases_of(asked)[:2] == [sources[0], sources[-1]], "the oldest is where the release branch was cut"
+    assert releases_of(asked)[:2] == [
+        sources[0],
+        sources[-1],
+    ], "the oldest is where the release branch was cut"
     resume = ["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")]
     with monkeypatch.context() as elsewhere:
         elsewhere.chdir("/")
@@ -374,7 +453,10 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
         len(record["steps"]),
         len(asked),
     )
-    assert f"The first fixed one is {hashes[7][:12]} (a change): it lived in 1 of 1 boots" in record["reading"]
+    assert (
+        f"The first fixed one is {hashes[7][:12]} (a change): it lived in 1 of 1 boots"
+        in record["reading"]
+    )
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     assert "ran over the compiled parts of a CPU release" in text
     assert "Commits that change nothing under vllm/ and were not tried: 1." in text
@@ -396,17 +478,36 @@ def laid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         packed = subprocess.run(words, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", packages], input=packed, check=True)
         return Release(
-            source=Source(), version="", torch="", python=Path(sys.executable), packages=packages, executable=packages
+            source=Source(),
+            version="",
+            torch="",
+            python=Path(sys.executable),
+            packages=packages,
+            executable=packages,
         )
 
     monkeypatch.setattr("vllm_repro_search.bisect.boots.ReleaseCache.provision", provision)
 
 
 @pytest.mark.usefixtures("laid")
-def test_a_script_answers_instead_of_servers(harness: Harness, tmp_path: Path, history: tuple[Path, list[str]]) -> None:
+def test_a_script_answers_instead_of_servers(
+    harness: Harness, tmp_path: Path, history: tuple[Path, list[str]]
+) -> None:
     folder, hashes = history
-    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--find-fix", "--bad", hashes[0], "--good", "main"]
-    script = SCRIPT.format("ge", '&& "$VLLM_REPRO_PYTHON" -c "import os; os.environ[\'VLLM_REPRO_SOURCE\']"')
+    words = [
+        "bisect",
+        "tq-chunked-prefill",
+        "--repo",
+        str(folder),
+        "--find-fix",
+        "--bad",
+        hashes[0],
+        "--good",
+        "main",
+    ]
+    script = SCRIPT.format(
+        "ge", '&& "$VLLM_REPRO_PYTHON" -c "import os; os.environ[\'VLLM_REPRO_SOURCE\']"'
+    )
     done = harness(*words, "--script", script, "--max-boots", "3")
     assert (done.status, done.out.splitlines()[0]) == (2, f"Script: {script}"), done.err
     cut = record_in(tmp_path / "reports")
@@ -416,12 +517,22 @@ def test_a_script_answers_instead_of_servers(harness: Harness, tmp_path: Path, h
     refused = harness(*resume[:-2])
     assert (refused.status, "a command is never taken from a record" in refused.err) == (64, True)
     changed = harness(*resume[:-1], "exit 0")
-    assert (changed.status, "its script has changed since" in changed.err) == (64, True), changed.err
+    assert (changed.status, "its script has changed since" in changed.err) == (
+        64,
+        True,
+    ), changed.err
     assert harness(*resume).status == 0
     record = record_in(tmp_path / "reports")
-    assert (record["answer"], record["steps"][:3], record["evidence"]) == (hashes[7][:12], cut["steps"], None)
+    assert (record["answer"], record["steps"][:3], record["evidence"]) == (
+        hashes[7][:12],
+        cut["steps"],
+        None,
+    )
     text = next((tmp_path / "reports").glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
-    assert f"**The first fixed one is {hashes[7][:12]} (a change): it is good in 1 of 1 run of the script;" in text
+    assert (
+        f"**The first fixed one is {hashes[7][:12]} (a change): it is good in 1 of 1 run of the"
+        " script;" in text
+    )
     assert "This holds if a bad one fails in every run (--rate 1): each was run once." in text
     assert "ran over the compiled parts of a CPU release." in text
     assert "died" not in text
@@ -437,10 +548,23 @@ def test_another_exit_status_of_a_script_stops_and_is_no_answer(
     harness: Harness, tmp_path: Path, history: tuple[Path, list[str]], status: int
 ) -> None:
     folder, hashes = history
-    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--bad", "main", "--good", hashes[0]]
+    words = [
+        "bisect",
+        "tq-chunked-prefill",
+        "--repo",
+        str(folder),
+        "--bad",
+        "main",
+        "--good",
+        hashes[0],
+    ]
     done = harness(*words, "--script", f"exit {status}")
     record = record_in(tmp_path / "reports")
-    assert (done.status, record["steps"], record["stopped"]) == (2, [], f"exit status {status} of the script")
+    assert (done.status, record["steps"], record["stopped"]) == (
+        2,
+        [],
+        f"exit status {status} of the script",
+    )
 
 
 @pytest.mark.usefixtures("laid")
@@ -450,7 +574,17 @@ def test_a_script_skips_with_125_and_leaves_no_process(
     folder, hashes = history
     script = SCRIPT.format("lt", f"|| exit 1; sleep 999 & echo $! >> {tmp_path}/pids")
     script = f'case "$VLLM_REPRO_SOURCE" in *@{hashes[6]}) exit 125;; esac; {script}'
-    words = ["bisect", "tq-chunked-prefill", "--repo", str(folder), "--bad", "main", "--good", hashes[0], "--json"]
+    words = [
+        "bisect",
+        "tq-chunked-prefill",
+        "--repo",
+        str(folder),
+        "--bad",
+        "main",
+        "--good",
+        hashes[0],
+        "--json",
+    ]
     done = harness(*words, "--script", script)
     record = json.loads(done.out)
     assert (done.status, record["left"]) == (2, [hashes[6][:12], hashes[7][:12]]), record["reading"]
@@ -458,23 +592,43 @@ def test_a_script_skips_with_125_and_leaves_no_process(
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert pids
     # Nobody may have reaped them yet.
-    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        pid
+        for pid in pids
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 @pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported")])
 def test_a_script_takes_no_options_of_a_server(
     harness: Harness, words: tuple[str, str], history: tuple[Path, list[str]]
 ) -> None:
-    given = ["bisect", "tq-chunked-prefill", "--repo", str(history[0]), "--bad", "main", "--good", "0.23.0"]
+    given = [
+        "bisect",
+        "tq-chunked-prefill",
+        "--repo",
+        str(history[0]),
+        "--bad",
+        "main",
+        "--good",
+        "0.23.0",
+    ]
     done = harness(*given, "--script", "true", *words)
-    assert (done.status, f"{words[0]} has no meaning with --script" in done.err) == (64, True), done.err
+    assert (done.status, f"{words[0]} has no meaning with --script" in done.err) == (
+        64,
+        True,
+    ), done.err
 
 
-def test_again_names_the_folders_of_scenarios(made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_again_names_the_folders_of_scenarios(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
-    (folder / "mine.py").write_text(text.replace('id="tq-chunked-prefill"', 'id="mine"'), encoding="utf-8")
+    (folder / "mine.py").write_text(
+        text.replace('id="tq-chunked-prefill"', 'id="mine"'), encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VLLM_REPRO_SCENARIOS", "")
     asked = made_up(by_release(OLD))
@@ -494,14 +648,22 @@ def test_again_names_the_folders_of_scenarios(made_up: MadeUp, tmp_path: Path, m
         (["--bad", "main~3", "--good", "main"], "main~3 is not newer than main"),
         (["--bad", "main", "--good", "main~1"], "no commit from main~1 to main changes vllm/"),
         (["--bad", "main", "--good", "0.22.0"], "is no git checkout with a commit 0.22.0"),
-        (["--bad", "main", "--good", "0.23.0", "--versions", "0.24.0"], "--versions has no meaning with --repo"),
-        (["--bad", "main", "--good", "0.23.0", "--server", "rehearsal"], "--server rehearsal runs releases only"),
+        (
+            ["--bad", "main", "--good", "0.23.0", "--versions", "0.24.0"],
+            "--versions has no meaning with --repo",
+        ),
+        (
+            ["--bad", "main", "--good", "0.23.0", "--server", "rehearsal"],
+            "--server rehearsal runs releases only",
+        ),
     ],
 )
 def test_wrong_usage_of_a_checkout(
     harness: Harness, words: list[str], message: str, history: tuple[Path, list[str]]
 ) -> None:
-    done = harness("bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(history[0]), *words)
+    done = harness(
+        "bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(history[0]), *words
+    )
     assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
 
 
@@ -509,7 +671,10 @@ def test_wrong_usage_of_a_checkout(
     ("words", "message"),
     [
         (["--bad", "0.20.0", "--good", "0.32.0"], "--bad 0.20.0 is older than --good 0.32.0"),
-        (["--bad", "0.32.0", "--good", "0.20.0", "--find-fix"], "--bad 0.32.0 is newer than --good 0.20.0"),
+        (
+            ["--bad", "0.32.0", "--good", "0.20.0", "--find-fix"],
+            "--bad 0.32.0 is newer than --good 0.20.0",
+        ),
         (["--bad", "0.32.0", "--good", "v0.32"], "--bad and --good are both 0.32.0"),
         (
             ["--bad", "0.32.0", "--good", "0.30.0", "--versions", "0.31.0,0.29.0"],
@@ -519,7 +684,10 @@ def test_wrong_usage_of_a_checkout(
         (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
         (["--bad", "0.27.5", "--good", "0.32.0", "--find-fix"], "there is no vLLM 0.27.5"),
         ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),
-        ([*FIX, "--arm", "eager"], "no arms that show the bug are named (eager), and bisect follows one"),
+        (
+            [*FIX, "--arm", "eager"],
+            "no arms that show the bug are named (eager), and bisect follows one",
+        ),
         ([*FIX, "--rate", "0"], "'0' is no share of boots"),
         ([*FIX, "--max-boots", "0"], "'0' is no number of boots"),
         ([*FIX, "--image", "mine"], "every release would run mine"),

@@ -12,7 +12,15 @@ from tests.core.report.test_html import assert_sound, text_of
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_search.versions.catalogue import Bug, Upstream, UpstreamState, bugs, markdown, page, upstream
+from vllm_repro_search.versions.catalogue import (
+    Bug,
+    Upstream,
+    UpstreamState,
+    bugs,
+    markdown,
+    page,
+    upstream,
+)
 from vllm_repro_search.versions.record import ReleaseResult
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +35,9 @@ def rows() -> dict[str, Bug]:
 
 def test_the_files_are_what_scenarios_and_reports_give(rows: dict[str, Bug]) -> None:
     for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
-        assert (RESULTS / name).read_text(encoding="utf-8") == render(list(rows.values())), "make catalogue"
+        assert (RESULTS / name).read_text(encoding="utf-8") == render(list(rows.values())), (
+            "make catalogue"
+        )
 
 
 def test_each_scenario_has_a_row_of_upstream() -> None:
@@ -41,10 +51,15 @@ def test_each_scenario_has_a_row_of_upstream() -> None:
 
 
 @pytest.mark.parametrize("state", UpstreamState)
-def test_bugs_of_the_newest_release_are_grouped_by_issue(rows: dict[str, Bug], state: UpstreamState) -> None:
+def test_bugs_of_the_newest_release_are_grouped_by_issue(
+    rows: dict[str, Bug], state: UpstreamState
+) -> None:
     bug = replace(rows["sco-lazy-starves"], upstream=Upstream("somewhere", state, "2026-09"))
     closed = state in (UpstreamState.STALE, UpstreamState.CLOSED, UpstreamState.CLOSED_STALE)
-    assert bug.group == f"Still in {NEWEST}, {'closed or stale' if closed else 'open or not reported'} upstream"
+    assert (
+        bug.group
+        == f"Still in {NEWEST}, {'closed or stale' if closed else 'open or not reported'} upstream"
+    )
 
 
 def test_only_a_release_that_was_tried_is_decided(rows: dict[str, Bug]) -> None:

@@ -12,7 +12,9 @@ import pytest
 from tests.report_examples import MAPS
 from vllm_repro.scenario.catalogue import find
 
-EXPLAINED = (Path(__file__).parents[2] / "reports" / "results" / "version-maps.md").read_text(encoding="utf-8")
+EXPLAINED = (Path(__file__).parents[2] / "reports" / "results" / "version-maps.md").read_text(
+    encoding="utf-8"
+)
 
 
 def test_there_are_maps() -> None:
@@ -38,7 +40,10 @@ def test_a_kept_map_is_whole_and_of_its_scenario(kept: tuple[Path, dict[str, Any
         assert loaded["versions"] == [folder.name]
     assert loaded["interrupted"] is None
     status = find(scenario_of(folder)).status
-    assert loaded["status"] == {"bad": status.bad, "good": status.good}, "the scenario says something else by now"
+    assert loaded["status"] == {
+        "bad": status.bad,
+        "good": status.good,
+    }, "the scenario says something else by now"
 
 
 def test_its_markdown_says_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
@@ -50,7 +55,9 @@ def test_its_markdown_says_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
     rows = re.findall(r"^\| (\d\S*) \| \S+ \| (\S+) \| ([^|]*?) \|", text, flags=re.MULTILINE)
     given = {(version, arm): set(re.findall(r"[a-z-]+", what)) for version, arm, what in rows}
     assert given == {
-        (row["version"], arm["name"]): {trial["outcome"] for trial in arm["trials"]} or {arm["fate"]}
+        (row["version"], arm["name"]): (
+            {trial["outcome"] for trial in arm["trials"]} or {arm["fate"]}
+        )
         for row in loaded["rows"]
         for arm in row["arms"]
     }

@@ -16,21 +16,27 @@ MAKE = Path(__file__).parents[2] / "fixtures" / "history" / "make.py"
 FILE = "vllm/v1/attention/x.py"
 MODELS = "vllm/model_executor/models/"
 SPACE = "\n\n\n\n\n\n\n\n"
-DOCSTRING = f'        """Free.{SPACE}        """\n'  # so that a function's first line and its body are hunks apart
+# so that a function's first line and its body are hunks apart
+DOCSTRING = f'        """Free.{SPACE}        """\n'
 CORE = "from vllm.utils.mathematics import cdiv\n\nclass EngineCore:\n    pass\n"
 OLD = {
     "vllm/__init__.py": "",
     "vllm/_version.py": "written by the build\n",
     "vllm/v1/engine/core.py": CORE,
     "vllm/utils/mathematics.py": "\ndef cdiv(a, b):\n    return -(a // -b)\n",
-    FILE: f"import a\n{SPACE}class A:\n    @a\n    def f(self, front):\n{DOCSTRING}        return front\n{SPACE}last = 1\n",
+    FILE: (
+        f"import a\n{SPACE}class A:\n    @a\n    def f(self, front):\n{DOCSTRING}        return"
+        f" front\n{SPACE}last = 1\n"
+    ),
     **{f"{MODELS}m{number}.py": "old\n" for number in range(30)},
     f"{MODELS}gone.py": "old\n",
 }
 NEW = OLD | {
     "vllm/v1/engine/core.py": f"{CORE}# new\n",
-    FILE: f"import a\nimport round_up\n{SPACE}class A:\n    @a\n    def f(self):\n{DOCSTRING}        return reserve()\n"
-    f"\n    def g(self):\n        return 1\n{SPACE}last = 2\n",
+    FILE: (
+        f"import a\nimport round_up\n{SPACE}class A:\n    @a\n    def f(self):\n{DOCSTRING}       "
+        f" return reserve()\n\n    def g(self):\n        return 1\n{SPACE}last = 2\n"
+    ),
     **{f"{MODELS}m{number}.py": "new\n" for number in range(30)},
 }
 NEW = {name: text for name, text in NEW.items() if name != f"{MODELS}gone.py"}
@@ -42,7 +48,18 @@ def made(tmp_path: Path, *words: str) -> tuple[Path, list[dict[str, str]]]:
             path = tmp_path / "releases" / release / "lib" / "python3.11" / "site-packages" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-    options = ["--old", "0.23.0", "--new", "0.24.0", "--apart", FILE, "--text", "reserve()", "--commits", "30"]
+    options = [
+        "--old",
+        "0.23.0",
+        "--new",
+        "0.24.0",
+        "--apart",
+        FILE,
+        "--text",
+        "reserve()",
+        "--commits",
+        "30",
+    ]
     command: list[str | Path] = [
         sys.executable,
         MAKE,
@@ -53,7 +70,9 @@ def made(tmp_path: Path, *words: str) -> tuple[Path, list[dict[str, str]]]:
         *words,
         "--releases",
     ]
-    done = subprocess.run([*command, tmp_path / "releases"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, tmp_path / "releases"], check=True, capture_output=True, text=True
+    )
     return tmp_path / "made", json.loads(done.stdout)
 
 
@@ -62,7 +81,8 @@ def text_of(folder: Path, commit: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [([], "wanted"), (["--branches"], "wanted"), (["--branches", "--picked"], "picked wanted")]
+    ("words", "kind"),
+    [([], "wanted"), (["--branches"], "wanted"), (["--branches", "--picked"], "picked wanted")],
 )
 def test_the_tags_are_the_releases_and_one_commit_brings_the_change(
     tmp_path: Path, words: list[str], kind: str
@@ -73,7 +93,9 @@ def test_the_tags_are_the_releases_and_one_commit_brings_the_change(
         assert names == tree.keys() - {"vllm/_version.py"}
         assert all(text_of(folder, tag, name) == tree[name].strip() for name in names)
     branches = "--branches" in words
-    assert (git(folder, "merge-base", "v0.23.0", "v0.24.0") == git(folder, "rev-parse", "v0.23.0")) is not branches
+    assert (
+        git(folder, "merge-base", "v0.23.0", "v0.24.0") == git(folder, "rev-parse", "v0.23.0")
+    ) is not branches
     found, _ = commits_between(folder, "0.23.0", "0.24.0")
     hashes = [one.hash for one in found]
     assert len(hashes) >= 34
@@ -81,7 +103,9 @@ def test_the_tags_are_the_releases_and_one_commit_brings_the_change(
     assert ["reserve()" in text_of(folder, one, FILE) for one in hashes] == [
         place >= hashes.index(wanted) for place in range(len(hashes))
     ]
-    assert {one for one in hashes if "last = 2" in text_of(folder, one, FILE)} > set(hashes[hashes.index(wanted) :])
+    assert {one for one in hashes if "last = 2" in text_of(folder, one, FILE)} > set(
+        hashes[hashes.index(wanted) :]
+    )
     assert [one["kind"] for one in truth].count("broken") == 2
 
 
@@ -96,8 +120,18 @@ def test_the_whole_function_changes_in_one_commit(tmp_path: Path) -> None:
 def test_a_change_may_come_in_parts_in_the_order_of_the_options(tmp_path: Path) -> None:
     folder, truth = made(tmp_path, "--text", "def g", "--text", "round_up")
     (wanted,) = (number for number, one in enumerate(truth) if one["kind"] == "wanted")
-    assert [one["kind"] for one in truth[wanted - 4 : wanted + 1]] == ["part", "leaf", "part", "leaf", "wanted"]
-    for text, place in (("reserve()", wanted - 4), ("def g", wanted - 2), ("import round_up", wanted)):
+    assert [one["kind"] for one in truth[wanted - 4 : wanted + 1]] == [
+        "part",
+        "leaf",
+        "part",
+        "leaf",
+        "wanted",
+    ]
+    for text, place in (
+        ("reserve()", wanted - 4),
+        ("def g", wanted - 2),
+        ("import round_up", wanted),
+    ):
         has = [text in text_of(folder, one["commit"], FILE) for one in truth]
         assert has == [number >= place for number in range(len(truth))], text
 

@@ -9,7 +9,16 @@ import pytest
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.scenario.workload import Conversation, Request, Together, chat, conversation, flag, pause, together
+from vllm_repro.scenario.workload import (
+    Conversation,
+    Request,
+    Together,
+    chat,
+    conversation,
+    flag,
+    pause,
+    together,
+)
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro_search.minimize.boots import Reducible, reducible
@@ -24,7 +33,10 @@ WORKLOAD = (
 
 
 def parts_of(
-    scenario: Scenario, kind: ServerKind = ServerKind.LAB, arm: str = "reported", weights: str | None = None
+    scenario: Scenario,
+    kind: ServerKind = ServerKind.LAB,
+    arm: str = "reported",
+    weights: str | None = None,
 ) -> Reducible:
     chosen = scenario.arm(arm)
     assert chosen is not None
@@ -59,7 +71,12 @@ def test_flags_that_the_lab_needs_stay_and_those_that_it_sets_or_removes_are_not
     assert parts.untried == ("--quantization", "--dtype", "--gpu-memory-utilization")
     bare = parts.with_units(())
     lab = MTP.command_in_lab(bare)
-    assert [f.name for f in lab.flags] == ["--model", "--dtype", "--block-size", "--compilation-config.mode"]
+    assert [f.name for f in lab.flags] == [
+        "--model",
+        "--dtype",
+        "--block-size",
+        "--compilation-config.mode",
+    ]
     assert [f.name for f in MTP.command_of(bare).flags] == [
         "--model",
         "--quantization",
@@ -81,7 +98,10 @@ def test_a_dummy_model_keeps_its_own_edits_and_other_servers_try_every_flag() ->
 def test_all_units_together_are_the_arm_itself() -> None:
     parts = parts_of(MTP)
     arm = parts.with_units(range(len(parts.units)))
-    assert (MTP.command_in_lab(arm), arm.workload) == (MTP.command_in_lab(MTP.arms[0]), tuple(MTP.workload))
+    assert (MTP.command_in_lab(arm), arm.workload) == (
+        MTP.command_in_lab(MTP.arms[0]),
+        tuple(MTP.workload),
+    )
     assert arm.edits == ()
 
 
@@ -90,7 +110,10 @@ def test_a_value_for_the_lab_is_not_the_one_to_paste() -> None:
     values = {unit.name: (unit.text, unit.booted) for unit in parts.units if unit.kind == "flag"}
     assert values["--max-model-len"] == ("--max-model-len 125000", "--max-model-len 4128")
     assert values["--max-num-seqs"] == ("--max-num-seqs 1", "")
-    assert MTP.command_in_lab(parts.with_units(range(len(parts.units)))).get("--max-model-len") == "4128"
+    assert (
+        MTP.command_in_lab(parts.with_units(range(len(parts.units)))).get("--max-model-len")
+        == "4128"
+    )
     own = parts_of(MTP, ServerKind.DOCKER, arm="no-chunked-prefill")
     assert {unit.booted for unit in own.units} == {""}
 
@@ -107,7 +130,11 @@ def test_an_edit_of_the_arm_is_a_unit_too() -> None:
 
 def test_variables_are_units_unless_they_are_secret_or_the_server_does_not_get_them() -> None:
     scenario = replace(
-        MTP, command="VLLM_USE_X=1 HF_TOKEN=hf_x docker run -e VLLM_Y=2 vllm/vllm-openai:v0.20.2 --model a/b -tp 1"
+        MTP,
+        command=(
+            "VLLM_USE_X=1 HF_TOKEN=hf_x docker run -e VLLM_Y=2 vllm/vllm-openai:v0.20.2 --model a/b"
+            " -tp 1"
+        ),
     )
     docker = parts_of(scenario, ServerKind.DOCKER)
     assert names(docker, kind="variable") == ["VLLM_Y=2", "VLLM_USE_X=1"]
@@ -116,7 +143,10 @@ def test_variables_are_units_unless_they_are_secret_or_the_server_does_not_get_t
     assert bare.container is not None
     assert (bare.container.env, [name for name, _ in bare.env]) == ((), ["HF_TOKEN"])
     process = parts_of(scenario, ServerKind.PROCESS)
-    assert (names(process, kind="variable"), process.untried) == (["VLLM_USE_X=1"], ("VLLM_Y", "HF_TOKEN"))
+    assert (names(process, kind="variable"), process.untried) == (
+        ["VLLM_USE_X=1"],
+        ("VLLM_Y", "HF_TOKEN"),
+    )
 
 
 def test_requests_go_one_by_one_and_keep_the_size_that_a_removed_flag_gave_them() -> None:
@@ -153,11 +183,15 @@ def test_requests_go_one_by_one_and_keep_the_size_that_a_removed_flag_gave_them(
         ((8,), 0, ()),
     ],
 )
-def test_what_was_not_sent_is_not_needed(kept: range | tuple[int, ...], sent: int, unsent: tuple[int, ...]) -> None:
+def test_what_was_not_sent_is_not_needed(
+    kept: range | tuple[int, ...], sent: int, unsent: tuple[int, ...]
+) -> None:
     assert with_workload()[1].unsent(tuple(kept), sent) == unsent
 
 
-@pytest.mark.parametrize(("name", "arm"), [("tq-mtp-cudagraphs", "eager"), ("tq-mtp-wrong-tokens", "reported")])
+@pytest.mark.parametrize(
+    ("name", "arm"), [("tq-mtp-cudagraphs", "eager"), ("tq-mtp-wrong-tokens", "reported")]
+)
 def test_an_arm_that_does_not_crash_is_refused(name: str, arm: str) -> None:
     with pytest.raises(UsageError, match="is not declared to crash with a signature") as refused:
         parts_of(find(name), arm=arm)

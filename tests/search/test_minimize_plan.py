@@ -16,17 +16,24 @@ Units = tuple[int, ...]
 Engine = Callable[[Units], Attempt]
 N = 14
 NEEDED = st.frozensets(st.integers(0, N - 1), max_size=5)
-START = st.integers(0, N).map(lambda requests: MinimizationPlan(requests=requests, others=N - requests))
+START = st.integers(0, N).map(
+    lambda requests: MinimizationPlan(requests=requests, others=N - requests)
+)
 SMALL = MinimizationPlan(requests=2, others=5)
 
 
 def settle(search: MinimizationPlan, engine: Engine) -> MinimizationPlan:
-    """Return the finished search. Every step is made anew from the list of attempts, as after a resume."""
+    """Return the finished search.
+
+    Every step is made anew from the list of attempts, as after a resume.
+    """
     while (units := search.next()) is not None:
         assert units not in {attempt.units for attempt in search.attempts}, "no set is booted twice"
         assert units == tuple(sorted(units))
         search = MinimizationPlan(
-            requests=search.requests, others=search.others, attempts=(*search.attempts, engine(units))
+            requests=search.requests,
+            others=search.others,
+            attempts=(*search.attempts, engine(units)),
         )
     return search
 
@@ -46,7 +53,9 @@ def assert_minimal(found: MinimizationPlan, engine: Engine) -> None:
 
 
 @given(START, NEEDED)
-def test_exactly_what_is_needed_is_left_after_few_boots(start: MinimizationPlan, needed: frozenset[int]) -> None:
+def test_exactly_what_is_needed_is_left_after_few_boots(
+    start: MinimizationPlan, needed: frozenset[int]
+) -> None:
     found = settle(start, needs(needed))
     assert (found.answer().state, frozenset(found.kept or ())) == (SearchState.FOUND, needed)
     assert_minimal(found, needs(needed))
@@ -54,7 +63,9 @@ def test_exactly_what_is_needed_is_left_after_few_boots(start: MinimizationPlan,
 
 
 @given(START, st.lists(NEEDED, min_size=1, max_size=3))
-def test_one_of_several_ways_to_crash_is_left(start: MinimizationPlan, ways: list[frozenset[int]]) -> None:
+def test_one_of_several_ways_to_crash_is_left(
+    start: MinimizationPlan, ways: list[frozenset[int]]
+) -> None:
     found = settle(start, needs(*ways))
     assert frozenset(found.kept or ()) in ways
     assert_minimal(found, needs(*ways))
@@ -96,15 +107,24 @@ def test_refused_units_without_which_nothing_crashes_are_kept() -> None:
 
 
 def test_a_whole_command_that_does_not_crash_ends_it() -> None:
-    assert settle(SMALL, lambda units: Attempt(units, crashed=False)).answer().state is SearchState.QUIET
+    assert (
+        settle(SMALL, lambda units: Attempt(units, crashed=False)).answer().state
+        is SearchState.QUIET
+    )
     refused = settle(SMALL, lambda units: Attempt(units, crashed=False, refused=True))
-    assert (refused.answer().state, refused.kept, len(refused.attempts)) == (SearchState.STUCK, None, 1)
+    assert (refused.answer().state, refused.kept, len(refused.attempts)) == (
+        SearchState.STUCK,
+        None,
+        1,
+    )
     assert SMALL.answer().state is SearchState.OPEN
 
 
 def test_requests_that_a_crash_left_unsent_cost_no_boot() -> None:
     def engine(units: Units) -> Attempt:
-        return Attempt(units, {1, 5} <= set(units), unused=tuple(unit for unit in units if 1 < unit < 4))
+        return Attempt(
+            units, {1, 5} <= set(units), unused=tuple(unit for unit in units if 1 < unit < 4)
+        )
 
     found = settle(MinimizationPlan(requests=4, others=3), engine)
     assert found.kept == (1, 5)

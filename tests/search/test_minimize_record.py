@@ -47,7 +47,13 @@ def reduction(
 
 C, Q, R = Outcome.CRASH, Outcome.CLEAN, Outcome.BOOT_FAILED
 FOUND = reduction(
-    (ALL, C), ((1, 2, 3), Q), ((0, 2, 3), R), ((0, 1, 3), C), ((0, 1), C), ((1,), Q), ((0,), Outcome.OTHER_CRASH)
+    (ALL, C),
+    ((1, 2, 3), Q),
+    ((0, 2, 3), R),
+    ((0, 1, 3), C),
+    ((0, 1), C),
+    ((1,), Q),
+    ((0,), Outcome.OTHER_CRASH),
 )
 NONE_LEFT = ((ALL, C), ((1, 2, 3), C), ((2, 3), C), ((3,), C), ((), C))
 CASES = [
@@ -55,8 +61,8 @@ CASES = [
         FOUND,
         0,
         (
-            "The crash needs 1 of 2 flags and 0 of 1 variable and 1 of 1 request: chat of 9 tokens; --a 1. "
-            "If one of these is left out, this crash does not occur."
+            "The crash needs 1 of 2 flags and 0 of 1 variable and 1 of 1 request: chat of 9 tokens;"
+            " --a 1. If one of these is left out, this crash does not occur."
         ),
     ),
     (
@@ -70,7 +76,10 @@ CASES = [
     (
         reduction(*NONE_LEFT, phase="warmup"),
         0,
-        "The crash needs 0 of 2 flags and 0 of 1 variable and 0 of 1 request. It crashes without any request, in phase warmup.",
+        (
+            "The crash needs 0 of 2 flags and 0 of 1 variable and 0 of 1 request. It crashes"
+            " without any request, in phase warmup."
+        ),
     ),
     (
         reduction(((0,), C), ((), Q), units=UNITS[1:2]),
@@ -80,7 +89,10 @@ CASES = [
     (
         reduction((ALL, Q)),
         1,
-        "Surprise: the reported command does not show this crash. The whole command: clean: a | reason",
+        (
+            "Surprise: the reported command does not show this crash. The whole command: clean: a |"
+            " reason"
+        ),
     ),
     (reduction((ALL, R)), 2, "Undecided. The whole command: vLLM does not start: a | reason"),
     (
@@ -88,17 +100,26 @@ CASES = [
         2,
         "Undecided. The whole command: vLLM does not start: a | reason",
     ),
-    (reduction((ALL, Outcome.INFRA)), 2, "Undecided. The whole command: it was not booted, or gave no answer."),
+    (
+        reduction((ALL, Outcome.INFRA)),
+        2,
+        "Undecided. The whole command: it was not booted, or gave no answer.",
+    ),
     (
         reduction((ALL, C)),
         2,
-        "It crashes with 2 of 2 flags and 1 of 1 variable and 1 of 1 request. The search is not finished.",
+        (
+            "It crashes with 2 of 2 flags and 1 of 1 variable and 1 of 1 request. The search is not"
+            " finished."
+        ),
     ),
 ]
 
 
 @pytest.mark.parametrize(("found", "status", "text"), CASES, ids=range(len(CASES)))
-def test_each_state_has_its_sentence_and_status(found: Minimization, status: int, text: str) -> None:
+def test_each_state_has_its_sentence_and_status(
+    found: Minimization, status: int, text: str
+) -> None:
     assert (found.exit_status, found.readings) == (status, (text,))
     record = found.as_dict()
     assert record["reading"] == text

@@ -24,7 +24,9 @@ def record_in(out: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_path: Path) -> None:
+def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(
+    harness: Harness, tmp_path: Path
+) -> None:
     out = tmp_path / "reports"
     cut = harness(*TQ, "--max-boots", "4")
     assert cut.status == 2, cut.err
@@ -43,10 +45,14 @@ def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(harness: Harnes
         "--kv-cache-dtype turboquant_k8v4",
         """--speculative-config '{"method":"mtp","num_speculative_tokens":3}'""",
     ]
-    assert [why.partition(":")[0] for why in record["removals"].values()] == ["untriggered", "untriggered"]
+    assert [why.partition(":")[0] for why in record["removals"].values()] == [
+        "untriggered",
+        "untriggered",
+    ]
     assert "in phase warmup" in record["reading"]
     assert record["command"] == (
-        "vllm serve \\\n  --model Lorbus/Qwen3.6-27B-int4-AutoRound \\\n  --kv-cache-dtype turboquant_k8v4 \\\n"
+        "vllm serve \\\n  --model Lorbus/Qwen3.6-27B-int4-AutoRound \\\n  --kv-cache-dtype"
+        " turboquant_k8v4 \\\n"
         """  --speculative-config '{"method":"mtp","num_speculative_tokens":3}'"""
     )
     text = (folder / "minimize.md").read_text(encoding="utf-8")
@@ -58,13 +64,22 @@ def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(harness: Harnes
         assert (folder.resolve() / run).is_file()
     crashes = [boot for boot in record["boots"] if boot["outcome"] == "crash"]
     smallest = json.loads(
-        (out / "tq-mtp-cudagraphs/minimize/tq-mtp-cudagraphs" / crashes[-1]["run"] / "report.json").read_text()
+        (
+            out
+            / "tq-mtp-cudagraphs/minimize/tq-mtp-cudagraphs"
+            / crashes[-1]["run"]
+            / "report.json"
+        ).read_text()
     )
     (arm,) = smallest["arms"]
     flags = [word for word in arm["server"]["argv"] if word.startswith("--")]
-    assert flags == ["--model", "--kv-cache-dtype", "--speculative-config", "--host", "--port"], (
-        "what was said is what was booted"
-    )
+    assert flags == [
+        "--model",
+        "--kv-cache-dtype",
+        "--speculative-config",
+        "--host",
+        "--port",
+    ], "what was said is what was booted"
     assert arm["k"] == 1
     again = "minimize tq-mtp-cudagraphs --server rehearsal --vllm 0.20.2 --arm reported --seed 1"
     assert again in text
@@ -73,7 +88,9 @@ def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(harness: Harnes
     assert json.loads(nights.out)["bugs"] == [], "these runs are not of the reported command"
 
 
-def test_requests_that_the_crash_does_not_need_are_dropped(harness: Harness, tmp_path: Path) -> None:
+def test_requests_that_the_crash_does_not_need_are_dropped(
+    harness: Harness, tmp_path: Path
+) -> None:
     done = harness("minimize", "tq-chunked-prefill", "--server", "rehearsal")
     assert done.status == 0, done.err
     record = record_in(tmp_path / "reports")
@@ -94,7 +111,10 @@ MadeUp = Callable[[Sequence[Outcome]], list[Job]]
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
-    """Replace runs by made-up outcomes, and return the list of their jobs. A run after the last one is interrupted."""
+    """Replace runs by made-up outcomes, and return the list of their jobs.
+
+    A run after the last one is interrupted.
+    """
 
     def put(outcomes: Sequence[Outcome]) -> list[Job]:
         jobs: list[Job] = []
@@ -121,11 +141,16 @@ def test_two_boots_without_an_answer_end_it_and_are_tried_again(
     folder = str(tmp_path / "reports" / "tq-mtp-cudagraphs" / "minimize" / "latest")
     assert (harness("minimize", "--resume", folder).status, len(jobs)) == (130, 5)
     record = record_in(tmp_path / "reports")
-    assert (record["stopped"], [boot["outcome"] for boot in record["boots"]]) == ("SIGTERM", ["crash", "crash"])
+    assert (record["stopped"], [boot["outcome"] for boot in record["boots"]]) == (
+        "SIGTERM",
+        ["crash", "crash"],
+    )
     assert jobs[1].arms[0] == jobs[3].arms[0]
 
 
-def test_a_refused_command_keeps_its_flags(harness: Harness, tmp_path: Path, made_up: MadeUp) -> None:
+def test_a_refused_command_keeps_its_flags(
+    harness: Harness, tmp_path: Path, made_up: MadeUp
+) -> None:
     made_up([Outcome.CRASH, *[Outcome.BOOT_FAILED] * 60])
     done = harness(*TQ)
     assert done.status == 0, done.err
@@ -135,7 +160,9 @@ def test_a_refused_command_keeps_its_flags(harness: Harness, tmp_path: Path, mad
     assert record["boots"][-1]["units"] == [], "and all of them were left out together, at last"
 
 
-def test_a_secret_in_a_flag_is_printed_nowhere(harness: Harness, tmp_path: Path, made_up: MadeUp) -> None:
+def test_a_secret_in_a_flag_is_printed_nowhere(
+    harness: Harness, tmp_path: Path, made_up: MadeUp
+) -> None:
     source = Path(__file__).parents[2] / "scenarios" / "tq_mtp_cudagraphs.py"
     text = source.read_text(encoding="utf-8")
     mine = tmp_path / source.name
@@ -143,7 +170,9 @@ def test_a_secret_in_a_flag_is_printed_nowhere(harness: Harness, tmp_path: Path,
     made_up([Outcome.CRASH, *[Outcome.CLEAN] * 60])
     done = harness("minimize", str(mine), "--server", "rehearsal")
     assert done.status == 0, done.err
-    written = "".join(path.read_text() for path in (tmp_path / "reports").rglob("*") if path.is_file())
+    written = "".join(
+        path.read_text() for path in (tmp_path / "reports").rglob("*") if path.is_file()
+    )
     assert "--api-key" in written
     assert "abcdefghijklmnop" not in written + done.out + done.err
 
@@ -152,12 +181,21 @@ def test_a_secret_in_a_flag_is_printed_nowhere(harness: Harness, tmp_path: Path,
     ("words", "message"),
     [
         (["minimize"], "no SCENARIO is named"),
-        (["minimize", "tq-mtp-wrong-tokens", "--server", "rehearsal"], "is not declared to crash with a signature"),
+        (
+            ["minimize", "tq-mtp-wrong-tokens", "--server", "rehearsal"],
+            "is not declared to crash with a signature",
+        ),
         ([*TQ, "--arm", "eager"], "is not declared to crash with a signature"),
-        (["minimize", "dsv4-tp2", "--server", "rehearsal", "--arm", "branch"], "changes vLLM's source"),
+        (
+            ["minimize", "dsv4-tp2", "--server", "rehearsal", "--arm", "branch"],
+            "changes vLLM's source",
+        ),
         ([*TQ, "--arm", "reported", "--arm", "4bit-nc"], "2 arms are named"),
         ([*TQ, "--max-boots", "0"], "'0' is no number of boots"),
-        (["minimize", "tq-mtp-cudagraphs", "--server", "attach"], "'attach' is none of auto, docker"),
+        (
+            ["minimize", "tq-mtp-cudagraphs", "--server", "attach"],
+            "'attach' is none of auto, docker",
+        ),
         (["minimize", "--resume", "/nowhere"], "holds no search that can be read"),
     ],
 )

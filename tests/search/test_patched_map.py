@@ -29,4 +29,6 @@ def test_a_map_has_an_arm_for_each_patch(harness: Harness, diffs: Diffs, tmp_pat
     kept = harness("versions", "--resume", str(folder))
     assert kept.err.count("  as in ") == 2
     (tmp_path / "hide.diff").write_text(DIFF.format("fix"), encoding="utf-8")
-    assert "as in" not in harness("versions", "--resume", str(folder)).err, "what another diff did is run again"
+    assert "as in" not in harness("versions", "--resume", str(folder)).err, (
+        "what another diff did is run again"
+    )

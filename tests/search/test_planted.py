@@ -28,7 +28,9 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
     outcomes = [Outcome.BOOT_FAILED]
     trials = tuple(replace(trial, outcome=outcomes[0]) for trial in arm.trials[:1])
     failed = replace(arm, trials=trials, **arm_fields(arm_result(arm.name, arm.expected, outcomes)))
-    row = row_of(replace(made, arms=(failed,)), made.vllm_version or "0.23.0", Standing.BAD, made.evidence)
+    row = row_of(
+        replace(made, arms=(failed,)), made.vllm_version or "0.23.0", Standing.BAD, made.evidence
+    )
     version_map = structs.replace(map_of([row]), arms=(arm.name,))
     yield "md", markdown(version_map)
     yield "terminal", terminal(version_map, "versions.md", "")

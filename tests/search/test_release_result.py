@@ -10,7 +10,9 @@ from vllm_repro_search.versions.record import ReleaseResult, release_result
 
 
 def in_release(*outcomes: Outcome, unexplained: int = 0, imitated: bool = True) -> ReleaseResult:
-    return release_result(arm_result("reported", Expected.DIES, outcomes, unexplained=unexplained), imitated=imitated)
+    return release_result(
+        arm_result("reported", Expected.DIES, outcomes, unexplained=unexplained), imitated=imitated
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,16 +39,23 @@ def test_result_of_a_release(outcomes: list[Outcome], expected: ReleaseResult) -
 
 def test_a_release_lives_only_if_all_boots_crossed_and_lived() -> None:
     for outcomes in combinations_with_replacement(Outcome, 3):
-        assert (in_release(*outcomes) is ReleaseResult.LIVES) == (set(outcomes) == {Outcome.CLEAN}), outcomes
+        assert (in_release(*outcomes) is ReleaseResult.LIVES) == (
+            set(outcomes) == {Outcome.CLEAN}
+        ), outcomes
 
 
 def test_an_unexplained_death_is_not_another_failure() -> None:
     assert in_release(Outcome.OTHER_CRASH, unexplained=1) is ReleaseResult.UNDECIDED
-    assert in_release(Outcome.OTHER_CRASH, Outcome.HANG, unexplained=1) is ReleaseResult.FAILS_OTHERWISE
+    assert (
+        in_release(Outcome.OTHER_CRASH, Outcome.HANG, unexplained=1)
+        is ReleaseResult.FAILS_OTHERWISE
+    )
 
 
 @pytest.mark.parametrize("unexplained", [9, 10])
-def test_verdict_and_release_agree_on_failures_of_which_some_are_unexplained(unexplained: int) -> None:
+def test_verdict_and_release_agree_on_failures_of_which_some_are_unexplained(
+    unexplained: int,
+) -> None:
     arm = arm_result("reported", Expected.DIES, [Outcome.OTHER_CRASH] * 10, unexplained=unexplained)
     changed = unexplained < 10
     assert (release_result(arm, imitated=True) is ReleaseResult.FAILS_OTHERWISE) is changed

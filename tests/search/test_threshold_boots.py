@@ -18,7 +18,12 @@ from vllm_repro_search.threshold.boots import lengths_of, probes_of
 from vllm_repro_search.threshold.plan import PromptResult, PromptSent
 
 QUIET: dict[str, Any] = {"status": 200, "error": None, "finish_reason": "length"}
-DEAD: dict[str, Any] = {"status": 200, "error": "EngineCore died", "finish_reason": None, "usage": None}
+DEAD: dict[str, Any] = {
+    "status": 200,
+    "error": "EngineCore died",
+    "finish_reason": None,
+    "usage": None,
+}
 REFUSED: dict[str, Any] = {"status": 400, "error": "too long", "finish_reason": None, "usage": None}
 Q, C, S = PromptResult.QUIET, PromptResult.CRASH, PromptResult.SKIP
 
@@ -30,8 +35,13 @@ def boot(outcome: str, *answers: dict[str, Any] | None, trial: int = 1) -> list[
         label = {"trial": trial, "name": f"{length} tokens"}
         entries.append(Entry(0, "request-sent", label))
         if answer is not None:
-            entries.append(Entry(0, "answer", {"usage": {"prompt_tokens": length}, **answer, **label}))
-    return [*entries, Entry(0, "trial-ended", {"trial": trial, "outcome": outcome, "why": "a reason"})]
+            entries.append(
+                Entry(0, "answer", {"usage": {"prompt_tokens": length}, **answer, **label})
+            )
+    return [
+        *entries,
+        Entry(0, "trial-ended", {"trial": trial, "outcome": outcome, "why": "a reason"}),
+    ]
 
 
 def probes(*entries: Entry) -> tuple[PromptSent, ...]:
@@ -74,11 +84,17 @@ def test_what_each_prompt_did(
 
 
 def test_only_the_last_trial_of_a_run_counts() -> None:
-    found = probes(*boot("crash", None, trial=2), *boot("infra", QUIET, QUIET), *boot("crash", None, trial=2)[-1:])
+    found = probes(
+        *boot("crash", None, trial=2),
+        *boot("infra", QUIET, QUIET),
+        *boot("crash", None, trial=2)[-1:],
+    )
     assert found == (PromptSent(10, PromptResult.CRASH, first=True),)
 
 
-def lengths(name: str, arm: str = "reported", kind: ServerKind = ServerKind.LAB) -> tuple[int, int, int]:
+def lengths(
+    name: str, arm: str = "reported", kind: ServerKind = ServerKind.LAB
+) -> tuple[int, int, int]:
     scenario = find(name)
     chosen = scenario.arm(arm)
     assert chosen is not None
@@ -89,12 +105,18 @@ def lengths(name: str, arm: str = "reported", kind: ServerKind = ServerKind.LAB)
 def test_the_search_begins_where_the_trigger_computes_it() -> None:
     assert lengths("tq-chunked-prefill") == (100, 4096 + 129, 2 * (4096 + 129))
     assert lengths("tq-chunked-prefill", kind=ServerKind.REHEARSAL) == (100, 4225, 8450)
-    assert lengths("tq-chunked-prefill", "near-miss-129") == (32, 4225, 8450), "no prompt of the arm is shorter"
+    assert lengths("tq-chunked-prefill", "near-miss-129") == (
+        32,
+        4225,
+        8450,
+    ), "no prompt of the arm is shorter"
     assert lengths("dsv4-tp2") == (400, 760, 1520)
 
 
 @pytest.mark.parametrize(("longest", "high"), [(9000, 9000), (500_000, 102_400 - 8)])
-def test_the_longest_prompt_is_one_that_the_workload_has_and_the_model_takes(longest: int, high: int) -> None:
+def test_the_longest_prompt_is_one_that_the_workload_has_and_the_model_takes(
+    longest: int, high: int
+) -> None:
     scenario = find("tq-chunked-prefill")
     arm = replace(scenario.arms[0], workload=(chat(prompt=100), chat(prompt=longest)))
     assert lengths_of(scenario, arm, ServerKind.LAB, ServerOptions(), "").high == high

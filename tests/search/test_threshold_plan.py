@@ -23,7 +23,11 @@ def settle(
         assert boots < 200
         for place, length in enumerate(plan):
             answer = (
-                PromptResult.SKIP if length in skips else PromptResult.CRASH if crashes(length) else PromptResult.QUIET
+                PromptResult.SKIP
+                if length in skips
+                else PromptResult.CRASH
+                if crashes(length)
+                else PromptResult.QUIET
             )
             search = search.after(PromptSent(length, answer, first=place == 0))
             if answer is not PromptResult.QUIET:
@@ -36,7 +40,9 @@ def crashes_of(search: ThresholdPlan) -> int:
 
 
 BOUNDS = st.tuples(st.integers(1, 50), st.integers(2, 4000), st.integers(0, 4000)).map(
-    lambda drawn: ThresholdPlan(low=drawn[0], guess=drawn[0] + drawn[1], high=drawn[0] + drawn[1] + drawn[2])
+    lambda drawn: ThresholdPlan(
+        low=drawn[0], guess=drawn[0] + drawn[1], high=drawn[0] + drawn[1] + drawn[2]
+    )
 )
 
 
@@ -52,10 +58,16 @@ def test_a_right_formula_costs_at_most_four_crashes(search: ThresholdPlan) -> No
 
 
 @given(BOUNDS, st.data())
-def test_any_threshold_is_found_whatever_the_formula_is(search: ThresholdPlan, data: st.DataObject) -> None:
+def test_any_threshold_is_found_whatever_the_formula_is(
+    search: ThresholdPlan, data: st.DataObject
+) -> None:
     real = data.draw(st.integers(search.low + 1, search.high))
     found, _ = settle(search, lambda length: length >= real)
-    assert (found.answer().state, found.shortest_crash, found.longest_quiet) == (SearchState.FOUND, real, real - 1)
+    assert (found.answer().state, found.shortest_crash, found.longest_quiet) == (
+        SearchState.FOUND,
+        real,
+        real - 1,
+    )
 
 
 @given(BOUNDS)
@@ -66,7 +78,11 @@ def test_an_engine_without_the_bug_takes_the_fewest_boots(search: ThresholdPlan)
 
 def test_an_engine_that_always_crashes_is_recognized() -> None:
     found, _ = settle(ThresholdPlan(low=1, guess=100, high=200), lambda _: True)
-    assert (found.answer().state, found.shortest_crash, found.longest_quiet) == (SearchState.ALL, 1, None)
+    assert (found.answer().state, found.shortest_crash, found.longest_quiet) == (
+        SearchState.ALL,
+        1,
+        None,
+    )
 
 
 @given(BOUNDS.filter(lambda search: search.high > search.guess + 2))
@@ -78,31 +94,51 @@ def test_a_quiet_prompt_above_the_threshold_is_a_surprise(search: ThresholdPlan)
 def test_a_crash_that_needs_the_prompts_before_it_is_a_surprise() -> None:
     search = ThresholdPlan(low=1, guess=100, high=200)
     found = search.after(
-        *(PromptSent(one, PromptResult.QUIET) for one in (1, 50, 99)), PromptSent(100, PromptResult.CRASH)
+        *(PromptSent(one, PromptResult.QUIET) for one in (1, 50, 99)),
+        PromptSent(100, PromptResult.CRASH),
     )
     assert found.next() == (100,), "alone on a fresh server"
     quiet = found.after(PromptSent(100, PromptResult.QUIET, first=True))
-    assert (quiet.answer().state, quiet.longest_quiet, quiet.next()) == (SearchState.SURPRISE, 99, None)
+    assert (quiet.answer().state, quiet.longest_quiet, quiet.next()) == (
+        SearchState.SURPRISE,
+        99,
+        None,
+    )
 
 
 def test_the_prompts_of_a_search() -> None:
     search = ThresholdPlan(low=1, guess=100, high=200)
     assert search.next() == (1, 50, 99, 100, 101, 103, 107, 115, 131, 163, 200)
     early = search.after(
-        PromptSent(1, PromptResult.QUIET), PromptSent(50, PromptResult.QUIET), PromptSent(99, PromptResult.CRASH)
+        PromptSent(1, PromptResult.QUIET),
+        PromptSent(50, PromptResult.QUIET),
+        PromptSent(99, PromptResult.CRASH),
     )
-    assert early.next() == (58, 65, 71, 76, 80, 83, 86, 88, *range(90, 99)), (
-        "0.165 of the gap each: a crash costs 10 quiet prompts"
+    assert early.next() == (
+        58,
+        65,
+        71,
+        76,
+        80,
+        83,
+        86,
+        88,
+        *range(90, 99),
+    ), "0.165 of the gap each: a crash costs 10 quiet prompts"
+    assert early.after(PromptSent(58, PromptResult.SKIP)).next_prompt() == PromptSent(
+        57, PromptResult.QUIET
     )
-    assert early.after(PromptSent(58, PromptResult.SKIP)).next_prompt() == PromptSent(57, PromptResult.QUIET)
     assert (search.next_prompt(), early.next_prompt()) == (
         PromptSent(1, PromptResult.QUIET),
         PromptSent(58, PromptResult.QUIET),
     )
     known = search.after(
-        *(PromptSent(one, PromptResult.QUIET) for one in (1, 50, 99)), PromptSent(100, PromptResult.CRASH)
+        *(PromptSent(one, PromptResult.QUIET) for one in (1, 50, 99)),
+        PromptSent(100, PromptResult.CRASH),
     )
-    assert replace(known, probes=known.probes[:-1]).next_prompt() == PromptSent(100, PromptResult.CRASH)
+    assert replace(known, probes=known.probes[:-1]).next_prompt() == PromptSent(
+        100, PromptResult.CRASH
+    )
     for check in (100, 150, 200):
         assert (known.answer().state, known.next_prompt(), known.next()) == (
             SearchState.OPEN,
@@ -118,14 +154,23 @@ def test_a_crash_is_sent_again_alone_unless_it_was_first() -> None:
         PromptSent(99, PromptResult.QUIET), PromptSent(100, PromptResult.CRASH)
     )
     assert search.next() == (100,)
-    for again in (PromptSent(100, PromptResult.CRASH), PromptSent(100, PromptResult.CRASH, first=True)):
-        assert search.after(again).next_prompt() == PromptSent(150, PromptResult.CRASH), "the middle of 100 and 201"
+    for again in (
+        PromptSent(100, PromptResult.CRASH),
+        PromptSent(100, PromptResult.CRASH, first=True),
+    ):
+        assert search.after(again).next_prompt() == PromptSent(150, PromptResult.CRASH), (
+            "the middle of 100 and 201"
+        )
     assert replace(search, probes=()).after(
         PromptSent(100, PromptResult.CRASH, first=True), PromptSent(99, PromptResult.QUIET)
     ).next() == (150,)
     assert (
         ThresholdPlan(low=1, guess=3, high=3)
-        .after(PromptSent(1, PromptResult.SKIP), PromptSent(2, PromptResult.SKIP), PromptSent(3, PromptResult.CRASH))
+        .after(
+            PromptSent(1, PromptResult.SKIP),
+            PromptSent(2, PromptResult.SKIP),
+            PromptSent(3, PromptResult.CRASH),
+        )
         .answer()
         .state
         is SearchState.STUCK
@@ -142,7 +187,9 @@ def test_a_crash_is_sent_again_alone_unless_it_was_first() -> None:
         ((PromptResult.QUIET, PromptResult.QUIET, PromptResult.QUIET), SearchState.QUIET),
     ],
 )
-def test_lengths_without_an_answer_leave_it_open(answers: tuple[PromptResult, ...], state: SearchState) -> None:
+def test_lengths_without_an_answer_leave_it_open(
+    answers: tuple[PromptResult, ...], state: SearchState
+) -> None:
     search = ThresholdPlan(low=1, guess=2, high=3).after(
         *(PromptSent(at, one, first=True) for at, one in enumerate(answers, 1))
     )
@@ -165,7 +212,9 @@ def test_skips_never_give_a_wrong_threshold(search: ThresholdPlan, data: st.Data
         assert (found.shortest_crash, found.longest_quiet) == (real, real - 1)
     else:
         assert found.answer().state in (SearchState.STUCK, SearchState.QUIET)
-        assert found.answer().state is not SearchState.QUIET or not found.lengths(PromptResult.CRASH)
+        assert found.answer().state is not SearchState.QUIET or not found.lengths(
+            PromptResult.CRASH
+        )
 
 
 def test_a_dear_crash_is_risked_less() -> None:
@@ -179,4 +228,5 @@ def test_a_dear_crash_is_risked_less() -> None:
 @pytest.mark.parametrize("change", [{"low": 0}, {"guess": 1}, {"high": 99}, {"crash_cost": 0.5}])
 def test_impossible_searches_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no search"):
-        replace(ThresholdPlan(low=1, guess=100, high=200), **change)  # type: ignore[arg-type]  # a wrong one each
+        # a wrong one each
+        replace(ThresholdPlan(low=1, guess=100, high=200), **change)  # type: ignore[arg-type]

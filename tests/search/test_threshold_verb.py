@@ -28,7 +28,9 @@ def record_in(out: Path) -> dict[str, Any]:
 
 
 def sent(record: dict[str, Any]) -> list[list[tuple[int, str]]]:
-    return [[(probe["length"], probe["answer"]) for probe in boot["probes"]] for boot in record["boots"]]
+    return [
+        [(probe["length"], probe["answer"]) for probe in boot["probes"]] for boot in record["boots"]
+    ]
 
 
 def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_path: Path) -> None:
@@ -36,7 +38,9 @@ def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_
     cut = harness(*TQ, "--max-boots", "1")
     assert cut.status == 2, cut.err
     assert cut.out.startswith("REHEARSAL: ")
-    assert "A prompt of 4,225 tokens crashed, 4,224 did not. The checks are not finished." in cut.out
+    assert (
+        "A prompt of 4,225 tokens crashed, 4,224 did not. The checks are not finished." in cut.out
+    )
     folder = out / "tq-chunked-prefill" / "threshold" / "latest"
     assert f"resume:   vllm-repro threshold --resume {folder.resolve()}" in cut.out
     first = record_in(out)
@@ -52,7 +56,12 @@ def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_
         [(8450, "crash")],
     ]
     assert record["boots"][0] == first["boots"][0]
-    assert (record["answer"], record["guess"], record["version"], record["stopped"]) == (4225, 4225, "0.23.0", None)
+    assert (record["answer"], record["guess"], record["version"], record["stopped"]) == (
+        4225,
+        4225,
+        "0.23.0",
+        None,
+    )
     text = (folder / "threshold.md").read_text(encoding="utf-8")
     assert "> **REHEARSAL" in text
     assert str(tmp_path) not in text + json.dumps(record)
@@ -62,7 +71,10 @@ def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_
         assert (folder.resolve() / run).is_file()
     again = "threshold tq-chunked-prefill --server rehearsal --vllm 0.23.0 --arm reported --seed 1"
     assert again in text
-    assert again in json.loads((folder.resolve() / run).with_name("report.json").read_text())["reproduce"]
+    assert (
+        again
+        in json.loads((folder.resolve() / run).with_name("report.json").read_text())["reproduce"]
+    )
     nights = harness("history", "--json")
     assert json.loads(nights.out)["bugs"] == [], "these runs are not of the scenario's workload"
 
@@ -72,7 +84,10 @@ def test_a_fixed_release_answers_every_prompt_in_one_boot(harness: Harness, tmp_
     assert done.status == 0, done.err
     record = record_in(tmp_path / "reports")
     assert (record["state"], record["answer"], len(record["boots"])) == ("quiet", None, 1)
-    assert record["reading"] == "None of 17 lengths from 100 to 8,450 tokens crashes it. The trigger computes 4,225."
+    assert (
+        record["reading"]
+        == "None of 17 lengths from 100 to 8,450 tokens crashes it. The trigger computes 4,225."
+    )
 
 
 @pytest.fixture
@@ -85,8 +100,18 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         report = run_of("0.24.0", [Outcome.BOOT_FAILED])
         folder = job.out / f"run-{len(jobs)}"
         folder.mkdir(parents=True)
-        sent = {"t": 0, "trial": 1, "name": "100 tokens", "status": 200, "error": None, "finish_reason": "length"}
-        answered = [{**sent, "event": "request-sent"}, {**sent, "event": "answer", "usage": {"prompt_tokens": 100}}]
+        sent = {
+            "t": 0,
+            "trial": 1,
+            "name": "100 tokens",
+            "status": 200,
+            "error": None,
+            "finish_reason": "length",
+        }
+        answered = [
+            {**sent, "event": "request-sent"},
+            {**sent, "event": "answer", "usage": {"prompt_tokens": 100}},
+        ]
         lines = [
             *(answered if len(jobs) == 1 else []),
             {
@@ -113,7 +138,10 @@ def test_two_boots_without_an_answer_end_it_and_are_tried_again(
     done = harness(*TQ)
     assert (done.status, len(made_up)) == (2, 3), done.err
     record = record_in(tmp_path / "reports")
-    assert (record["stopped"], sent(record)) == ("two boots in a row without an answer", [ANSWERED, [], []])
+    assert (record["stopped"], sent(record)) == (
+        "two boots in a row without an answer",
+        [ANSWERED, [], []],
+    )
     assert "boot-failed: it never became ready" in done.out
     folder = str(tmp_path / "reports" / "tq-chunked-prefill" / "threshold" / "latest")
     assert harness("threshold", "--resume", folder).status == 130
@@ -134,7 +162,9 @@ def test_a_time_limit_ends_it(
     harness: Harness, tmp_path: Path, made_up: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 100))
-    monkeypatch.setattr("vllm_repro_search.threshold.boots.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(
+        "vllm_repro_search.threshold.boots.time.monotonic", lambda: float(next(clock))
+    )
     assert harness(*TQ, "--max-time", "150").status == 2
     assert (record_in(tmp_path / "reports")["stopped"], len(made_up)) == ("--max-time 150s", 1)
 
@@ -147,19 +177,37 @@ def test_a_server_that_cannot_run_leaves_no_folder(
 
     monkeypatch.setattr("vllm_repro_search.boot_search.run_one", run_one)
     done = harness(*TQ)
-    assert (done.status, "the lab cannot run this release" in done.err) == (Unsupported.exit_status, True)
+    assert (done.status, "the lab cannot run this release" in done.err) == (
+        Unsupported.exit_status,
+        True,
+    )
     assert not (tmp_path / "reports").exists()
 
 
-def test_a_refusal_suggests_a_command_with_the_options_that_were_given(harness: Harness, tmp_path: Path) -> None:
-    given = ["--server", "lab", "--vllm", "0.23.0", "--answer-stall", "33", "--seed", "7", "--arm", "eager"]
+def test_a_refusal_suggests_a_command_with_the_options_that_were_given(
+    harness: Harness, tmp_path: Path
+) -> None:
+    given = [
+        "--server",
+        "lab",
+        "--vllm",
+        "0.23.0",
+        "--answer-stall",
+        "33",
+        "--seed",
+        "7",
+        "--arm",
+        "eager",
+    ]
     folders = ["--out", str(tmp_path / "my runs"), "--scenarios", str(tmp_path)]
     done = harness("threshold", "tq-chunked-prefill", *given, *folders)
     (hint,) = [line for line in done.err.splitlines() if "next:" in line]
     program, verb, name, *words = shlex.split(hint.partition("what this arm does: ")[2])
     assert (program, verb, name) == ("vllm-repro", "run", "tq-chunked-prefill")
     pairs = [set(zip(one[::2], one[1::2], strict=True)) for one in (words, [*given, *folders])]
-    assert pairs[0] == {(key, "33.0" if key == "--answer-stall" else value) for key, value in pairs[1]}
+    assert pairs[0] == {
+        (key, "33.0" if key == "--answer-stall" else value) for key, value in pairs[1]
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,7 +221,10 @@ def test_a_refusal_suggests_a_command_with_the_options_that_were_given(harness: 
         ([*TQ, "--arm", "growing-chat"], "also needs a prefix in the cache"),
         ([*TQ, "--max-boots", "0"], "'0' is no number of boots"),
         ([*TQ, "--trials", "3"], "unrecognized arguments: --trials"),
-        (["threshold", "tq-chunked-prefill", "--server", "attach"], "'attach' is none of auto, docker"),
+        (
+            ["threshold", "tq-chunked-prefill", "--server", "attach"],
+            "'attach' is none of auto, docker",
+        ),
         (["threshold", "--resume", "/nowhere"], "holds no search that can be read"),
     ],
 )

@@ -17,7 +17,13 @@ from vllm_repro.scenario.scenario import Arm, Status
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
 from vllm_repro_search.record import markdown, terminal
-from vllm_repro_search.versions.record import ReleaseResult, ReleaseRow, VersionMap, row_of, row_without_run
+from vllm_repro_search.versions.record import (
+    ReleaseResult,
+    ReleaseRow,
+    VersionMap,
+    row_of,
+    row_without_run,
+)
 
 STATUS = Status(bad=">=0.21.0,<0.24.0", good=">=0.24.0")
 EXAMPLE = report(REHEARSAL)
@@ -70,7 +76,9 @@ def shown(text: str, tested: Sequence[str]) -> dict[str, ReleaseResult | None]:
     found: dict[str, ReleaseResult | None] = {}
     head, *listed = text.split("; ")
     clauses = [part for part in listed if not part.startswith("against ")]
-    ranged = re.findall(rf"(dies in some boots of|lives in|dies in) ({names})(?=, (?:lives|dies)|$)", head)
+    ranged = re.findall(
+        rf"(dies in some boots of|lives in|dies in) ({names})(?=, (?:lives|dies)|$)", head
+    )
     if not ranged and not head.startswith("against "):
         clauses.append(head)
     pairs = list(ranged)
@@ -111,9 +119,17 @@ MAPS = st.builds(
 @given(MAPS)
 def test_a_reading_names_each_release_once_and_with_its_own_fate(version_map: VersionMap) -> None:
     (text,) = version_map.readings
-    fates: Mapping[str, ReleaseResult | None] = {row.version: row.arms[0].fate for row in version_map.boots}
-    assert shown(text, version_map.versions) == {version: fates.get(version) for version in version_map.versions}, text
-    lived = {row.version for row in version_map.boots if {one.outcome for one in row.arms[0].trials} == {Outcome.CLEAN}}
+    fates: Mapping[str, ReleaseResult | None] = {
+        row.version: row.arms[0].fate for row in version_map.boots
+    }
+    assert shown(text, version_map.versions) == {
+        version: fates.get(version) for version in version_map.versions
+    }, text
+    lived = {
+        row.version
+        for row in version_map.boots
+        if {one.outcome for one in row.arms[0].trials} == {Outcome.CLEAN}
+    }
     assert {version for version, fate in fates.items() if fate is ReleaseResult.LIVES} == lived
 
 
@@ -145,14 +161,26 @@ def test_what_a_map_says_of_itself_is_what_its_rows_say(version_map: VersionMap)
                 row("0.25.1", Outcome.BOOT_FAILED),
                 row("0.27.0", Outcome.CLEAN),
             ],
-            "dies in 0.21.0 to 0.23.0 (3 tried), lives in 0.24.0 and 0.27.0; 0.20.2 and 0.25.1 do not boot",
+            (
+                "dies in 0.21.0 to 0.23.0 (3 tried), lives in 0.24.0 and 0.27.0; 0.20.2 and 0.25.1"
+                " do not boot"
+            ),
         ),
         (
             [row("0.23.0", Outcome.CLEAN), row("0.24.0", Outcome.CRASH, Outcome.CLEAN)],
-            "lives in 0.23.0, dies in some boots of 0.24.0; against what is declared: 0.23.0 and 0.24.0",
+            (
+                "lives in 0.23.0, dies in some boots of 0.24.0; against what is declared: 0.23.0"
+                " and 0.24.0"
+            ),
         ),
-        ([row("0.24.0", Outcome.OTHER_CRASH)], "0.24.0 fails in another way; against what is declared: 0.24.0"),
-        ([row("0.24.0", Outcome.INFRA), row("0.25.1", Outcome.INFRA)], "0.24.0 and 0.25.1 could not be tried"),
+        (
+            [row("0.24.0", Outcome.OTHER_CRASH)],
+            "0.24.0 fails in another way; against what is declared: 0.24.0",
+        ),
+        (
+            [row("0.24.0", Outcome.INFRA), row("0.25.1", Outcome.INFRA)],
+            "0.24.0 and 0.25.1 could not be tried",
+        ),
         ([row("0.23.0", Outcome.UNTRIGGERED)], "0.23.0 does not cross the boundary"),
         ([row(version, Outcome.CRASH) for version in VERSIONS[:2]], "dies in 0.20.2 and 0.21.0"),
         (
@@ -169,7 +197,9 @@ def test_readings_that_were_reviewed(rows: list[ReleaseRow], text: str) -> None:
 def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
     """Compare a journal of the arms `branch` and `unreserved` with a map of `reported`."""
     other = row("0.23.0", Outcome.CRASH)
-    other = structs.replace(other, arms=tuple(structs.replace(arm, name="branch") for arm in other.arms))
+    other = structs.replace(
+        other, arms=tuple(structs.replace(arm, name="branch") for arm in other.arms)
+    )
     without = map_of([other, row("0.24.0", Outcome.CLEAN)])
     assert without.readings == ("lives in 0.24.0; 0.23.0 was not tried",)
     assert map_of([other]).readings == ("0.23.0 was not tried",)
@@ -180,16 +210,29 @@ def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> No
     scenario = find("tq-chunked-prefill")
     own = Arm("growing", Expected.DIES, bad=">=0.24.0")
     lost = row_without_run(
-        "0.24.0", scenario, scenario.arms[:1], ReleaseResult.INFRA, "pip cannot\nreach its package index"
+        "0.24.0",
+        scenario,
+        scenario.arms[:1],
+        ReleaseResult.INFRA,
+        "pip cannot\nreach its package index",
     )
-    assert (lost.why, lost.run, lost.undecided) == ("pip cannot reach its package index", None, True)
+    assert (lost.why, lost.run, lost.undecided) == (
+        "pip cannot reach its package index",
+        None,
+        True,
+    )
     assert map_of([lost]).readings == ("0.24.0 could not be tried",)
     msgspec.convert(map_of([lost]).as_dict(), VersionMap)
     assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
-    assert row_without_run("0.24.0", scenario, [own], ReleaseResult.INFRA, "").arms[0].declared is Standing.BAD
+    assert (
+        row_without_run("0.24.0", scenario, [own], ReleaseResult.INFRA, "").arms[0].declared
+        is Standing.BAD
+    )
 
 
-@pytest.mark.parametrize(("reported", "believed"), [("0.24.0", True), ("0.24.0+cpu", True), ("0.23.0", False)])
+@pytest.mark.parametrize(
+    ("reported", "believed"), [("0.24.0", True), ("0.24.0+cpu", True), ("0.23.0", False)]
+)
 def test_a_server_of_another_release_decides_nothing(reported: str, believed: bool) -> None:
     run = run_of("0.24.0", [Outcome.CLEAN], reported=reported)
     one = row_of(run, "0.24.0", Standing.GOOD, "rehearsal")
@@ -230,13 +273,19 @@ def test_several_arms_have_a_sentence_and_an_answer_each() -> None:
     surprised = structs.replace(one, surprises=("eager",), expected=False)
     assert [surprised.as_declared(arm) for arm in surprised.arms][:2] == ["yes", "SURPRISE"]
     sentences = structs.replace(several, boots=(surprised,)).readings
-    assert [number for number, text in enumerate(sentences) if "; against what is declared: 0.23.0" in text] == [1]
+    assert [
+        number
+        for number, text in enumerate(sentences)
+        if "; against what is declared: 0.23.0" in text
+    ] == [1]
 
 
 def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
     """`lives in 0.23.0` of a workaround would read as if the bug did not exist."""
     one = row_of(replace(EXAMPLE, vllm_version="0.23.0"), "0.23.0", Standing.BAD, "rehearsal")
-    alone = structs.replace(map_of([one]), arms=("eager",), boots=(structs.replace(one, arms=one.arms[1:2]),))
+    alone = structs.replace(
+        map_of([one]), arms=("eager",), boots=(structs.replace(one, arms=one.arms[1:2]),)
+    )
     assert alone.readings == ("eager: lives in 0.23.0",)
     assert "reading:  eager: lives in 0.23.0" in terminal(alone, "x", "")
     assert structs.replace(map_of([one]), arms=("reported",)).readings == ("dies in 0.23.0",)
@@ -245,13 +294,22 @@ def test_an_arm_that_is_not_the_reported_one_is_named_even_alone() -> None:
 @pytest.mark.parametrize(
     ("crossed", "reading"), [(True, "0.24.0 fails in another way"), (False, "0.24.0 is undecided")]
 )
-def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, reading: str) -> None:
+def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(
+    crossed: bool, reading: str
+) -> None:
     run = run_of("0.24.0", [Outcome.HANG])
-    result = arm_result("reported", Expected.HANGS, [Outcome.HANG], strange=int(crossed), unproved=int(not crossed))
+    result = arm_result(
+        "reported", Expected.HANGS, [Outcome.HANG], strange=int(crossed), unproved=int(not crossed)
+    )
     trial = replace(run.arms[0].trials[0], why="it never came to rest")
     arm = replace(run.arms[0], **arm_fields(result), trials=(trial,))
     verdict = decide([result], standing=Standing.UNKNOWN)
-    one = row_of(replace(run, arms=(arm,), **verdict_fields(verdict)), "0.24.0", Standing.UNKNOWN, "rehearsal")
+    one = row_of(
+        replace(run, arms=(arm,), **verdict_fields(verdict)),
+        "0.24.0",
+        Standing.UNKNOWN,
+        "rehearsal",
+    )
     assert map_of([structs.replace(one, surprises=())]).readings == (reading,)
     assert one.why == "it never came to rest"
 
@@ -264,7 +322,9 @@ def test_a_hang_that_is_not_the_bug_is_in_no_range_and_says_why(crossed: bool, r
         (Expected.SPINS, Outcome.HANG, "is never idle in 0.24.0"),
     ],
 )
-def test_a_bug_that_kills_nothing_is_not_called_a_death(expected: Expected, outcome: Outcome, reading: str) -> None:
+def test_a_bug_that_kills_nothing_is_not_called_a_death(
+    expected: Expected, outcome: Outcome, reading: str
+) -> None:
     run = run_of("0.24.0", [outcome])
     arm = replace(run.arms[0], **arm_fields(arm_result(run.arms[0].name, expected, [outcome])))
     one = row_of(replace(run, arms=(arm,)), "0.24.0", Standing.BAD, "rehearsal")

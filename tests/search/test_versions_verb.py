@@ -83,7 +83,12 @@ def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_pa
     assert [row["arms"][0]["fate"] for row in loaded["rows"]] == ["dies", "lives", "boot-failed"]
     assert [row["declared"] for row in loaded["rows"]] == ["bad", "good", "good"]
     first = loaded["rows"][0]
-    assert (first["vllm_version"], first["expected"], first["arms"][0]["k"], first["arms"][0]["n"]) == (
+    assert (
+        first["vllm_version"],
+        first["expected"],
+        first["arms"][0]["k"],
+        first["arms"][0]["n"],
+    ) == (
         "0.23.0",
         True,
         1,
@@ -109,11 +114,17 @@ def test_a_release_that_is_refused_is_a_row_beside_others(harness: Harness, tmp_
     done = harness(*TQ, "--versions", "0.1.0,0.24.0,0.99.0")
     assert (done.status, "0.1.0 and 0.99.0 cannot run it here" in done.out) == (2, True), done.err
     loaded = map_in(tmp_path / "reports")
-    assert [row["arms"][0]["fate"] for row in loaded["rows"]] == ["unsupported", "lives", "unsupported"]
+    assert [row["arms"][0]["fate"] for row in loaded["rows"]] == [
+        "unsupported",
+        "lives",
+        "unsupported",
+    ]
     assert "the rehearsal engine imitates vLLM" in loaded["rows"][2]["why"]
 
 
-def test_a_map_as_declared_exits_0_and_prints_what_it_wrote(harness: Harness, tmp_path: Path) -> None:
+def test_a_map_as_declared_exits_0_and_prints_what_it_wrote(
+    harness: Harness, tmp_path: Path
+) -> None:
     done = harness("versions", "min-tokens-stop-ids", "--server", "rehearsal", "--json")
     assert done.status == 0, done.err
     assert "No --versions: the releases where the status of min-tokens-stop-ids changes" in done.err
@@ -127,11 +138,23 @@ def test_a_map_as_declared_exits_0_and_prints_what_it_wrote(harness: Harness, tm
 def test_a_surprise_exits_1(harness: Harness, tmp_path: Path) -> None:
     done = harness(*TQ, "--versions", "0.24.0", env={"VLLM_REHEARSAL_FAULT": "other:2"})
     assert done.status == 1
-    assert map_in(tmp_path / "reports")["reading"] == ("0.24.0 fails in another way; against what is declared: 0.24.0")
+    assert (
+        map_in(tmp_path / "reports")["reading"]
+        == "0.24.0 fails in another way; against what is declared: 0.24.0"
+    )
 
 
-def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness: Harness, tmp_path: Path) -> None:
-    words = ("versions", "min-tokens-stop-ids", "--server", "process", "--versions", "0.28.0,0.29.0")
+def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(
+    harness: Harness, tmp_path: Path
+) -> None:
+    words = (
+        "versions",
+        "min-tokens-stop-ids",
+        "--server",
+        "process",
+        "--versions",
+        "0.28.0,0.29.0",
+    )
     done = harness(*words, env={"VLLM_REPRO_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"})
     assert done.status == 2
     loaded = map_in(tmp_path / "reports")
@@ -151,10 +174,22 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(harness
         ([*TQ, "--arm", "eagr"], 64, "did you mean eager"),
         ([*TQ, "--out", "/proc/nowrite"], 64, "cannot write to"),
         ([*TQ, "--image", "mine:{version}"], 64, "--image has no meaning"),
-        (["versions", "tq-chunked-prefill", "--server", "attach"], 64, "'attach' is none of auto, docker"),
-        (["versions", "tq-chunked-prefill", "--server", "docker", "--image", "x:1"], 64, "every release would run x:1"),
+        (
+            ["versions", "tq-chunked-prefill", "--server", "attach"],
+            64,
+            "'attach' is none of auto, docker",
+        ),
+        (
+            ["versions", "tq-chunked-prefill", "--server", "docker", "--image", "x:1"],
+            64,
+            "every release would run x:1",
+        ),
         (["versions", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
-        (["versions", "min-tokens-stop-ids", "--server", "lab"], 64, "cannot run in the lab: it has no lab="),
+        (
+            ["versions", "min-tokens-stop-ids", "--server", "lab"],
+            64,
+            "cannot run in the lab: it has no lab=",
+        ),
     ],
 )
 def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
@@ -168,7 +203,9 @@ def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
 def _stopped(tmp_path: Path, number: signal.Signals) -> tuple[int, dict[str, Any]]:
     """Start a map of three releases and stop it when the second one's server runs."""
     out = tmp_path / "reports"
-    process = started(out, *TQ, "--versions", "0.24.0,0.27.0,0.28.0", VLLM_REHEARSAL_FAULT="slow-boot:0.5")
+    process = started(
+        out, *TQ, "--versions", "0.24.0,0.27.0,0.28.0", VLLM_REHEARSAL_FAULT="slow-boot:0.5"
+    )
     until(lambda: ["server-started" in text for text in journals(out)] == [True, True])
     process.send_signal(number)
     return process.wait(timeout=60), map_in(out)
@@ -178,10 +215,16 @@ def test_a_killed_map_keeps_what_it_had(tmp_path: Path) -> None:
     status, loaded = _stopped(tmp_path, signal.SIGKILL)
     assert status == -signal.SIGKILL
     assert [row["version"] for row in loaded["rows"]] == ["0.24.0"]
-    assert (loaded["pending"], loaded["interrupted"], loaded["expected"]) == (["0.27.0", "0.28.0"], None, False)
+    assert (loaded["pending"], loaded["interrupted"], loaded["expected"]) == (
+        ["0.27.0", "0.28.0"],
+        None,
+        False,
+    )
 
 
-def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_state: Path, harness: Harness) -> None:
+def test_an_interrupted_map_is_resumed_with_more_releases(
+    tmp_path: Path, own_state: Path, harness: Harness
+) -> None:
     out = tmp_path / "reports"
     status, cut = _stopped(tmp_path, signal.SIGTERM)
     assert (status, cut["interrupted"], cut["pending"]) == (130, "SIGTERM", ["0.28.0"])
@@ -193,7 +236,11 @@ def test_an_interrupted_map_is_resumed_with_more_releases(tmp_path: Path, own_st
     whole = map_of(latest)
     assert (done.status, whole["expected"]) == (0, True), done.err
     assert whole["reading"] == "dies in 0.23.0, lives in 0.24.0 to 0.28.0 (3 tried)"
-    assert (whole["pending"], whole["interrupted"], whole["started_at"]) == ([], None, cut["started_at"])
+    assert (whole["pending"], whole["interrupted"], whole["started_at"]) == (
+        [],
+        None,
+        cut["started_at"],
+    )
     assert whole["duration_s"] > cut["duration_s"]
     first, second = cut["rows"]
     kept, again = whole["rows"][1:3]
@@ -218,10 +265,15 @@ def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Ha
     ):
         done = harness("versions", *words, "--resume", str(path.parent))
         assert (done.status, message in done.err) == (64, True), done.err
-    path.write_text(path.read_text("utf-8").replace('"good": ">=0.24.0"', '"good": ">=0.25.0"'), encoding="utf-8")
+    path.write_text(
+        path.read_text("utf-8").replace('"good": ">=0.24.0"', '"good": ">=0.25.0"'),
+        encoding="utf-8",
+    )
     other = harness("versions", "--resume", str(path.parent))
     assert (other.status, "its status has changed since" in other.err) == (64, True), other.err
-    path.write_text(path.read_text("utf-8").replace("--server rehearsal", "--server"), encoding="utf-8")
+    path.write_text(
+        path.read_text("utf-8").replace("--server rehearsal", "--server"), encoding="utf-8"
+    )
     assert harness("versions", "--resume", str(path.parent)).status == 64
     assert len(list(path.parent.parent.glob("2*"))) == 1
     neither = harness("versions")
@@ -244,14 +296,21 @@ def test_auto_is_resolved_once_so_that_no_map_mixes_kinds(
 
     monkeypatch.setattr("vllm_repro.running.job.choose", choose)
     asked = made_up(living)
-    status = main(["versions", "tq-chunked-prefill", "--versions", "0.27.0,0.24.0", "--out", str(tmp_path)])
+    status = main(
+        ["versions", "tq-chunked-prefill", "--versions", "0.27.0,0.24.0", "--out", str(tmp_path)]
+    )
     assert [str(options.vllm) for options in resolved] == ["0.24.0"]
-    assert [(job.options.server, str(job.options.vllm)) for job in asked] == [("lab", "0.24.0"), ("lab", "0.27.0")]
+    assert [(job.options.server, str(job.options.vllm)) for job in asked] == [
+        ("lab", "0.24.0"),
+        ("lab", "0.27.0"),
+    ]
     assert {job.choice.kind for job in asked} == {ServerKind.LAB}
     assert (status, map_in(tmp_path)["server"]) == (0, "lab")
 
 
-def test_the_release_goes_into_the_image(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_release_goes_into_the_image(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     class Engine:
         def close(self) -> None:
             pass
@@ -264,7 +323,9 @@ def test_the_release_goes_into_the_image(made_up: MadeUp, monkeypatch: pytest.Mo
     assert "--image 'mine:{version}'" in map_in(tmp_path)["reproduce"]
 
 
-def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(made_up: MadeUp, tmp_path: Path) -> None:
+def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
+    made_up: MadeUp, tmp_path: Path
+) -> None:
     def answer(job: Job) -> RunReport:
         if str(job.options.vllm) == "0.24.0":
             raise InfraError(f"no wheel in {Path.cwd()}/wheels", hint="look")
@@ -277,7 +338,11 @@ def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(made_up: M
     assert main(["versions", "tq-chunked-prefill", *words]) == 2
     loaded = map_in(tmp_path)
     assert [row["arms"][0]["fate"] for row in loaded["rows"]] == ["infra", "unsupported", "lives"]
-    assert [row["why"] for row in loaded["rows"]] == ["no wheel in ./wheels", "the lab cannot run this release", ""]
+    assert [row["why"] for row in loaded["rows"]] == [
+        "no wheel in ./wheels",
+        "the lab cannot run this release",
+        "",
+    ]
     assert loaded["evidence"] == Evidence.REHEARSAL, "that of the site which was opened"
 
 
@@ -296,5 +361,8 @@ def test_an_interrupt_in_an_install_keeps_the_map(made_up: MadeUp, tmp_path: Pat
 
 
 def test_an_arm_that_errs_is_mapped_with_the_one_that_its_answer_is_held_against() -> None:
-    assert [arm.name for arm in find("tq-mtp-wrong-tokens").leading] == ["reported", "cudagraph-none"]
+    assert [arm.name for arm in find("tq-mtp-wrong-tokens").leading] == [
+        "reported",
+        "cudagraph-none",
+    ]
     assert [arm.name for arm in find("tq-mtp-cudagraphs").leading] == ["reported"]

@@ -1,4 +1,6 @@
-"""Command line. A verb is a module with `add(parser)`, and `run(arguments)` that returns the exit status.
+"""Command line.
+
+A verb is a module with `add(parser)`, and `run(arguments)` that returns the exit status.
 
 A verb's module is imported only when that verb is called, because some take a second to import.
 """
@@ -34,7 +36,10 @@ CORE_VERBS: Mapping[str, tuple[str, str]] = {
     "show": ("vllm_repro.cli.show", "print the exact command of an arm, ready to paste"),
     "check": ("vllm_repro.cli.check", "find mistakes in scenario files, with file and line"),
     "doctor": ("vllm_repro.cli.doctor", "list what this machine can run, and why not"),
-    "run": ("vllm_repro.cli.run", "boot a bug's flags, cross its boundary, watch the engine, and report what happened"),
+    "run": (
+        "vllm_repro.cli.run",
+        "boot a bug's flags, cross its boundary, watch the engine, and report what happened",
+    ),
     "report": ("vllm_repro.cli.report", "render the reports of a run again from its journal"),
     "diagnose": (
         "vllm_repro.cli.diagnose",
@@ -79,14 +84,18 @@ def parser(verb: str | None = None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lambda: None) -> int:
-    """Run the command `vllm-repro` and return its exit status. parsed: called once the verb's modules are imported."""
+    """Run the command `vllm-repro` and return its exit status.
+
+    parsed: called once the verb's modules are imported.
+    """
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         importlib.import_module("vllm_repro.cli.completion").complete(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in CORE_VERBS and verb not in verbs():
         print(
-            f"vllm-repro: no verb is named {verb!r}{did_you_mean(verb, verbs())}\n  next: vllm-repro --help",
+            f"vllm-repro: no verb is named {verb!r}{did_you_mean(verb, verbs())}\n  next:"
+            " vllm-repro --help",
             file=sys.stderr,
         )
         return WRONG_USAGE
@@ -99,7 +108,8 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _as_interrupt)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # print a character that the terminal's encoding lacks as an escape
+    # print a character that the terminal's encoding lacks as an escape
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = int(arguments.function(arguments))
@@ -118,14 +128,19 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fault(error)
         # Python flushes standard output again at exit.
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open until the process exits
-        print(f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere", file=sys.stderr)
+        # open until the process exits
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        print(
+            f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere",
+            file=sys.stderr,
+        )
         return HOST_TROUBLE
     except Exception as error:
         return _fault(error)
 
 
-def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signature that signal.signal asks for
+# the signature that signal.signal asks for
+def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 

@@ -30,7 +30,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="a release in the cache: report body fields of requests that its server does not read",
     )
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: the package's own)")
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="files or folders (default: the package's own)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,13 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for problem in problems:
             print(problem)
-        for path, (scenario, _) in found.items() if arguments.paths else ():  # not of the package's own
+        # not of the package's own
+        for path, (scenario, _) in found.items() if arguments.paths else ():
             if loads := _loads(scenario):
-                print(f"{path}: note: vLLM loads code or uses files of this host with {', '.join(loads)}")
+                print(
+                    f"{path}: note: vLLM loads code or uses files of this host with"
+                    f" {', '.join(loads)}"
+                )
         print(f"{plural(len(files), 'file')}, {plural(len(problems), 'problem')}", file=sys.stderr)
     if any(scenario is None for scenario, _ in found.values()):
         print(
-            "correct these and check again: a scenario's parts are compared once all its words are right",
+            "correct these and check again: a scenario's parts are compared once all its words are"
+            " right",
             file=sys.stderr,
         )
     return 1 if problems else 0
@@ -62,7 +69,9 @@ def _loads(scenario: Scenario | None) -> list[str]:
         commands = [scenario.reported(), *map(scenario.command_of, scenario.arms)]
     except (CommandError, ScenarioError):  # among the problems
         return []
-    return list(dict.fromkeys(flag for command in commands for flag in loading_flags(command.flags)))
+    return list(
+        dict.fromkeys(flag for command in commands for flag in loading_flags(command.flags))
+    )
 
 
 def _files(paths: list[Path]) -> list[Path]:
@@ -73,7 +82,10 @@ def _files(paths: list[Path]) -> list[Path]:
         if path.is_dir():
             inside = scenario_files_below(path)
             if not inside:
-                raise UsageError(f"there is no scenario file in {path}", hint="name scenario files or folders of them")
+                raise UsageError(
+                    f"there is no scenario file in {path}",
+                    hint="name scenario files or folders of them",
+                )
             found += inside
         elif path.is_file():
             found.append(path)

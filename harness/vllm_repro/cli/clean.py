@@ -12,7 +12,9 @@ from vllm_repro.servers.orphans import end_orphans, find_orphans
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(parser, example="vllm-repro clean --yes")
     parser.add_argument("--yes", action="store_true", help="remove instead of listing")
-    parser.add_argument("-v", "--verbose", action="store_true", help="also print why Docker was not asked")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also print why Docker was not asked"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

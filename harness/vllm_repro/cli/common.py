@@ -34,7 +34,9 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
             meant = did_you_mean(str(value), choices)
-            raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}{meant}")
+            raise argparse.ArgumentError(
+                action, f"{value!r} is none of {', '.join(choices)}{meant}"
+            )
 
     def unknown(self, words: list[str]) -> NoReturn:
         """Report words that no option takes."""
@@ -48,8 +50,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "", more: str = "") -> None:
-    """Add the example, and `--json` for a verb that prints data. prints: that data. more: the end of the help text."""
+def add_common(
+    parser: argparse.ArgumentParser, *, example: str, prints: str = "", more: str = ""
+) -> None:
+    """Add the example, and `--json` for a verb that prints data.
+
+    prints: that data. more: the end of the help text.
+    """
     parser.epilog = f"example:\n  {example}{more}"
     parser.add_argument(
         "--scenarios",
@@ -65,7 +72,9 @@ def add_common(parser: argparse.ArgumentParser, *, example: str, prints: str = "
 
 def use_scenario_folders(arguments: argparse.Namespace) -> None:
     """Add the folders of `--scenarios` to the catalogue, for this process and those that it starts."""
-    known = [folder for folder in os.environ.get("VLLM_REPRO_SCENARIOS", "").split(os.pathsep) if folder]
+    known = [
+        folder for folder in os.environ.get("VLLM_REPRO_SCENARIOS", "").split(os.pathsep) if folder
+    ]
     more = [folder for folder in getattr(arguments, "scenario_folders", []) if folder not in known]
     if more:
         os.environ["VLLM_REPRO_SCENARIOS"] = os.pathsep.join([*known, *more])
@@ -78,7 +87,10 @@ def print_json(value: Any) -> None:
 
 
 def number(text: str, *, least: int, most: int, what: str) -> int:
-    """Return a whole number of an option. Raises argparse's error. what: the noun of the message."""
+    """Return a whole number of an option.
+
+    Raises argparse's error. what: the noun of the message.
+    """
     if not text.strip().lstrip("-").isdigit() or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is no {what} from {least} to {most:,}")
     return int(text)

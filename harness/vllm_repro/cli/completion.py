@@ -33,9 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def complete(parser: Callable[[str | None], argparse.ArgumentParser]) -> None:
-    """Answer the shell that called this process, and exit. parser: gives the parser with the options of a verb."""
+    """Answer the shell that called this process, and exit.
+
+    parser: gives the parser with the options of a verb.
+    """
     words = os.environ["COMP_LINE"].split()
-    argcomplete.autocomplete(parser(words[1] if len(words) > 1 else None), default_completer=_Values())
+    argcomplete.autocomplete(
+        parser(words[1] if len(words) > 1 else None), default_completer=_Values()
+    )
 
 
 class _Values(argcomplete.completers.FilesCompleter):

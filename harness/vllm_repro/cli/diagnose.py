@@ -32,15 +32,23 @@ def add(parser: argparse.ArgumentParser) -> None:
         prints="whether it died, the cause, and the matching scenarios",
     )
     parser.add_argument(
-        "--exit-code", action="store_true", help="exit with 1 if an engine died, 0 if not, 2 if the text cannot tell"
+        "--exit-code",
+        action="store_true",
+        help="exit with 1 if an engine died, 0 if not, 2 if the text cannot tell",
     )
-    parser.add_argument("file", metavar="FILE", help="a log or a pasted traceback; - for standard input")
+    parser.add_argument(
+        "file", metavar="FILE", help="a log or a pasted traceback; - for standard input"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     folders = folder_words()
-    options = [f"--{name.replace('_', '-')}" for name in ("json", "exit_code") if getattr(arguments, name)]
-    diagnosis = _read(arguments.file, shlex.join(["vllm-repro", "diagnose", "-", *folders, *options]))
+    options = [
+        f"--{name.replace('_', '-')}" for name in ("json", "exit_code") if getattr(arguments, name)
+    ]
+    diagnosis = _read(
+        arguments.file, shlex.join(["vllm-repro", "diagnose", "-", *folders, *options])
+    )
     known = all_scenarios(warn=to_stderr)
     found = matches(diagnosis, known)
     status = _STATUSES[diagnosis.died] if arguments.exit_code else 0
@@ -74,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"  not the same without a closer look: {match.against}")
         for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
             print(
-                f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The text names no release"
+                f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The"
+                " text names no release"
             )
         for line in advice(match, known, _command(match, folders)):
             print(f"  {line}")
@@ -88,13 +97,18 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
     status = match.scenario.status
     lines = [_release_advice(status)]
     if others := other_bugs(match.scenario, known):
-        lines[0] += ". That release or a later one has these bugs, with the same KV cache or connector:"
+        lines[0] += (
+            ". That release or a later one has these bugs, with the same KV cache or connector:"
+        )
         lines += [f"  {other.id} (bad {other.status.bad}): {other.title}" for other in others]
     if changes := match.lives_with:
         lines.append(f"lives: {'; or '.join(changes)}")
     else:
         patched = any(arm.patches and arm.expected is Expected.LIVES for arm in match.scenario.arms)
-        lines.append("lives: with no known change of flags" + (", only with a patch of vLLM" if patched else ""))
+        lines.append(
+            "lives: with no known change of flags"
+            + (", only with a patch of vLLM" if patched else "")
+        )
     return [*lines, f"to see it: {command}"]
 
 
@@ -130,7 +144,9 @@ def _read(name: str, again: str) -> Diagnosis:
     if not name:
         raise UsageError("no file is named", hint=hint)
     if name == "-" and sys.stdin is None:
-        raise UsageError("standard input is closed", hint="name a log file, or give a text on standard input")
+        raise UsageError(
+            "standard input is closed", hint="name a log file, or give a text on standard input"
+        )
     try:
         if name == "-":
             return _from(sys.stdin.buffer, name, again)

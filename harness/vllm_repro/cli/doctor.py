@@ -37,7 +37,11 @@ class Check:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, example="vllm-repro doctor", prints="a list of checks, each with its result and details")
+    add_common(
+        parser,
+        example="vllm-repro doctor",
+        prints="a list of checks, each with its result and details",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,18 +65,29 @@ def checks() -> Iterator[Check]:
     yield from _docker()
     local = local_vllm()
     on_path = f"{local.version} at {local.executable}" if local else ""
-    yield _check("vllm on PATH", on_path, "not installed; --vllm V installs a release into the cache")
+    yield _check(
+        "vllm on PATH", on_path, "not installed; --vllm V installs a release into the cache"
+    )
     cache = ReleaseCache()
     releases = ", ".join(release.version for release in cache.cached())
-    yield _check("cached releases", releases and f"{releases} in {cache.root}", f"none in {cache.root}")
+    yield _check(
+        "cached releases", releases and f"{releases} in {cache.root}", f"none in {cache.root}"
+    )
     compiler = shutil.which("g++") or shutil.which("clang++") or ""
-    missing = "none: a release on the CPU compiles its sampler at the first request, and dies where it cannot"
+    missing = (
+        "none: a release on the CPU compiles its sampler at the first request, and dies where it"
+        " cannot"
+    )
     yield _check("C++ compiler", compiler, missing)
     folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     space = f"{human_size(free)} free in {folder}"
     enough = free >= LARGEST_INSTALL
-    yield _check("disk for releases", enough and space, f"{space}; up to {human_size(LARGEST_INSTALL)} are needed")
+    yield _check(
+        "disk for releases",
+        enough and space,
+        f"{space}; up to {human_size(LARGEST_INSTALL)} are needed",
+    )
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     missing = f"none at {hub}; a real model is downloaded by the server"
     yield _check("Hugging Face cache", hub.is_dir() and str(hub), missing)
@@ -116,5 +131,9 @@ def _runnable(scenario: Scenario) -> Check:
         return _check(scenario.id, "", str(error))
     if choice.kind.facts.runs_vllm:
         return _check(scenario.id, f"would run by {choice.kind}: {choice.why}")
-    hint = "" if scenario.needs.gpus else f"; --server process --vllm {scenario.try_with} runs the real one"
+    hint = (
+        ""
+        if scenario.needs.gpus
+        else f"; --server process --vllm {scenario.try_with} runs the real one"
+    )
     return _check(scenario.id, "", f"would only be rehearsed by itself: {choice.why}{hint}")

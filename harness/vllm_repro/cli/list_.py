@@ -13,7 +13,9 @@ _WIDEST = 200
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(parser, example="vllm-repro list --json", prints="a list of the scenarios")
-    parser.add_argument("-v", "--verbose", action="store_true", help="also print titles, arms and files")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also print titles, arms and files"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,6 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         files = scenario_ids()
         for scenario in scenarios:
-            print(f"\n{scenario.id}: {scenario.title}\n  arms: {', '.join(arm.name for arm in scenario.arms)}")
+            print(
+                f"\n{scenario.id}: {scenario.title}\n  arms:"
+                f" {', '.join(arm.name for arm in scenario.arms)}"
+            )
             print(f"  file: {files[scenario.id]}")
     return 0

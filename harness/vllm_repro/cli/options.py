@@ -30,12 +30,17 @@ _MOST_TRIALS = 200
 
 
 def add_run_options(
-    parser: argparse.ArgumentParser, *, arm: str, auto: bool = False, trials: bool = True, on: str = ""
+    parser: argparse.ArgumentParser,
+    *,
+    arm: str,
+    auto: bool = False,
+    trials: bool = True,
+    on: str = "",
 ) -> None:
     """Add the options of every verb that boots servers.
 
-    arm: the help of `--arm`. auto: accept `--trials auto`. trials: have that option; without it each run is one boot. on: end of the help
-    of `--on`; empty if the verb has none.
+    arm: the help of `--arm`. auto: accept `--trials auto`. trials: have that option; without it
+    each run is one boot. on: end of the help of `--on`; empty if the verb has none.
     """
     parser.add_argument("--arm", action="append", metavar="A", help=arm)
     if trials:
@@ -53,18 +58,28 @@ def add_run_options(
         parser.add_argument(
             "--on",
             metavar="CLUSTER",
-            help="run on a Ray cluster: local (this machine), auto (the cluster of this machine) or HOST:PORT of a head node; "
+            help=(
+                "run on a Ray cluster: local (this machine), auto (the cluster of this machine) or"
+                " HOST:PORT of a head node; "
+            )
             + on,
         )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where runs are written (default: reports)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the prompts (default: 1)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where runs are written (default: reports)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="seed of the prompts (default: 1)"
+    )
     default = TimeLimits()
     parser.add_argument(
         "--answer-stall",
         type=seconds,
         default=default.answer_stall,
         metavar="S",
-        help=f"seconds without any progress after which requests in flight are a hang (default: {default.answer_stall:g})",
+        help=(
+            "seconds without any progress after which requests in flight are a hang (default:"
+            f" {default.answer_stall:g})"
+        ),
     )
 
 
@@ -114,20 +129,28 @@ def job_from(
 
 
 def _elsewhere(on: str | None, options: ServerOptions, choice: ServerChoice) -> Elsewhere | None:
-    """Return what `--on` names. Raises `UsageError` for a server that only this machine can choose or reach."""
+    """Return what `--on` names.
+
+    Raises `UsageError` for a server that only this machine can choose or reach.
+    """
     if on is None:
         return None
     started = ", ".join(kinds(lambda facts: facts.started))
     if not choice.kind.facts.started:
-        raise UsageError("--on starts servers, and --url names one that runs", hint=f"--server with one of {started}")
+        raise UsageError(
+            "--on starts servers, and --url names one that runs",
+            hint=f"--server with one of {started}",
+        )
     if options.server == "auto" and on != "local":
         raise UsageError(
-            "--server auto looks at this machine, and --on runs on others", hint=f"--server with one of {started}"
+            "--server auto looks at this machine, and --on runs on others",
+            hint=f"--server with one of {started}",
         )
     clusters = additions("clusters")
     if not clusters:
         raise UsageError(
-            "--on needs a package that runs jobs on a cluster", hint="install vllm-repro with all of its packages"
+            "--on needs a package that runs jobs on a cluster",
+            hint="install vllm-repro with all of its packages",
         )
     elsewhere: Elsewhere = load("clusters", next(iter(clusters)))(on)
     return elsewhere
@@ -141,29 +164,38 @@ def resumed(
 ) -> argparse.Namespace:
     """Return the arguments of an interrupted command, with this call's `--json` and `--on`.
 
-    beside: options allowed beside `--resume`. Raises `UsageError` for any other option, and for another scenario.
+    beside: options allowed beside `--resume`. Raises `UsageError` for any other option, and for
+    another scenario.
     """
     parser: argparse.ArgumentParser = arguments.parser
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]
     named = _named(arguments)
     bare = vars(parser.parse_args([*named, *command[2:]]))
     allowed = {"json", "verb", "scenario_folders", "on", *beside}
-    changed = [name for name, value in bare.items() if name not in allowed and value != getattr(arguments, name)]
+    changed = [
+        name
+        for name, value in bare.items()
+        if name not in allowed and value != getattr(arguments, name)
+    ]
     if changed:
         raise UsageError(
-            f"--resume continues with the options of the first call, and --{changed[0].replace('_', '-')} would change them",
+            "--resume continues with the options of the first call, and"
+            f" --{changed[0].replace('_', '-')} would change them",
             hint=shlex.join(command),
         )
     for word in unfinished.words:
         if word.startswith("./") and not Path(word).exists():
             raise UsageError(
-                f"there is no {word} here: the {unfinished.what} names it relative to the folder where it began",
+                f"there is no {word} here: the {unfinished.what} names it relative to the folder"
+                " where it began",
                 hint="repeat --resume in that folder",
             )
     begun = parser.parse_args(list(unfinished.words[1:]))
     use_scenario_folders(begun)
     if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
-        raise UsageError(f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command))
+        raise UsageError(
+            f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command)
+        )
     begun.json, begun.out = arguments.json, unfinished.out
     if "on" in arguments:
         begun.on = arguments.on

@@ -1,8 +1,9 @@
 """Tests that `pytest scenarios` collects: one for each scenario and arm.
 
-A crash of an engine that should live is a failure, with the trimmed traceback. Trouble of the host is an error. What this machine cannot
-run is skipped, with the reason. A bug that is declared for this release is xfailed if it reproduces, else xpassed. With `-n K` K servers
-run side by side on free ports; those that use GPUs lease them.
+A crash of an engine that should live is a failure, with the trimmed traceback. Trouble of the host
+is an error. What this machine cannot run is skipped, with the reason. A bug that is declared for
+this release is xfailed if it reproduces, else xpassed. With `-n K` K servers run side by side on
+free ports; those that use GPUs lease them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ScenarioFile(pytest.File):
         except ReproError as error:
             raise self.CollectError(_with_hint(error)) from error
         for arm in scenario.arms:
-            yield ScenarioItem.from_parent(self, name=f"{scenario.id}[{arm.name}]", scenario=scenario, arm=arm)
+            yield ScenarioItem.from_parent(
+                self, name=f"{scenario.id}[{arm.name}]", scenario=scenario, arm=arm
+            )
 
 
 class ScenarioItem(pytest.Item):
@@ -77,8 +80,11 @@ class ScenarioItem(pytest.Item):
     def _run(self) -> RunReport:
         values = {name: self.config.getoption(f"--scenario-{name}") for name in _OPTIONS}
         if values["vllm"]:
-            values["vllm"] = parse_source(values["vllm"])  # here: pytest-xdist sends options as plain data
-        options = ServerOptions(**{name: value for name, value in values.items() if value is not None})
+            # here: pytest-xdist sends options as plain data
+            values["vllm"] = parse_source(values["vllm"])
+        options = ServerOptions(
+            **{name: value for name, value in values.items() if value is not None}
+        )
         choice = choice_of(self.scenario, options, download=False)
         refuse_unused_options(options, choice.kind)
         job = Job(
@@ -102,7 +108,9 @@ class ScenarioItem(pytest.Item):
         standing = self.scenario.status_of(self.arm).standing(report.vllm_version)
         # A rehearsal of a bug that it does not imitate lives in any case.
         decided = (
-            (Result.REPRODUCES, Result.FLAKY, Result.QUIET) if report.imitated else (Result.REPRODUCES, Result.FLAKY)
+            (Result.REPRODUCES, Result.FLAKY, Result.QUIET)
+            if report.imitated
+            else (Result.REPRODUCES, Result.FLAKY)
         )
         if arm.expected.has_bug and standing is Standing.BAD and arm.result in decided:
             # xfail only this bug: the marker would hide any other death.

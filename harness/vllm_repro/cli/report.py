@@ -16,19 +16,25 @@ from vllm_repro.report.files import FORMATS, render, write_reports
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(parser, example="vllm-repro report reports/tq-chunked-prefill/latest --format md")
     parser.add_argument(
-        "run", metavar="RUN", help="a run's folder, or its journal.jsonl; for pytest also a folder of explore"
+        "run",
+        metavar="RUN",
+        help="a run's folder, or its journal.jsonl; for pytest also a folder of explore",
     )
     parser.add_argument(
         "--format",
         choices=sorted([*FORMATS, *additions("report_forms")]),
         help="print this format (default: write all but the draft into the folder)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of printing")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of printing"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.format in additions("report_forms"):
-        return _written(load("report_forms", arguments.format)(Path(arguments.run)), arguments.output)
+        return _written(
+            load("report_forms", arguments.format)(Path(arguments.run)), arguments.output
+        )
     report = build_foreign(Path(arguments.run))
     if arguments.format is None:
         if arguments.output:
@@ -46,5 +52,7 @@ def _written(text: str, path: Path | None) -> int:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="name another file with -o") from error
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="name another file with -o"
+        ) from error
     return 0

@@ -45,21 +45,35 @@ def add(parser: argparse.ArgumentParser) -> None:
         prints="the content of report.json, a list for several scenarios",
         more=_EPILOG,
     )
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="may be left out with --resume")
-    add_server_options(parser, patch="; given several times, compare the release as it is with each of them")
-    add_run_options(parser, arm="only this arm; may be given again", auto=True, on="one scenario after the other")
+    parser.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help="may be left out with --resume"
+    )
+    add_server_options(
+        parser, patch="; given several times, compare the release as it is with each of them"
+    )
+    add_run_options(
+        parser,
+        arm="only this arm; may be given again",
+        auto=True,
+        on="one scenario after the other",
+    )
     parser.add_argument(
         "--expect",
         type=Expect,
         choices=list(Expect),
         metavar="{declared,alive,crash,any}",
-        help="what exit status 0 means: the scenario's own status (default; with --patch: alive; with several: "
-        "crash, and each patch lives), alive, a crash, or any verdict",
+        help=(
+            "what exit status 0 means: the scenario's own status (default; with --patch: alive;"
+            " with several: crash, and each patch lives), alive, a crash, or any verdict"
+        ),
     )
     parser.add_argument(
         "--outputs",
         action="store_true",
-        help="send each greedy prompt of the workload alone as well, and all of them at once; a different answer is wrong output",
+        help=(
+            "send each greedy prompt of the workload alone as well, and all of them at once; a"
+            " different answer is wrong output"
+        ),
     )
     parser.add_argument(
         "--throughput",
@@ -71,7 +85,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="bug",
         choices=("bug", "fix"),
-        help="exit as `git bisect run` expects: 0 good, 1 bad, 125 skip; with `fix` 0 and 1 change places, to look for the fix",
+        help=(
+            "exit as `git bisect run` expects: 0 good, 1 bad, 125 skip; with `fix` 0 and 1 change"
+            " places, to look for the fix"
+        ),
     )
     parser.add_argument(
         "--resume",
@@ -89,7 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
         unfinished = read_run(arguments.resume)
         arguments = resumed(arguments, unfinished)
     if not arguments.scenarios:
-        raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro run --help")
+        raise UsageError(
+            "no SCENARIO is named", hint="vllm-repro list names them; vllm-repro run --help"
+        )
     scenarios = {name: find(name) for name in dict.fromkeys(arguments.scenarios)}
     if arguments.throughput:
         for scenario in scenarios.values():
@@ -115,13 +134,20 @@ def run(arguments: argparse.Namespace) -> int:
             break
         if arguments.bisect_exit:
             bisected = report.verdict.bisect_status
-            statuses.append({0: 1, 1: 0}.get(bisected, bisected) if arguments.bisect_exit == "fix" else bisected)
+            statuses.append(
+                {0: 1, 1: 0}.get(bisected, bisected) if arguments.bisect_exit == "fix" else bisected
+            )
         else:
             statuses.append(exit_status(report.as_expected))
     if arguments.json:
-        from vllm_repro.report.json_report import report_dict  # here: only the end of a run needs it
+        # here: only the end of a run needs it
+        from vllm_repro.report.json_report import report_dict
 
-        print_json(report_dict(reports[0]) if len(scenarios) == 1 else [report_dict(report) for report in reports])
+        print_json(
+            report_dict(reports[0])
+            if len(scenarios) == 1
+            else [report_dict(report) for report in reports]
+        )
     # A surprise outweighs an undecided run, which outweighs an expected one.
     return min((status for status in statuses if status), default=0)
 
@@ -129,7 +155,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse_controls(arms: Sequence[Arm]) -> None:
     if not any(arm.expected.has_bug for arm in arms):
         raise UsageError(
-            f"--bisect-exit: {', '.join(arm.name for arm in arms)} lives in every release, so it separates none",
+            f"--bisect-exit: {', '.join(arm.name for arm in arms)} lives in every release, so it"
+            " separates none",
             hint="name an arm that shows the bug, such as --arm reported, or leave --arm out",
         )
 
@@ -138,17 +165,23 @@ def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
     if not scenario.loads:
         raise UsageError(
             f"{scenario.id} declares no load to measure",
-            hint="throughput=throughput(prompt=128, output=512, baseline=…) in the scenario's file; docs/scenarios.md",
+            hint=(
+                "throughput=throughput(prompt=128, output=512, baseline=…) in the scenario's file;"
+                " docs/scenarios.md"
+            ),
         )
     if not any(scenario.has_own_server(arm) for arm in arms):
         names = ", ".join(arm.name for arm in scenario.arms if scenario.has_own_server(arm))
         raise UsageError(
-            f"{', '.join(arm.name for arm in arms)}: the server is that of an earlier arm, which is the one to measure",
+            f"{', '.join(arm.name for arm in arms)}: the server is that of an earlier arm, which is"
+            " the one to measure",
             hint=f"--arm with one of {names}",
         )
 
 
-def _run(name: str, scenario: Scenario, arguments: argparse.Namespace, unfinished: UnfinishedRun | None) -> RunReport:
+def _run(
+    name: str, scenario: Scenario, arguments: argparse.Namespace, unfinished: UnfinishedRun | None
+) -> RunReport:
     """Run one scenario; print its first line and its summary."""
     options = server_options(arguments)
     job = job_from(

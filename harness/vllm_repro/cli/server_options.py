@@ -16,7 +16,9 @@ __all__ = ["add_server_options", "server_options"]
 _ALL = ("server", "url", "image", "vllm", "model", "weights", "log", "patch")
 
 
-def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _ALL, *, patch: str = "") -> None:
+def add_server_options(
+    parser: argparse.ArgumentParser, which: Sequence[str] = _ALL, *, patch: str = ""
+) -> None:
     """Add the options that `which` names. patch: end of the help of `--patch`."""
     # Without --url nothing names the server that `attach` would use.
     offered = kinds(lambda facts: facts.started or "url" in which)
@@ -25,20 +27,34 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
         "server": {
             "choices": ("auto", *offered),
             "default": "auto",
-            "help": f"where the vLLM comes from (default: auto, which picks one and prints why): {texts}",
+            "help": (
+                "where the vLLM comes from (default: auto, which picks one and prints why):"
+                f" {texts}"
+            ),
         },
         "url": {"type": _url, "metavar": "U", "help": "attach to the server that runs at this URL"},
-        "image": {"metavar": "I", "help": "the image to run (default: the official one of the release)"},
+        "image": {
+            "metavar": "I",
+            "help": "the image to run (default: the official one of the release)",
+        },
         "vllm": {
             "type": source,
             "metavar": "SOURCE",
-            "help": "a release such as 0.23.0, which a process server or the lab installs into a cache; these also run a wheel file, a "
-            "folder that holds vllm/, or a commit as in ~/vllm@abc123",
+            "help": (
+                "a release such as 0.23.0, which a process server or the lab installs into a cache;"
+                " these also run a wheel file, a folder that holds vllm/, or a commit as in"
+                " ~/vllm@abc123"
+            ),
         },
-        "model": {"metavar": "M", "help": "a model folder or name instead of the scenario's tiny model"},
+        "model": {
+            "metavar": "M",
+            "help": "a model folder or name instead of the scenario's tiny model",
+        },
         "weights": {
             "choices": ("real", "dummy"),
-            "help": "the model's own weights, or random ones of a tiny model with the same attention",
+            "help": (
+                "the model's own weights, or random ones of a tiny model with the same attention"
+            ),
         },
         "log": {
             "type": Path,
@@ -49,8 +65,10 @@ def add_server_options(parser: argparse.ArgumentParser, which: Sequence[str] = _
             "type": Path,
             "action": "append",
             "metavar": "FILE",
-            "help": "a unified diff of vLLM to apply to the image or release: what git diff prints in a checkout of vLLM"
-            + patch,
+            "help": (
+                "a unified diff of vLLM to apply to the image or release: what git diff prints in a"
+                " checkout of vLLM" + patch
+            ),
         },
     }
     for name in which:
@@ -64,5 +82,9 @@ def _url(text: str) -> str:
 
 def server_options(arguments: argparse.Namespace) -> ServerOptions:
     """Return the `ServerOptions` of a parsed command line."""
-    named = {name: getattr(arguments, name) for name in _ALL if getattr(arguments, name, None) is not None}
+    named = {
+        name: getattr(arguments, name)
+        for name in _ALL
+        if getattr(arguments, name, None) is not None
+    }
     return ServerOptions(**named | {"patch": tuple(named.get("patch", ()))})

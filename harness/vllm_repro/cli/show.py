@@ -1,6 +1,7 @@
 """`vllm-repro show`: the exact command of an arm.
 
-Modules that only one form or a patch needs are imported there: the usual command should take no time.
+Modules that only one form or a patch needs are imported there: the usual command should take no
+time.
 """
 
 from __future__ import annotations
@@ -48,14 +49,18 @@ def run(arguments: argparse.Namespace) -> int:
     arm = find_arms(scenario, [arguments.arm] if arguments.arm else None)[0]
     options = server_options(arguments)
     if len(options.patch) > 1:
-        raise UsageError("show prints one command, with one --patch", hint="vllm-repro run compares several")
+        raise UsageError(
+            "show prints one command, with one --patch", hint="vllm-repro run compares several"
+        )
     for path in options.patch:
         from vllm_repro.scenario.patch import read_diff
 
         arm = replace(arm, patches=(*arm.patches, *read_diff(path)))
     text = command_text(scenario, arm, options, arguments.style)
     if arguments.json:
-        print_json({"scenario": scenario.id, "arm": arm.name, "as": arguments.style, "command": text})
+        print_json(
+            {"scenario": scenario.id, "arm": arm.name, "as": arguments.style, "command": text}
+        )
     else:
         print(text)
     return 0
@@ -66,7 +71,9 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     if style in ("python", "curl"):
         from vllm_repro.report.script import curl, script
 
-        return script(scenario, arm).rstrip() if style == "python" else curl(scenario, arm, SHOWN_PORT)
+        return (
+            script(scenario, arm).rstrip() if style == "python" else curl(scenario, arm, SHOWN_PORT)
+        )
     if style in additions("show_forms"):
         return str(load("show_forms", style)(scenario, arm)).rstrip()
     if style == "lab":
@@ -78,13 +85,22 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     if style == "serve":
         vllm, env = _patched_locally(arm, options) if arm.patches else ("vllm", {})
         launch = process_launch(
-            scenario, arm, vllm=(vllm,), env=env, weights=weights, port=SHOWN_PORT, evidence=evidence
+            scenario,
+            arm,
+            vllm=(vllm,),
+            env=env,
+            weights=weights,
+            port=SHOWN_PORT,
+            evidence=evidence,
         )
         return launch.render()
     version = f"{options.vllm or scenario.try_with}"
     image = options.image or default_image(scenario, version)
     if _is_rehearsal(image):
-        evidence, weights = Evidence.REHEARSAL, ServedModel(name=options.model or scenario.model.name)
+        evidence, weights = (
+            Evidence.REHEARSAL,
+            ServedModel(name=options.model or scenario.model.name),
+        )
     made = partial(
         container_launch,
         scenario,
@@ -122,7 +138,11 @@ def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str
         return str(release.executable), patch_packages(release.packages, arm.patches, to_stderr).env
     found = None if options.vllm else local_vllm()
     if found is None:
-        what = f"vLLM {options.vllm} is not in the cache" if options.vllm else "no vllm is installed here"
+        what = (
+            f"vLLM {options.vllm} is not in the cache"
+            if options.vllm
+            else "no vllm is installed here"
+        )
         raise InfraError(
             f"{what}, and the arm {arm.name} changes files of it",
             hint="run it once with --server process --vllm V, or show it --as docker or --as lab",

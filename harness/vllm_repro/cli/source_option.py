@@ -15,7 +15,8 @@ __all__ = ["source"]
 
 def source(text: str) -> Source:
     """Return the vLLM that a SOURCE on a command line names."""
-    from vllm_repro.releases.sources import parse_source  # here: only a command with a SOURCE needs it
+    # here: only a command with a SOURCE needs it
+    from vllm_repro.releases.sources import parse_source
 
     try:
         return parse_source(text)

@@ -28,14 +28,16 @@ class Answer:
     """One request and everything that came back. Times are seconds since the epoch.
 
     written: by when the request was written, if the kernel stamped all that came back; else None.
-    status: HTTP status, None without a status line. An error event with a 4xx code replaces the 200 of its stream, because newer vLLM
+    status: HTTP status, None without a status line. An error event with a 4xx code replaces the 200
+    of its stream, because newer vLLM
       rejects requests that way.
     error, error_kind: error text, from a "body", an "event" in a stream, or the "transport".
-    finish_reason: None if the server sent none; `WHOLE` for a complete answer of an endpoint without choices.
-    arrivals: time of each streamed piece, with or without text. One piece is one engine step.
-    token_times: time of each piece with text. A token that is part of a character has no text yet.
-    tokens: token ids if the server returned them, else the text of each piece.
-    margins: per token, log probability minus that of the second best token, in nats. Needs `logprobs` in the request.
+    finish_reason: None if the server sent none; `WHOLE` for a complete answer of an endpoint
+    without choices. arrivals: time of each streamed piece, with or without text. One piece is one
+    engine step. token_times: time of each piece with text. A token that is part of a character has
+    no text yet. tokens: token ids if the server returned them, else the text of each piece.
+    margins: per token, log probability minus that of the second best token, in nats. Needs
+    `logprobs` in the request.
     """
 
     sent: float
@@ -57,7 +59,12 @@ class Answer:
     @property
     def ok(self) -> bool:
         """Return True for a complete, non-empty success."""
-        return self.status == 200 and self.error is None and self.finish_reason is not None and not self.empty
+        return (
+            self.status == 200
+            and self.error is None
+            and self.finish_reason is not None
+            and not self.empty
+        )
 
     @property
     def empty(self) -> bool:

@@ -34,7 +34,8 @@ __all__ = [
 class Client:
     """HTTP client for one server; close it, or use it as an async context manager.
 
-    Completion requests have no read timeout: a prefill can take minutes. The watcher detects hangs and cancels.
+    Completion requests have no read timeout: a prefill can take minutes. The watcher detects hangs
+    and cancels.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
@@ -43,10 +44,12 @@ class Client:
             base_url=base_url,
             headers=headers,
             timeout=httpx.Timeout(10.0, read=None),
-            # One connection a request: a kept one may be closed by the server as it is used again, and httpx loses
-            # all but one of those that it is about to close if the task is cancelled.
+            # One connection a request: a kept one may be closed by the server as it is used again,
+            # and httpx loses all but one of those that it is about to close if the task is
+            # cancelled.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            verify=base_url.startswith("https"),  # else reading the certificates takes 30 ms for nothing
+            # else reading the certificates takes 30 ms for nothing
+            verify=base_url.startswith("https"),
             trust_env=False,  # no proxy of the environment between this machine and its own server
         )
         self.received = 0
@@ -59,14 +62,21 @@ class Client:
         await self._http.aclose()
 
     async def get(self, path: str, *, timeout: float = 5.0) -> httpx.Response:
-        """Return the response to a GET. Raises `HTTPError`, also for one of over 64 MiB or `timeout` seconds."""
+        """Return the response to a GET.
+
+        Raises `HTTPError`, also for one of over 64 MiB or `timeout` seconds.
+        """
         return await self._fetch("GET", path, None, timeout)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60.0) -> httpx.Response:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, timeout: float = 60.0
+    ) -> httpx.Response:
         """Return the response to a POST of JSON. Raises like `get`."""
         return await self._fetch("POST", path, dict(body), timeout)
 
-    async def _fetch(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> httpx.Response:
+    async def _fetch(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout: float
+    ) -> httpx.Response:
         try:
             async with (
                 asyncio.timeout(timeout),  # httpx limits each read, not their sum
@@ -75,8 +85,12 @@ class Client:
                 raw = await _read(response)
         except TimeoutError as error:
             raise httpx.ReadTimeout(f"no complete response within {timeout:g} s") from error
-        decoded = [(name, value) for name, value in response.headers.items() if name != "content-encoding"]
-        return httpx.Response(response.status_code, headers=decoded, content=raw, request=response.request)
+        decoded = [
+            (name, value) for name, value in response.headers.items() if name != "content-encoding"
+        ]
+        return httpx.Response(
+            response.status_code, headers=decoded, content=raw, request=response.request
+        )
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Send one request and return its answer; follow a stream to its end."""
@@ -94,7 +108,10 @@ class Client:
         return received.answer(sent, time.time())
 
     async def model_name(self) -> str:
-        """Return the name of the first served model. Raises `HTTPError`, `ValueError`, `LookupError` or `TypeError`."""
+        """Return the name of the first served model.
+
+        Raises `HTTPError`, `ValueError`, `LookupError` or `TypeError`.
+        """
         response = await self.get("/v1/models", timeout=30.0)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
@@ -130,9 +147,12 @@ def is_rehearsal(response: httpx.Response) -> bool:
 
 
 def release_of(response: httpx.Response) -> str:
-    """Return the release in a response of `/version`. Raises `ValueError`, `LookupError` or `TypeError` if it holds none.
+    """Return the release in a response of `/version`.
 
-    Anything may listen at a URL. Only letters, digits and `.+!-` get into reports, so no markup and no terminal escape does.
+    Raises `ValueError`, `LookupError` or `TypeError` if it holds none.
+
+    Anything may listen at a URL. Only letters, digits and `.+!-` get into reports, so no markup and
+    no terminal escape does.
     """
     version = response.json()["version"]
     if not re.fullmatch(r"[\w.+!-]{1,80}", version, re.ASCII):

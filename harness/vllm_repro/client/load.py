@@ -74,7 +74,10 @@ class LoadClient:
             self._idle.append(await self._connect())
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Send one request and return its answer, as `Client.ask` does. `sent` is the time of the write."""
+        """Send one request and return its answer, as `Client.ask` does.
+
+        `sent` is the time of the write.
+        """
         received = Received.of(path, body)
         raw = msgspec.json.encode(dict(body))
         request = f"POST {self._prefix}{path}{self._head}{len(raw)}\r\n\r\n".encode() + raw
@@ -135,7 +138,9 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         # why the answer ended early; None for its end
-        self._done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[BaseException | None] = (
+            asyncio.get_running_loop().create_future()
+        )
 
     def send(self, request: bytes, received: Received, epoch: float) -> float:
         """Write a request and return when, by `time.perf_counter`."""
@@ -152,7 +157,10 @@ class _Connection(asyncio.Protocol):
         return sent
 
     async def answered(self) -> None:
-        """Wait for the end of the answer. Raises `ConnectionError` if the connection closes first."""
+        """Wait for the end of the answer.
+
+        Raises `ConnectionError` if the connection closes first.
+        """
         if self._socket is not None and self._unsent:
             with contextlib.suppress(OSError):  # the reader meets the closed connection, too
                 await asyncio.get_running_loop().sock_sendall(self._socket, self._unsent)
@@ -213,7 +221,9 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             # The parser wraps what its callbacks raise.
-            self._end(error.__context__ if isinstance(error.__context__, EndlessAnswerError) else error)
+            self._end(
+                error.__context__ if isinstance(error.__context__, EndlessAnswerError) else error
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._done.done():
@@ -222,7 +232,9 @@ class _Connection(asyncio.Protocol):
         if exc is None and not self._framed:
             self.on_message_complete()  # its end is the end of the connection
         self._end(
-            exc if isinstance(exc, OSError) else ConnectionError("the server closed the connection before the end")
+            exc
+            if isinstance(exc, OSError)
+            else ConnectionError("the server closed the connection before the end")
         )
 
     # httptools
@@ -259,7 +271,8 @@ def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:
             seconds, nanoseconds = _TIMESPEC.unpack_from(raw)
             for _ in range(_TRIES):
                 before, now, after = time.perf_counter(), time.time(), time.perf_counter()
-                if after - before < _BETWEEN_CLOCKS:  # else the core was taken away between the two clocks
+                # else the core was taken away between the two clocks
+                if after - before < _BETWEEN_CLOCKS:
                     # By the later reading: a token must not arrive before it was sent.
                     return float(after - (now - seconds - nanoseconds * 1e-9))
     return None

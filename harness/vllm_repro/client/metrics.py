@@ -1,8 +1,9 @@
 """Reader for vLLM's `/metrics` page, names as in vLLM 0.19 to 0.32.
 
-`vllm:iteration_tokens_total` is a histogram. It does not count chunks of a prompt: a step that prefills a part records nothing, and the
-step with the first token records the whole computed prompt. So one observation above `max_num_batched_tokens` proves several chunks, but
-their number proves nothing.
+`vllm:iteration_tokens_total` is a histogram. It does not count chunks of a prompt: a step that
+prefills a part records nothing, and the step with the first token records the whole computed
+prompt. So one observation above `max_num_batched_tokens` proves several chunks, but their number
+proves nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ _LARGEST = 2.0**63
 class Reading:
     """Values of one scrape.
 
-    kv_usage: shares of the KV caches in use, added up; kv_most: of the fullest. cache_hits, cache_queries: prompt tokens from the prefix
-    cache, and looked up there. preemptions: of running requests. draft_tokens, accepted_tokens: of speculative decoding. These are None
-    if the server does not report them. steps: recorded iterations by upper bound of tokens, cumulative.
+    kv_usage: shares of the KV caches in use, added up; kv_most: of the fullest. cache_hits,
+    cache_queries: prompt tokens from the prefix cache, and looked up there. preemptions: of running
+    requests. draft_tokens, accepted_tokens: of speculative decoding. These are None if the server
+    does not report them. steps: recorded iterations by upper bound of tokens, cumulative.
     """
 
     running: float = 0.0
@@ -60,16 +62,24 @@ class Reading:
 
     @property
     def progress(self) -> tuple[float, ...]:
-        """Return numbers that change whenever the engine does. Between chunks of one long prompt only the KV cache usage changes.
+        """Return numbers that change whenever the engine does.
+
+        Between chunks of one long prompt only the KV cache usage changes.
 
         That usage does not count while no request runs: a connector may hold blocks for ever.
         """
-        return (self.step_count, self.prompt_tokens, self.generation_tokens, self.kv_usage if self.running else 0.0)
+        return (
+            self.step_count,
+            self.prompt_tokens,
+            self.generation_tokens,
+            self.kv_usage if self.running else 0.0,
+        )
 
 
 def read_metrics(text: str) -> Reading:
     """Return the values of a page, summed over engines; an empty reading if it is not a metrics page. NaN and infinity are left out."""
-    from prometheus_client.parser import text_string_to_metric_families  # here: its package starts with an HTTP server
+    # here: its package starts with an HTTP server
+    from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = {}
     steps: dict[float, float] = {}
@@ -135,7 +145,9 @@ def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Counts of the server over a time. The fields are those of `Reading`; None: the server does not report it.
+    """Counts of the server over a time.
+
+    The fields are those of `Reading`; None: the server does not report it.
 
     kv_most: the highest reading; the watch reads twice a second.
     """
@@ -162,7 +174,9 @@ def counted_between(before: Reading, after: Reading, kv_most: float | None) -> C
         return None
     pairs = {name: (getattr(before, name), getattr(after, name)) for name in _COUNTERS}
     # A counter with labels, such as that of drafts, may appear with its first value.
-    found = {name: None if now is None else int(now - (was or 0.0)) for name, (was, now) in pairs.items()}
+    found = {
+        name: None if now is None else int(now - (was or 0.0)) for name, (was, now) in pairs.items()
+    }
     return Counted(kv_most=kv_most, **found)  # type: ignore[arg-type]  # the tokens are never None
 
 
@@ -173,4 +187,5 @@ def total(parts: Sequence[Counted]) -> Counted:
         return [value for part in parts if (value := getattr(part, name)) is not None]
 
     sums = {name: int(sum(values)) if (values := known(name)) else None for name in _COUNTERS}
-    return Counted(kv_most=max(known("kv_most"), default=None), **sums)  # type: ignore[arg-type]  # as above
+    # as above
+    return Counted(kv_most=max(known("kv_most"), default=None), **sums)  # type: ignore[arg-type]

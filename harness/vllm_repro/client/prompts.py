@@ -1,10 +1,12 @@
 """Prompts of an exact length in tokens.
 
-The server's own `/tokenize` counts them, with its chat template: another tokenizer is off by a few tokens, and one token decides whether a
-boundary is crossed. A prompt begins with a salt, so that no prefix cache shortens it, and is made from a seed, so that it can be repeated.
+The server's own `/tokenize` counts them, with its chat template: another tokenizer is off by a few
+tokens, and one token decides whether a boundary is crossed. A prompt begins with a salt, so that no
+prefix cache shortens it, and is made from a seed, so that it can be repeated.
 
-A text of known words is counted once, then padded with words that cost one token each in nearly every vocabulary. That takes two or three
-calls, for 100 tokens as for 90,000. For other vocabularies a few fillers are tried.
+A text of known words is counted once, then padded with words that cost one token each in nearly
+every vocabulary. That takes two or three calls, for 100 tokens as for 90,000. For other
+vocabularies a few fillers are tried.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ _PADDING = (
 )  # fmt: skip
 """Words that cost one token each in nearly every vocabulary, and others for the rest."""
 _MOST_CALLS = 40
-_IN_TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_IN_TEMPLATE = (
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 """Fields that the chat template reads, in a chat completion and in `/tokenize`."""
 
 
@@ -47,8 +55,8 @@ class PromptError(ReproError):
 class Prompt:
     """Prompt for one request.
 
-    body: fields of the request that carry it. tokens: the server's count. calls: number of calls of `/tokenize`. shared: number of leading
-    tokens that other prompts share.
+    body: fields of the request that carry it. tokens: the server's count. calls: number of calls of
+    `/tokenize`. shared: number of leading tokens that other prompts share.
     """
 
     body: dict[str, Any]
@@ -70,13 +78,18 @@ def _salt(seed: str) -> str:
 
 
 async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
-    """Return a text of exactly `tokens` by `count`, and the number of calls. Raises `PromptError`."""
+    """Return a text of exactly `tokens` by `count`, and the number of calls.
+
+    Raises `PromptError`.
+    """
     calls = 0
 
     async def measure(text: str) -> int:
         nonlocal calls
         if calls >= _MOST_CALLS:
-            raise PromptError(f"no text of exactly {tokens} tokens was found in {calls} calls of /tokenize")
+            raise PromptError(
+                f"no text of exactly {tokens} tokens was found in {calls} calls of /tokenize"
+            )
         calls += 1
         return await count(text)
 
@@ -92,7 +105,8 @@ async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
         text, counted = "", await measure("")
         if counted > tokens:
             raise PromptError(
-                f"the chat template alone takes {counted} tokens, so no prompt of {tokens} tokens can be made",
+                f"the chat template alone takes {counted} tokens, so no prompt of {tokens} tokens"
+                " can be made",
                 hint="state a larger size in the scenario's workload",
             )
     return await _pad(measure, text, counted, tokens), calls
@@ -112,7 +126,9 @@ async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
                 text, counted = longer, now
                 break
         else:
-            raise PromptError(f"no text of exactly {tokens} tokens was found: {counted} is the nearest below")
+            raise PromptError(
+                f"no text of exactly {tokens} tokens was found: {counted} is the nearest below"
+            )
     return text
 
 
@@ -141,7 +157,9 @@ async def build_chat(
         return [*before, {**message, "content": text}]
 
     async def count(text: str) -> int:
-        found = await _tokenize(client, model, messages=messages(text), add_generation_prompt=True, **template_fields)
+        found = await _tokenize(
+            client, model, messages=messages(text), add_generation_prompt=True, **template_fields
+        )
         return int(found["count"])
 
     text, calls = await fit(count, tokens, seed)
@@ -151,12 +169,21 @@ async def build_chat(
 async def build_completion(
     client: Client, model: str, tokens: int, seed: str, *, shared: int = 0, shared_seed: str = ""
 ) -> Prompt:
-    """Return a prompt of token ids. The first `shared` ids depend only on `shared_seed`, the others on `seed`."""
+    """Return a prompt of token ids.
+
+    The first `shared` ids depend only on `shared_seed`, the others on `seed`.
+    """
     if not shared or shared == tokens:
-        return Prompt({"prompt": await _ids(client, model, tokens, shared_seed if shared else seed)}, tokens, 1, shared)
+        return Prompt(
+            {"prompt": await _ids(client, model, tokens, shared_seed if shared else seed)},
+            tokens,
+            1,
+            shared,
+        )
     *head, following = await _ids(client, model, shared + 1, shared_seed)
     own = await _ids(client, model, tokens - shared + 1, seed)
-    # If both continued with the same token by chance, one more would be shared, and could fill a block of the prefix cache.
+    # If both continued with the same token by chance, one more would be shared, and could fill a
+    # block of the prefix cache.
     other = next((place for place, one in enumerate(own) if one != following), 0)
     own[0], own[other] = own[other], own[0]
     return Prompt({"prompt": head + own[:-1]}, tokens, 2, shared)
@@ -167,7 +194,8 @@ async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tu
     number = str(random.Random("needle " + seed).randrange(10_000, 100_000))
     sentences = (f" The secret number is {number}. Remember it.", "\nThe secret number is")
     middle, end = [
-        (await _tokenize(client, model, prompt=text, add_special_tokens=False))["tokens"] for text in sentences
+        (await _tokenize(client, model, prompt=text, add_special_tokens=False))["tokens"]
+        for text in sentences
     ]
     around = tokens - len(middle) - len(end)
     if around < 2:

@@ -1,4 +1,7 @@
-"""Reader of an answer: the bytes of a body or an event stream in, an `Answer` out. Effects and clocks stay with its callers."""
+"""Reader of an answer: the bytes of a body or an event stream in, an `Answer` out.
+
+Effects and clocks stay with its callers.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,9 @@ class EndlessAnswerError(Exception):
 class Received:
     """An answer up to now. Times are seconds since the epoch.
 
-    choices: the endpoint returns choices, as all completions do. streamed: a stream was asked for. most: events that it may have.
-    refused: the 4xx code of an error event. pending: the bytes of a body, or of an unfinished line of a stream.
+    choices: the endpoint returns choices, as all completions do. streamed: a stream was asked for.
+    most: events that it may have. refused: the 4xx code of an error event. pending: the bytes of a
+    body, or of an unfinished line of a stream.
     """
 
     choices: bool = True
@@ -55,7 +59,11 @@ class Received:
     @classmethod
     def of(cls, path: str, body: Mapping[str, Any]) -> Received:
         """Return the empty answer to a request of `path`."""
-        return cls(choices=path.endswith("/completions"), streamed=bool(body.get("stream")), most=_most_events(body))
+        return cls(
+            choices=path.endswith("/completions"),
+            streamed=bool(body.get("stream")),
+            most=_most_events(body),
+        )
 
     def begin(self, status: int, content_type: str) -> None:
         """Take the head of the response."""
@@ -63,7 +71,10 @@ class Received:
         self.stream = self.streamed and status == 200 and "json" not in content_type
 
     def feed(self, piece: bytes, now: float) -> None:
-        """Take bytes of the body that arrived at `now`. Raises `EndlessAnswerError` after 64 MiB, or too many events."""
+        """Take bytes of the body that arrived at `now`.
+
+        Raises `EndlessAnswerError` after 64 MiB, or too many events.
+        """
         self.size += len(piece)
         if self.size > MOST_BYTES:
             raise EndlessAnswerError(f"response is larger than {MOST_BYTES >> 20} MiB")
@@ -118,7 +129,10 @@ class Received:
         if data == b"[DONE]":
             self.done = True
         elif not isinstance(event, dict):
-            self.fail("event", f"stream event is not a JSON object: {data[:200].decode('utf-8', 'replace')}")
+            self.fail(
+                "event",
+                f"stream event is not a JSON object: {data[:200].decode('utf-8', 'replace')}",
+            )
         elif event.get("error") is not None:
             code = event["error"].get("code") if isinstance(event["error"], dict) else None
             self.refused = code if isinstance(code, int) and 400 <= code < 500 else None
@@ -132,7 +146,11 @@ class Received:
         if status == 200 and not self.choices and not isinstance(body, dict):
             self.done = True  # a list, a text, numbers, or nothing: any content is an answer
         elif status != 200 or not isinstance(body, dict):
-            text = _error_text(body) or raw.decode("utf-8", "replace")[:2000] or f"HTTP {status} with an empty body"
+            text = (
+                _error_text(body)
+                or raw.decode("utf-8", "replace")[:2000]
+                or f"HTTP {status} with an empty body"
+            )
             self.fail("body", text)
         elif body.get("error") is not None and "choices" not in body:
             self.fail("body", _error_text(body) or "error without a message")
@@ -144,7 +162,9 @@ class Received:
         if "usage" in body or "response" in body:
             self.usage = _usage(body) or self.usage
         for choice in choices:
-            piece = str(choice.get("text") or _message_text(choice.get("delta") or choice.get("message")))
+            piece = str(
+                choice.get("text") or _message_text(choice.get("delta") or choice.get("message"))
+            )
             self.arrivals.append(now)
             ids = choice.get("token_ids")
             if isinstance(ids, list) and all(isinstance(one, int) for one in ids):
@@ -181,7 +201,11 @@ def _most_events(body: Mapping[str, Any]) -> float:
 def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the well-formed choices. The server may be broken, or not vLLM."""
     choices = body.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    return (
+        [choice for choice in choices if isinstance(choice, dict)]
+        if isinstance(choices, list)
+        else []
+    )
 
 
 def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
@@ -191,7 +215,11 @@ def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
         if isinstance(logprobs, dict) and isinstance(content := logprobs.get("content"), list):
             best = [[one["logprob"] for one in token["top_logprobs"]] for token in content]
         else:
-            best = [list(one.values()) for one in logprobs["top_logprobs"]] if isinstance(logprobs, dict) else []
+            best = (
+                [list(one.values()) for one in logprobs["top_logprobs"]]
+                if isinstance(logprobs, dict)
+                else []
+            )
         ordered = [sorted(map(float, one), reverse=True) for one in best]
         return tuple(first - second for first, second, *_ in ordered)
     except (LookupError, TypeError, ValueError, AttributeError):
@@ -202,16 +230,23 @@ def _message_text(message: Any) -> str:
     if not isinstance(message, dict):
         return ""
     # A reasoning parser moves text to another field, and releases name that field differently.
-    return "".join(str(message.get(key) or "") for key in ("reasoning_content", "reasoning", "content"))
+    return "".join(
+        str(message.get(key) or "") for key in ("reasoning_content", "reasoning", "content")
+    )
 
 
 def _usage(body: Mapping[str, Any]) -> Usage | None:
-    """Return the counts of an answer or event. Some endpoints say input for prompt, or nest the counts of a stream in `response`."""
+    """Return the counts of an answer or event.
+
+    Some endpoints say input for prompt, or nest the counts of a stream in `response`.
+    """
     inner = body.get("response")
     usage = body.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
     if not isinstance(usage, dict):
         return None
-    prompt, completion = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
+    prompt, completion = (
+        ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
+    )
     if not isinstance(usage.get(f"{prompt}_tokens"), int):
         return None
     details = usage.get(f"{prompt}_tokens_details")
@@ -231,5 +266,7 @@ def _error_text(body: Any) -> str | None:
     if isinstance(error, dict):
         text = str(error.get("message") or error.get("detail") or error)
         named = error.get("param")
-        return f"{text} (parameter={named})" if isinstance(named, str) and named not in text else text
+        return (
+            f"{text} (parameter={named})" if isinstance(named, str) and named not in text else text
+        )
     return str(error)

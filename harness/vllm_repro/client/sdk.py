@@ -33,9 +33,11 @@ class FailedRequest(NamedTuple):
 class SdkView:
     """Result of one SDK call as the program sees it.
 
-    error: class name of the exception, None for a success. message: its text. seconds: from the first failure to the exception, with the
-    retries. text: generated text, None after an error. attempts: HTTP status of each attempt of the failed request, None for one without an
-    answer, and the recorded failure first; empty if no request failed and the call is another one, after the crash.
+    error: class name of the exception, None for a success. message: its text. seconds: from the
+    first failure to the exception, with the retries. text: generated text, None after an error.
+    attempts: HTTP status of each attempt of the failed request, None for one without an answer, and
+    the recorded failure first; empty if no request failed and the call is another one, after the
+    crash.
     """
 
     error: str | None
@@ -47,12 +49,18 @@ class SdkView:
 
 
 async def sdk_view(
-    base_url: str, model: str, timeout_s: float, *, failed: FailedRequest | None = None, api_key: str | None = None
+    base_url: str,
+    model: str,
+    timeout_s: float,
+    *,
+    failed: FailedRequest | None = None,
+    api_key: str | None = None,
 ) -> SdkView:
     """Return the outcome of the failed request for a program with the SDK; never raises an error of the SDK.
 
-    The SDK's first attempt gets the recorded failure. Its retries, with the same body and after the SDK's own delays, go to the server.
-    Without a failed request the program asks for one token. timeout_s: of each attempt.
+    The SDK's first attempt gets the recorded failure. Its retries, with the same body and after the
+    SDK's own delays, go to the server. Without a failed request the program asks for one token.
+    timeout_s: of each attempt.
     """
     import httpx  # here and below: importing the SDK takes about a second, and few commands need it
     import openai
@@ -67,7 +75,8 @@ async def sdk_view(
     attempts: list[int | None] = []
 
     async def limit(response: httpx.Response) -> None:
-        response.aiter_bytes = partial(bounded, response.aiter_bytes())  # type: ignore[method-assign]  # what the SDK reads
+        # what the SDK reads
+        response.aiter_bytes = partial(bounded, response.aiter_bytes())  # type: ignore[method-assign]
 
     class Http(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, **options: Any) -> Any:
@@ -80,7 +89,10 @@ async def sdk_view(
             return response
 
     root = base_url.rstrip("/")
-    kinds: Mapping[str, Any] = {"/v1/completions": Completion, "/v1/chat/completions": ChatCompletion}
+    kinds: Mapping[str, Any] = {
+        "/v1/completions": Completion,
+        "/v1/chat/completions": ChatCompletion,
+    }
     kind, streamed = kinds.get(endpoint), body.get("stream") is True
     error, message, text = None, "", None
     started = time.monotonic()
@@ -93,14 +105,21 @@ async def sdk_view(
             if streamed:
                 stream_cls = openai.AsyncStream[object]
                 path = f"{root}{endpoint}"
-                async for _ in await client.post(path, cast_to=object, body=body, stream=True, stream_cls=stream_cls):
+                async for _ in await client.post(
+                    path, cast_to=object, body=body, stream=True, stream_cls=stream_cls
+                ):
                     pass
                 text = ""
             else:
                 answer = await client.post(f"{root}{endpoint}", cast_to=kind or object, body=body)
                 choice = answer.choices[0] if kind else None
-                text = (choice.text if kind is Completion else choice.message.content) if choice else ""
-        except Exception as failure:  # the SDK does not validate the body of a 200, so reading it may raise anything
+                text = (
+                    (choice.text if kind is Completion else choice.message.content)
+                    if choice
+                    else ""
+                )
+        # the SDK does not validate the body of a 200, so reading it may raise anything
+        except Exception as failure:
             error, message = type(failure).__name__, str(failure)[:_LONGEST_MESSAGE]
     return SdkView(
         error=error,

@@ -1,1 +1,4 @@
-"""The reported command of an issue: parsed from whatever was pasted, edited, and rendered back. Pure."""
+"""The reported command of an issue: parsed from whatever was pasted, edited, and rendered back.
+
+Pure.
+"""

@@ -13,7 +13,15 @@ import difflib
 import shlex
 from dataclasses import dataclass, replace
 
-from vllm_repro.command.flags import Flag, canonical, group_by_flag, is_switch, parse_number, positive, read_arguments
+from vllm_repro.command.flags import (
+    Flag,
+    canonical,
+    group_by_flag,
+    is_switch,
+    parse_number,
+    positive,
+    read_arguments,
+)
 from vllm_repro.command.words import split_words
 from vllm_repro.errors import CommandError
 from vllm_repro.secret_names import is_secret_name
@@ -44,8 +52,8 @@ class ReportedContainer:
 class ServeCommand:
     """A server command.
 
-    model_argument: the positional model, None if it is given by `--model`. flags: in the reported order.
-    env: variables set in front of the command, or exported before it.
+    model_argument: the positional model, None if it is given by `--model`. flags: in the reported
+    order. env: variables set in front of the command, or exported before it.
     """
 
     flags: tuple[Flag, ...]
@@ -93,11 +101,15 @@ class ServeCommand:
     def with_flags(self, *words: str) -> ServeCommand:
         """Set flags, each as on a command line: `"--max-num-batched-tokens 8192"`, `"--enforce-eager"`.
 
-        A flag of the same name is replaced in its place, whichever polarity it had. A new one is appended.
+        A flag of the same name is replaced in its place, whichever polarity it had. A new one is
+        appended.
         """
         model, added = read_arguments([word for text in words for word in split_words(text)])
         if model is not None:
-            raise CommandError(f"{model!r} is not a flag", hint="write the flag before its value, or use with_model()")
+            raise CommandError(
+                f"{model!r} is not a flag",
+                hint="write the flag before its value, or use with_model()",
+            )
         flags, argument = list(self.flags), self.model_argument
         for new in added:
             if new.name == "--model" and self.model_argument is not None:
@@ -119,12 +131,18 @@ class ServeCommand:
         flags = self.flags
         for name in map(canonical, names):
             kept = tuple(
-                flag for flag in flags if positive(flag.name) != positive(name) and not flag.name.startswith(f"{name}.")
+                flag
+                for flag in flags
+                if positive(flag.name) != positive(name) and not flag.name.startswith(f"{name}.")
             )
             if kept == flags:
                 known = sorted({flag.name for flag in flags})
                 near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-                hint = f"near: {', '.join(near)}" if near else f"it has {', '.join(known) or 'no flags'}"
+                hint = (
+                    f"near: {', '.join(near)}"
+                    if near
+                    else f"it has {', '.join(known) or 'no flags'}"
+                )
                 raise CommandError(f"the command does not carry {name}", hint=hint)
             flags = kept
         return replace(self, flags=flags)
@@ -133,7 +151,10 @@ class ServeCommand:
         """Replace the model, in the place and spelling of the reported one."""
         if self._last("--model") is None:
             return replace(self, model_argument=model)
-        flags = (replace(flag, values=(model,)) if flag.name == "--model" else flag for flag in self.flags)
+        flags = (
+            replace(flag, values=(model,)) if flag.name == "--model" else flag
+            for flag in self.flags
+        )
         return replace(self, flags=tuple(flags))
 
     def argv(self) -> tuple[str, ...]:
@@ -148,7 +169,11 @@ class ServeCommand:
         """
         variables = {**(dict(self.container.env) if self.container else {}), **dict(self.env)}
         lines = [
-            f'{name}="${name}"' if is_secret_name(name) or value == f"${name}" else f"{name}={shlex.quote(value)}"
+            (
+                f'{name}="${name}"'
+                if is_secret_name(name) or value == f"${name}"
+                else f"{name}={shlex.quote(value)}"
+            )
             for name, value in variables.items()
         ]
         model = [] if self.model_argument is None else [self.model_argument]

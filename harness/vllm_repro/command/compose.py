@@ -23,10 +23,17 @@ def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, obj
         "cap_drop": ["ALL"],
         "cap_add": list(CAPABILITIES),
         "security_opt": [SECURITY],
-        "environment": {name: None if is_secret_name(name) else _escape(value) for name, value in spec.env},
+        "environment": {
+            name: None if is_secret_name(name) else _escape(value) for name, value in spec.env
+        },
         "ports": [port.render() for port in spec.publish],
         "volumes": [
-            {"type": "bind", "source": mount.source, "target": mount.target, "read_only": mount.readonly}
+            {
+                "type": "bind",
+                "source": mount.source,
+                "target": mount.target,
+                "read_only": mount.readonly,
+            }
             for mount in spec.mounts
         ],
         "ipc": spec.ipc,
@@ -35,13 +42,20 @@ def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, obj
         "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in spec.ulimits},
     }
     if request := spec.gpu_request():
-        device: dict[str, object] = {"driver": "cdi" if request.cdi else "nvidia", "capabilities": ["gpu"]}
+        device: dict[str, object] = {
+            "driver": "cdi" if request.cdi else "nvidia",
+            "capabilities": ["gpu"],
+        }
         if request.device_ids:
             device["device_ids"] = list(request.device_ids)
         else:
             device["count"] = "all" if request.count == -1 else request.count
         body["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    return {key: value for key, value in body.items() if key in ("command", "init") or value not in (None, [], {})}
+    return {
+        key: value
+        for key, value in body.items()
+        if key in ("command", "init") or value not in (None, [], {})
+    }
 
 
 def compose_text(services: Mapping[str, Mapping[str, object]], *, heading: str = "") -> str:
@@ -50,7 +64,12 @@ def compose_text(services: Mapping[str, Mapping[str, object]], *, heading: str =
     document = {"services": {name: dict(body) for name, body in services.items()}}
     # In the given order of keys, and no line folded.
     return comment + yaml.dump(
-        document, Dumper=_IndentedDumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=False
+        document,
+        Dumper=_IndentedDumper,
+        sort_keys=False,
+        width=10**6,
+        allow_unicode=True,
+        default_flow_style=False,
     )
 
 

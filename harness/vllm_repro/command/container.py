@@ -1,7 +1,8 @@
 """Specification of a container with a vLLM server.
 
-`vllm-repro show --as docker` prints a `ContainerSpec` and the docker server creates the container from it, so that both agree.
-Mounts are binds that fail if the source is missing; `-v` would make an empty folder on the host instead.
+`vllm-repro show --as docker` prints a `ContainerSpec` and the docker server creates the container
+from it, so that both agree. Mounts are binds that fail if the source is missing; `-v` would make an
+empty folder on the host instead.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ CONTAINER_PORT = 8000
 LOOPBACK = "127.0.0.1"
 
 CAPABILITIES = ("CAP_DAC_OVERRIDE",)
-"""Linux capabilities of a container. This one lets its root read a mounted model folder that only its owner can read."""
+"""Linux capabilities of a container.
+
+This one lets its root read a mounted model folder that only its owner can read.
+"""
 SECURITY = "no-new-privileges"
 
 PARALLEL_SHM_BYTES = 16 * 1024**3
-"""Shared memory of a multi-GPU server whose report has neither `--ipc` nor `--shm-size`. Docker's 64 MiB are too few for NCCL."""
+"""Shared memory of a multi-GPU server whose report has neither `--ipc` nor `--shm-size`.
+
+Docker's 64 MiB are too few for NCCL.
+"""
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[bkmgtp]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = "bkmgtp"
@@ -57,7 +64,9 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not a size", hint="write it as 16g, 512m or a number of bytes")
+        raise UsageError(
+            f"{text!r} is not a size", hint="write it as 16g, 512m or a number of bytes"
+        )
     unit = match["unit"].lower() or "b"
     return int(float(match["number"]) * 1024 ** _UNITS.index(unit))
 
@@ -74,7 +83,9 @@ class Mount:
         """Return the value of `--mount`, which Docker reads as one line of CSV."""
         fields = ["type=bind", f"source={self.source}", f"target={self.target}"]
         line = io.StringIO()
-        csv.writer(line, lineterminator="").writerow([*fields, "readonly"] if self.readonly else fields)
+        csv.writer(line, lineterminator="").writerow(
+            [*fields, "readonly"] if self.readonly else fields
+        )
         return line.getvalue()
 
 
@@ -105,10 +116,16 @@ class Ulimit:
         try:
             return cls(name, int(soft), int(hard or soft))
         except ValueError:
-            raise UsageError(f"{text!r} is not a ulimit", hint="write it as memlock=-1 or nofile=1024:4096") from None
+            raise UsageError(
+                f"{text!r} is not a ulimit", hint="write it as memlock=-1 or nofile=1024:4096"
+            ) from None
 
     def render(self) -> str:
-        return f"{self.name}={self.soft}" if self.soft == self.hard else f"{self.name}={self.soft}:{self.hard}"
+        return (
+            f"{self.name}={self.soft}"
+            if self.soft == self.hard
+            else f"{self.name}={self.soft}:{self.hard}"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,9 +145,9 @@ class GpuRequest:
 class ContainerSpec:
     """A container to create.
 
-    argv: words after the image. entrypoint: None for the image's own.
-    gpus: the value of `--gpus`: "all", a count, `device=0,1`; None for no GPU.
-    shm_size: bytes. network: None for the default bridge, else a network's name or id, or `container:NAME`.
+    argv: words after the image. entrypoint: None for the image's own. gpus: the value of `--gpus`:
+    "all", a count, `device=0,1`; None for no GPU. shm_size: bytes. network: None for the default
+    bridge, else a network's name or id, or `container:NAME`.
     """
 
     image: str
@@ -149,21 +166,30 @@ class ContainerSpec:
     ulimits: tuple[Ulimit, ...] = ()
 
     @classmethod
-    def from_command(cls, command: ServeCommand, *, image: str, port: int, env: Mapping[str, str]) -> ContainerSpec:
+    def from_command(
+        cls, command: ServeCommand, *, image: str, port: int, env: Mapping[str, str]
+    ) -> ContainerSpec:
         """Return a container of `image` that runs a reported command, published on `port` of this host, with `env` added.
 
-        Kept from a reported container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and an entrypoint that starts vLLM.
-        Dropped: image, GPUs, mounts, secret variables, `--host`, `--port` and `--uds`.
+        Kept from a reported container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and
+        an entrypoint that starts vLLM. Dropped: image, GPUs, mounts, secret variables, `--host`,
+        `--port` and `--uds`.
         """
         reported = command.container or ReportedContainer(image="")
-        variables = {key: value for key, value in (*reported.env, *command.env) if not is_secret_name(key)}
+        variables = {
+            key: value for key, value in (*reported.env, *command.env) if not is_secret_name(key)
+        }
         shm = parse_size(reported.shm_size) if reported.shm_size else None
-        ranks = (command.number("--tensor-parallel-size") or 1) * (command.number("--pipeline-parallel-size") or 1)
+        ranks = (command.number("--tensor-parallel-size") or 1) * (
+            command.number("--pipeline-parallel-size") or 1
+        )
         if ranks > 1 and reported.ipc is None and shm is None:
             shm = PARALLEL_SHM_BYTES
         return cls(
             image=image,
-            argv=command.without(*[flag for flag in ("--host", "--port", "--uds") if command.has(flag)]).argv(),
+            argv=command.without(
+                *[flag for flag in ("--host", "--port", "--uds") if command.has(flag)]
+            ).argv(),
             env=tuple((variables | dict(env)).items()),
             shm_size=shm,
             ipc=reported.ipc,
@@ -182,11 +208,16 @@ class ContainerSpec:
             return GpuRequest(int(self.gpus))
         match = _GPU_DEVICES.fullmatch(self.gpus)
         if match is None:
-            raise UsageError(f"--gpus {self.gpus!r} is not understood", hint="all, a count, or device=0,1")
+            raise UsageError(
+                f"--gpus {self.gpus!r} is not understood", hint="all, a count, or device=0,1"
+            )
         return GpuRequest(None, tuple(part.strip() for part in match["ids"].split(",")))
 
     def docker_argv(self) -> tuple[str, ...]:
-        """Return the words of `docker run`. A secret variable is `-e NAME`: Docker takes it from the caller's environment."""
+        """Return the words of `docker run`.
+
+        A secret variable is `-e NAME`: Docker takes it from the caller's environment.
+        """
         return (*(word for group in self._options() for word in group), *self.argv)
 
     def render(self) -> str:

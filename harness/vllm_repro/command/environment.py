@@ -1,7 +1,8 @@
 """Check of what a reported command brings along: environment variables in front of it, and flags that load code or files.
 
-They are set for a server on this host, and the command may come from a stranger. `LD_PRELOAD`, `PYTHONWARNINGS` or `PATH` would run the
-stranger's code, as would a library or a cache at a path of the stranger's choice.
+They are set for a server on this host, and the command may come from a stranger. `LD_PRELOAD`,
+`PYTHONWARNINGS` or `PATH` would run the stranger's code, as would a library or a cache at a path of
+the stranger's choice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _A_PATH = re.compile(r"(?:^|[=\s\"'])(?:~|\.{0,2}/)|\.\./|module_path")
 def variable_mistakes(variables: Iterable[tuple[str, str]]) -> list[str]:
     """Return a message for each (name, value) that must not be set on this host.
 
-    Allowed: switches and numbers of vLLM and its libraries (`VLLM_…`, `NCCL_…`), URLs, and secrets, whose values come from the caller.
+    Allowed: switches and numbers of vLLM and its libraries (`VLLM_…`, `NCCL_…`), URLs, and secrets,
+    whose values come from the caller.
     """
     mistakes = []
     for name, value in variables:
@@ -36,12 +38,24 @@ def variable_mistakes(variables: Iterable[tuple[str, str]]) -> list[str]:
         if not steers_vllm(name):
             mistakes.append(f"{name} is not a variable of vLLM or its libraries: remove it")
         elif _CALLS_OUT.match(name):
-            mistakes.append(f"{name} connects this host to one of the reporter's choice: remove it, or set it yourself")
-        elif _NAMES_A_PATH.search(name) or ("/" in value and not value.startswith(("http://", "https://"))):
+            mistakes.append(
+                f"{name} connects this host to one of the reporter's choice: remove it, or set it"
+                " yourself"
+            )
+        elif _NAMES_A_PATH.search(name) or (
+            "/" in value and not value.startswith(("http://", "https://"))
+        ):
             mistakes.append(f"{name} names a path on the reporter's machine: remove it")
     return mistakes
 
 
 def loading_flags(flags: Iterable[Flag]) -> list[str]:
-    """Return the flags with which vLLM loads code, or reads or writes files of this host. They are allowed, and a reader must know them."""
-    return [" ".join(flag.words()) for flag in flags if _LOADS.fullmatch(flag.name) or _A_PATH.search(flag.text or "")]
+    """Return the flags with which vLLM loads code, or reads or writes files of this host.
+
+    They are allowed, and a reader must know them.
+    """
+    return [
+        " ".join(flag.words())
+        for flag in flags
+        if _LOADS.fullmatch(flag.name) or _A_PATH.search(flag.text or "")
+    ]

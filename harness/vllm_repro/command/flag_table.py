@@ -1,6 +1,7 @@
 """vLLM's server flags: their names, and how their values are written.
 
-Collected from the parsers of 13 releases, 0.19.1 to 0.32.0. Names stand without dashes, and without the `--no-` form of a switch.
+Collected from the parsers of 13 releases, 0.19.1 to 0.32.0. Names stand without dashes, and without
+the `--no-` form of a switch.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ _TABLE = """
 """
 """Flags that at least one of these releases defines.
 
-After a name: `!` a switch (`SWITCH_PREFIXES` shows the others); `+` takes every word up to the next flag; `?` its value is optional.
+After a name: `!` a switch (`SWITCH_PREFIXES` shows the others); `+` takes every word up to the next
+flag; `?` its value is optional.
 """
 
 

@@ -1,7 +1,8 @@
 """Flags of a vLLM server: parsing, spelling, numbers.
 
-No release's parser is at hand when a report is read. So a word without a dash is the value of the flag before it, unless that flag is
-a switch. `vllm_repro.command.flag_table` lists the switches and the other exceptions.
+No release's parser is at hand when a report is read. So a word without a dash is the value of the
+flag before it, unless that flag is a switch. `vllm_repro.command.flag_table` lists the switches and
+the other exceptions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ __all__ = [
 ]
 
 _OPTIMIZATION = re.compile(r"-O(?P<level>\w+)")
-_LONG_DASH = re.compile(r"^(?:[\u2013\u2014]-?)(?=[a-z])")  # web pages join two dashes into a long one
+# web pages join two dashes into a long one
+_LONG_DASH = re.compile(r"^(?:[\u2013\u2014]-?)(?=[a-z])")
 _NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NUMBER = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<unit>[kKmMgGtT]?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -43,8 +45,9 @@ _JSON_NUMBER = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 class Flag:
     """One flag of a server. Two spellings of one flag are equal.
 
-    name: canonical, for example `--max-model-len` or `--compilation-config.cudagraph_mode`. values: empty for a switch.
-    written, separator: the spelling (`-tp`; `=`, a blank, or nothing as in `-O3`).
+    name: canonical, for example `--max-model-len` or `--compilation-config.cudagraph_mode`. values:
+    empty for a switch. written, separator: the spelling (`-tp`; `=`, a blank, or nothing as in
+    `-O3`).
     """
 
     name: str
@@ -73,7 +76,8 @@ class Flag:
 def canonical(name: str) -> str:
     """Return the one name of a flag: `max_model_len` and `--max_model_len` become `--max-model-len`, `-tp` its long form.
 
-    A key after a dot stays as written: `-cc.cudagraph_mode` becomes `--compilation-config.cudagraph_mode`.
+    A key after a dot stays as written: `-cc.cudagraph_mode` becomes
+    `--compilation-config.cudagraph_mode`.
     """
     head, dot, key = name.partition(".")
     if not head.startswith("-"):
@@ -120,7 +124,9 @@ def read_arguments(words: Sequence[Word]) -> tuple[str | None, tuple[Flag, ...]]
         word = words[i]
         i += 1
         if not _is_flag_word(word.text):
-            if served is not None or (flags and not flags[-1].values and word.text.lower() in _BOOLEANS):
+            if served is not None or (
+                flags and not flags[-1].values and word.text.lower() in _BOOLEANS
+            ):
                 raise _stray(word, served, flags)
             model = served = word.text
             continue
@@ -135,7 +141,9 @@ def read_arguments(words: Sequence[Word]) -> tuple[str | None, tuple[Flag, ...]]
                     hint="keep the one that was served: the first argument, or --model",
                 )
             if not flag.values:
-                raise CommandError("--model has no value", line=word.line, hint="name the model after it")
+                raise CommandError(
+                    "--model has no value", line=word.line, hint="name the model after it"
+                )
             served = flag.text
         flags.append(flag)
     return model, tuple(flags)
@@ -170,7 +178,10 @@ def _stray(word: Word, model: str | None, flags: Sequence[Flag]) -> CommandError
         name = flags[-1].written
         hint = f"{name} takes no value: write {name} or --no-{positive(flags[-1].name)[2:]}"
     elif flags:
-        hint = f"quote the value of {flags[-1].written} if it holds blanks, or name the flag of {word.text!r}"
+        hint = (
+            f"quote the value of {flags[-1].written} if it holds blanks, or name the flag of"
+            f" {word.text!r}"
+        )
     else:
         hint = f"the model is {model!r}; one server serves one model"
     return CommandError(f"the value {word.text!r} belongs to no flag", line=word.line, hint=hint)
@@ -187,7 +198,9 @@ def _check_value(flag: Flag, line: int) -> None:
                 hint = "the quotes are typographic ones; type them again as \" and '"
             elif '"' not in value:
                 hint = "a shell eats the double quotes inside: put the whole value in single quotes"
-            raise CommandError(f"the value of {flag.name} is not JSON: {error}", line=line, hint=hint) from None
+            raise CommandError(
+                f"the value of {flag.name} is not JSON: {error}", line=line, hint=hint
+            ) from None
     if flag.name == "--max-model-len" and value != "auto":
         parse_number(flag.name, value, line)
 
@@ -195,7 +208,9 @@ def _check_value(flag: Flag, line: int) -> None:
 def _with_plain_numbers(value: str) -> str:
     """Replace numbers such as the 80m of `{"cpu_bytes_to_use": 80m}`, which newer releases read."""
     parts = _JSON_STRING.split(value)
-    parts[::2] = [_JSON_NUMBER.sub(lambda match: str(parse_number("", match[0])), part) for part in parts[::2]]
+    parts[::2] = [
+        _JSON_NUMBER.sub(lambda match: str(parse_number("", match[0])), part) for part in parts[::2]
+    ]
     return "".join(parts)
 
 
@@ -234,10 +249,16 @@ def _mistake(flag: Flag) -> str:
         instead = f"write {replacement}" if replacement else "leave it out"
         return f"not defined in any release from 0.19.1 to 0.32.0: {instead}"
     if base in flag_table.KNOWN:
-        optional = flag.name not in flag_table.KNOWN or flag.name in flag_table.VALUE_OPTIONAL or is_switch(flag.name)
+        optional = (
+            flag.name not in flag_table.KNOWN
+            or flag.name in flag_table.VALUE_OPTIONAL
+            or is_switch(flag.name)
+        )
         return "" if flag.values or optional else "has no value"
     # One slip in a short name changes more of it than in a long one.
-    alike = difflib.get_close_matches(base, flag_table.KNOWN, n=1, cutoff=0.8 if len(base) <= 10 else 0.9)
+    alike = difflib.get_close_matches(
+        base, flag_table.KNOWN, n=1, cutoff=0.8 if len(base) <= 10 else 0.9
+    )
     if not alike:
         return ""
     meant = f"--no-{alike[0][2:]}" if flag.name.startswith("--no-") else alike[0]

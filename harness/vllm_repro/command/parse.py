@@ -19,7 +19,9 @@ _SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 _SERVER_FILE = "vllm/entrypoints/openai/api_server.py"
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
 _SHELLS = frozenset({"bash", "sh", "zsh"})
-_OTHER_PROGRAMS = re.compile("cd|conda|curl|docker|echo|export|git|pip|set|sleep|source|unset|uv|vllm|wget")
+_OTHER_PROGRAMS = re.compile(
+    "cd|conda|curl|docker|echo|export|git|pip|set|sleep|source|unset|uv|vllm|wget"
+)
 _PREFIXES = frozenset({"sudo", "env", "export", "exec", "nohup", "time"})
 _DOCKER_SWITCHES = re.compile(
     "--(?:detach|help|init|interactive|no-healthcheck|oom-kill-disable|privileged|publish-all|quiet|read-only|replace|rm|tty)"
@@ -43,11 +45,15 @@ def parse(text: str) -> ServeCommand:
             container, arguments = server
             model, flags = read_arguments(arguments)
             variables = tuple({**env, **leading}.items())
-            command = ServeCommand(model_argument=model, flags=flags, env=variables, container=container)
+            command = ServeCommand(
+                model_argument=model, flags=flags, env=variables, container=container
+            )
             found.append(command)
             if command != found[0]:
                 raise CommandError(
-                    "two different server commands", line=words[0].line, hint="keep the one whose engine crashed"
+                    "two different server commands",
+                    line=words[0].line,
+                    hint="keep the one whose engine crashed",
                 )
         elif not program:
             # Assignments hold for the lines below: `export` may have been lost in the paste.
@@ -104,7 +110,9 @@ def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Wor
         i += taken
     if i >= len(words):
         line = words[-1].line if words else 1
-        raise CommandError("`docker run` names no image", line=line, hint="the image follows the options")
+        raise CommandError(
+            "`docker run` names no image", line=line, hint="the image follows the options"
+        )
     last = {name: values[-1] for name, values in given.items()}
     entrypoint = [Word(last["--entrypoint"], words[i].line)] if last.get("--entrypoint") else []
     program, arguments = _split_program([*entrypoint, *words[i + 1 :]])
@@ -116,7 +124,9 @@ def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Wor
         shm_size=last.get("--shm-size"),
         ulimits=tuple(given["--ulimit"]),
         # A path or a wrapper script of the reporter's is not in the image that is used here.
-        entrypoint=program if any(word == "vllm" or word.startswith("vllm.") for word in program) else (),
+        entrypoint=(
+            program if any(word == "vllm" or word.startswith("vllm.") for word in program) else ()
+        ),
     )
     return container, arguments if program else list(words[i + 1 :])
 
@@ -136,7 +146,9 @@ def _read_option(words: Sequence[Word], at: int) -> tuple[str, str, int]:
         if glued := letters[1:].removeprefix("="):
             return name, glued, 1
     if at + 1 >= len(words):
-        raise CommandError(f"{text} has no value", line=words[at].line, hint="complete the line from the report")
+        raise CommandError(
+            f"{text} has no value", line=words[at].line, hint="complete the line from the report"
+        )
     return name, words[at + 1].text, 2
 
 
@@ -186,7 +198,9 @@ def _split_assignments(words: Sequence[Word]) -> tuple[dict[str, str], list[Word
         text = words[i].text
         if match := _ASSIGNMENT.fullmatch(text):
             found[match["name"]] = match["value"]
-        elif text not in _PREFIXES and not (i and text.startswith("-") and words[i - 1].text in {"sudo", "env"}):
+        elif text not in _PREFIXES and not (
+            i and text.startswith("-") and words[i - 1].text in {"sudo", "env"}
+        ):
             break
         i += 1
     return found, list(words[i:])

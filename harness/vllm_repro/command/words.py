@@ -1,7 +1,8 @@
 """Words of a pasted shell command, each with its line number.
 
-Issues are less tidy than scripts: prompts, Markdown fences, placeholders such as `<HEAD_IP>`, a blank after the closing backslash.
-`shlex` is not used: it reads a placeholder as a redirection, and its tokens do not tell a quoted `;` from an operator.
+Issues are less tidy than scripts: prompts, Markdown fences, placeholders such as `<HEAD_IP>`, a
+blank after the closing backslash. `shlex` is not used: it reads a placeholder as a redirection, and
+its tokens do not tell a quoted `;` from an operator.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def split_words(text: str) -> list[Word]:
 def split_commands(text: str, line: int = 1) -> list[list[Word]]:
     """Return the words of each simple command; `line` is the number of the first line.
 
-    A command ends at a line end without a backslash and at `;`, `&`, `&&`, `|` and `||`. Comments, prompts, fences and
-    redirections are left out. Raises `CommandError` for an unclosed quote.
+    A command ends at a line end without a backslash and at `;`, `&`, `&&`, `|` and `||`. Comments,
+    prompts, fences and redirections are left out. Raises `CommandError` for an unclosed quote.
     """
     text = text.replace("\r\n", "\n")
     if all(row.startswith(">") for row in text.split("\n") if row.strip()):  # a Markdown quotation

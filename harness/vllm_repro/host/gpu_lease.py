@@ -1,7 +1,8 @@
 """Lease of GPUs: one locked file per card, held while a run's servers use it.
 
-The kernel releases the locks when the process exits, also by SIGKILL. The server of a killed run may outlive them by seconds, so a card is
-given out only when its memory is free. A card with a fault is set aside, and named.
+The kernel releases the locks when the process exits, also by SIGKILL. The server of a killed run
+may outlive them by seconds, so a card is given out only when its memory is free. A card with a
+fault is set aside, and named.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ _BUSY_MIB = 1_024
 _DRAIN_S = 60.0
 """How long the memory of a server that has ended may take to be freed."""
 _POLL_S = 0.5
-_WHOSE = "`nvidia-smi` shows the processes; `vllm-repro clean --yes` ends what a killed run left; a card with a fault needs a reset"
+_WHOSE = (
+    "`nvidia-smi` shows the processes; `vllm-repro clean --yes` ends what a killed run left; a card"
+    " with a fault needs a reset"
+)
 
 _FAULTY_XIDS = {"48", "62", "64", "74", "79", "92", "95", "119", "120"}
-"""Xids of the hardware or its firmware. Others, such as 13, 31 and 43, may be the bug under test."""
+"""Xids of the hardware or its firmware.
+
+Others, such as 13, 31 and 43, may be the bug under test.
+"""
 _XID = re.compile(r"NVRM: Xid \(PCI:(?:\w+:)?(\w+:\w+)[^)]*\): (\d+)")
 
 _mine: set[str] = set()
@@ -44,8 +51,9 @@ def leased_gpus(
 ) -> Iterator[tuple[str, ...]]:
     """Lease `count` GPUs and yield their indices; block while other runs hold them.
 
-    unfit: return why a card does not do; empty if it does. notify: gets a line for each card that is set aside. Raises `InfraError` if too
-    few cards are left. Only cards of CUDA_VISIBLE_DEVICES are taken if it lists indices.
+    unfit: return why a card does not do; empty if it does. notify: gets a line for each card that
+    is set aside. Raises `InfraError` if too few cards are left. Only cards of CUDA_VISIBLE_DEVICES
+    are taken if it lists indices.
     """
     with contextlib.ExitStack() as held:
         cards = _take(count, unfit, notify, held) if count else ()
@@ -57,19 +65,27 @@ def leased_gpus(
 
 
 def _take(
-    count: int, unfit: Callable[[Gpu], str], notify: Callable[[str], None], held: contextlib.ExitStack
+    count: int,
+    unfit: Callable[[Gpu], str],
+    notify: Callable[[str], None],
+    held: contextlib.ExitStack,
 ) -> tuple[str, ...]:
-    """Lock `count` cards in `held` and return their indices. Wait for cards that other runs hold, or that are busy.
+    """Lock `count` cards in `held` and return their indices.
+
+    Wait for cards that other runs hold, or that are busy.
 
     Raises `InfraError` if too few cards can become free.
     """
     fit = _fit_cards(unfit)
     trouble_since: dict[str, float] = {}
-    with _locked("queue"):  # in the order of arrival, so that a run of many cards is not overtaken for ever
+    # in the order of arrival, so that a run of many cards is not overtaken for ever
+    with _locked("queue"):
         while True:
             locks = _lock_free(fit, held)
             # The memory of a card that another run holds is in use rightly.
-            trouble = {index: why for index, why in (_faults() | busy_gpus()).items() if index in locks}
+            trouble = {
+                index: why for index, why in (_faults() | busy_gpus()).items() if index in locks
+            }
             taken = [index for index in locks if index not in trouble][:count]
             if len(taken) == count:
                 for index in locks.keys() - set(taken):
@@ -80,11 +96,22 @@ def _take(
             held.close()
             now = time.monotonic()
             trouble_since = {index: trouble_since.get(index, now) for index in trouble}
-            lost = {index: why for index, why in trouble.items() if now - trouble_since[index] >= _DRAIN_S}
-            lost |= {index: f"GPU {index} is in use by this process" for index in _mine.intersection(fit)}
+            lost = {
+                index: why
+                for index, why in trouble.items()
+                if now - trouble_since[index] >= _DRAIN_S
+            }
+            lost |= {
+                index: f"GPU {index} is in use by this process" for index in _mine.intersection(fit)
+            }
             if len(fit) - len(lost) < count:
-                left = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves {len(fit)}"
-                raise InfraError(f"{count} GPUs are needed: {'; '.join(lost.values()) or left}", hint=_WHOSE)
+                left = (
+                    f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves"
+                    f" {len(fit)}"
+                )
+                raise InfraError(
+                    f"{count} GPUs are needed: {'; '.join(lost.values()) or left}", hint=_WHOSE
+                )
             time.sleep(_POLL_S)
 
 
@@ -109,13 +136,18 @@ def _lock_free(cards: Sequence[str], held: contextlib.ExitStack) -> dict[str, Te
 @contextlib.contextmanager
 def _locked(name: str, how: int = 0) -> Iterator[TextIO]:
     """Hold a lock of this user on this host."""
-    with (Path(tempfile.gettempdir()) / f"vllm-repro-gpu-{os.getuid()}-{name}.lock").open("w") as file:
+    with (Path(tempfile.gettempdir()) / f"vllm-repro-gpu-{os.getuid()}-{name}.lock").open(
+        "w"
+    ) as file:
         fcntl.flock(file, fcntl.LOCK_EX | how)
         yield file
 
 
 def busy_gpus() -> dict[str, str]:
-    """Return a sentence for each GPU of which memory is in use, by index. Raises `InfraError` if `nvidia-smi` fails."""
+    """Return a sentence for each GPU of which memory is in use, by index.
+
+    Raises `InfraError` if `nvidia-smi` fails.
+    """
     return {
         index: f"GPU {index} ({name}) is busy: {int(used):,} MiB of it are in use"
         for index, name, used in nvidia_smi("index", "name", "memory.used")
@@ -124,11 +156,16 @@ def busy_gpus() -> dict[str, str]:
 
 
 def await_free_memory(cards: Sequence[str]) -> float:
-    """Wait until the memory of `cards` is free, and return the seconds that it took. Raises `InfraError` if it is not in a minute."""
+    """Wait until the memory of `cards` is free, and return the seconds that it took.
+
+    Raises `InfraError` if it is not in a minute.
+    """
     began = time.monotonic()
     while cards and (busy := [line for index, line in busy_gpus().items() if index in cards]):
         if time.monotonic() - began > _DRAIN_S:
-            raise InfraError(f"{'; '.join(busy)}, {_DRAIN_S:.0f} s after the last server ended", hint=_WHOSE)
+            raise InfraError(
+                f"{'; '.join(busy)}, {_DRAIN_S:.0f} s after the last server ended", hint=_WHOSE
+            )
         time.sleep(_POLL_S)
     return time.monotonic() - began
 
@@ -137,10 +174,15 @@ def _faults() -> dict[str, str]:
     """Return a sentence for each GPU with a fault that its driver or the kernel's log shows, by index."""
     found: dict[str, str] = {}
     xids = _xids()
-    with contextlib.suppress(InfraError):  # a driver that does not know a field; `busy_gpus` raises the other failures
-        for index, name, bus, slow in nvidia_smi("index", "name", "pci.bus_id", "clocks_throttle_reasons.hw_slowdown"):
+    # a driver that does not know a field; `busy_gpus` raises the other failures
+    with contextlib.suppress(InfraError):
+        for index, name, bus, slow in nvidia_smi(
+            "index", "name", "pci.bus_id", "clocks_throttle_reasons.hw_slowdown"
+        ):
             if slow == "Active":
-                found[index] = f"GPU {index} ({name}) is slowed down by its hardware, for heat or power"
+                found[index] = (
+                    f"GPU {index} ({name}) is slowed down by its hardware, for heat or power"
+                )
             if xid := xids.get(bus.lower().partition(":")[2].partition(".")[0]):
                 found[index] = f"GPU {index} ({name}) had Xid {xid} since this machine booted"
     return found
@@ -151,5 +193,7 @@ def _xids() -> dict[str, str]:
     tool = shutil.which("dmesg")
     if tool is None:
         return {}
-    log = subprocess.run([tool], capture_output=True, text=True, errors="replace", check=False).stdout
+    log = subprocess.run(
+        [tool], capture_output=True, text=True, errors="replace", check=False
+    ).stdout
     return {bus.lower(): xid for bus, xid in _XID.findall(log) if xid in _FAULTY_XIDS}

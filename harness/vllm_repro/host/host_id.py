@@ -1,7 +1,7 @@
 """Anonymous id of a host: eight hex digits, the same from night to night.
 
-A keyed hash of the GPUs' UUIDs, else of systemd's machine id, so that neither can be read back. Without both, a hash of the hardware:
-two machines of the same kind then share an id.
+A keyed hash of the GPUs' UUIDs, else of systemd's machine id, so that neither can be read back.
+Without both, a hash of the hardware: two machines of the same kind then share an id.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _MACHINE_ID = Path("/etc/machine-id")
 
 
 def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = "") -> str:
-    """Return the id of `machine`, as the first line of a journal has it. gpus: their UUIDs. number: systemd's machine id."""
+    """Return the id of `machine`, as the first line of a journal has it.
+
+    gpus: their UUIDs. number: systemd's machine id.
+    """
     if gpus:
         text = json.dumps(["gpus", sorted(gpus)])
     elif number:

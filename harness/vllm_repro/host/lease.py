@@ -1,7 +1,8 @@
 """Lease of a server: a file that this process keeps locked while it runs the server.
 
-The kernel releases the lock when the process exits, also by SIGKILL. A server whose lease is free is an orphan. A guard, a small process of
-its own, then ends it. If the guard was killed too, `vllm-repro clean` and the next run find the lease.
+The kernel releases the lock when the process exits, also by SIGKILL. A server whose lease is free
+is an orphan. A guard, a small process of its own, then ends it. If the guard was killed too,
+`vllm-repro clean` and the next run find the lease.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from vllm_repro.errors import InfraError
 
 __all__ = ["Lease", "LeaseFacts", "free_leases", "lease_folder", "remove_lease"]
 
-# The kernel closes the pipe when the harness exits. Only then is the package imported, by a program that replaces this one.
-# -P: nothing is imported from the working folder.
+# The kernel closes the pipe when the harness exits. Only then is the package imported, by a program
+# that replaces this one. -P: nothing is imported from the working folder.
 _GUARD = """
 import os, sys
 leases = set()
@@ -42,7 +43,9 @@ if leases:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseFacts:
-    """The text of a lease. pid, folder: of the harness. log: device and inode of a process's log; None for a container.
+    """The text of a lease.
+
+    pid, folder: of the harness. log: device and inode of a process's log; None for a container.
 
     temporary: the folder for a process's temporary files; empty for a container.
     """
@@ -55,13 +58,22 @@ class LeaseFacts:
 
 
 class Lease:
-    """A lease and its guard, until `release`. server: a few words for `clean`. Raises `InfraError` if it cannot be written."""
+    """A lease and its guard, until `release`.
+
+    server: a few words for `clean`. Raises `InfraError` if it cannot be written.
+    """
 
     def __init__(self, server: str, log: tuple[int, int] | None = None) -> None:
         name = uuid.uuid4().hex
         # Short, because it holds sockets.
         self.temporary = str(Path(tempfile.gettempdir()) / f"vllm-repro-{name[:8]}") if log else ""
-        facts = LeaseFacts(pid=os.getpid(), folder=_working_folder(), server=server, log=log, temporary=self.temporary)
+        facts = LeaseFacts(
+            pid=os.getpid(),
+            folder=_working_folder(),
+            server=server,
+            log=log,
+            temporary=self.temporary,
+        )
         self.path = lease_folder() / f"{_host()}-{name}"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,8 +86,12 @@ class Lease:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             raise InfraError(
-                f"cannot write to {lease_folder()}, where the lease of each server is kept: {error.strerror}",
-                hint="free some space there, or set XDG_STATE_HOME to a folder that can be written to",
+                f"cannot write to {lease_folder()}, where the lease of each server is kept:"
+                f" {error.strerror}",
+                hint=(
+                    "free some space there, or set XDG_STATE_HOME to a folder that can be"
+                    " written to"
+                ),
             ) from error
 
     def free(self) -> None:
@@ -135,7 +151,10 @@ def free_leases() -> dict[Path, LeaseFacts]:
 
 
 def _host() -> str:
-    """Return an id of this host: its users may share a home folder with other hosts. Hashed, because labels are public."""
+    """Return an id of this host: its users may share a home folder with other hosts.
+
+    Hashed, because labels are public.
+    """
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 

@@ -32,7 +32,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. memory_gb: in GB of 2**30 bytes. capability: CUDA compute capability, such as 9.0."""
+    """One GPU.
+
+    memory_gb: in GB of 2**30 bytes. capability: CUDA compute capability, such as 9.0.
+    """
 
     name: str
     memory_gb: float
@@ -76,7 +79,10 @@ _failed: list[InfraError] = []
 
 
 def nvidia_smi(*fields: str) -> list[list[str]]:
-    """Return the fields of each GPU as `nvidia-smi` prints them; none if it is absent. Raises `InfraError` if it fails or hangs."""
+    """Return the fields of each GPU as `nvidia-smi` prints them; none if it is absent.
+
+    Raises `InfraError` if it fails or hangs.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -85,7 +91,9 @@ def nvidia_smi(*fields: str) -> list[list[str]]:
     forget_failure()
     query = [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
         if done.returncode not in (0, _NO_DEVICES):
             said = " ".join((done.stdout + done.stderr).split()) or f"exit status {done.returncode}"
             raise OSError(said)
@@ -96,7 +104,10 @@ def nvidia_smi(*fields: str) -> list[list[str]]:
             else f"fails: {error}"
         )
         _failed.append(
-            InfraError(f"nvidia-smi {what}", hint="run it by hand; the driver may need a reload or a reboot")
+            InfraError(
+                f"nvidia-smi {what}",
+                hint="run it by hand; the driver may need a reload or a reboot",
+            )
         )
         raise _failed[0] from error
     lines = [line.split(",") for line in done.stdout.splitlines()]
@@ -121,7 +132,12 @@ def gpus() -> tuple[Gpu, ...]:
     except InfraError:
         return ()
     return tuple(
-        Gpu(name=name, memory_gb=round((_number(memory) or 0) / 1024, 1), capability=_number(capability), driver=driver)
+        Gpu(
+            name=name,
+            memory_gb=round((_number(memory) or 0) / 1024, 1),
+            capability=_number(capability),
+            driver=driver,
+        )
         for name, memory, capability, driver in found
     )
 
@@ -138,7 +154,10 @@ def memory_gb() -> float:
 
 
 def gpu_use(cards: Sequence[str]) -> GpuUse | None:
-    """Return what these cards do now; None if `nvidia-smi` shows none of them. Raises `InfraError` if it fails."""
+    """Return what these cards do now; None if `nvidia-smi` shows none of them.
+
+    Raises `InfraError` if it fails.
+    """
     fields = ("memory.used", "temperature.gpu", "power.draw", "clocks.sm")
     return worst_use(
         [
@@ -186,7 +205,11 @@ def look() -> Machine:
     return Machine(
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpus=(
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        ),
         memory_gb=memory_gb(),
         gpus=gpus(),
     )

@@ -40,7 +40,9 @@ def listeners(port: int) -> list[int]:
             {
                 connection.pid
                 for connection in psutil.net_connections(kind="tcp")
-                if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+                if connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
                 if connection.pid is not None
             }
         )

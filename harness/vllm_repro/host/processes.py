@@ -1,7 +1,8 @@
 """Sessions of processes that this package starts.
 
-A server runs in a session of its own (`setsid`), which separates its processes from all others: vLLM renames them and wipes their
-environment. The sessions of a killed harness are found by the server's log, to which a process of each writes.
+A server runs in a session of its own (`setsid`), which separates its processes from all others:
+vLLM renames them and wipes their environment. The sessions of a killed harness are found by the
+server's log, to which a process of each writes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _COMPILED_CODE = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
 class Session:
     """A running session. `popen` is its leader.
 
-    The leader is not reaped before the end: its id is that of the session, and free ids are used again.
+    The leader is not reaped before the end: its id is that of the session, and free ids are used
+    again.
     """
 
     def __init__(self, popen: subprocess.Popen[bytes], lease: Lease) -> None:
@@ -98,8 +100,11 @@ def _kill(session: int) -> None:
     for attempt in range(50):
         for process in members:
             with contextlib.suppress(psutil.Error):  # ended by itself
-                # Python's tracker removes semaphores and shared memory once all others are gone. Their names are nowhere else.
-                if attempt > 1 or "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                # Python's tracker removes semaphores and shared memory once all others are gone.
+                # Their names are nowhere else.
+                if attempt > 1 or "multiprocessing.resource_tracker" not in " ".join(
+                    process.cmdline()
+                ):
                     process.kill()
         psutil.wait_procs(members, timeout=1.0)
         members = session_members(session)
@@ -110,20 +115,28 @@ def _kill(session: int) -> None:
 
 
 def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
-    """Return the segments of Python's multiprocessing that `members` map. A killed process does not unlink them."""
+    """Return the segments of Python's multiprocessing that `members` map.
+
+    A killed process does not unlink them.
+    """
     segments: set[Path] = set()
     for process in members:
         with contextlib.suppress(psutil.Error, OSError):  # ended by itself
             segments |= {
-                Path(region.path) for region in process.memory_maps() if region.path.startswith("/dev/shm/psm_")
+                Path(region.path)
+                for region in process.memory_maps()
+                if region.path.startswith("/dev/shm/psm_")
             }
     return segments
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
-    """Start `argv` in a session of its own, with both outputs appended to `log`. Raises `InfraError`.
+    """Start `argv` in a session of its own, with both outputs appended to `log`.
 
-    It gets a temporary folder of its own, which is removed with its lease: vLLM leaves sockets there.
+    Raises `InfraError`.
+
+    It gets a temporary folder of its own, which is removed with its lease: vLLM leaves sockets
+    there.
     """
     lease = None
     try:
@@ -146,7 +159,8 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
         if lease is not None:
             lease.release()
         raise InfraError(
-            f"cannot start {argv[0]}: {error.strerror}", hint="vllm-repro doctor shows which servers can run here"
+            f"cannot start {argv[0]}: {error.strerror}",
+            hint="vllm-repro doctor shows which servers can run here",
         ) from error
     return Session(popen, lease)
 
@@ -166,7 +180,8 @@ def sessions_writing_to(log: tuple[int, int]) -> set[int]:
 def end_sessions(sessions: Collection[int], grace: float = 3.0) -> None:
     """Send SIGTERM to all processes of `sessions`, and after `grace` seconds SIGKILL; return when all are gone."""
     members = [process for session in sessions for process in session_members(session)]
-    segments = _shared_memory(members)  # now: SIGTERM may end the process that maps one, and leave it
+    # now: SIGTERM may end the process that maps one, and leave it
+    segments = _shared_memory(members)
     for process in members:
         with contextlib.suppress(psutil.Error):  # ended by itself
             process.terminate()

@@ -1,7 +1,8 @@
 """Journal: the append-only record of a run, one JSON object per line.
 
-It is the source of every report. A line holds `t` (epoch seconds), `event` and the fields of that event. A killed run leaves a journal that
-ends early, possibly in the middle of a line. Secrets are replaced before a line is written.
+It is the source of every report. A line holds `t` (epoch seconds), `event` and the fields of that
+event. A killed run leaves a journal that ends early, possibly in the middle of a line. Secrets are
+replaced before a line is written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from vllm_repro import __version__
 from vllm_repro.errors import HarnessBug, InfraError, UsageError
 from vllm_repro.journal.redact import Redactor
 
-__all__ = ["SCHEMA", "Entry", "Journal", "Recording", "being_written", "head_of", "json_of", "legible", "read"]
+__all__ = [
+    "SCHEMA",
+    "Entry",
+    "Journal",
+    "Recording",
+    "being_written",
+    "head_of",
+    "json_of",
+    "legible",
+    "read",
+]
 
 SCHEMA = 1
 """Version of the format. It rises with changes that an older release would misread."""
@@ -49,7 +60,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """Content of a journal. cut: the run did not finish. damaged: number of unreadable, doubled or lost lines."""
+    """Content of a journal.
+
+    cut: the run did not finish. damaged: number of unreadable, doubled or lost lines.
+    """
 
     entries: tuple[Entry, ...]
     cut: bool
@@ -84,10 +98,12 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """Writer that appends to `path`. Raises `UsageError` if another process writes the same journal.
+    """Writer that appends to `path`.
 
-    Each line reaches the kernel before `write` returns, so a killed process loses none. The default redactor removes secrets and keeps
-    private names, because later commands need the paths.
+    Raises `UsageError` if another process writes the same journal.
+
+    Each line reaches the kernel before `write` returns, so a killed process loses none. The default
+    redactor removes secrets and keeps private names, because later commands need the paths.
     """
 
     def __init__(self, path: Path, redactor: Redactor | None = None) -> None:
@@ -100,14 +116,17 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise UsageError(f"another run is writing {path}", hint="wait until it has finished") from error
+            raise UsageError(
+                f"another run is writing {path}", hint="wait until it has finished"
+            ) from error
         size = os.fstat(self._file).st_size  # a killed run may leave a partial line
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one line. Does nothing after `close`.
 
-        Raises `InfraError` if the disk is full, and `HarnessBug` at the end of a trial or run if the file was removed.
+        Raises `InfraError` if the disk is full, and `HarnessBug` at the end of a trial or run if
+        the file was removed.
         """
         safe = self._redactor.deep(json_of(fields))
         line = json.dumps({"t": round(time.time(), 6), "event": event, **safe}, ensure_ascii=False)
@@ -124,11 +143,17 @@ class Journal:
                 if event in ("trial-ended", LAST_EVENT):
                     os.fsync(self._file)  # a power cut may not cost a boot that took minutes
                     if not os.fstat(self._file).st_nlink:
-                        text = f"{self.path.name} was removed while the run wrote it, so nothing can be reported"
-                        raise HarnessBug(text, hint="leave a run's folder alone until it ends, and run it again")
+                        text = (
+                            f"{self.path.name} was removed while the run wrote it, so nothing can"
+                            " be reported"
+                        )
+                        raise HarnessBug(
+                            text, hint="leave a run's folder alone until it ends, and run it again"
+                        )
             except OSError as error:
                 raise InfraError(
-                    f"cannot write to {self.path.name}: {error.strerror}", hint="free some space, or name another --out"
+                    f"cannot write to {self.path.name}: {error.strerror}",
+                    hint="free some space, or name another --out",
                 ) from error
 
     def close(self) -> None:
@@ -147,7 +172,10 @@ class Journal:
 
 
 def being_written(path: Path) -> bool:
-    """Return True if a process holds this journal. Reads the kernel's list of locks: taking the lock could disturb a run."""
+    """Return True if a process holds this journal.
+
+    Reads the kernel's list of locks: taking the lock could disturb a run.
+    """
     try:
         inode = path.stat().st_ino
         locks = Path("/proc/locks").read_text(encoding="ascii")
@@ -176,18 +204,23 @@ def read(path: Path) -> Recording:
                     damaged += 1
     except OSError as error:
         raise UsageError(
-            f"no journal at {path}: {error.strerror}", hint="name a run's folder, such as reports/<scenario>/latest"
+            f"no journal at {path}: {error.strerror}",
+            hint="name a run's folder, such as reports/<scenario>/latest",
         ) from error
     cut = not entries or entries[-1].event != LAST_EVENT
     if not cut and not entries[-1].get("interrupted"):
         events = [entry.event for entry in entries]
         unended = events.count("trial-started") - events.count("trial-ended")
-        damaged += max(0, unended - events.count("run-resumed"))  # lost lines; a kill leaves one trial without its end
+        # lost lines; a kill leaves one trial without its end
+        damaged += max(0, unended - events.count("run-resumed"))
     return Recording(tuple(entries), cut=cut, damaged=damaged)
 
 
 def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
-    """Return the first line of the run. Raises `UsageError` if it is missing (with `hint`), repeated, or of another schema."""
+    """Return the first line of the run.
+
+    Raises `UsageError` if it is missing (with `hint`), repeated, or of another schema.
+    """
     heads = list(recording.of("run-started"))
     if not heads:
         raise UsageError(f"the journal in {folder} does not hold the start of a run", hint=hint)
@@ -195,13 +228,19 @@ def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
         # Trials of both have the same numbers, so crashes would be counted twice.
         raise UsageError(
             f"the journal in {folder} holds {len(heads)} runs, or one of them several times",
-            hint="move each run to its own folder: a run goes from one run-started line to the next",
+            hint=(
+                "move each run to its own folder: a run goes from one run-started line to the next"
+            ),
         )
     schema = heads[0].get("schema", SCHEMA)
     if schema != SCHEMA:
         raise UsageError(
-            f"the journal in {folder} has schema {schema!r}, and this release reads schema {SCHEMA}",
-            hint=f"vllm-repro {heads[0].get('harness_version') or 'of another release'} wrote it and can read it",
+            f"the journal in {folder} has schema {schema!r}, and this release reads schema"
+            f" {SCHEMA}",
+            hint=(
+                f"vllm-repro {heads[0].get('harness_version') or 'of another release'} wrote it and"
+                " can read it"
+            ),
         )
     return heads[0]
 
@@ -214,7 +253,10 @@ def legible(folder: Path) -> Iterator[None]:
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         problem = f"it lacks {error}" if isinstance(error, KeyError) else f"{error}"
         raise UsageError(
-            f"the journal in {folder} is not in the format of this release, {__version__}: {problem}",
-            hint="read it with the release that its first line names (harness_version). If it is this one and nobody edited the file, "
-            "please report it",
+            f"the journal in {folder} is not in the format of this release, {__version__}:"
+            f" {problem}",
+            hint=(
+                "read it with the release that its first line names (harness_version). If it is"
+                " this one and nobody edited the file, please report it"
+            ),
         ) from error

@@ -20,12 +20,14 @@ _CONTEXT = 1_024  # bytes before an error
 _BLOCK, _OVERLAP = 1 << 20, 4_096
 _ALIGN = 8_192  # how far to search for the end of a line
 _MARGIN = 4_096  # cut from a partial line: half a key cannot be recognised
-_LONGEST_LINE, _LINE_END = 2_000, 400  # characters kept of a line, and how many of them from its end
+# characters kept of a line, and how many of them from its end
+_LONGEST_LINE, _LINE_END = 2_000, 400
 _SEARCHED = 128 << 20  # bytes searched at each end of a log
 
 _ALARM = re.compile(
     # Only at the start of a line: a warning of every boot quotes an exception in the middle.
-    rb"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent call last\)|Fatal Python error|Segmentation fault"
+    rb"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent call last\)|Fatal Python"
+    rb" error|Segmentation fault"
     rb"|^[\w.]*(?:Error|Exception)(?:: |$)",
     re.MULTILINE,
 )
@@ -45,7 +47,9 @@ ALARM = re.compile(_ALARM.pattern.decode(), re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class ExcerptSizes:
-    """Bytes to read at the start, from the first error, around the root exception and at the end. A log up to `whole` is one excerpt.
+    """Bytes to read at the start, from the first error, around the root exception and at the end.
+
+    A log up to `whole` is one excerpt.
 
     traceback: most bytes before the root exception, if its traceback begins there.
     """
@@ -58,7 +62,9 @@ class ExcerptSizes:
     whole: int = 0
 
 
-PAGE_SIZES = ExcerptSizes(head=32_768, error=81_920, root=65_536, traceback=48_000, tail=65_536, whole=262_144)
+PAGE_SIZES = ExcerptSizes(
+    head=32_768, error=81_920, root=65_536, traceback=48_000, tail=65_536, whole=262_144
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +111,9 @@ def read_excerpts(
     return LogExcerpts(name=name, size=size, excerpts=tuple(found))
 
 
-def _ranges(file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes) -> Iterator[tuple[int, int]]:
+def _ranges(
+    file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes
+) -> Iterator[tuple[int, int]]:
     """Yield what to keep, in order: first byte, and byte after the last one."""
     if size <= sizes.whole:
         yield 0, size
@@ -118,8 +126,13 @@ def _ranges(file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes) ->
         end = first_error + sizes.error
         yield context, first_error
         yield first_error, end
-        name = (root or "").encode("utf-8", "replace")  # a foreign journal may hold text that cannot be encoded
-        raised = _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size) if name else None
+        # a foreign journal may hold text that cannot be encoded
+        name = (root or "").encode("utf-8", "replace")
+        raised = (
+            _find(file, re.compile(rb"\b" + re.escape(name) + rb"\b(?!')"), (name,), size)
+            if name
+            else None
+        )
         if raised is not None:
             near = max(0, raised - sizes.root // 2)
             begin = _traceback_before(file, raised, sizes.traceback)
@@ -127,8 +140,12 @@ def _ranges(file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes) ->
     yield size - sizes.tail, size
 
 
-def _find(file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], size: int) -> int | None:
-    """Return the offset of the first match, or None. Of a log over twice `_SEARCHED`, only the first and last such part is searched.
+def _find(
+    file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], size: int
+) -> int | None:
+    """Return the offset of the first match, or None.
+
+    Of a log over twice `_SEARCHED`, only the first and last such part is searched.
 
     words: every match contains one of them. Searching for them first is a hundred times faster.
     """
@@ -164,7 +181,10 @@ def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
 
 
 def _newline_before(file: BinaryIO, at: int, least: int) -> int | None:
-    """Return the offset after the last line end before `at`, not below `least`; None if it is far. The file begins a line."""
+    """Return the offset after the last line end before `at`, not below `least`; None if it is far.
+
+    The file begins a line.
+    """
     near = max(least, at - _ALIGN)
     file.seek(near)
     newline = file.read(at - near).rfind(b"\n")
@@ -181,7 +201,8 @@ def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) 
     lines = text.split("\n")
     if not begins:
         lines[0] = lines[0][_MARGIN:]
-        # Redact again: the rest of a key of several lines is recognised only at the start of a text.
+        # Redact again: the rest of a key of several lines is recognised only at the start of a
+        # text.
         lines = redactor.text("\n".join(lines)).split("\n")
     if not ends:
         lines[-1] = lines[-1][: max(0, len(lines[-1]) - _MARGIN)]
@@ -192,4 +213,7 @@ def _short(line: str) -> str:
     over = len(line) - _LONGEST_LINE
     if over <= 0:
         return line
-    return f"{line[: _LONGEST_LINE - _LINE_END]} [… {over:,} more characters in this line …] {line[-_LINE_END:]}"
+    return (
+        f"{line[: _LONGEST_LINE - _LINE_END]} [… {over:,} more characters in this line …]"
+        f" {line[-_LINE_END:]}"
+    )

@@ -13,7 +13,9 @@ __all__ = ["ADDRESS", "HOST", "USER", "without_private_names"]
 
 ADDRESS, HOST, USER, EMAIL = "[address]", "[host]", "[user]", "[email]"
 
-_HOME = re.compile(r"((?:/|\\\\?)(?:home|Users|users)(?:/|\\\\?))(?!\[user\])[^/\\\s'\":,;()\[\]{}<>|&?#]+")
+_HOME = re.compile(
+    r"((?:/|\\\\?)(?:home|Users|users)(?:/|\\\\?))(?!\[user\])[^/\\\s'\":,;()\[\]{}<>|&?#]+"
+)
 
 _SCHEMES = r"(?:https?|tcp|udp|wss?|grpcs?|rediss?|nats|amqps?|postgres(?:ql)?|mysql|mongodb(?:\+srv)?|ssh|git|s3|gs|zmq|nccl|etcd)"
 _URL_HOST = re.compile(
@@ -28,15 +30,19 @@ _SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0"
 _INSIDE = re.compile(
     r"(?i)(?<![\w./@-])(?!\d+\.)[a-z0-9][\w-]*(?:\.[a-z0-9][\w-]*)*"
     r"\.(?:internal|lan|corp|intranet|localdomain|home\.arpa|svc|cluster\.local|compute\.amazonaws\.com)(?![\w-]|\.\w|\()"
-    r"|(?<![\w./@-])(?=[\w.]*[\d-])[a-z0-9][\w-]*\.local(?![\w-]|\.\w|\()"  # without a digit or hyphen: threading.local
+    # without a digit or hyphen: threading.local
+    r"|(?<![\w./@-])(?=[\w.]*[\d-])[a-z0-9][\w-]*\.local(?![\w-]|\.\w|\()"
     r"|(?<![\w-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[\w.-]*\w)?"
 )
 _NCCL = re.compile(r"(?<![\w./-])(?!\[host\])[\w.-]+(?=:\d+:\d+ \[\d+\] NCCL )")
 _PEER = re.compile(r"(?<=\[)(?!localhost\]|host\]|address\])[A-Za-z][\w.-]*(?=\]:\d{2,5}\b)")
 _PROMPT = re.compile(r"(?<![\w.@-])[A-Za-z_][\w.-]*@(?!\[host\])[\w.-]+(?=:[~/]\S*[$#])")
-_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}(?![\w-])")
+_EMAIL = re.compile(
+    r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}(?![\w-])"
+)
 _NAMED = re.compile(
-    r"(?i)((?:(?<![\w-])--(?:host|master-addr|headless-host|node-ip-address|data-parallel-address)(?:=|[ \t]+)"
+    r"(?i)((?:(?<![\w-])--(?:host|master-addr|headless-host|node-ip-address|data-parallel-address)(?:=|["
+    r" \t]+)"
     r"|(?<![\w-])(?:\w*_)?(?:hostname|nodename|host|host_ip|master_addr|node_ip(?:_address)?|master_ip)"
     r"(?:=|['\"]\s{0,9}:\s{0,9}))['\"]?)"
     r"(?!\[|none\b|null\b|true\b|false\b)([A-Za-z][\w.-]*)"
@@ -48,7 +54,10 @@ _IPV6 = re.compile(
 
 
 def without_private_names(text: str) -> str:
-    """Return `text` with `[user]`, `[host]`, `[address]` and `[email]` in place of names. A second pass changes nothing."""
+    """Return `text` with `[user]`, `[host]`, `[address]` and `[email]` in place of names.
+
+    A second pass changes nothing.
+    """
     lowered = text.lower()
     for hints, pattern, replacement in _STEPS:
         for hint in hints:
@@ -100,12 +109,15 @@ def _ipv6(found: re.Match[str]) -> str:
     address = _address(found[1])
     if not isinstance(address, IPv6Address) or _is_public(found[1]):
         return found[0]
-    # C++ names (c10d::add) parse as addresses of unassigned ranges; assigned ones begin with 2 or 3.
+    # C++ names (c10d::add) parse as addresses of unassigned ranges; assigned ones begin with 2 or
+    # 3.
     real = address.is_private or address.ipv4_mapped is not None or found[1][:1] in ("2", "3")
     return ADDRESS if real else found[0]
 
 
-_STEPS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+_STEPS: tuple[
+    tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
+] = (
     (("home", "users"), _HOME, rf"\1{USER}"),
     (("://",), _URL_HOST, _url),
     (("@",), _PROMPT, f"{USER}@{HOST}"),
@@ -113,7 +125,11 @@ _STEPS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[s
     (("nccl",), _NCCL, HOST),
     (("]:",), _PEER, HOST),
     (("host", "node", "master", "address"), _NAMED, _named),
-    ((".internal", ".lan", ".corp", ".local", "intranet", ".home", ".svc", "amazonaws", "ip-"), _INSIDE, _inside),
+    (
+        (".internal", ".lan", ".corp", ".local", "intranet", ".home", ".svc", "amazonaws", "ip-"),
+        _INSIDE,
+        _inside,
+    ),
     ((".",), _IPV4, _ipv4),
     ((":",), _IPV6, _ipv6),
 )

@@ -1,7 +1,7 @@
 """Redaction of text before it is written.
 
-The journal is written without secrets. Reports also lose private names: paths, hosts, users. Journal and logs stay on this machine and keep
-the paths that later commands need.
+The journal is written without secrets. Reports also lose private names: paths, hosts, users.
+Journal and logs stay on this machine and keep the paths that later commands need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from vllm_repro.secret_names import is_secret_name
 __all__ = ["Redactor", "known_secrets"]
 
 _LEAST = 8
-"""Shortest value that is searched for by itself. Shorter ones (`EMPTY`, `true`) are ordinary words of a log."""
+"""Shortest value that is searched for by itself.
+
+Shorter ones (`EMPTY`, `true`) are ordinary words of a log.
+"""
 
 _REMEMBERED = 4_096
 _LONGEST_REMEMBERED = 20_000
@@ -28,16 +31,21 @@ _LONGEST_REMEMBERED = 20_000
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the values of variables with secret names, each with its name."""
-    return {value: name for name, value in environ.items() if is_secret_name(name) and len(value) >= _LEAST}
+    return {
+        value: name
+        for name, value in environ.items()
+        if is_secret_name(name) and len(value) >= _LEAST
+    }
 
 
 @dataclass(frozen=True)
 class Redactor:
     """Function from text to redacted text.
 
-    folders: (path, replacement), longer paths first. hosts: names of this machine. secrets: value to the name in its marker.
-    users: names of this account, removed only from paths such as /mnt/NAME and /mnt/nfs/NAME: in a message they may be ordinary words.
-    names: False keeps private names and removes only secrets.
+    folders: (path, replacement), longer paths first. hosts: names of this machine. secrets: value
+    to the name in its marker. users: names of this account, removed only from paths such as
+    /mnt/NAME and /mnt/nfs/NAME: in a message they may be ordinary words. names: False keeps private
+    names and removes only secrets.
     """
 
     folders: Sequence[tuple[str, str]] = ()
@@ -88,7 +96,9 @@ class Redactor:
         found = self.text(line)
         for _, replacement in self.folders:
             if replacement.startswith("$"):
-                found = re.sub(rf"(?<!\S)'{re.escape(replacement)}(?=/)", f'"{replacement}"' + "'", found)
+                found = re.sub(
+                    rf"(?<!\S)'{re.escape(replacement)}(?=/)", f'"{replacement}"' + "'", found
+                )
         return found
 
     def deep(self, value: Any) -> Any:
@@ -97,7 +107,9 @@ class Redactor:
             return self.text(value)
         if isinstance(value, Mapping):
             return {
-                self.deep(key): _replaced(item, key) if is_secret_name(str(key)) else self.deep(item)
+                self.deep(key): (
+                    _replaced(item, key) if is_secret_name(str(key)) else self.deep(item)
+                )
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):

@@ -1,7 +1,8 @@
 """Removal of keys, tokens and passwords from text.
 
-A secret is found by its shape (`hf_…`) or by the name beside it (`--api-key`, `HF_TOKEN=`, `'api_key': [`). A marker replaces it, such as
-`[redacted:hf-token]`: one word of a command line, and not changed by a second pass.
+A secret is found by its shape (`hf_…`) or by the name beside it (`--api-key`, `HF_TOKEN=`,
+`'api_key': [`). A marker replaces it, such as `[redacted:hf-token]`: one word of a command line,
+and not changed by a second pass.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ _MARKED = r"\[redacted:"
 
 _SHAPES = {
     # vLLM has words such as hf_overrides, so a short token needs a digit or a change of case.
-    "hf-token": r"hf_(?=[A-Za-z]*\d|[a-z]+[A-Z]|[A-Z]+[a-z])[A-Za-z0-9]{10,}|hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{10,}",
+    "hf-token": (
+        r"hf_(?=[A-Za-z]*\d|[a-z]+[A-Z]|[A-Z]+[a-z])[A-Za-z0-9]{10,}|hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{10,}"
+    ),
     "anthropic-key": r"sk-ant-[\w-]{10,}",
     "openai-key": r"sk-[\w-]{16,}",
-    "api-key": r"(?:gsk|fw|r8|rpa|tgp_v1|sk_live|rk_live|lsv2_pt|lsv2_sk|wandb_v1)_[\w-]{16,}|(?:xai|pplx|tskey|pk-lf|local)-[\w-]{20,}"
-    r"|dapi[0-9a-f]{32}|hv[sb]\.[\w-]{20,}",
+    "api-key": (
+        r"(?:gsk|fw|r8|rpa|tgp_v1|sk_live|rk_live|lsv2_pt|lsv2_sk|wandb_v1)_[\w-]{16,}|(?:xai|pplx|tskey|pk-lf|local)-[\w-]{20,}"
+        r"|dapi[0-9a-f]{32}|hv[sb]\.[\w-]{20,}"
+    ),
     "github-token": r"gh[pousr]_[A-Za-z0-9]{10,}|github_pat_\w{10,}",
     "gitlab-token": r"gl(?:pat|ptt|dt|rt|cbt|oas)-[\w-]{10,}",
     "aws-key": r"(?:AKIA|ASIA|AROA|AIDA|AGPA)[0-9A-Z]{16}",
@@ -30,10 +35,13 @@ _SHAPES = {
     "nvidia-key": r"nvapi-[\w-]{16,}",
     "slack-token": r"xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}",
     "docker-token": r"dckr_[po]at_[\w-]{10,}",
-    "package-token": r"npm_[A-Za-z0-9]{30,}|pypi-(?=[a-z0-9_-]{0,60}[A-Z])[\w-]{16,}",  # not pypi-attestations-0.0.21
+    # not pypi-attestations-0.0.21
+    "package-token": r"npm_[A-Za-z0-9]{30,}|pypi-(?=[a-z0-9_-]{0,60}[A-Z])[\w-]{16,}",
     "jwt": r"eyJ[\w-]{6,}\.eyJ[\w-]{2,}(?:\.[\w-]*)?",
 }
-_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:" + "|".join(f"({shape})" for shape in _SHAPES.values()) + ")")
+_SHAPE = re.compile(
+    r"(?<![A-Za-z0-9])(?:" + "|".join(f"({shape})" for shape in _SHAPES.values()) + ")"
+)
 
 _BLOCK = r"(?:[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?|PGP MESSAGE)-----"
 _PEM = re.compile(
@@ -41,15 +49,20 @@ _PEM = re.compile(
     rf"|\A[A-Za-z0-9+/=\s\\]*-----END {_BLOCK}",  # the end of a block whose start was cut off
     re.DOTALL,
 )
-_WEBHOOK = re.compile(r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/)[\w/-]+")
+_WEBHOOK = re.compile(
+    r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/)[\w/-]+"
+)
 _LOGIN = re.compile(  # a password may contain @ and /
     rf"(?<=://)(?!{_MARKED})(?:[^\s/:@'\"]{{0,100}}:(?!\d+/)[^\s'\"]{{1,400}}|[^\s/'\"]{{1,400}})@"
 )
 _CURL_USER = re.compile(
-    rf"(?<![\w-])((?:-u|--user|--proxy-user)[ \t=]*['\"]?)(?!{_MARKED}|\d+:\d+(?![^\s'\"]))[^\s:'\"]+:[^\s'\"]+"
+    r"(?<![\w-])((?:-u|--user|--proxy-user)["
+    rf" \t=]*['\"]?)(?!{_MARKED}|\d+:\d+(?![^\s'\"]))[^\s:'\"]+:[^\s'\"]+"
 )
 _QUERY = re.compile(rf"([?&]([\w-]{{1,60}})=)(?!{_MARKED})[^&\s'\"#<>)\]]+")
-_QUERY_NAMES = re.compile(r"(?i)sig|code|key|auth|.*(?:token|key|signature|-credential)|awsaccesskeyid")
+_QUERY_NAMES = re.compile(
+    r"(?i)sig|code|key|auth|.*(?:token|key|signature|-credential)|awsaccesskeyid"
+)
 _SCHEME = re.compile(
     rf"(?i)\b(basic|bearer) (?!{_MARKED})"
     r"(?:(?<=basic )(?=[\w+/]{0,400}(?:\d|=|(?-i:[a-z][A-Z])))[\w+/]{6,}=*"
@@ -58,14 +71,18 @@ _SCHEME = re.compile(
     r"|(?!(?:auth|author|credential|format|header|method|prefix|realm|scheme|token)[a-z]*\b)\w{6,}=*))"
 )
 _COOKIE = re.compile(
-    rf"(?i)((?<![\w-])(?:set-)?cookie\\?[\"']?[ \t]{{0,9}}[:=][ \t]{{0,9}}\\?[\"']?)(?!{_MARKED})[^\s'\"\\\[({{][^'\"\\\n]*"
+    r"(?i)((?<![\w-])(?:set-)?cookie\\?[\"']?[ \t]{0,9}[:=]["
+    rf" \t]{{0,9}}\\?[\"']?)(?!{_MARKED})[^\s'\"\\\[({{][^'\"\\\n]*"
 )
 
 _NOTHING = r"(?:None|null|[Tt]rue|[Ff]alse|\$\{?[A-Z_][A-Z0-9_]*\}?)(?![\w-])"
-_NAME = re.compile(r"(?<![\w-])(?P<name>[\w-]+)(?P<between>(?:\\?[\"']\]?)?[ \t]{0,9}(?:=|:(?!//))[ \t]{0,9})")
+_NAME = re.compile(
+    r"(?<![\w-])(?P<name>[\w-]+)(?P<between>(?:\\?[\"']\]?)?[ \t]{0,9}(?:=|:(?!//))[ \t]{0,9})"
+)
 _VALUE = re.compile(
     rf"(?!=|{_NOTHING}|\\?[\"']?{_MARKED}|\[\\?[\"']?{_MARKED}|\\?[\"']\\?[\"']|\[\]|\{{\}})(?P<scheme>(?i:basic|bearer|digest|token) )?"
-    r"(?:(?P<quote>\\?[\"'])(?:(?!(?P=quote))[^\n])*(?P=quote)|\\?[\"'][^\n]*"  # a quote that a cut line leaves open
+    # a quote that a cut line leaves open
+    r"(?:(?P<quote>\\?[\"'])(?:(?!(?P=quote))[^\n])*(?P=quote)|\\?[\"'][^\n]*"
     r"|\[[^\]\n]*\]?|\{[^}\n]*\}?|(?:SecretStr)?\([^)\n]*\)?"
     # What closes a value may also be part of it.
     r"|[^\s\"',;&)\]}<>|](?:[^\s,;&)\]}<>|]|[,;&)\]}<>|](?![\s,;&)\]}<>|\"']|\Z))*)"
@@ -75,7 +92,9 @@ _FLAG = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w-]*)(?:=|[ \t]+)")
 _FLAG_VALUES = re.compile(rf"(?!-|['\"]?{_MARKED}){_WORD}(?:[ \t]+(?![-\\|;&]){_WORD})*")
 _QUOTED_FLAG = re.compile(r"(?P<quote>\\?['\"])(?P<name>--?[A-Za-z][\w-]*)")
 _ITEM = rf"(?!\\?['\"](?:-|{_MARKED}))\\?(?:'[^'\n]*'|\"[^\"\n]*\")"
-_ITEMS = re.compile(rf"(?P<comma>\\?['\"]\s{{0,9}},\s{{0,9}}){_ITEM}(?:\s{{0,9}},\s{{0,9}}{_ITEM})*")
+_ITEMS = re.compile(
+    rf"(?P<comma>\\?['\"]\s{{0,9}},\s{{0,9}}){_ITEM}(?:\s{{0,9}},\s{{0,9}}{_ITEM})*"
+)
 _EQUALS = re.compile(rf"=(?!{_MARKED})[^\"'\\\n]+")
 
 
@@ -104,8 +123,13 @@ def _shape(found: re.Match[str]) -> str:
     return marker(list(_SHAPES)[(found.lastindex or 1) - 1])
 
 
-def _replace(text: str, name: re.Pattern[str], value: Callable[[str, re.Match[str]], tuple[int, str] | None]) -> str:
-    """Replace the values after secret names. `value` returns where a value ends and what replaces it."""
+def _replace(
+    text: str, name: re.Pattern[str], value: Callable[[str, re.Match[str]], tuple[int, str] | None]
+) -> str:
+    """Replace the values after secret names.
+
+    `value` returns where a value ends and what replaces it.
+    """
     parts: list[str] = []
     done = at = 0
     while found := name.search(text, at):
@@ -120,7 +144,11 @@ def _assigned(text: str, found: re.Match[str]) -> tuple[int, str] | None:
     value = _VALUE.match(text, found.end())
     name, between = found["name"], found["between"]
     # Prose and source code: `token = next(ids)`, `token: the last one`, `token=42`.
-    if name == "token" and not (between == "=" and value and not value[0].isdecimal()) and between[:1] not in "\\\"'":
+    if (
+        name == "token"
+        and not (between == "=" and value and not value[0].isdecimal())
+        and between[:1] not in "\\\"'"
+    ):
         return None
     quote = value["quote"] or "" if value else ""
     return value and (value.end(), f"{value['scheme'] or ''}{quote}{marker(kind_of(name))}{quote}")
@@ -146,7 +174,26 @@ def _query(found: re.Match[str]) -> str:
 
 
 _NAME_PARTS = (
-    "key token secret passw passphrase credential auth webhook cookie _pass _pwd -pwd _pat _dsn _sas _jwt _otp".split()  # noqa: SIM905  # shorter than a list
+    # shorter than a list
+    [
+        "key",
+        "token",
+        "secret",
+        "passw",
+        "passphrase",
+        "credential",
+        "auth",
+        "webhook",
+        "cookie",
+        "_pass",
+        "_pwd",
+        "-pwd",
+        "_pat",
+        "_dsn",
+        "_sas",
+        "_jwt",
+        "_otp",
+    ]
 )
 _STEPS: tuple[tuple[Sequence[str], Callable[[str], str]], ...] = (
     (("private key", "pgp message"), partial(_PEM.sub, marker("private-key"))),
@@ -160,7 +207,21 @@ _STEPS: tuple[tuple[Sequence[str], Callable[[str], str]], ...] = (
     (_NAME_PARTS, partial(_replace, name=_NAME, value=_assigned)),
     (("bearer ", "basic "), partial(_SCHEME.sub, rf"\1 {marker('credentials')}")),
     (
-        ("_", "-", "akia", "asia", "aroa", "aida", "agpa", "aiza", "ya29.", "dapi", "hvs.", "hvb.", "eyj"),
+        (
+            "_",
+            "-",
+            "akia",
+            "asia",
+            "aroa",
+            "aida",
+            "agpa",
+            "aiza",
+            "ya29.",
+            "dapi",
+            "hvs.",
+            "hvb.",
+            "eyj",
+        ),
         partial(_SHAPE.sub, _shape),
     ),
 )

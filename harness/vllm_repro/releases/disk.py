@@ -48,14 +48,16 @@ def disk_usage(folders: Sequence[Path]) -> int:
 def locked(root: Path, purpose: str, progress: Progress) -> Iterator[None]:
     """Hold the lock of the cache at `root`; wait while another process holds it, and report why that one does.
 
-    The kernel releases the lock when its holder exits. Raises `InfraError` if `root` cannot be written.
+    The kernel releases the lock when its holder exits. Raises `InfraError` if `root` cannot be
+    written.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
         file = (root / "lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise InfraError(
-            f"cannot use the cache at {root}: {error}", hint="Set VLLM_REPRO_CACHE to a folder that you can write."
+            f"cannot use the cache at {root}: {error}",
+            hint="Set VLLM_REPRO_CACHE to a folder that you can write.",
         ) from error
     with file:
         try:
@@ -71,7 +73,10 @@ def locked(root: Path, purpose: str, progress: Progress) -> Iterator[None]:
 
 
 def processes_using(folder: Path) -> list[int]:
-    """Return the pids of this user's processes that have a file under `folder` mapped. Linux only."""
+    """Return the pids of this user's processes that have a file under `folder` mapped.
+
+    Linux only.
+    """
     needle, found = f" {folder}/".encode(), []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:

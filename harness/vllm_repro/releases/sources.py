@@ -1,6 +1,9 @@
-"""Which vLLM to run: a release, a wheel file, a folder, or a commit of a checkout. Named as in `--vllm SOURCE`.
+"""Which vLLM to run: a release, a wheel file, a folder, or a commit of a checkout.
 
-All but a release are a Python tree, which runs over the compiled parts of the CPU build nearest to it.
+Named as in `--vllm SOURCE`.
+
+All but a release are a Python tree, which runs over the compiled parts of the CPU build nearest to
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ __all__ = [
     "write_tree",
 ]
 
-_HINT = "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in ~/vllm@abc123"
+_HINT = (
+    "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in"
+    " ~/vllm@abc123"
+)
 REQUIREMENTS = "requirements/common.txt"
 _RUN = ("vllm", REQUIREMENTS)
 """The parts of a checkout that are run."""
@@ -43,7 +49,10 @@ _RUN = ("vllm", REQUIREMENTS)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A vLLM to run: a release, a wheel, a folder, or a commit of the checkout `folder`. Its text is that of `--vllm`."""
+    """A vLLM to run: a release, a wheel, a folder, or a commit of the checkout `folder`.
+
+    Its text is that of `--vllm`.
+    """
 
     # Number of a release, as in 0.28.0.
     release: str = ""
@@ -74,7 +83,8 @@ class Source:
 class Contents:
     """What is known of a vLLM that is no release."""
 
-    # What its server reports. That of a commit or a folder has a local part: 0.23.0+commit.4689392ab1.
+    # What its server reports. That of a commit or a folder has a local part:
+    # 0.23.0+commit.4689392ab1.
     version: str
     # Release of the compiled parts; empty for a wheel that has its own.
     compiled: str
@@ -90,7 +100,8 @@ class Tree:
     folder: Path
     # Requirements, as in a wheel's metadata.
     requires: tuple[str, ...] = ()
-    # Names of files that `folder` lacks: the release with the compiled parts has them byte for byte.
+    # Names of files that `folder` lacks: the release with the compiled parts has them byte for
+    # byte.
     same: tuple[str, ...] = ()
 
 
@@ -120,7 +131,10 @@ def _version(text: str) -> Version | None:
 
 @cache
 def contents_of(source: Source) -> Contents:
-    """Return what a wheel, folder or commit holds, as it is at the first call. Raises `UsageError` if that is no vLLM."""
+    """Return what a wheel, folder or commit holds, as it is at the first call.
+
+    Raises `UsageError` if that is no vLLM.
+    """
     if source.wheel:
         return _wheel(source.wheel)
     path = source.path
@@ -141,11 +155,14 @@ def contents_of(source: Source) -> Contents:
 def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
     """Return the tree of a source.
 
-    A wheel is unpacked into the empty folder `scratch`; so is a commit, without the files that the base has too.
+    A wheel is unpacked into the empty folder `scratch`; so is a commit, without the files that the
+    base has too.
     """
     if source.wheel:
         with zipfile.ZipFile(source.wheel) as archive:
-            archive.extractall(scratch, [name for name in archive.namelist() if not name.endswith(".so")])
+            archive.extractall(
+                scratch, [name for name in archive.namelist() if not name.endswith(".so")]
+            )
         return wheel_tree(scratch)
     if not source.commit:
         return Tree(folder=source.path, requires=_common_requirements(source.path))
@@ -178,7 +195,8 @@ def _commit(checkout: Path, text: str) -> Source:
     commit = _hash_of(checkout, text)
     if not commit:
         raise UsageError(
-            f"{checkout} is no git checkout with a commit {text}", hint="git fetch it first, or name another"
+            f"{checkout} is no git checkout with a commit {text}",
+            hint="git fetch it first, or name another",
         )
     if not git(checkout, "ls-tree", "--name-only", commit, "vllm/__init__.py"):
         raise UsageError(f"commit {text} of {checkout} holds no vllm/__init__.py", hint=_HINT)
@@ -187,7 +205,11 @@ def _commit(checkout: Path, text: str) -> Source:
 
 def _hash_of(checkout: Path, text: str) -> str:
     """Return the full hash of a commit; empty without such a commit."""
-    return git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"").decode().strip()
+    return (
+        git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"")
+        .decode()
+        .strip()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +225,9 @@ class Commit:
 def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], int]:
     """Return the commits from `old` to `new` that differ in what is run, oldest first, and the number of the others.
 
-    old, new: each a release or a commit. What is run is `vllm/` and its requirements: a commit that changes neither
-    behaves as the one before it. vLLM's release tags lie on branches of their own. If `old` is not an ancestor of
-    `new`, the list begins where they parted. Raises `UsageError`.
+    old, new: each a release or a commit. What is run is `vllm/` and its requirements: a commit that
+    changes neither behaves as the one before it. vLLM's release tags lie on branches of their own.
+    If `old` is not an ancestor of `new`, the list begins where they parted. Raises `UsageError`.
     """
     first, last = (_end(checkout, name) for name in (old, new))
     base = git(checkout, "merge-base", first, last).decode().strip()
@@ -224,11 +246,14 @@ def _end(checkout: Path, name: str) -> str:
     for text in (*tags, name):
         if commit := _hash_of(checkout, text):
             return commit
-    raise UsageError(f"{checkout} is no git checkout with a commit {name}", hint="git fetch --tags there first")
+    raise UsageError(
+        f"{checkout} is no git checkout with a commit {name}", hint="git fetch --tags there first"
+    )
 
 
 def _wheel(path: Path) -> Contents:
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename  # here: only a wheel needs them
+    # here: only a wheel needs them
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
@@ -253,11 +278,16 @@ def wheel_tree(folder: Path) -> Tree:
 def _common_requirements(checkout: Path) -> tuple[str, ...]:
     """Return the requirements that a checkout lists for all platforms; none if it has no such list."""
     file = checkout / REQUIREMENTS
-    return tuple(_requirements(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else ()
+    return (
+        tuple(_requirements(file.read_text(encoding="utf-8").splitlines()))
+        if file.is_file()
+        else ()
+    )
 
 
 def _requirements(lines: Iterable[str]) -> Iterable[str]:
-    from packaging.requirements import InvalidRequirement, Requirement  # here: only a tree needs them
+    # here: only a tree needs them
+    from packaging.requirements import InvalidRequirement, Requirement
 
     for line in lines:
         text = line.partition(" #")[0].strip()
@@ -268,7 +298,10 @@ def _requirements(lines: Iterable[str]) -> Iterable[str]:
 
 
 def _blob(path: Path) -> str:
-    """Return the SHA-1 that git gives to a file, or "" if there is no file. A checkout with SHA-256 has other hashes."""
+    """Return the SHA-1 that git gives to a file, or "" if there is no file.
+
+    A checkout with SHA-256 has other hashes.
+    """
     if not path.is_file():
         return ""
     content = path.read_bytes()
@@ -280,14 +313,18 @@ def _digest_of(package: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):
         if path.suffix not in (".so", ".pyc") and path.is_file():
-            digest.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+            digest.update(
+                f"{path.relative_to(package)}\0".encode()
+                + hashlib.sha256(path.read_bytes()).digest()
+            )
     return digest.hexdigest()
 
 
 def _nearest_tag(checkout: Path, commit: str | None) -> str:
     """Return the CPU build whose tag differs from `commit`, or from the working tree, in the fewest files of vllm/.
 
-    Files count, not history: vLLM's release tags lie on branches of their own. Without a tag, return the newest CPU build.
+    Files count, not history: vLLM's release tags lie on branches of their own. Without a tag,
+    return the newest CPU build.
     """
     tags = set(git(checkout, "tag", "--list", missing=b"").decode().split())
     named = {build: tag for build in CPU_BUILDS for tag in (f"v{build}", build) if tag in tags}
@@ -300,10 +337,18 @@ def _nearest_tag(checkout: Path, commit: str | None) -> str:
     return min(reversed(named), key=differing, default=NEWEST_COMPILED)
 
 
-def git(checkout: Path, *arguments: str, missing: bytes | None = None, given: bytes | None = None) -> bytes:
-    """Return git's output. missing: returned if git fails. given: its input. Raises `UsageError` with git's message otherwise."""
+def git(
+    checkout: Path, *arguments: str, missing: bytes | None = None, given: bytes | None = None
+) -> bytes:
+    """Return git's output.
+
+    missing: returned if git fails. given: its input. Raises `UsageError` with git's message
+    otherwise.
+    """
     if shutil.which("git") is None:
-        raise UsageError("git is not installed", hint="install git, or name a folder without a commit")
+        raise UsageError(
+            "git is not installed", hint="install git, or name a folder without a commit"
+        )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(checkout), *arguments]
     done = subprocess.run(command, input=given, capture_output=True, check=False, env=environment)
@@ -311,4 +356,6 @@ def git(checkout: Path, *arguments: str, missing: bytes | None = None, given: by
         return done.stdout
     if missing is not None:
         return missing
-    raise UsageError(f"git in {checkout}: {done.stderr.decode(errors='replace').strip()}", hint=_HINT)
+    raise UsageError(
+        f"git in {checkout}: {done.stderr.decode(errors='replace').strip()}", hint=_HINT
+    )

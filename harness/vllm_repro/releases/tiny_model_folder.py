@@ -1,7 +1,8 @@
 """Folders of tiny models: configuration and tokenizer, without weights (`--load-format dummy`) unless asked for.
 
-Bugs in scheduling, batching, caching and request handling do not depend on the model's output, so a few kilobytes are enough.
-The files are written without torch or transformers, and are identical on every machine.
+Bugs in scheduling, batching, caching and request handling do not depend on the model's output, so a
+few kilobytes are enough. The files are written without torch or transformers, and are identical on
+every machine.
 """
 
 from __future__ import annotations
@@ -18,28 +19,22 @@ from vllm_repro.releases.weights import safetensors
 from vllm_repro.tiny_model import TinyModel
 
 _CHAT_TEMPLATE = (
-    "{%- if tools -%}"
-    "{{ '<|im_start|>system\\n' }}{%- for tool in tools -%}{{ tool | tojson }}{{ '\\n' }}{%- endfor -%}{{ '<|im_end|>\\n' }}"
-    "{%- endif -%}"
-    "{%- for message in messages -%}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{%- if message['content'] is string -%}{{ message['content'] }}"
-    "{%- elif message['content'] -%}"
-    "{%- for part in message['content'] -%}{{ part['text'] if part['type'] == 'text' else '' }}{%- endfor -%}"
-    "{%- endif -%}"
-    "{%- for call in message['tool_calls'] or [] -%}"
-    "{{ '<tool_call>' + call['function']['name'] }}{{ call['function']['arguments'] | tojson }}{{ '</tool_call>' }}"
-    "{%- endfor -%}"
-    "{{ '<|im_end|>\\n' }}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+    "{%- if tools -%}{{ '<|im_start|>system\\n' }}{%- for tool in tools -%}{{ tool | tojson }}{{"
+    " '\\n' }}{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}{%- for message in messages -%}{{"
+    " '<|im_start|>' + message['role'] + '\\n' }}{%- if message['content'] is string -%}{{"
+    " message['content'] }}{%- elif message['content'] -%}{%- for part in message['content'] -%}{{"
+    " part['text'] if part['type'] == 'text' else '' }}{%- endfor -%}{%- endif -%}{%- for call in"
+    " message['tool_calls'] or [] -%}{{ '<tool_call>' + call['function']['name'] }}{{"
+    " call['function']['arguments'] | tojson }}{{ '</tool_call>' }}{%- endfor -%}{{ '<|im_end|>\\n'"
+    " }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 
 
 def make_tiny_model(folder: Path, model: TinyModel) -> Path:
     """Write the files of `model` to `folder` and return it.
 
-    Each file is replaced atomically, and only if it differs, so that parallel runs can make the same folder.
+    Each file is replaced atomically, and only if it differs, so that parallel runs can make the
+    same folder.
     """
     files = {
         "config.json": model_config(model),
@@ -64,7 +59,10 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         # Without an indent in the long file: Python's slower encoder would take 20 ms of each run.
-        text = json.dumps(content, indent=None if name == "tokenizer.json" else 1, ensure_ascii=True) + "\n"
+        text = (
+            json.dumps(content, indent=None if name == "tokenizer.json" else 1, ensure_ascii=True)
+            + "\n"
+        )
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             _replace(path, text.encode())
@@ -72,10 +70,18 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
 
 
 def cached_model(model: TinyModel, *, weights: bool = False) -> Path:
-    """Return the folder of `model` in the cache, made on first use. weights: include `model.safetensors`."""
-    folder = make_tiny_model(cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model)
+    """Return the folder of `model` in the cache, made on first use.
+
+    weights: include `model.safetensors`.
+    """
+    folder = make_tiny_model(
+        cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model
+    )
     if weights and not (folder / "model.safetensors").exists():
-        _replace(folder / "model.safetensors", safetensors(model, model_config(model)["intermediate_size"]))
+        _replace(
+            folder / "model.safetensors",
+            safetensors(model, model_config(model)["intermediate_size"]),
+        )
     return folder
 
 

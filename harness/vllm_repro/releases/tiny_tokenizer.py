@@ -1,7 +1,8 @@
 """Byte-level BPE tokenizer in the format of `tokenizer.json`; the same on every machine.
 
-Like a real tokenizer it encodes any text, joins common pieces of English and code into one token, and can split a character into
-several tokens. Pairs of ASCII characters fill the vocabulary, so that almost every random token id is a piece of text.
+Like a real tokenizer it encodes any text, joins common pieces of English and code into one token,
+and can split a character into several tokens. Pairs of ASCII characters fill the vocabulary, so
+that almost every random token id is a piece of text.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ SPECIAL_TOKENS = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, PAD)
 IMAGE = "<image>"
 """Stands for an image in the prompt of a model that reads images."""
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Tokens that vLLM's reasoning and tool-call parsers require. Unlike special tokens they appear in decoded text."""
+"""Tokens that vLLM's reasoning and tool-call parsers require.
+
+Unlike special tokens they appear in decoded text.
+"""
 
 Merge = tuple[str, str]
 
-# The merges of BPE training on a page of English and Python, in order of rank. "Ġ" is a space, "Ċ" a line break.
+# The merges of BPE training on a page of English and Python, in order of rank. "Ġ" is a space, "Ċ"
+# a line break.
 _LEARNT = """
 Ġ|t Ġ|Ġ h|e Ġt|he Ġ|a i|n r|e s|t e|n e|r i|t Ġ|s ĠĠ|ĠĠ a|t Ġ|o u|e Ġ|w Ġa|n Ġ|f Ġ|l Ġt|h i|s m|p o|n Ġ|" Ġ|b ĠĠ|Ġ a|n
 a|r o|r Ġ|is Ġan|d Ġo|f e|l in|e l|o p|r q|ue Ġ|m Ġ|n Ġ|st Ġt|o Ġth|at "|: e|p e|s k|en o|mp Ċ|ĠĠĠĠ Ġ|c Ġ|in b|er e|f
@@ -83,7 +88,12 @@ def tokenizer_json(vocab: int, *, image: bool = False) -> dict[str, Any]:
             "use_regex": True,
         },
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -102,10 +112,14 @@ def tokenizer_json(vocab: int, *, image: bool = False) -> dict[str, Any]:
 def byte_alphabet() -> tuple[str, ...]:
     """Return the character for each of the 256 bytes in a byte-level vocabulary.
 
-    Printable bytes map to themselves. The others, including the space, map to characters from U+0100 on, so that no token
-    contains a space or a control character.
+    Printable bytes map to themselves. The others, including the space, map to characters from
+    U+0100 on, so that no token contains a space or a control character.
     """
-    prints = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    prints = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     moved = iter(range(256, 512))
     return tuple(chr(byte) if byte in prints else chr(next(moved)) for byte in range(256))
 
@@ -113,9 +127,15 @@ def byte_alphabet() -> tuple[str, ...]:
 @cache
 def _merges() -> tuple[Merge, ...]:
     """Return every merge in order of rank; no two make the same token."""
-    learnt: list[Merge] = [(left, right) for left, _, right in (pair.partition("|") for pair in _LEARNT.split())]
+    learnt: list[Merge] = [
+        (left, right) for left, _, right in (pair.partition("|") for pair in _LEARNT.split())
+    ]
     alphabet = byte_alphabet()
     ascii_characters = [alphabet[byte] for byte in range(ord(" "), ord("~") + 1)]
     known = {left + right for left, right in learnt}
-    pairs = [(left, right) for left, right in product(ascii_characters, repeat=2) if left + right not in known]
+    pairs = [
+        (left, right)
+        for left, right in product(ascii_characters, repeat=2)
+        if left + right not in known
+    ]
     return (*learnt, *pairs)

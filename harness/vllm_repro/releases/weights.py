@@ -1,11 +1,13 @@
 """Random weights for a tiny model whose answers are compared, scaled so that each token depends on all tokens before it.
 
-vLLM's dummy weights are tiny and nearly equal: the output does not depend on the prompt, and the two best tokens tie to four digits.
-Here attention output is large compared with the embedding, so that the context decides the output of a layer. The last layer spreads
-the logits over several nats, so that one token is clearly the best. The file is identical on every machine.
+vLLM's dummy weights are tiny and nearly equal: the output does not depend on the prompt, and the
+two best tokens tie to four digits. Here attention output is large compared with the embedding, so
+that the context decides the output of a layer. The last layer spreads the logits over several nats,
+so that one token is clearly the best. The file is identical on every machine.
 
-A tied model has its embedding as the last layer: the norm before it spreads the logits. Gemma adds 1 to the weights of its norms, scales
-the embedding by the root of the width, and normalizes the attention output.
+A tied model has its embedding as the last layer: the norm before it spreads the logits. Gemma adds
+1 to the weights of its norms, scales the embedding by the root of the width, and normalizes the
+attention output.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ Tensor = tuple[str, tuple[int, ...], bytes]
 
 
 def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
-    """Yield every tensor of a model and its draft layers. intermediate: width inside the feed-forward layers.
+    """Yield every tensor of a model and its draft layers.
+
+    intermediate: width inside the feed-forward layers.
 
     Raises `ValueError` for a family that is not in `FAMILIES`.
     """
     if model.family not in FAMILIES:
-        raise ValueError(f"weights can be made for {', '.join(sorted(FAMILIES))}, not for {model.family}")
+        raise ValueError(
+            f"weights can be made for {', '.join(sorted(FAMILIES))}, not for {model.family}"
+        )
     gemma, tied = model.family == "gemma3", model.family != "mimo"
     source = random.Random(_SEED)
     width = model.width
@@ -56,12 +62,23 @@ def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
         yield matrix("lm_head.weight", model.vocab, width, _SCORES / sqrt(width))
     yield norm("model.norm.weight", width, _SCORES / (embedding * sqrt(width)) if tied else 1.0)
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    projections = (("q", queries, width), ("k", keys, width), ("v", keys, width), ("o", width, queries))
-    feed_forward = (("gate", intermediate, width), ("up", intermediate, width), ("down", width, intermediate))
+    projections = (
+        ("q", queries, width),
+        ("k", keys, width),
+        ("v", keys, width),
+        ("o", width, queries),
+    )
+    feed_forward = (
+        ("gate", intermediate, width),
+        ("up", intermediate, width),
+        ("down", width, intermediate),
+    )
     drafters = [f"model.mtp_layers.{index}" for index in range(model.drafts)]
     for layer in (*(f"model.layers.{index}" for index in range(model.layers)), *drafters):
         for name, rows, columns in projections:
-            yield matrix(f"{layer}.self_attn.{name}_proj.weight", rows, columns, _ATTENTION / sqrt(columns))
+            yield matrix(
+                f"{layer}.self_attn.{name}_proj.weight", rows, columns, _ATTENTION / sqrt(columns)
+            )
             if name in ("q", "k") and model.family in ("qwen3", "gemma3"):
                 yield norm(f"{layer}.self_attn.{name}_norm.weight", model.head_dim, _ATTENTION)
             if name != "o" and not tied:
@@ -69,7 +86,9 @@ def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
         for name, rows, columns in feed_forward:
             yield matrix(f"{layer}.mlp.{name}_proj.weight", rows, columns, 1 / sqrt(columns))
         norms = (
-            ("input", "post_attention", "pre_feedforward", "post_feedforward") if gemma else ("input", "post_attention")
+            ("input", "post_attention", "pre_feedforward", "post_feedforward")
+            if gemma
+            else ("input", "post_attention")
         )
         for name in norms:
             yield norm(f"{layer}.{name}_layernorm.weight", width)

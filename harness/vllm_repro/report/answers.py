@@ -33,9 +33,10 @@ TrialId = tuple[str, int]
 class ClientView:
     """Answers of one trial, as the client received them.
 
-    answers: HTTP results in the order of arrival, runs of equal ones folded: `("200 x 2", "500")`. refused: 4xx statuses, in that order.
-    failed: names of the requests without a whole answer.
-    compared: the greedy output with the baseline arm's. output: result of the output check in a word or two. sdk: after a crash.
+    answers: HTTP results in the order of arrival, runs of equal ones folded: `("200 x 2", "500")`.
+    refused: 4xx statuses, in that order. failed: names of the requests without a whole answer.
+    compared: the greedy output with the baseline arm's. output: result of the output check in a
+    word or two. sdk: after a crash.
     """
 
     answers: tuple[str, ...] = ()
@@ -60,11 +61,18 @@ def client_views(recording: Recording, *, judged: bool = True) -> dict[TrialId, 
         if entry.event in ("request-sent", "answer", "client-left", "client-saw", "trial-ended"):
             own.setdefault(trial_id(entry), {}).setdefault(entry.event, []).append(entry)
     outputs = _outputs(recording)
-    return {trial: _view(entries, *outputs.get(trial, (None, "")), judged=judged) for trial, entries in own.items()}
+    return {
+        trial: _view(entries, *outputs.get(trial, (None, "")), judged=judged)
+        for trial, entries in own.items()
+    }
 
 
 def _view(
-    entries: Mapping[str, Sequence[Entry]], compared: OutputComparison | None, output: str, *, judged: bool
+    entries: Mapping[str, Sequence[Entry]],
+    compared: OutputComparison | None,
+    output: str,
+    *,
+    judged: bool,
 ) -> ClientView:
     received = entries.get("answer", ())
     words = [answer_word(entry) for entry in received]
@@ -73,7 +81,9 @@ def _view(
     words += ["none"] * (len(entries.get("request-sent", ())) - len(words))
     runs = [(word, sum(1 for _ in run)) for word, run in groupby(words)]
     statuses = [entry["status"] for entry in received]
-    whole = Counter(entry["name"] for entry, word in zip(received, words, strict=False) if word == "200")
+    whole = Counter(
+        entry["name"] for entry, word in zip(received, words, strict=False) if word == "200"
+    )
     unanswered = Counter(entry["name"] for entry in entries.get("request-sent", ())) - whole
     unanswered -= Counter(entry["name"] for entry in left)
     found = compared or OutputComparison()
@@ -104,13 +114,16 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
     started = recording.first("run-started")
     checks = convert(started.get("output") if started is not None else None, Checks | None)
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
-    alive = {trial: entry for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
+    alive = {
+        trial: entry for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive
+    }
     samples: dict[TrialId, list[OutputSample]] = {trial: [] for trial in alive}
     for entry in recording.of("output"):
         if trial_id(entry) in alive:
             samples[trial_id(entry)].append(convert(entry["said"], OutputSample))
     weighed = {
-        trial: ServedWeights(entry["weights"]) if entry.get("weights") else None for trial, entry in alive.items()
+        trial: ServedWeights(entry["weights"]) if entry.get("weights") else None
+        for trial, entry in alive.items()
     }
     if checks is None:
         repeated = {
@@ -123,9 +136,13 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
             for trial, one in repeated.items()
         }
     found: dict[TrialId, tuple[OutputComparison | None, str]] = {
-        trial: (None, "wrong") for trial, entry in ended.items() if entry["outcome"] == Outcome.WRONG_OUTPUT
+        trial: (None, "wrong")
+        for trial, entry in ended.items()
+        if entry["outcome"] == Outcome.WRONG_OUTPUT
     }
-    baseline = [outputs for (arm, _), outputs in samples.items() if arm == checks.baseline and outputs]
+    baseline = [
+        outputs for (arm, _), outputs in samples.items() if arm == checks.baseline and outputs
+    ]
     for trial, outputs in samples.items():
         weights = weighed[trial]
         compared = compare_output(checks, outputs, baseline, weights)
@@ -133,9 +150,17 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
             word = "wrong"
         elif not checks.asks:
             word = "not judged" if compared.unknown else "alike"
-        elif not outputs or weights not in _JUDGED or (compared.unknown and weights is ServedWeights.MADE):
+        elif (
+            not outputs
+            or weights not in _JUDGED
+            or (compared.unknown and weights is ServedWeights.MADE)
+        ):
             word = "not judged"
         else:
-            word = "plausible" if compared.unknown or trial[0] == checks.baseline else f"as {checks.baseline}"
+            word = (
+                "plausible"
+                if compared.unknown or trial[0] == checks.baseline
+                else f"as {checks.baseline}"
+            )
         found[trial] = compared, word
     return found

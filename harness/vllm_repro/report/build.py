@@ -1,4 +1,7 @@
-"""From a run's journal to its `RunReport`. The journal may be incomplete, and the report can be built again at any time."""
+"""From a run's journal to its `RunReport`.
+
+The journal may be incomplete, and the report can be built again at any time.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ __all__ = ["build", "build_foreign", "report_of"]
 
 
 def build(folder: Path) -> RunReport:
-    """Return the report of the run in `folder`. Raises `UsageError` if there is no journal, or an empty one."""
+    """Return the report of the run in `folder`.
+
+    Raises `UsageError` if there is no journal, or an empty one.
+    """
     if folder.is_file():
         folder = folder.parent
     return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
@@ -86,12 +92,16 @@ def build_foreign(folder: Path) -> RunReport:
     for name, what in _OTHERS.items():
         text = (folder.parent if folder.is_file() else folder) / name
         if text.is_file():
-            raise UsageError(f"{text.parent} is {what}, not a run", hint=f"read {text}; it names its runs")
+            raise UsageError(
+                f"{text.parent} is {what}, not a run", hint=f"read {text}; it names its runs"
+            )
     with legible(folder):
         return build(folder)
 
 
-def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None) -> RunReport:
+def report_of(
+    recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None
+) -> RunReport:
     """Return the report of a recording. Raises `UsageError` if it is not one run from its start.
 
     secrets: values that must not be shown, with their names (`known_secrets`).
@@ -101,11 +111,16 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     heads = [started, *recording.of("run-resumed")]
     folders = dict(pair for head in heads for pair in head.get("folders") or ())
     hosts, users = (
-        list(dict.fromkeys(name for head in heads for name in head.get(key) or ())) for key in ("hosts", "users")
+        list(dict.fromkeys(name for head in heads for name in head.get(key) or ()))
+        for key in ("hosts", "users")
     )
-    redactor = Redactor(sorted(folders.items(), key=lambda pair: -len(pair[0])), hosts, secrets or {}, users)
+    redactor = Redactor(
+        sorted(folders.items(), key=lambda pair: -len(pair[0])), hosts, secrets or {}, users
+    )
     reproduce = redactor.command(started["reproduce"])
-    redacted = tuple(replace(entry, fields=redactor.deep(entry.fields)) for entry in recording.entries)
+    redacted = tuple(
+        replace(entry, fields=redactor.deep(entry.fields)) for entry in recording.entries
+    )
     recording = replace(recording, entries=redacted)
     started = next(recording.of("run-started"))
     version = _version(recording)
@@ -113,7 +128,10 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
     standing = status.standing(version)
     views = client_views(recording, judged=bool(started.get("errs")))
     measured = measurements(recording)
-    arms = tuple(_arm(recording, declared, status.good, views, version, measured) for declared in started["arms"])
+    arms = tuple(
+        _arm(recording, declared, status.good, views, version, measured)
+        for declared in started["arms"]
+    )
     ended = recording.end
     infra = (trial.why for arm in arms for trial in arm.trials if trial.outcome is Outcome.INFRA)
     return RunReport(
@@ -139,7 +157,8 @@ def report_of(recording: Recording, folder: Path, secrets: Mapping[str, str] | N
         vllm_version=version,
         interrupted=ended["interrupted"] if ended is not None else None,
         journal_cut=recording.cut or recording.damaged > 0,
-        host=started.get("host") or host_id(started["machine"]),  # older journals do not name the host
+        # older journals do not name the host
+        host=started.get("host") or host_id(started["machine"]),
         standing=standing,
         killed=recording.cut,
         imitated=_imitated(started),
@@ -164,7 +183,9 @@ def _environment(started: Entry) -> Environment:
 def _duration_s(recording: Recording) -> float:
     """Return the time from the first entry to the last, without the pauses before the run was resumed."""
     entries = recording.entries
-    paused = sum(after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed")
+    paused = sum(
+        after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed"
+    )
     return entries[-1].t - entries[0].t - paused
 
 
@@ -188,11 +209,16 @@ def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
     )
 
 
-# ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── verdict
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _verdict(
-    started: Entry, ended: Entry | None, arms: Sequence[ArmReport], standing: Standing, version: str | None
+    started: Entry,
+    ended: Entry | None,
+    arms: Sequence[ArmReport],
+    standing: Standing,
+    version: str | None,
 ) -> VerdictReport:
     """Return the verdict over the arms, withdrawn if the bug was not imitated or the run ended early."""
     results = [arm.counted for arm in arms if arm.trials]
@@ -206,23 +232,38 @@ def _verdict(
     )
     quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
     if not _imitated(started) and (quiet or (results and all(result.alive for result in results))):
-        because = f"the rehearsal engine does not imitate {started['issue']}, so its survival says nothing"
+        because = (
+            f"the rehearsal engine does not imitate {started['issue']}, so its survival says"
+            " nothing"
+        )
         verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because=because)
-    return verdict if ended is not None and not ended["interrupted"] else _interrupted_verdict(verdict, ended, arms)
+    return (
+        verdict
+        if ended is not None and not ended["interrupted"]
+        else _interrupted_verdict(verdict, ended, arms)
+    )
 
 
-def _interrupted_verdict(verdict: VerdictReport, ended: Entry | None, arms: Sequence[ArmReport]) -> VerdictReport:
-    """Return the verdict of a run that ended early, with the arms that are missing. A kill leaves no `cancelled` trial."""
+def _interrupted_verdict(
+    verdict: VerdictReport, ended: Entry | None, arms: Sequence[ArmReport]
+) -> VerdictReport:
+    """Return the verdict of a run that ended early, with the arms that are missing.
+
+    A kill leaves no `cancelled` trial.
+    """
     cut = [
         arm.name
         for arm in arms
-        if not_run_word(arm) == INTERRUPTED or [t.outcome for t in arm.trials[-1:]] == [Outcome.CANCELLED]
+        if not_run_word(arm) == INTERRUPTED
+        or [t.outcome for t in arm.trials[-1:]] == [Outcome.CANCELLED]
     ]
     missing = [arm.name for arm in arms if not arm.trials]
     not_run = [name for name in missing if name not in cut]
     because = verdict.because
     because += "".join(
-        f"; {word}: {', '.join(names)}" for word, names in ((INTERRUPTED, cut), (NOT_RUN, not_run)) if names
+        f"; {word}: {', '.join(names)}"
+        for word, names in ((INTERRUPTED, cut), (NOT_RUN, not_run))
+        if names
     )
     undecided = verdict.expected and (ended is None or missing)
     if undecided and because == verdict.because:
@@ -230,7 +271,8 @@ def _interrupted_verdict(verdict: VerdictReport, ended: Entry | None, arms: Sequ
     return replace(verdict, expected=None if undecided else verdict.expected, because=because)
 
 
-# ── arms and trials ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── arms and trials
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _arm(
@@ -263,7 +305,9 @@ def _arm(
     expected = Expected(declared["expected"])
     counted = counted_trials(trials)
     strange = [is_strange(expected, trial.outcome, trial.during) for trial in counted]
-    unproved = [is_unproved(expected, trial.outcome, crossed=trial.trigger.crossed) for trial in counted]
+    unproved = [
+        is_unproved(expected, trial.outcome, crossed=trial.trigger.crossed) for trial in counted
+    ]
     result = arm_result(
         name,
         expected,
@@ -300,7 +344,8 @@ def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
     senders = dict.fromkeys(entry["trial"] for entry in sent)
     first = next((trial for trial in senders if trial in whole), next(iter(senders), None))
     return tuple(
-        f"{entry['name']}: POST {entry.get('endpoint', '')} {json.dumps(entry.get('body', {}), ensure_ascii=False)}"
+        f"{entry['name']}: POST {entry.get('endpoint', '')}"
+        f" {json.dumps(entry.get('body', {}), ensure_ascii=False)}"
         for entry in sent
         if entry["trial"] == first
     )
@@ -343,8 +388,12 @@ def _boot_line(boot: Mapping[str, Any]) -> str:
         "max_num_batched_tokens": "chunks of {}",
         "kv_cache_tokens": "KV cache of {:,} tokens",
     }
-    backend, chunks, cache = (text.format(boot[name]) if boot.get(name) else "" for name, text in words.items())
-    return ", ".join(filter(None, (backend, "eager" if boot.get("enforce_eager") else graphs, chunks, cache)))
+    backend, chunks, cache = (
+        text.format(boot[name]) if boot.get(name) else "" for name, text in words.items()
+    )
+    return ", ".join(
+        filter(None, (backend, "eager" if boot.get("enforce_eager") else graphs, chunks, cache))
+    )
 
 
 def _trial(

@@ -1,8 +1,8 @@
 """Markdown, text, and HTML pages in one file, from templates that escape every value.
 
 HTML shows a value through `clean`, Markdown through `cell`, and text through `printable`. Only
-templates, macros and the filters below make markup. A page has its own style, no script, and a policy that forbids everything else,
-also style attributes: use classes.
+templates, macros and the filters below make markup. A page has its own style, no script, and a
+policy that forbids everything else, also style attributes: use classes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def plain_text(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
 def document(*, title: str, body: Markup, style: str = "") -> str:
     """Return the page around `body`, the markup of a fragment.
 
-    style: added to `templates/style.css`; its hash is all that the page's policy allows. Raises `ValueError` if it would end its element.
+    style: added to `templates/style.css`; its hash is all that the page's policy allows. Raises
+    `ValueError` if it would end its element.
     """
     if not isinstance(body, Markup):
         raise TypeError("a page's body is markup that a template made")
@@ -116,4 +117,6 @@ def document(*, title: str, body: Markup, style: str = "") -> str:
         raise ValueError("a style sheet must not contain what ends its element")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return str(fragment("page.html", title=title, body=body, style=Markup(css), policy=Markup(policy)))
+    return str(
+        fragment("page.html", title=title, body=body, style=Markup(css), policy=Markup(policy))
+    )

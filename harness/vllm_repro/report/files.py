@@ -24,14 +24,23 @@ from vllm_repro.scenario.scenario import Scenario
 
 __all__ = ["FORMATS", "render", "write_diffs", "write_file", "write_reports"]
 
-FORMATS = {"md": "report.md", "html": "report.html", "json": "report.json", "junit": "junit.xml", "python": "repro.py"}
+FORMATS = {
+    "md": "report.md",
+    "html": "report.html",
+    "json": "report.json",
+    "junit": "junit.xml",
+    "python": "repro.py",
+}
 
 LOG_ROOM = 2 << 20
 """Bytes of all logs on a page."""
 
 
 def render(report: RunReport, form: str, scenario: Scenario | None = None) -> str:
-    """Return the text of one format. scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats."""
+    """Return the text of one format.
+
+    scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats.
+    """
     if form == "md":
         return markdown(report)
     if form == "html":
@@ -60,8 +69,12 @@ def write_diffs(report: RunReport) -> list[Path]:
         assert release is not None
         with contextlib.suppress(Unsupported, OSError):  # another source than the release
             after = patched_files(release.packages, arm.patches)
-            if after and digests_of(after) == {file.file: file.sha256 for file in arm.server.patched}:
-                before = {file: (release.packages / file).read_text(encoding="utf-8") for file in after}
+            if after and digests_of(after) == {
+                file.file: file.sha256 for file in arm.server.patched
+            }:
+                before = {
+                    file: (release.packages / file).read_text(encoding="utf-8") for file in after
+                }
                 path = report.folder / f"{arm.name}.diff"
                 write_file(path, whole_diff(before, after), hint="free some space")
                 written.append(path)
@@ -84,23 +97,38 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
 
 
 def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[Path]:
-    """Write all formats and return their paths. The script needs a scenario that is known. scenario: as for `render`."""
-    known = scenario or next((one for one in all_scenarios(warn=to_stderr) if one.id == report.scenario), None)
+    """Write all formats and return their paths.
+
+    The script needs a scenario that is known. scenario: as for `render`.
+    """
+    known = scenario or next(
+        (one for one in all_scenarios(warn=to_stderr) if one.id == report.scenario), None
+    )
     paths = []
     for form, name in FORMATS.items():
         if form == "python" and known is None:
-            to_stderr(f"no {name}: the scenario {report.scenario} is not here (--scenarios DIR adds a folder)")
+            to_stderr(
+                f"no {name}: the scenario {report.scenario} is not here (--scenarios DIR adds a"
+                " folder)"
+            )
             continue
         if form == "python" and known is not None and no_script(known):
             continue
         path = report.folder / name
-        write_file(path, render(report, form, known), hint="vllm-repro report RUN -o FILE writes it elsewhere")
+        write_file(
+            path,
+            render(report, form, known),
+            hint="vllm-repro report RUN -o FILE writes it elsewhere",
+        )
         paths.append(path)
     return [*paths, *write_diffs(report)]
 
 
 def write_file(path: Path, content: str | bytes, *, hint: str) -> None:
-    """Replace `path` atomically. Raises `InfraError` if the disk is full, else `UsageError`, with `hint`."""
+    """Replace `path` atomically.
+
+    Raises `InfraError` if the disk is full, else `UsageError`, with `hint`.
+    """
     fresh = path.with_name(f".{path.name}.new")
     try:
         if isinstance(content, bytes):

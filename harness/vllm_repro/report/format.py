@@ -36,7 +36,11 @@ def runs(values: Sequence[_T]) -> list[tuple[_T, int]]:
 def template_for(text: str, words: Collection[str]) -> str:
     """Return a template without the lines that end in `#: some words`, unless all of them are in `words`."""
     lines = (line.partition("#: ") for line in text.splitlines())
-    kept = [part.rstrip() if mark else part for part, mark, needs in lines if set(needs.split()) <= set(words)]
+    kept = [
+        part.rstrip() if mark else part
+        for part, mark, needs in lines
+        if set(needs.split()) <= set(words)
+    ]
     return "\n".join(kept) + "\n"
 
 
@@ -47,6 +51,12 @@ def truncate(text: str, limit: int) -> str:
 
 def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:
     """Return the rows as lines of aligned columns, each at most `limits` letters wide."""
-    short = [tuple(truncate(text, limit) for text, limit in zip(row, limits, strict=True)) for row in rows]
+    short = [
+        tuple(truncate(text, limit) for text, limit in zip(row, limits, strict=True))
+        for row in rows
+    ]
     widths = [max(len(row[column]) for row in short) for column in range(len(limits))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in short]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in short
+    ]

@@ -42,7 +42,10 @@ _MOST_LISTED = 100
 
 @dataclass(frozen=True)
 class MissingLog:
-    """A log that is not on the page. exists: it lies in the run's folder, and the page has no room for it."""
+    """A log that is not on the page.
+
+    exists: it lies in the run's folder, and the page has no room for it.
+    """
 
     name: str
     exists: bool
@@ -75,7 +78,9 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         patches_table=patches_table(report),
         rows=[(row, tones.get(re.split("[, ]", row[-2])[0], "dull")) for row in rows],
         trials=list(_trials(report)),
-        more_trials=[f"{arm.name}: {text}" for arm in report.arms for text in first_of_each(arm.trials)[1]],
+        more_trials=[
+            f"{arm.name}: {text}" for arm in report.arms for text in first_of_each(arm.trials)[1]
+        ],
         outcome_word=outcome_word,
         crossed_word=crossed_word,
         boundary=boundary,
@@ -85,22 +90,34 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         throughput_table=throughput_table(measured),
         counters_table=counters_table(measured),
         throughput_notes=throughput_notes(measured) if measured else (),
-        senders=[(names, requests[:_MOST_LISTED], len(requests)) for requests, names in senders(report).items()],
+        senders=[
+            (names, requests[:_MOST_LISTED], len(requests))
+            for requests, names in senders(report).items()
+        ],
         commands=[arm for arm in report.arms if arm.command],
         patches=[(arm, how_to_apply(arm), diff_of(arm)) for arm in report.arms if arm.patches],
-        replaced=[(part.name, part.why, part.effect, part.file, part.sha256) for part in report.replaced],
+        replaced=[
+            (part.name, part.why, part.effect, part.file, part.sha256) for part in report.replaced
+        ],
         untried_note=untried_note,
         environment=environment_lines(report),
-        logs=[(log, _marked(log, roots.get(log.name))) for log in logs if isinstance(log, LogExcerpts)],
+        logs=[
+            (log, _marked(log, roots.get(log.name))) for log in logs if isinstance(log, LogExcerpts)
+        ],
         linked={log.name for log in logs if isinstance(log, LogExcerpts) or log.exists},
         missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
     title = f"{report.scenario}: {report.verdict}{simulated(report.evidence)}"
-    return document(title=title, body=body, style=(TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    return document(
+        title=title, body=body, style=(TEMPLATES / "report.css").read_text(encoding="utf-8")
+    )
 
 
 def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
-    """Return what the template shows of the most important failure. An engine that did not die has no exception."""
+    """Return what the template shows of the most important failure.
+
+    An engine that did not die has no exception.
+    """
     death = trial.death
     frames = list(_frames(report, arm, death)) if death else []
     return {
@@ -126,21 +143,32 @@ def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[s
 def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
     """Return the amounts of the most important trial that has some, each with its arm and its greatest amount."""
     trials = [*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials)]
-    arm, trial = next(((arm, trial) for arm, trial in trials if trial.trigger.amounts), (None, None))
+    arm, trial = next(
+        ((arm, trial) for arm, trial in trials if trial.trigger.amounts), (None, None)
+    )
     if arm is None or trial is None:
         return []
-    return [(one, arm.name, max(1e-9, *(amount for _, amount in one.bars))) for one in trial.trigger.amounts]
+    return [
+        (one, arm.name, max(1e-9, *(amount for _, amount in one.bars)))
+        for one in trial.trigger.amounts
+    ]
 
 
 def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Sequence[Event]]]:
-    """Yield arm, number, report and events of the trials to show. Those that an incomplete journal does not end have no report."""
+    """Yield arm, number, report and events of the trials to show.
+
+    Those that an incomplete journal does not end have no report.
+    """
     ended = {(arm.name, trial.number): trial for arm in report.arms for trial in arm.trials}
-    shown = [(arm.name, trial.number) for arm in report.arms for trial in first_of_each(arm.trials)[0]]
+    shown = [
+        (arm.name, trial.number) for arm in report.arms for trial in first_of_each(arm.trials)[0]
+    ]
     for trial in (*shown, *(trial for trial in report.timelines if trial not in ended)):
         yield *trial, ended.get(trial), report.timelines.get(trial, ())
 
 
-# ── logs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── logs
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def log_names(report: RunReport) -> dict[str, str | None]:
@@ -154,7 +182,10 @@ def log_names(report: RunReport) -> dict[str, str | None]:
 
 
 def _marked(log: LogExcerpts, root: str | None) -> list[tuple[str, str]]:
-    """Return pieces of text, each with a CSS class or none. The first error and the line of the root exception are pieces of their own."""
+    """Return pieces of text, each with a CSS class or none.
+
+    The first error and the line of the root exception are pieces of their own.
+    """
     pieces: list[tuple[str, str]] = []
     patterns = {"error": ALARM}
     if root:
@@ -169,5 +200,8 @@ def _marked(log: LogExcerpts, root: str | None) -> list[tuple[str, str]]:
             lines.append((kinds[-1] if kinds else "", line))
             for kind in kinds:
                 del patterns[kind]
-        pieces += [(kind, "\n".join(line for _, line in run)) for kind, run in groupby(lines, key=itemgetter(0))]
+        pieces += [
+            (kind, "\n".join(line for _, line in run))
+            for kind, run in groupby(lines, key=itemgetter(0))
+        ]
     return pieces

@@ -1,7 +1,9 @@
-"""`report.json`: its record, which is the contract. `report/model.py` adds what only other formats need.
+"""`report.json`: its record, which is the contract.
 
-`python -m vllm_repro.report.json_report` prints its JSON Schema. Times are in seconds, sizes in bytes.
-Later versions may add keys.
+`report/model.py` adds what only other formats need.
+
+`python -m vllm_repro.report.json_report` prints its JSON Schema. Times are in seconds, sizes in
+bytes. Later versions may add keys.
 """
 
 from __future__ import annotations
@@ -81,8 +83,9 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 class CountersJson(Struct, frozen=True, kw_only=True):
     """Counts of the server in a phase: "workload", or "warm-up" and "rounds" of a load; null: not reported.
 
-    kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the
-    leased cards beside a load, of readings every five seconds: highest memory, temperature and power of one, lowest clock.
+    kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the leased
+    cards beside a load, of readings every five seconds: highest memory, temperature and power of
+    one, lowest clock.
     """
 
     phase: str
@@ -315,7 +318,9 @@ def counters_of(phase: PhaseCounters) -> CountersJson:
     return CountersJson(phase=phase.phase, gpus=phase.gpus, **point, **asdict(phase.counted))
 
 
-def trial_throughput(measured: MeasureReport | None, arm: str, trial: int) -> TrialThroughputJson | None:
+def trial_throughput(
+    measured: MeasureReport | None, arm: str, trial: int
+) -> TrialThroughputJson | None:
     known = measured is not None and not measured.withheld
     figures = measured.trials.get((arm, trial)) if measured and known else None
     if not figures:
@@ -334,7 +339,10 @@ def _point(figures: Figures) -> PointJson:
         **asdict(figures.point),
         **medians,
         rounds=figures.output_tok_s.n,
-        quartiles={name: None if spread is None else (spread.low, spread.high) for name, spread in spreads.items()},
+        quartiles={
+            name: None if spread is None else (spread.low, spread.high)
+            for name, spread in spreads.items()
+        },
     )
 
 

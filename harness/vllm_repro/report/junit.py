@@ -1,10 +1,12 @@
 """JUnit XML of a run, for CI: a test case per arm.
 
-failure: an engine did what is not declared for this release. error: trouble of the host, or an interrupted run. skipped: this machine
-cannot run it, or it proved nothing. A known open bug that reproduces passes.
+failure: an engine did what is not declared for this release. error: trouble of the host, or an
+interrupted run. skipped: this machine cannot run it, or it proved nothing. A known open bug that
+reproduces passes.
 
-CI systems read the attributes `name`, `classname` and `time` of a case, and `message`, `type` and text of a failure or error. Some show
-only the message and some only the text, so both state what happened.
+CI systems read the attributes `name`, `classname` and `time` of a case, and `message`, `type` and
+text of a failure or error. Some show only the message and some only the text, so both state what
+happened.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def junit(report: RunReport) -> str:
     cases = [_case(report, arm) for arm in report.arms if arm.trials]
     if report.killed or report.interrupted:
         cases += _not_run(report)
-    count = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error", "skipped")}
+    count = {
+        kind: sum(case.find(kind) is not None for case in cases)
+        for kind in ("failure", "error", "skipped")
+    }
     totals = {
         "tests": str(len(cases)),
         "failures": str(count["failure"]),
@@ -50,7 +55,9 @@ def junit(report: RunReport) -> str:
         *(("patched", text) for text in changed_files(report)),
     ):
         properties.append(element("property", {"name": name, "value": value}))
-    suite = element("testsuite", {"name": report.scenario, **totals, "timestamp": report.started_at})
+    suite = element(
+        "testsuite", {"name": report.scenario, **totals, "timestamp": report.started_at}
+    )
     suite.extend([properties, *cases])
     root = element("testsuites", totals)
     root.append(suite)
@@ -77,9 +84,15 @@ def _testcase(report: RunReport, name: str, time_s: float) -> ET.Element:
 
 def _not_run(report: RunReport) -> list[ET.Element]:
     """Return the cases of an interrupted run: one error, and one skip per arm without a finished trial."""
-    by = f"interrupted by {report.interrupted}" if report.interrupted else "killed, its journal is incomplete"
+    by = (
+        f"interrupted by {report.interrupted}"
+        if report.interrupted
+        else "killed, its journal is incomplete"
+    )
     whole = _testcase(report, "the whole run", 0.0)
-    whole.append(element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}."))
+    whole.append(
+        element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}.")
+    )
     cases = [whole]
     for arm in report.arms:
         if not arm.trials:
@@ -94,8 +107,15 @@ def _case(report: RunReport, arm: ArmReport) -> ET.Element:
     if (state := _state(report, arm)) is not None:
         case.append(state)
     shown, more = first_of_each(arm.trials)
-    texts = [f"trial {t.number}: {t.outcome}: {t.why}\n  " + "\n  ".join(t.trigger.evidence) for t in shown]
-    case.append(element("system-out", {}, "\n".join(shorten(text, _TEXT) for text in (*texts, *more)) + "\n"))
+    texts = [
+        f"trial {t.number}: {t.outcome}: {t.why}\n  " + "\n  ".join(t.trigger.evidence)
+        for t in shown
+    ]
+    case.append(
+        element(
+            "system-out", {}, "\n".join(shorten(text, _TEXT) for text in (*texts, *more)) + "\n"
+        )
+    )
     return case
 
 
@@ -103,14 +123,19 @@ def _state(report: RunReport, arm: ArmReport) -> ET.Element | None:
     """Return the failure, error or skip of an arm; None if it passes."""
     trials = counted_trials(arm.trials)
     outcomes = [trial.outcome for trial in trials]
-    failed = sorted((trial for trial in trials if trial.severity is not None), key=lambda trial: trial.severity or 0)
+    failed = sorted(
+        (trial for trial in trials if trial.severity is not None),
+        key=lambda trial: trial.severity or 0,
+    )
     worst = next(iter(failed), trials[0])
 
     def state(tag: str, trial: TrialReport) -> ET.Element:
         message = f"{counted(outcomes)}: {shorten(' '.join(trial.why.split()), _MESSAGE)}"
         if tag == "skipped":
             return element(tag, {"message": message})
-        return element(tag, {"message": message, "type": trial.outcome}, shorten(_text(trial), _TEXT))
+        return element(
+            tag, {"message": message, "type": trial.outcome}, shorten(_text(trial), _TEXT)
+        )
 
     if trouble := next((trial for trial in trials if trial.outcome.facts.ci == "error"), None):
         return state("error", trouble)
@@ -122,11 +147,17 @@ def _state(report: RunReport, arm: ArmReport) -> ET.Element | None:
         return state("error", worst)  # a crash of unknown cause is no pass
     if arm.patch_untried or (not report.imitated and report.as_expected is None):
         return element("skipped", {"message": shorten(report.because, _MESSAGE)})
-    if all(outcome is Outcome.UNTRIGGERED for outcome in outcomes) and arm.expected is not Expected.UNTRIGGERED:
+    if (
+        all(outcome is Outcome.UNTRIGGERED for outcome in outcomes)
+        and arm.expected is not Expected.UNTRIGGERED
+    ):
         return state("skipped", worst)
     return None
 
 
 def _text(trial: TrialReport) -> str:
     frames = trial.death.frames[-_FRAMES:] if trial.death else ()
-    return "\n".join(filter(None, (*frames, trial.why, crash_summary(trial), f"log: {trial.log}"))) + "\n"
+    return (
+        "\n".join(filter(None, (*frames, trial.why, crash_summary(trial), f"log: {trial.log}")))
+        + "\n"
+    )

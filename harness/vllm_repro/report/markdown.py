@@ -85,5 +85,8 @@ def environment_lines(report: RunReport) -> list[str]:
         f"GPUs: {cards}" + (f", driver {machine.driver}" if machine.driver else ""),
         *(f"Weights: {served}" for served in weights),
         *([f"Docker {machine.docker}"] if machine.docker else []),
-        f"vllm-repro {report.harness_version}, started {report.started_at}, took {report.duration_s:.0f} s",
+        (
+            f"vllm-repro {report.harness_version}, started {report.started_at}, took"
+            f" {report.duration_s:.0f} s"
+        ),
     ]

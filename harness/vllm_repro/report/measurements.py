@@ -76,7 +76,9 @@ def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, .
 def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
     """Return one or more phases of a kind as one: counts added up, the worst of the cards."""
     counted = total([phase.counted for phase in phases])
-    return replace(phases[0], counted=counted, gpus=worst_use([phase.gpus for phase in phases if phase.gpus]))
+    return replace(
+        phases[0], counted=counted, gpus=worst_use([phase.gpus for phase in phases if phase.gpus])
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +127,19 @@ def measurements(recording: Recording) -> MeasureReport | None:
         stopped += part.notes(key)
     versions = sorted({str(version) for key in rounds if (version := ended[key[0]].get("version"))})
     if len(versions) > 1:
-        stopped.append(f"arms are not compared: their servers reported different releases: {', '.join(versions)}")
+        stopped.append(
+            "arms are not compared: their servers reported different releases:"
+            f" {', '.join(versions)}"
+        )
     weights = {entry.get("weights") for trial, entry in ended.items() if trial in alive}
     random = {ServedWeights.DUMMY, ServedWeights.MADE} & weights
     served = ServedWeights.DUMMY if random else None if None in weights else ServedWeights.REAL
     names = [arm["name"] for arm in started["arms"]]
     return MeasureReport(
         baseline=baseline,
-        speeds=tuple(_speeds(rounds, baseline if len(versions) < 2 else "", names, started["seed"])),
+        speeds=tuple(
+            _speeds(rounds, baseline if len(versions) < 2 else "", names, started["seed"])
+        ),
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         counted=_round_counters(recording, ended, names),
         stopped=tuple(stopped),
@@ -186,21 +193,35 @@ class _Part:
         (arm, trial), point = key
         where = f"{arm}, trial {trial}: {point}"
         if self.limited:
-            worst = max(self.limited, key=lambda measured: measured.cpu + measured.queued_s / measured.wall_s)
+            worst = max(
+                self.limited,
+                key=lambda measured: measured.cpu + measured.queued_s / measured.wall_s,
+            )
             yield f"{where} is left out: {worst.limited}"
         elif self.late:
             why = max(self.late, key=lambda measured: measured.edge_s / measured.wall_s).late
             late = f"{len(self.late)} of {len(self.rounds) + len(self.late)} rounds"
             few = len(self.rounds) < LEAST_ROUNDS
-            yield f"{where} is left out: in {late} {why}" if few else f"{where}: {late} are left out: {why}"
+            yield (
+                f"{where} is left out: in {late} {why}"
+                if few
+                else f"{where}: {late} are left out: {why}"
+            )
         if self.end is not None and (share := self.end.get("unsteady", 0.0)) > STEADY:
-            warm_ups = f"the last two of {self.end['warm_ups']} warm-up rounds differ by {100 * share:.0f} %"
+            warm_ups = (
+                f"the last two of {self.end['warm_ups']} warm-up rounds differ by"
+                f" {100 * share:.0f} %"
+            )
             yield f"{where} was not steady when it was measured: {warm_ups}"
         if self.end is not None and self.miscounted:
             usage, counted = (
-                f"{tokens['prompt']:,} + {tokens['output']:,}" for tokens in (self.end["usage"], self.end["counted"])
+                f"{tokens['prompt']:,} + {tokens['output']:,}"
+                for tokens in (self.end["usage"], self.end["counted"])
             )
-            yield f"{where} is left out: by usage the answers have {usage} tokens, by the server's counters {counted}"
+            yield (
+                f"{where} is left out: by usage the answers have {usage} tokens, by the server's"
+                f" counters {counted}"
+            )
 
 
 def _parts(recording: Recording) -> dict[_Key, _Part]:
@@ -236,7 +257,9 @@ def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
 
 def _speeds(rounds: _Rounds, baseline: str, arms: Sequence[str], seed: int) -> Iterator[ArmSpeed]:
     """Yield by point, then in the order of `arms`, the baseline first."""
-    points: defaultdict[Point, defaultdict[str, list[Sequence[Round]]]] = defaultdict(lambda: defaultdict(list))
+    points: defaultdict[Point, defaultdict[str, list[Sequence[Round]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for ((arm, _), point), measured in rounds.items():
         points[point][arm].append(measured)
     for point, boots in points.items():

@@ -188,6 +188,9 @@ def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
 
 
 def issue_url(issue: str) -> str:
-    """Return the address of `owner/repository#number`. GitHub redirects it if it is a pull request."""
+    """Return the address of `owner/repository#number`.
+
+    GitHub redirects it if it is a pull request.
+    """
     repository, _, number = issue.partition("#")
     return f"https://github.com/{repository}/issues/{number}"

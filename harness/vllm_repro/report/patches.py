@@ -21,7 +21,9 @@ def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
     """Return the first arm, and those with the patches of the command line."""
     first = arms[0]
     unpatched = ((), first.patches)
-    return tuple(_compared(arm, first) for arm in arms if arm is first or arm.patches not in unpatched)
+    return tuple(
+        _compared(arm, first) for arm in arms if arm is first or arm.patches not in unpatched
+    )
 
 
 def _compared(arm: ArmReport, first: ArmReport) -> ComparedPatch:
@@ -52,7 +54,9 @@ def _reading(arm: ArmReport, first: ArmReport) -> str:
     return _compared_reading(arm, first, failures, as_released) + part
 
 
-def _compared_reading(arm: ArmReport, first: ArmReport, failures: list[str], as_released: list[str]) -> str:
+def _compared_reading(
+    arm: ArmReport, first: ArmReport, failures: list[str], as_released: list[str]
+) -> str:
     new = [failure for failure in failures if failure not in as_released]
     if failures:
         still = ["still failing"] if len(new) < len(failures) else []
@@ -85,7 +89,9 @@ def _failure(trial: TrialReport) -> str:
         return "is never idle" if trial.during == NEVER_IDLE else "hang"
     boot = "boot: " if trial.outcome is Outcome.BOOT_FAILED else ""
     if trial.death is None or not trial.death.exception:
-        return boot + ("wrong output" if trial.outcome is Outcome.WRONG_OUTPUT else "no cause in the log")
+        return boot + (
+            "wrong output" if trial.outcome is Outcome.WRONG_OUTPUT else "no cause in the log"
+        )
     where = f" in {trial.death.frames[-1].rpartition(':')[2]}" if trial.death.frames else ""
     return f"{boot}{trial.death.exception}{where}"
 
@@ -94,7 +100,11 @@ def patches_table(report: RunReport) -> Table | None:
     """Return a row for the release as it is, and one for each patch; None if none are compared."""
     rows = tuple(
         (
-            one.arm if one.patched else f"{one.arm} ({'its own' if report.arms[0].patches else 'none'})",
+            (
+                one.arm
+                if one.patched
+                else f"{one.arm} ({'its own' if report.arms[0].patches else 'none'})"
+            ),
             f"{one.failed} of {one.boots}",
             one.reading,
             ", ".join(one.requests) or "-",

@@ -1,6 +1,7 @@
 """Runs rendered from journals without a current report, kept in the cache: rendering one takes 8 ms.
 
-Each folder of reports has one file, because it may be read-only. A run is rendered again once its journal or the code changes.
+Each folder of reports has one file, because it may be read-only. A run is rendered again once its
+journal or the code changes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Rendered:
         self._changed = True
 
     def save(self) -> None:
-        """Write what was read or added. A cache that cannot be written is no error: the next call renders again."""
+        """Write what was read or added.
+
+        A cache that cannot be written is no error: the next call renders again.
+        """
         if not self._changed:
             return
         with contextlib.suppress(OSError):

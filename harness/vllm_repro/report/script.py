@@ -1,7 +1,8 @@
 """`repro.py`: one file that repeats an arm's requests on a plain vLLM, with the standard library and `openai` alone.
 
-Prompts whose length matters are sent as token ids, from a fixed seed: their length is exact without a tokenizer. A chat of a stated
-length becomes a completion of the same length, which is the same prompt for the engine.
+Prompts whose length matters are sent as token ids, from a fixed seed: their length is exact without
+a tokenizer. A chat of a stated length becomes a completion of the same length, which is the same
+prompt for the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from vllm_repro.releases.versions import DISTRIBUTION
 from vllm_repro.report.format import runs, template_for
 from vllm_repro.report.model import RunReport, issue_url
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.scenario.workload import Conversation, Pause, Request, Rest, Size, Step, Together, requests_of, resolve
+from vllm_repro.scenario.workload import (
+    Conversation,
+    Pause,
+    Request,
+    Rest,
+    Size,
+    Step,
+    Together,
+    requests_of,
+    resolve,
+)
 from vllm_repro.servers.launch import Launch, ServedModel, process_launch
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Phase
@@ -36,7 +47,13 @@ _COMPLETIONS = "/v1/completions"
 _WIDTH = 120
 _HOLE = re.compile(r"{\w*}")
 """A hole in the template of a message."""
-_OF_TEMPLATE = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "add_generation_prompt")
+_OF_TEMPLATE = (
+    "tools",
+    "tool_choice",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+)
 """Fields of a chat that a completion does not have."""
 
 
@@ -50,7 +67,9 @@ def no_script(scenario: Scenario) -> str:
     if "mamba" in lab_kinds and scenario.reported().has("--num-gpu-blocks-override"):
         return "its pool is counted in blocks, whose size a real Mamba model sets by itself"
     requests = [one for arm in scenario.arms for one in requests_of(scenario.workload_of(arm))]
-    transfers = [one.fields["kv_transfer_params"] for one in requests if one.fields.get("kv_transfer_params")]
+    transfers = [
+        one.fields["kv_transfer_params"] for one in requests if one.fields.get("kv_transfer_params")
+    ]
     if not all(transfer.get("do_remote_decode") for transfer in transfers):
         return "it loads KV blocks that must come from outside the server"
     return ""
@@ -65,23 +84,35 @@ def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False)
     return script(scenario, arms[0], report, brief=brief)
 
 
-def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, brief: bool = False) -> str:
+def script(
+    scenario: Scenario, arm: Arm, report: RunReport | None = None, *, brief: bool = False
+) -> str:
     """Return the script for an arm. Raises `UsageError` for an arm with patches.
 
     report: the run that it belongs to. brief: say how to use it, and nothing of the bug.
     """
     launch = _launch(scenario, arm, 0)
     steps = scenario.workload_of(arm)
-    boots = scenario.signature if scenario.signature and scenario.signature.phase is Phase.BOOT else None
+    boots = (
+        scenario.signature
+        if scenario.signature and scenario.signature.phase is Phase.BOOT
+        else None
+    )
     at_boot = [boots.exception, *filter(None, _HOLE.split(boots.message))] if boots else []
     requests = list(requests_of(steps))
     words = {"boot" if at_boot else "ready"}
     words |= {"idle"} if any(isinstance(step, Rest) for step in steps) else set()
-    words |= {"late"} if any(one.starts_after or one.leaves_after is not None for one in requests) else set()
+    words |= (
+        {"late"}
+        if any(one.starts_after or one.leaves_after is not None for one in requests)
+        else set()
+    )
     return Template(template_for(_TEMPLATE.read_text(encoding="utf-8"), words)).substitute(
-        about="\n".join(f"# {' '.join(line.split())}" for line in _usage(scenario, report))
-        if brief
-        else _about(scenario, report),
+        about=(
+            "\n".join(f"# {' '.join(line.split())}" for line in _usage(scenario, report))
+            if brief
+            else _about(scenario, report)
+        ),
         data="\n".join(
             [
                 f"MODEL = {scenario.model.name!r}",
@@ -99,7 +130,10 @@ def script(scenario: Scenario, arm: Arm, report: RunReport | None = None, *, bri
 
 
 def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
-    """Return the command of an arm on a plain vLLM. Raises `UsageError` for an arm with patches, or if there is no script."""
+    """Return the command of an arm on a plain vLLM.
+
+    Raises `UsageError` for an arm with patches, or if there is no script.
+    """
     if why := no_script(scenario):
         raise UsageError(f"no script for {scenario.id}: {why}", hint="vllm-repro show --as lab")
     if arm.patches:
@@ -109,7 +143,9 @@ def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
         )
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     weights = ServedModel(name=scenario.model.name)
-    return process_launch(scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence)
+    return process_launch(
+        scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence
+    )
 
 
 def _wrapped(argv: tuple[str, ...]) -> str:
@@ -130,7 +166,11 @@ def _reported(scenario: Scenario, arm: Arm) -> str:
     match arm.expected:
         case Expected.DIES:
             dies = scenario.signature
-            named = filter(None, (dies.exception, _HOLE.sub("...", dies.message))) if dies else ["the engine dies"]
+            named = (
+                filter(None, (dies.exception, _HOLE.sub("...", dies.message)))
+                if dies
+                else ["the engine dies"]
+            )
             return ": ".join(named)
         case Expected.HANGS:
             return "requests without an answer"
@@ -152,7 +192,10 @@ print(ids("shared", shared) + ids(seed, length - shared))' "$@"; }"""
 
 
 def curl(scenario: Scenario, arm: Arm, port: int) -> str:
-    """Return the command of an arm and its requests as lines for a shell. Raises `UsageError` for an arm with patches."""
+    """Return the command of an arm and its requests as lines for a shell.
+
+    Raises `UsageError` for an arm with patches.
+    """
     launch = _launch(scenario, arm, port)
     lines = []
     for number, step in enumerate(scenario.workload_of(arm)):
@@ -161,13 +204,20 @@ def curl(scenario: Scenario, arm: Arm, port: int) -> str:
                 lines.append(f"sleep {seconds:g}")
             case Rest(within=within):
                 lines.append(
-                    f"# The engine must go idle within {within:g} s: watch the processor time of VLLM::EngineCore."
+                    f"# The engine must go idle within {within:g} s: watch the processor time of"
+                    " VLLM::EngineCore."
                 )
             case Together(requests=requests):
-                calls = [_curl(request, launch.command, f"{number}.{index}") for index, request in enumerate(requests)]
+                calls = [
+                    _curl(request, launch.command, f"{number}.{index}")
+                    for index, request in enumerate(requests)
+                ]
                 lines += [*(f"{call} &" for call in calls), "wait"]
             case Conversation() | Request():
-                lines += [_curl(request, launch.command, f"{number}.0") for request in requests_of((step,))]
+                lines += [
+                    _curl(request, launch.command, f"{number}.0")
+                    for request in requests_of((step,))
+                ]
     tokens = [_TOKENS] if any("$(tokens " in line for line in lines) else []
     sent = [
         "# The requests, in another shell, once the server is ready:",
@@ -180,7 +230,11 @@ def curl(scenario: Scenario, arm: Arm, port: int) -> str:
 
 def _curl(request: Request, command: ServeCommand, seed: str) -> str:
     given = _fields(request, command)
-    path, tokens, shared = given.pop("path", _COMPLETIONS), given.pop("tokens", 0), given.pop("shared", 0)
+    path, tokens, shared = (
+        given.pop("path", _COMPLETIONS),
+        given.pop("tokens", 0),
+        given.pop("shared", 0),
+    )
     seed = given.pop("conversation", seed)
     model = (command.get("--served-model-name") or command.model or "").split()[0]
     wait, leave = given.pop("starts_after", 0), given.pop("leaves_after", None)
@@ -201,7 +255,10 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
     lines = [
         f"{scenario.title}.",
         f"{near}{issue_url(scenario.issue)}",
-        f"Releases with the bug: {scenario.status.bad}; without: {scenario.status.good or 'none is declared'}.",
+        (
+            f"Releases with the bug: {scenario.status.bad}; without:"
+            f" {scenario.status.good or 'none is declared'}."
+        ),
         "",
         *_usage(scenario, report),
         "A chat of a stated length is sent as a completion.",
@@ -211,8 +268,8 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
         if report.replaced:
             because = "; ".join(list(dict.fromkeys(one.why for one in report.replaced))[:3])
             lines += wrap(
-                f"The lab replaced {len(report.replaced)} parts, which the report lists ({because}), and served a small "
-                "model. This script does neither.",
+                f"The lab replaced {len(report.replaced)} parts, which the report lists"
+                f" ({because}), and served a small model. This script does neither.",
                 _WIDTH,
             )
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
@@ -227,10 +284,16 @@ def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
     lines = [
         f"pip install openai {install}    # needs: {scenario.needs}",
         "python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
-        "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.",
+        (
+            "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9:"
+            " nine random token ids."
+        ),
     ]
     if scenario.needs.nodes > 1:
-        lines.append(f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use --url.")
+        lines.append(
+            f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use"
+            " --url."
+        )
     return lines
 
 
@@ -249,7 +312,9 @@ def _step(step: Step, command: ServeCommand) -> Iterable[str]:
             yield f"{f'idle within {within:g}'!r}"
         case Together(requests=requests):
             calls = runs([_request(request, command) for request in requests])
-            lines = (f"    *{many} * [{call}]," if many > 1 else f"    {call}," for call, many in calls)
+            lines = (
+                f"    *{many} * [{call}]," if many > 1 else f"    {call}," for call, many in calls
+            )
             yield "\n".join(("[", *lines, "]"))
         case Conversation(turns=turns):
             yield from (f"[{_request(turn, command)}]" for turn in turns)

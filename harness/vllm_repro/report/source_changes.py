@@ -28,13 +28,20 @@ def changed_files(report: RunReport) -> list[str]:
     arms: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.patches:
-            arms.setdefault(tuple(dict.fromkeys(patch.file for patch in arm.patches)), []).append(arm.name)
+            arms.setdefault(tuple(dict.fromkeys(patch.file for patch in arm.patches)), []).append(
+                arm.name
+            )
     return [f"{', '.join(names)}: {', '.join(files)}" for files, names in arms.items()]
 
 
 def diff_of(arm: ArmReport) -> str:
-    """Return the patches of an arm as a unified diff. Its line numbers are not those of the file, see `how_to_apply`."""
-    return "\n".join(line for patch in arm.patches for line in _diff(patch.file, patch.was, patch.now))
+    """Return the patches of an arm as a unified diff.
+
+    Its line numbers are not those of the file, see `how_to_apply`.
+    """
+    return "\n".join(
+        line for patch in arm.patches for line in _diff(patch.file, patch.was, patch.now)
+    )
 
 
 def whole_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
@@ -43,21 +50,32 @@ def whole_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
         line
         for file in after
         for line in difflib.unified_diff(
-            before[file].splitlines(), after[file].splitlines(), f"a/{file}", f"b/{file}", lineterm=""
+            before[file].splitlines(),
+            after[file].splitlines(),
+            f"a/{file}",
+            f"b/{file}",
+            lineterm="",
         )
     )
     return "\n".join(lines) + "\n"
 
 
 def how_to_apply(arm: ArmReport) -> str:
-    """Return a sentence without its stop. Only a patch that was read from a diff is known to have whole lines."""
+    """Return a sentence without its stop.
+
+    Only a patch that was read from a diff is known to have whole lines.
+    """
     if all(patch.lines for patch in arm.patches):
-        return "Apply it with `git apply --unidiff-zero`: its line numbers are not those of the file"
+        return (
+            "Apply it with `git apply --unidiff-zero`: its line numbers are not those of the file"
+        )
     return "Apply it by hand: it may show parts of lines"
 
 
 def _diff(file: str, was: str, now: str) -> Iterator[str]:
-    lines = difflib.unified_diff(was.splitlines(), now.splitlines(), f"a/{file}", f"b/{file}", lineterm="")
+    lines = difflib.unified_diff(
+        was.splitlines(), now.splitlines(), f"a/{file}", f"b/{file}", lineterm=""
+    )
     for line in lines:
         # Git takes a hunk at line 1 only at the start of a file.
         yield re.sub(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@$", _moved, line)
@@ -73,14 +91,26 @@ def untried_note(file: PatchedFile) -> str:
     if file.imported is False:
         note += "; no process of the server imported it, so its change was not tried"
     if file.untried:
-        note += f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"
+        note += (
+            f"; the lab runs something else for {', '.join(file.untried)}, so that change was not"
+            " tried"
+        )
     return note
 
 
 def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
-    """Return the address of a line in the release's source; of the file for line 0. Empty for all but unchanged files of a release."""
+    """Return the address of a line in the release's source; of the file for line 0.
+
+    Empty for all but unchanged files of a release.
+    """
     release = _TAGGED.fullmatch(arm.server.vllm_version or report.vllm_version or "")
-    own = file.startswith("vllm/") and file.endswith(".py") and file not in {patch.file for patch in arm.patches}
+    own = (
+        file.startswith("vllm/")
+        and file.endswith(".py")
+        and file not in {patch.file for patch in arm.patches}
+    )
     if release is None or not own or report.rehearsal or arm.server.source:
         return ""
-    return f"https://github.com/vllm-project/vllm/blob/v{release[1]}/{quote(file)}" + (f"#L{line}" if line else "")
+    return f"https://github.com/vllm-project/vllm/blob/v{release[1]}/{quote(file)}" + (
+        f"#L{line}" if line else ""
+    )

@@ -83,7 +83,9 @@ def _rows(report: RunReport) -> list[tuple[str, ...]]:
     for arm in report.arms:
         for trial, times in grouped(arm.trials):
             outcome = outcome_word(trial) + times
-            rows.append((arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), outcome))
+            rows.append(
+                (arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), outcome)
+            )
         if not arm.trials:
             rows.append((arm.name, "", "", "", not_run_word(arm)))
     return rows

@@ -1,6 +1,7 @@
 """Tables and lines of a run's arms and of its measurements, as plain text for any format.
 
-In a rehearsal each figure stands beside the word REHEARSAL. Other figures that are no claim are not shown.
+In a rehearsal each figure stands beside the word REHEARSAL. Other figures that are no claim are not
+shown.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ __all__ = [
 _MOST_ANSWERS, _MOST_LINES = 12, 20
 
 
-# ── arms ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── arms
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 _Column = tuple[str, Callable[[ArmReport, TrialReport], str]]
 
 
 def arms_table(report: RunReport) -> Table:
-    """Return a row per trial, or per outcome for an arm of four trials or more. The last two columns are outcome and result."""
+    """Return a row per trial, or per outcome for an arm of four trials or more.
+
+    The last two columns are outcome and result.
+    """
     columns = _arm_columns(report)
     did = next((arm.expected.did for arm in report.arms if arm.expected.has_bug), Expected.DIES.did)
     rows: list[tuple[str, ...]] = []
@@ -64,8 +69,14 @@ def _arm_columns(report: RunReport) -> list[_Column]:
     if found is not None and found.shown:
         point = found.shown[0].figures.point
         first = {speed.arm: speed for speed in found.shown if speed.figures.point == point}
-        words = {arm: _spread(speed.figures.output_tok_s) + found.mark for arm, speed in first.items()}
-        ratios = {arm: _ratio(speed) + found.mark for arm, speed in first.items() if speed.ratio is not None}
+        words = {
+            arm: _spread(speed.figures.output_tok_s) + found.mark for arm, speed in first.items()
+        }
+        ratios = {
+            arm: _ratio(speed) + found.mark
+            for arm, speed in first.items()
+            if speed.ratio is not None
+        }
         columns.append((f"output tok/s at {point}", lambda arm, _: words.get(arm.name, "-")))
         columns.append((f"to {found.baseline}", lambda arm, _: ratios.get(arm.name, "-")))
     columns.append(("rate, 95 % confidence", lambda arm, _: _rate(arm)))
@@ -86,7 +97,8 @@ def _result(arm: ArmReport, did: str) -> str:
     return f"{arm.result} ({did} in {arm.k} of {arm.n})" if arm.n else f"{arm.result}"
 
 
-# ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── throughput
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 _TIMES: dict[str, Callable[[Figures], Spread | None]] = {
@@ -110,7 +122,10 @@ def throughput_table(found: MeasureReport | None) -> Table | None:
             _spread(speed.figures.output_tok_s),
             _spread(speed.figures.req_s),
             *(_spread(times(speed.figures), 1000) for times in _TIMES.values()),
-            f"{100 * speed.figures.cpu.median:.0f} % CPU, late {1000 * speed.figures.late_s.median:.1f} ms",
+            (
+                f"{100 * speed.figures.cpu.median:.0f} % CPU, late"
+                f" {1000 * speed.figures.late_s.median:.1f} ms"
+            ),
             f"{speed.figures.output_tok_s.n}, {speed.figures.boots}",
             _ratio(speed),
         )
@@ -120,28 +135,36 @@ def throughput_table(found: MeasureReport | None) -> Table | None:
 
 
 def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
-    """Return how the table is to be read, then what weakens its figures. quote: writes the name of an arm."""
+    """Return how the table is to be read, then what weakens its figures.
+
+    quote: writes the name of an arm.
+    """
     if not found.shown:
         if found.withheld:
             return ["What was measured is in journal.jsonl."]
         return ["No arm was measured: its engine did not live through workload and measurement."]
     how = (
-        "Median over rounds, with quartiles in brackets. A round sends the load's requests at once, with salted "
-        "prompts of exact length and answers of a fixed length. Tokens are counted by `usage` and by the server's "
-        "counters. Client: its share of a core, and how late its event loop was at most. Times come from rounds in "
-        f"which it was late for at most {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most "
-        f"{100 * MOST_LATE_P99:g} %. A round counts if the client can have falsified its speed by at most "
-        f"{100 * MOST_OFF:g} %. The ratio is output tokens per second over those of {quote(found.baseline)}, with "
-        "its 95 % bootstrap interval."
+        "Median over rounds, with quartiles in brackets. A round sends the load's requests at"
+        " once, with salted prompts of exact length and answers of a fixed length. Tokens are"
+        " counted by `usage` and by the server's counters. Client: its share of a core, and how"
+        " late its event loop was at most. Times come from rounds in which it was late for at most"
+        f" {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most"
+        f" {100 * MOST_LATE_P99:g} %. A round counts if the client can have falsified its speed by"
+        f" at most {100 * MOST_OFF:g} %. The ratio is output tokens per second over those of"
+        f" {quote(found.baseline)}, with its 95 % bootstrap interval."
     )
     notes = [how]
     notes += [
-        f"{quote(speed.arm)} has no times at {speed.figures.point}: the client was late in too many rounds."
+        f"{quote(speed.arm)} has no times at {speed.figures.point}: the client was late in too many"
+        " rounds."
         for speed in found.shown
         if speed.figures.ttft_s is None
     ]
     if any(speed.figures.boots < 2 for speed in found.speeds):
-        notes.append("An arm was booted once: the interval does not cover differences between boots (`--trials`).")
+        notes.append(
+            "An arm was booted once: the interval does not cover differences between boots"
+            " (`--trials`)."
+        )
     return notes
 
 
@@ -156,13 +179,25 @@ def throughput_section(found: MeasureReport | None) -> str:
 
 _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (
     ("output tokens", lambda one: f"{one.counted.generation_tokens:,}"),
-    ("KV cache in use, at most", lambda one: _whole(one.counted.kv_most and 100 * one.counted.kv_most, " %", digits=1)),
+    (
+        "KV cache in use, at most",
+        lambda one: _whole(one.counted.kv_most and 100 * one.counted.kv_most, " %", digits=1),
+    ),
     ("preemptions", lambda one: _whole(one.counted.preemptions)),
-    ("prompt tokens from the prefix cache", lambda one: _of(one.counted.cache_hits, one.counted.cache_queries)),
-    ("draft tokens accepted", lambda one: _of(one.counted.accepted_tokens, one.counted.draft_tokens)),
+    (
+        "prompt tokens from the prefix cache",
+        lambda one: _of(one.counted.cache_hits, one.counted.cache_queries),
+    ),
+    (
+        "draft tokens accepted",
+        lambda one: _of(one.counted.accepted_tokens, one.counted.draft_tokens),
+    ),
     ("hottest GPU", lambda one: _whole(one.gpus.temperature_c, " °C") if one.gpus else None),
     ("lowest GPU clock", lambda one: _whole(one.gpus.clock_mhz, " MHz") if one.gpus else None),
-    ("slowed by its hardware", lambda one: ("yes" if one.gpus.slowed else "no") if one.gpus else None),
+    (
+        "slowed by its hardware",
+        lambda one: ("yes" if one.gpus.slowed else "no") if one.gpus else None,
+    ),
 )
 
 
@@ -178,7 +213,10 @@ def counters_table(found: MeasureReport | None) -> Table | None:
     """Return a row per load and arm, with counts of the server and its cards; None without counts."""
     sums = found.counted if found else {}
     known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]
-    rows = [(str(point), arm, *(word(one) or "-" for _, word in known)) for (point, arm), one in sums.items()]
+    rows = [
+        (str(point), arm, *(word(one) or "-" for _, word in known))
+        for (point, arm), one in sums.items()
+    ]
     return Table(("load", "arm", *(head for head, _ in known)), tuple(rows)) if rows else None
 
 
@@ -199,7 +237,9 @@ def throughput_lines(found: MeasureReport | None) -> list[str]:
 def _spread(spread: Spread | None, times: float = 1) -> str:
     if spread is None:
         return "-"
-    low, middle, high = (_number(value * times) for value in (spread.low, spread.median, spread.high))
+    low, middle, high = (
+        _number(value * times) for value in (spread.low, spread.median, spread.high)
+    )
     return f"{middle} ({low} to {high})"
 
 
@@ -210,4 +250,7 @@ def _number(value: float) -> str:
 def _ratio(speed: ArmSpeed) -> str:
     if speed.ratio is None:
         return "-"
-    return f"{speed.ratio.ratio:.2f} ({speed.ratio.low:.2f} to {speed.ratio.high:.2f}), {speed.ratio.change}"
+    return (
+        f"{speed.ratio.ratio:.2f} ({speed.ratio.low:.2f} to {speed.ratio.high:.2f}),"
+        f" {speed.ratio.change}"
+    )

@@ -1,7 +1,8 @@
 """Text of logs and command lines, safe inside Markdown and HTML, and short enough for GitHub.
 
-GitHub must render the text as it is: no markup, no link, no mention of a person or an issue. A comment there holds 65,536
-characters; whether that means letters or bytes is not documented everywhere, so both are kept.
+GitHub must render the text as it is: no markup, no link, no mention of a person or an issue. A
+comment there holds 65,536 characters; whether that means letters or bytes is not documented
+everywhere, so both are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _MOST_TICKS = 16
 """Longer runs of backticks are shortened, because the fence around them must be longer still."""
 
 _GAP = "&#x200B;"
-"""A zero-width space. GitHub looks for mentions in the rendered text, so a backslash or an entity does not prevent them."""
+"""A zero-width space.
+
+GitHub looks for mentions in the rendered text, so a backslash or an entity does not prevent them.
+"""
 
 _MENTIONS = (
     (re.compile(r"@(?=\S)"), f"@{_GAP}"),  # `1@.a` is a mail address to GitHub
@@ -50,11 +54,14 @@ _MENTIONS = (
     (re.compile(r"(?i)\b((?:https?|ftp):)(?=//)"), rf"\1{_GAP}"),
     (re.compile(r"(?i)\b(www)(?=\.)"), rf"\1{_GAP}"),
 )
-_SYNTAX = re.compile(r"[\\`*|~$]|<(?=[A-Za-z/!?])|\](?=[(\[:])|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_SYNTAX = re.compile(
+    r"[\\`*|~$]|<(?=[A-Za-z/!?])|\](?=[(\[:])|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
+)
 _BLOCK = re.compile(r"^(?:[#>+=-]|\d+(?=[.)]))")
 
 
-# ── escaping ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── escaping
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def printable(text: str) -> str:
@@ -72,7 +79,9 @@ def fence(text: str, language: str = "") -> str:
 
 def plain(text: str) -> str:
     """Return `text` as a paragraph on one line, without markup, links or mentions."""
-    return _BLOCK.sub(lambda found: found[0] + "\\" if found[0].isdigit() else "\\" + found[0], cell(text))
+    return _BLOCK.sub(
+        lambda found: found[0] + "\\" if found[0].isdigit() else "\\" + found[0], cell(text)
+    )
 
 
 def cell(text: str) -> str:
@@ -82,7 +91,10 @@ def cell(text: str) -> str:
 
 
 def code(text: str, *, in_table: bool = False) -> str:
-    """Return `text` as inline code on one line. In a table GitHub splits columns before it finds code."""
+    """Return `text` as inline code on one line.
+
+    In a table GitHub splits columns before it finds code.
+    """
     line = _short_ticks(_one_line(text))
     if not line:
         return "` `"
@@ -112,7 +124,11 @@ def _longest_ticks(text: str) -> int:
 
 
 def _short_ticks(text: str) -> str:
-    return re.sub(rf"`{{{_MOST_TICKS + 1},}}", lambda run: f"{'`' * _MOST_TICKS}[{len(run[0])} backticks]", text)
+    return re.sub(
+        rf"`{{{_MOST_TICKS + 1},}}",
+        lambda run: f"{'`' * _MOST_TICKS}[{len(run[0])} backticks]",
+        text,
+    )
 
 
 class Table(NamedTuple):
@@ -127,7 +143,8 @@ def markdown_table(table: Table) -> str:
     return "\n".join((*lines, *("| " + " | ".join(map(cell, row)) + " |" for row in table.rows)))
 
 
-# ── limits ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── limits
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def size(text: str) -> int:
@@ -144,7 +161,9 @@ def shorten(text: str, limit: int) -> str:
         return ""
     data = text.encode("utf-8", "replace")
     start, end = data[: room // 2], data[len(data) - room // 2 :]
-    return f"{start.decode('utf-8', 'ignore')}{_gap(size(text) - room)}{end.decode('utf-8', 'ignore')}"
+    return (
+        f"{start.decode('utf-8', 'ignore')}{_gap(size(text) - room)}{end.decode('utf-8', 'ignore')}"
+    )
 
 
 def _gap(left_out: int) -> str:

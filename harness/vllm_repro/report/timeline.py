@@ -1,6 +1,7 @@
 """Events of each trial: readiness, requests, answers and signs of a crash, in seconds from the launch.
 
-Signs name no trial in the journal. Trials of a run do not overlap, so a sign belongs to the trial that was open.
+Signs name no trial in the journal. Trials of a run do not overlap, so a sign belongs to the trial
+that was open.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _events(entries: list[Entry]) -> list[Event]:
             found.append((at - began, *words))
     for event, name in _COUNTED.items():
         if times := [entry.t - began for entry in entries if entry.event == event]:
-            found.append((times[-1], name, f"{len(times)} on record, the first at {times[0]:.3f} s"))
+            found.append(
+                (times[-1], name, f"{len(times)} on record, the first at {times[0]:.3f} s")
+            )
     return sorted(found, key=lambda event: event[0])
 
 
@@ -51,12 +54,16 @@ def _words(entry: Entry) -> tuple[str, str] | None:
         case "sign":
             return entry["channel"] + (" (decisive)" if entry["decisive"] else ""), entry["detail"]
         case "ready":
-            return "ready", "/health answers 200" + (f", vLLM {entry['version']}" if entry.get("version") else "")
+            return "ready", "/health answers 200" + (
+                f", vLLM {entry['version']}" if entry.get("version") else ""
+            )
         case "request-sent":
             return entry["name"], "sent"
         case "answer":
             tokens = (entry.get("usage") or {}).get("completion_tokens")
-            result = answer_word(entry) + (f", {tokens} token{'' if tokens == 1 else 's'}" if tokens else "")
+            result = answer_word(entry) + (
+                f", {tokens} token{'' if tokens == 1 else 's'}" if tokens else ""
+            )
             took = entry.get("took_s")
             return entry["name"], result + (f", after {took:.3f} s" if took is not None else "")
         case "canary":
@@ -69,7 +76,10 @@ def _words(entry: Entry) -> tuple[str, str] | None:
         case "hung" | "channel-broken":
             return entry.event, entry["detail"]
         case "boot-stalled":
-            return "stalled", f"no progress for {entry['seconds']:.0f} s; last line: {entry['last_line']}"
+            return (
+                "stalled",
+                f"no progress for {entry['seconds']:.0f} s; last line: {entry['last_line']}",
+            )
         case "measure-stopped":
             return "measuring", f"{entry['doing']} stopped: {entry['why']}"
         case "trial-ended":

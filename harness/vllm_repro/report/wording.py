@@ -44,7 +44,8 @@ _SHORT = 80
 """Letters of a change that fit into the first sentence."""
 
 
-# ── sentences about a run ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── sentences about a run
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def notices(report: RunReport) -> list[str]:
@@ -81,7 +82,9 @@ def _source_word(report: RunReport) -> str:
     """Return `with its source changed` if no unchanged vLLM showed or survived the bug; else nothing."""
     ran = [arm for arm in report.arms if arm.trials]
     failed = [arm for arm in ran if arm.expected.has_bug and arm.k]
-    return "with its source changed" if ran and all(arm.patches for arm in failed[:1] or ran) else ""
+    return (
+        "with its source changed" if ran and all(arm.patches for arm in failed[:1] or ran) else ""
+    )
 
 
 def avoids(arm: ArmReport) -> bool:
@@ -92,7 +95,11 @@ def avoids(arm: ArmReport) -> bool:
 
 def _difference(arm: ArmReport, failed: ArmReport) -> str:
     """Return the changes that only this arm has, such as `with --enforce-eager`."""
-    edits = [re.sub("^patched ", "with a change of ", edit) for edit in arm.edits if edit not in failed.edits]
+    edits = [
+        re.sub("^patched ", "with a change of ", edit)
+        for edit in arm.edits
+        if edit not in failed.edits
+    ]
     words = " and ".join(dict.fromkeys(edits))
     return words if 0 < len(words) <= _SHORT else f"in the arm {arm.name}"
 
@@ -108,7 +115,10 @@ def lab_rule(report: RunReport) -> str:
     deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
     if not any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
         return ""
-    return "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU, C++ code raises it"
+    return (
+        "The lab's rule about captured graphs raised this exception, in torch's words; on a GPU,"
+        " C++ code raises it"
+    )
 
 
 def crash_summary(trial: TrialReport) -> str:
@@ -133,7 +143,9 @@ def _latency(value_s: float | None) -> str:
 def refused_words(statuses: Sequence[int], sent: int) -> str:
     """Return `refused: 3 of 18 requests (400 x 3)`."""
     counts = Counter(statuses).items()
-    words = ", ".join(f"{status} x {times}" if times > 1 else f"{status}" for status, times in counts)
+    words = ", ".join(
+        f"{status} x {times}" if times > 1 else f"{status}" for status, times in counts
+    )
     return f"refused: {len(statuses)} of {sent} requests ({words})"
 
 
@@ -144,11 +156,15 @@ def refusals(arms: Sequence[ArmReport]) -> list[str]:
         trials = [trial for trial in arm.trials if trial.refused]
         if trials:
             statuses = [status for trial in trials for status in trial.refused]
-            found.append(f"{arm.name}: {refused_words(statuses, sum(trial.requests['sent'] for trial in trials))}")
+            found.append(
+                f"{arm.name}:"
+                f" {refused_words(statuses, sum(trial.requests['sent'] for trial in trials))}"
+            )
     return found
 
 
-# ── which trials are shown ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── which trials are shown
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
@@ -157,8 +173,13 @@ def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
     rows = [(trial, "") for trial in trials]
     if len(trials) >= 4:
         first = {trial.outcome: trial for trial in reversed(trials)}
-        rows = [(trial, f" x {sum(t.outcome is outcome for t in trials)}") for outcome, trial in first.items()]
-    return [(trial, times if trial.number in counted else f"{times}, repeated") for trial, times in rows]
+        rows = [
+            (trial, f" x {sum(t.outcome is outcome for t in trials)}")
+            for outcome, trial in first.items()
+        ]
+    return [
+        (trial, times if trial.number in counted else f"{times}, repeated") for trial, times in rows
+    ]
 
 
 def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
@@ -173,20 +194,29 @@ def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], lis
         else:
             crossed[trial.outcome] += trial.trigger.crossed
     more = [(outcome, times - _FIRST) for outcome, times in seen.items() if times > _FIRST]
-    return shown, [f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}" for outcome, n in more]
+    return shown, [
+        f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}"
+        for outcome, n in more
+    ]
 
 
-# ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── words
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def not_run_word(arm: ArmReport) -> str:
-    """Return the word for an arm without a finished trial; empty for others. One that has a command was begun."""
+    """Return the word for an arm without a finished trial; empty for others.
+
+    One that has a command was begun.
+    """
     return "" if arm.trials else INTERRUPTED if arm.command else NOT_RUN
 
 
 def outcome_word(trial: TrialReport) -> str:
     """Return `crash, match`."""
-    return trial.outcome + (f", {trial.death.signature}" if trial.death and trial.death.signature else "")
+    return trial.outcome + (
+        f", {trial.death.signature}" if trial.death and trial.death.signature else ""
+    )
 
 
 def expected_words(expected: bool | None) -> str:

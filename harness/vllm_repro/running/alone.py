@@ -1,4 +1,7 @@
-"""The requests of `run --outputs`: each greedy prompt of a workload alone, and all of them at once. Pure."""
+"""The requests of `run --outputs`: each greedy prompt of a workload alone, and all of them at once.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,25 @@ MOST_PROMPTS = 16
 _LEAST_BURST = 4
 """Pairs of requests in a burst: with fewer the first may be answered before another arrives."""
 
-_HOW = ("model", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "cache_salt")
+_HOW = (
+    "model",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "return_token_ids",
+    "cache_salt",
+)
 """Fields that do not decide a greedy answer."""
 
 _CHANGES_LOGITS = (
     "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "allowed_token_ids", "bad_words",
     "response_format", "structured_outputs", "tools",
 )  # fmt: skip
-"""Fields that choose another token than the best one. The log probabilities that vLLM returns are those before them."""
+"""Fields that choose another token than the best one.
+
+The log probabilities that vLLM returns are those before them.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,10 +53,15 @@ class Greedy:
     prompt: str
 
     def again(self, salt: str) -> dict[str, Any]:
-        """Return its body, not streamed, with log probabilities. It finds the blocks of `salt` in the prefix cache."""
+        """Return its body, not streamed, with log probabilities.
+
+        It finds the blocks of `salt` in the prefix cache.
+        """
         body = {name: value for name, value in self.body.items() if name not in _HOW[1:]}
         body |= {"return_token_ids": True, "cache_salt": salt}
-        return body | ({"logprobs": True, "top_logprobs": 2} if "messages" in body else {"logprobs": 2})
+        return body | (
+            {"logprobs": True, "top_logprobs": 2} if "messages" in body else {"logprobs": 2}
+        )
 
 
 Repeat = tuple[Probe, Greedy, dict[str, Any]]
@@ -58,12 +77,17 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
         return None
     decides = {name: value for name, value in body.items() if name not in _HOW}
     text = json.dumps([request.endpoint, decides], sort_keys=True)
-    return Greedy(request.label, request.endpoint, body, hashlib.sha256(text.encode()).hexdigest()[:16])
+    return Greedy(
+        request.label, request.endpoint, body, hashlib.sha256(text.encode()).hexdigest()[:16]
+    )
 
 
 def alone(one: Greedy) -> list[Repeat]:
     """Return the requests to send one after the other: from the second on, its blocks are in the prefix cache."""
-    return [(probe, one, one.again(_salt("alone", one))) for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)]
+    return [
+        (probe, one, one.again(_salt("alone", one)))
+        for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)
+    ]
 
 
 def burst(prompts: Sequence[Greedy]) -> list[Repeat]:

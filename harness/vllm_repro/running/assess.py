@@ -1,4 +1,7 @@
-"""The meaning of one trial: proof of the trigger, cause of death, outcome. The one effect is reading the log file."""
+"""The meaning of one trial: proof of the trigger, cause of death, outcome.
+
+The one effect is reading the log file.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,23 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.trigger import (
+    AttentionShape,
+    Condition,
+    SentRequest,
+    TriggerFacts,
+    TriggerResult,
+)
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, TrialFacts, classify
 from vllm_repro.verdict.output import ServedWeights, check_output, compare_alone
-from vllm_repro_diagnosis.boot_facts import BootFacts, boot_facts, imported, observed, scheduler_dump, shared_steps
+from vllm_repro_diagnosis.boot_facts import (
+    BootFacts,
+    boot_facts,
+    imported,
+    observed,
+    scheduler_dump,
+    shared_steps,
+)
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import Line, read_lines
@@ -30,8 +46,9 @@ _MOST_FRAMES = 40
 class Conclusion:
     """The meaning of one trial.
 
-    sent, ok: requests. why: one sentence for people. during: the measurement in which the engine died, after its workload. weights: those
-    that were served; None if unknown. imported: the patched files that a process of the server imported.
+    sent, ok: requests. why: one sentence for people. during: the measurement in which the engine
+    died, after its workload. weights: those that were served; None if unknown. imported: the
+    patched files that a process of the server imported.
     """
 
     outcome: Outcome
@@ -53,14 +70,25 @@ class Conclusion:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields of the journal line, with the names of `report.json`."""
-        fields = vars(self) | {"requests": {"sent": self.sent, "ok": self.ok, "failed": self.sent - self.ok}}
-        return {name: value for name, value in fields.items() if name not in ("sent", "ok", "launched")}
+        fields = vars(self) | {
+            "requests": {"sent": self.sent, "ok": self.ok, "failed": self.sent - self.ok}
+        }
+        return {
+            name: value for name, value in fields.items() if name not in ("sent", "ok", "launched")
+        }
 
 
 def assess(
-    scenario: Scenario, command: ServeCommand, seen: Observed, log: Path, trigger: Condition | None = None
+    scenario: Scenario,
+    command: ServeCommand,
+    seen: Observed,
+    log: Path,
+    trigger: Condition | None = None,
 ) -> Conclusion:
-    """Return the conclusion of one trial. log: its whole server log; an absent file is an empty log. trigger: the arm's own."""
+    """Return the conclusion of one trial.
+
+    log: its whole server log; an absent file is an empty log. trigger: the arm's own.
+    """
     died = any(sign.decisive for sign in seen.signs)
     # Read the log once for each question: it may be larger than the memory.
     diagnosis = diagnose(_lines(log), we_terminated=not died)
@@ -70,7 +98,9 @@ def assess(
     boot = boot_facts(_lines(log))
     nodes = _node_logs(log, diagnosis)
     death, captured = _death(scenario, seen, diagnosis, nodes) if died else (None, {})
-    finding = (trigger or scenario.trigger).find(_trigger_facts(scenario, command, seen, log, boot, captured))
+    finding = (trigger or scenario.trigger).find(
+        _trigger_facts(scenario, command, seen, log, boot, captured)
+    )
     unsupported = seen.unsupported
     if unsupported is None and not seen.ready and diagnosis.usage is not None:
         unsupported = f"this release refused the command line: {diagnosis.usage}"
@@ -127,16 +157,25 @@ def _fatal_lines(log: Path) -> int:
 
 
 def _unseen_death(log: Path) -> DeathSign:
-    """Return the sign of a death that only the finished log shows. Its time is that of the log's last line."""
+    """Return the sign of a death that only the finished log shows.
+
+    Its time is that of the log's last line.
+    """
     at = log.stat().st_mtime
     return DeathSign(Channel.LOG, "found in the log after the trial", at, at)
 
 
 def _trigger_facts(
-    scenario: Scenario, command: ServeCommand, seen: Observed, log: Path, boot: BootFacts, captured: dict[str, str]
+    scenario: Scenario,
+    command: ServeCommand,
+    seen: Observed,
+    log: Path,
+    boot: BootFacts,
+    captured: dict[str, str],
 ) -> TriggerFacts:
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
-    # The boot line shows what is in force, the flag only what was asked for. An attached server does not have the scenario's flags.
+    # The boot line shows what is in force, the flag only what was asked for. An attached server
+    # does not have the scenario's flags.
     attached = seen.facts is not None and not seen.facts.kind.facts.started
     if not attached:
         batch = batch or command.number("--max-num-batched-tokens")
@@ -165,17 +204,29 @@ def _in_flight(asked: SentRequest, seen: Observed) -> SentRequest:
     if asked.status is not None or asked.left:
         return asked
     died = any(sign.decisive for sign in seen.signs)
-    return replace(asked, died=asked.died or died, hung=seen.hung is not None and not died and not asked.refusal)
+    return replace(
+        asked,
+        died=asked.died or died,
+        hung=seen.hung is not None and not died and not asked.refusal,
+    )
 
 
 def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShape | None:
     """Return the model's attention sizes; None if the server serves another model than the scenario's."""
     model, served = scenario.model, seen.tiny_model
-    if served is None and scenario.lab is not None and seen.facts is not None and seen.facts.kind.facts.in_lab:
+    if (
+        served is None
+        and scenario.lab is not None
+        and seen.facts is not None
+        and seen.facts.kind.facts.in_lab
+    ):
         served = scenario.lab.shape(model)
     if served is not None:
-        return AttentionShape(served.heads, served.kv_heads, served.head_dim, kinds=served.kinds, window=served.window)
-    # Only the rehearsal engine has the groups of the scenario; a real release decides by itself how to divide its pool.
+        return AttentionShape(
+            served.heads, served.kv_heads, served.head_dim, kinds=served.kinds, window=served.window
+        )
+    # Only the rehearsal engine has the groups of the scenario; a real release decides by itself how
+    # to divide its pool.
     imitated = seen.facts is not None and seen.facts.evidence is Evidence.REHEARSAL
     groups = tuple(model.window_groups) if imitated else ()
     named = boot.args.get("model")
@@ -207,7 +258,10 @@ def _node_logs(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
 def _death(
     scenario: Scenario, seen: Observed, diagnosis: Diagnosis, nodes: dict[int, Diagnosis]
 ) -> tuple[Death, dict[str, str]]:
-    signs = sorted((sign for sign in seen.signs if sign.channel is not Channel.COUNTERS), key=lambda sign: sign.at)
+    signs = sorted(
+        (sign for sign in seen.signs if sign.channel is not Channel.COUNTERS),
+        key=lambda sign: sign.at,
+    )
     first = signs[0]
     latency = max(0.0, first.at - min(sign.since for sign in signs))
     signature: How | None = None
@@ -226,7 +280,9 @@ def _death(
             latency_s=round(latency, 4),
             exception=diagnosis.exception,
             message=diagnosis.message,
-            frames=tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[-_MOST_FRAMES:],
+            frames=tuple(f"{frame.file}:{frame.function}" for frame in diagnosis.frames)[
+                -_MOST_FRAMES:
+            ],
             signature=signature,
             channels=tuple(dict.fromkeys(sign.channel for sign in signs)),
             ranks=failed_nodes(nodes, scenario.signature),
@@ -238,7 +294,10 @@ def _death(
 
 
 def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> ServedWeights | None:
-    """Return the weights that give the answers; None if unknown. boot: the only source for an attached server."""
+    """Return the weights that give the answers; None if unknown.
+
+    boot: the only source for an attached server.
+    """
     if seen.facts is None:
         return None
     if seen.facts.evidence is Evidence.REHEARSAL:
@@ -247,7 +306,9 @@ def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> Served
         # Our command line is not its own.
         if not boot.args:
             return None
-        return ServedWeights.DUMMY if boot.args.get("load_format") == "dummy" else ServedWeights.REAL
+        return (
+            ServedWeights.DUMMY if boot.args.get("load_format") == "dummy" else ServedWeights.REAL
+        )
     if command.get("--load-format") == "dummy":
         return ServedWeights.DUMMY
     return ServedWeights.MADE if seen.tiny_model is not None else ServedWeights.REAL
@@ -279,7 +340,10 @@ def _between(seen: Observed) -> str | None:
         if _of_a_gateway(answer):
             cut = answer.status is None or answer.error_kind == "transport"
             what = "cut off" if cut else f"answered {answer.status}"
-            return f"the engine lives, and a request was {what}, as by a gateway or without its key: {answer.error}"
+            return (
+                f"the engine lives, and a request was {what}, as by a gateway or without its key:"
+                f" {answer.error}"
+            )
     return None
 
 
@@ -292,7 +356,10 @@ def _wrong_output(seen: Observed) -> str | None:
         if answer.empty:
             return "a request was answered 200 without a single token"
         if answer.status == 200 and (answer.error is not None or answer.finish_reason is None):
-            return f"an answer ended without finish_reason{': ' + answer.error if answer.error else ''}"
+            return (
+                "an answer ended without"
+                f" finish_reason{': ' + answer.error if answer.error else ''}"
+            )
     if seen.canary_ok is False:
         return "the one-token canary at the end got no token"
     return None
@@ -302,7 +369,10 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observ
     match outcome:
         case Outcome.CANCELLED if facts.death is not None:
             # The trial counts as cancelled, but a reader wants to know what the engine had died of.
-            return f"{_cause(facts.death, diagnosis, seen).rstrip('.')}; {facts.cancelled} before the trial came to its end"
+            return (
+                f"{_cause(facts.death, diagnosis, seen).rstrip('.')}; {facts.cancelled} before the"
+                " trial came to its end"
+            )
         case Outcome.CANCELLED:
             return facts.cancelled or ""
         case Outcome.INFRA:
@@ -316,7 +386,9 @@ def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observ
         case Outcome.CLEAN:
             return "the boundary was crossed and the engine lived"
         case Outcome.UNTRIGGERED:
-            return "the engine lived, and the boundary was not crossed: " + "; ".join(facts.finding.evidence)
+            return "the engine lived, and the boundary was not crossed: " + "; ".join(
+                facts.finding.evidence
+            )
         case Outcome.BOOT_FAILED if facts.death is None:
             return seen.hung or "it never became ready"
         case Outcome.CRASH | Outcome.OTHER_CRASH | Outcome.BOOT_FAILED:

@@ -2,10 +2,12 @@
 
 `--trials auto` boots each arm until its claim is decided:
 
-- The arm that dies: once, or `DEATHS` times if other arms are compared with it. After five deaths in five boots, four quiet boots
+- The arm that dies: once, or `DEATHS` times if other arms are compared with it. After five deaths
+in five boots, four quiet boots
   tell a workaround from luck; nine boots in all is the cheapest way to that.
 - A quiet arm: as often as `clean_needed` asks for.
-- An arm that did anything else (hung, died otherwise, did not boot, did not cross the boundary): once, it would only do it again.
+- An arm that did anything else (hung, died otherwise, did not boot, did not cross the boundary):
+once, it would only do it again.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ MOST = 20
 class Boots:
     """The boots of a run up to now, by arm.
 
-    outcomes: of the finished boots. strange: how many of those look like the bug and do not count as it. last: the highest number.
-    repeated: arms with an `infra` boot that was repeated, which `outcomes` leaves out.
+    outcomes: of the finished boots. strange: how many of those look like the bug and do not count
+    as it. last: the highest number. repeated: arms with an `infra` boot that was repeated, which
+    `outcomes` leaves out.
     """
 
     outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
@@ -40,8 +43,13 @@ class Boots:
     last: Counter[str] = field(default_factory=Counter)
     repeated: set[str] = field(default_factory=set)
 
-    def finish(self, arm: str, expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> None:
-        """Count a finished boot, but not an arm's first `infra`: it is booted again. The arguments are those of `is_other`."""
+    def finish(
+        self, arm: str, expected: Expected, outcome: Outcome, during: str, *, crossed: bool
+    ) -> None:
+        """Count a finished boot, but not an arm's first `infra`: it is booted again.
+
+        The arguments are those of `is_other`.
+        """
         if outcome is Outcome.INFRA and arm not in self.repeated:
             self.repeated.add(arm)
             return
@@ -51,7 +59,8 @@ class Boots:
     def in_turn(self, arms: Sequence[Arm], wanted: Callable[[], Sequence[str]]) -> Iterator[Arm]:
         """Yield the arms to boot until `wanted`, asked before each round, names none: A B in odd rounds, B A in even ones.
 
-        A machine that slows down or warms up then favours no arm. In round n an arm gets its boot n, so a resumed run keeps the order.
+        A machine that slows down or warms up then favours no arm. In round n an arm gets its boot
+        n, so a resumed run keeps the order.
         """
         for n in count(1):
             names = wanted()
@@ -63,17 +72,33 @@ class Boots:
 
 
 def undecided_arms(
-    arms: Sequence[ArmResult], record: Record | None = None, version: str | None = None, *, patched: bool = False
+    arms: Sequence[ArmResult],
+    record: Record | None = None,
+    version: str | None = None,
+    *,
+    patched: bool = False,
 ) -> list[str]:
-    """Return the names of the arms that one more boot may decide. The other arguments are those of `decide`."""
+    """Return the names of the arms that one more boot may decide.
+
+    The other arguments are those of `decide`.
+    """
     if record is not None and same_release(record.version, version) is not patched:
-        record = None  # deaths of the same release cannot prove a fix, nor deaths of another one a patch
+        # deaths of the same release cannot prove a fix, nor deaths of another one a patch
+        record = None
     dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
-    compared = any(arm.expected is Expected.LIVES and set(arm.outcomes) <= {Outcome.CLEAN} for arm in arms)
-    return [arm.name for arm in arms if not arm.outcomes or _undecided(arm, dying, record, compared=compared)]
+    compared = any(
+        arm.expected is Expected.LIVES and set(arm.outcomes) <= {Outcome.CLEAN} for arm in arms
+    )
+    return [
+        arm.name
+        for arm in arms
+        if not arm.outcomes or _undecided(arm, dying, record, compared=compared)
+    ]
 
 
-def _undecided(arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool) -> bool:
+def _undecided(
+    arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool
+) -> bool:
     boots = len(arm.outcomes)
     if boots >= MOST or arm.strange or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
         return False

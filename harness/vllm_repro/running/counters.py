@@ -16,13 +16,18 @@ _LOOKS_FOR_THE_FIRST = 4
 
 
 class Counters:
-    """Readings of `/metrics`. note: called with the sign of a restart. new: the server was started by us, so it counts from 0.
+    """Readings of `/metrics`.
 
-    reading: the last one. preemptions: counted since this server is watched. kv_most: the highest use of the KV cache since somebody set
-    it to None. answered: `/metrics` has answered at least once.
+    note: called with the sign of a restart. new: the server was started by us, so it counts from 0.
+
+    reading: the last one. preemptions: counted since this server is watched. kv_most: the highest
+    use of the KV cache since somebody set it to None. answered: `/metrics` has answered at least
+    once.
     """
 
-    def __init__(self, base_url: str, client: Client, note: Callable[[DeathSign], None], *, new: bool) -> None:
+    def __init__(
+        self, base_url: str, client: Client, note: Callable[[DeathSign], None], *, new: bool
+    ) -> None:
         self.reading: Reading | None = None
         self.preemptions: int | None = None
         self.kv_most: float | None = None
@@ -32,9 +37,12 @@ class Counters:
         self._preempted_before: float | None = 0.0 if new else None
 
     async def scrape(self) -> Reading | None:
-        """Return a reading; None if `/metrics` does not answer. Another process than the first one is a sign of death.
+        """Return a reading; None if `/metrics` does not answer.
 
-        Raises `InfraError` if several servers answer in turn, as behind a load balancer: none of them can be watched.
+        Another process than the first one is a sign of death.
+
+        Raises `InfraError` if several servers answer in turn, as behind a load balancer: none of
+        them can be watched.
         """
         reading = await self._read()
         if reading is None:
@@ -49,7 +57,8 @@ class Counters:
                 again = await self._read()
                 if again is not None and again.started is not None and not self._is_other(again):
                     raise InfraError(
-                        f"several servers answer at {self._base_url}: process_start_time_seconds alternates",
+                        f"several servers answer at {self._base_url}: process_start_time_seconds"
+                        " alternates",
                         hint="name one server with --url, not the load balancer in front of it",
                     )
             text = "process_start_time_seconds changed: another process answers now"
@@ -72,4 +81,8 @@ class Counters:
 
     def _is_other(self, reading: Reading) -> bool:
         """Return True if the reading names another process than the first one."""
-        return reading.started is not None and self._born is not None and abs(reading.started - self._born) > 0.02
+        return (
+            reading.started is not None
+            and self._born is not None
+            and abs(reading.started - self._born) > 0.02
+        )

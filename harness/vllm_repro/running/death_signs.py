@@ -1,8 +1,9 @@
 """Signs of death, one record per channel. Pure.
 
-No channel is reliable alone: the process exits with status 0, a dying stream ends with 200 and `[DONE]`, `/health` stays 200 over a hung
-engine, and an ordered shutdown logs `EngineDeadError`. So each channel reports what it saw and whether that alone is decisive. The first
-decisive sign ends the workload; all are kept with their time.
+No channel is reliable alone: the process exits with status 0, a dying stream ends with 200 and
+`[DONE]`, `/health` stays 200 over a hung engine, and an ordered shutdown logs `EngineDeadError`. So
+each channel reports what it saw and whether that alone is decisive. The first decisive sign ends
+the workload; all are kept with their time.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ class Channel(StrEnum):
     EMPTY = "empty-answer"  # a success without a token
     CANARY = "canary"  # a one-token completion of our own
     COUNTERS = "counters"  # requests run, and no step is counted
-    RANK = "rank"  # a further node of the server: its log, or its end while the first one still waits for it
+    # a further node of the server: its log, or its end while the first one still waits for it
+    RANK = "rank"
     RESTART = "restart"  # the process behind the port is another one
 
 
 @dataclass(frozen=True)
 class DeathSign:
-    """One sign on one channel. Seconds since the epoch: at, when the harness saw it; since, the earliest time of the evidence itself."""
+    """One sign on one channel.
+
+    Seconds since the epoch: at, when the harness saw it; since, the earliest time of the evidence
+    itself.
+    """
 
     channel: Channel
     detail: str
@@ -55,7 +61,10 @@ LOG_SIGNS: tuple[tuple[str, bool], ...] = (
     # A healthy server logs this too, after a SIGTERM: it needs a second sign.
     ("vllm.v1.engine.exceptions.EngineDeadError", False),
 )
-"""Texts that report the engine's death, and whether each is decisive. Not Traceback or ERROR: 0.20.2 logs both for an ordinary 400."""
+"""Texts that report the engine's death, and whether each is decisive.
+
+Not Traceback or ERROR: 0.20.2 logs both for an ordinary 400.
+"""
 
 _SUBJECT = r"(?:\[shutdown\] )?(?:MPClient: |Worker proc \S+ |Engine core proc \S+ )?"
 
@@ -63,8 +72,9 @@ _SUBJECT = r"(?:\[shutdown\] )?(?:MPClient: |Worker proc \S+ |Engine core proc \
 def log_sign(line: str) -> tuple[str, bool] | None:
     """Return the text that makes `line` a sign, and whether it is decisive; None for all other lines.
 
-    The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts in a request log quote such texts, and
-    Python's resource tracker, which a server outlives, prints "process died unexpectedly".
+    The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts
+    in a request log quote such texts, and Python's resource tracker, which a server outlives,
+    prints "process died unexpectedly".
     """
     found = next((sign for sign in LOG_SIGNS if sign[0] in line), None)
     if found is None:
@@ -80,12 +90,17 @@ def log_sign(line: str) -> tuple[str, bool] | None:
 def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:
     """Return the sign of death that an answer is, if any.
 
-    Decisive only if it names a dead engine. A bare 500, a reset or an early end of a stream may be one bad request; a canary decides.
+    Decisive only if it names a dead engine. A bare 500, a reset or an early end of a stream may be
+    one bad request; a canary decides.
     """
     channel = Channel.CANARY if canary else (Channel.STREAM if answer.streamed else Channel.ANSWER)
     decisive = answer.names_dead_engine
     if decisive:
-        where = "an error event in a 200 stream" if answer.error_kind == "event" else f"HTTP {answer.status}"
+        where = (
+            "an error event in a 200 stream"
+            if answer.error_kind == "event"
+            else f"HTTP {answer.status}"
+        )
         detail = f"{where}: {answer.error}"
     elif answer.status is None or answer.error_kind == "transport":
         detail = f"no whole answer: {answer.error}"

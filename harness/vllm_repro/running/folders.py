@@ -48,9 +48,12 @@ def with_out(command: str, out: Path) -> str:
 
 
 def run_folder(out: Path, scenario: str, name: str = "") -> Path:
-    """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it. Raises `UsageError`.
+    """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it.
 
-    name: of the folder, if another machine has named it. Only this user can open it: logs are not redacted.
+    Raises `UsageError`.
+
+    name: of the folder, if another machine has named it. Only this user can open it: logs are not
+    redacted.
     """
     folder = stamped_folder(out, Path(scenario), inside="logs", name=name)
     folder.chmod(0o700)
@@ -67,7 +70,9 @@ def stamped_folder(out: Path, below: Path, inside: str = "", name: str = "") -> 
         fresh.symlink_to(folder.name)
         fresh.replace(folder.parent / "latest")  # atomic: a reader never finds the link missing
     except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}", hint="name another folder with --out") from error
+        raise UsageError(
+            f"cannot write to {out}: {error.strerror}", hint="name another folder with --out"
+        ) from error
     return folder
 
 
@@ -88,16 +93,25 @@ def private_folders() -> list[tuple[str, str]]:
     try:
         here = str(Path.cwd())
     except FileNotFoundError as error:
-        raise UsageError("the working folder is gone", hint="change into one that is there: cd ~") from error
+        raise UsageError(
+            "the working folder is gone", hint="change into one that is there: cd ~"
+        ) from error
     folders = [(here, "."), (str(Path.home()), "$HOME"), (str(cache_root()), "$VLLM_REPRO_CACHE")]
-    folders += [(value.rstrip("/"), f"${name}") for name in _FOLDER_VARIABLES if (value := os.environ.get(name))]
+    folders += [
+        (value.rstrip("/"), f"${name}")
+        for name in _FOLDER_VARIABLES
+        if (value := os.environ.get(name))
+    ]
     named = (str(one.absolute()) for one in named_folders())
     folders += [(one, _SCENARIOS) for one in named if not _within(one, folders)]
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 
 def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
-    """Return the folders of sources to redact in texts to publish. Records for `--resume` must keep them."""
+    """Return the folders of sources to redact in texts to publish.
+
+    Records for `--resume` must keep them.
+    """
     known, folders = private_folders(), dict[str, None]()
     for source in sources:
         if source and not source.release:
@@ -106,7 +120,10 @@ def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
 
 
 def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:
-    """Return True if the redactor replaces the beginning of `path` by one of `folders`. It leaves `/` as it is."""
+    """Return True if the redactor replaces the beginning of `path` by one of `folders`.
+
+    It leaves `/` as it is.
+    """
     return any(len(folder) > 1 and Path(path).is_relative_to(folder) for folder, _ in folders)
 
 
@@ -124,10 +141,20 @@ def private_users(scenario: Scenario) -> list[str]:
 
 
 def _private(names: set[str], scenario: Scenario) -> list[str]:
-    public = f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost root"
+    public = (
+        f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost root"
+    )
     return sorted((name for name in names if name and name not in public), key=len, reverse=True)
 
 
 def redactor(scenario: Scenario) -> Redactor:
-    """Return what removes secrets and the names of this machine. It keeps names that the scenario's own text contains."""
-    return Redactor(private_folders(), private_hosts(scenario), known_secrets(os.environ), private_users(scenario))
+    """Return what removes secrets and the names of this machine.
+
+    It keeps names that the scenario's own text contains.
+    """
+    return Redactor(
+        private_folders(),
+        private_hosts(scenario),
+        known_secrets(os.environ),
+        private_users(scenario),
+    )

@@ -1,7 +1,8 @@
 """Detection of an engine that keeps working with no request left, from the processor time of its EngineCore process.
 
-An idle EngineCore uses almost no processor time. One that keeps stepping looks as healthy from outside: it answers, `/health` is 200, no
-counter moves. Workers are not read: those of several ranks poll their queue in perfect health.
+An idle EngineCore uses almost no processor time. One that keeps stepping looks as healthy from
+outside: it answers, `/health` is 200, no counter moves. Workers are not read: those of several
+ranks poll their queue in perfect health.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ import psutil
 __all__ = ["CpuSample", "engine_cpu_seconds", "is_idle", "never_idle_message"]
 
 _IDLE = 0.02
-"""The most of one processor that an idle engine uses. An idle EngineCore of 0.32.0 used none in 20 s; one that stepped beside 30 other
-processes on two cores got less than a tenth."""
+"""The most of one processor that an idle engine uses.
+
+An idle EngineCore of 0.32.0 used none in 20 s; one that stepped beside 30 other processes on two
+cores got less than a tenth.
+"""
 
 _NAME = "VLLM::EngineCor"  # the kernel keeps 15 characters of a process name
 
 
 @dataclass(frozen=True)
 class CpuSample:
-    """at: seconds on a monotonic clock. used: processor seconds that EngineCore had used by then."""
+    """at: seconds on a monotonic clock.
+
+    used: processor seconds that EngineCore had used by then.
+    """
 
     at: float
     used: float

@@ -1,4 +1,7 @@
-"""One scenario's run as it was asked for. Shared by the command line, the sweep, the night and pytest."""
+"""One scenario's run as it was asked for.
+
+Shared by the command line, the sweep, the night and pytest.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ Chosen = Callable[[SiteFacts, str], None]
 class Elsewhere(Protocol):
     """Other machines that run jobs."""
 
-    def run(self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None) -> RunReport:
+    def run(
+        self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None
+    ) -> RunReport:
         """Do what `run_one` does."""
 
     def interrupt(self, name: str) -> None:
@@ -72,11 +77,13 @@ class Elsewhere(Protocol):
 class Job:
     """One scenario's run as it was asked for.
 
-    name: the scenario as the user named it, an id or a path. named_arms: the arms that the user named; `arms` are all of them if none
-    was. trials: boots of each arm, None for as many as decide its claim. reproduce: the command that repeats it, if that is not `run`.
-    compared: `arms` are to be compared, and the patches of the options are among them (`with_patches`). folders: of more scenarios, as
-    absolute paths. elsewhere: where it runs, None for here. private: names of the machine that asked, if another one runs it, by the keys
-    `folders`, `hosts` and `users` of a journal's first line. others: hosts of a server's further nodes, None for this one.
+    name: the scenario as the user named it, an id or a path. named_arms: the arms that the user
+    named; `arms` are all of them if none was. trials: boots of each arm, None for as many as decide
+    its claim. reproduce: the command that repeats it, if that is not `run`. compared: `arms` are to
+    be compared, and the patches of the options are among them (`with_patches`). folders: of more
+    scenarios, as absolute paths. elsewhere: where it runs, None for here. private: names of the
+    machine that asked, if another one runs it, by the keys `folders`, `hosts` and `users` of a
+    journal's first line. others: hosts of a server's further nodes, None for this one.
     """
 
     name: str
@@ -119,14 +126,28 @@ def usual_expectation(options: ServerOptions) -> Expect:
 
 
 def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path]) -> list[Arm]:
-    """Return `arms`, and for each diff the first of them with it. Raises `UsageError` if a diff has the name of an arm."""
+    """Return `arms`, and for each diff the first of them with it.
+
+    Raises `UsageError` if a diff has the name of an arm.
+    """
     found = list(arms)
     for path in diffs:
         name = re.sub(r"[^\w.-]+", "-", path.stem)
         if any(arm.name == name for arm in (*scenario.arms, *found)):
-            raise UsageError(f"two arms would have the name {name} of {path}", hint="rename the diff, or name it once")
+            raise UsageError(
+                f"two arms would have the name {name} of {path}",
+                hint="rename the diff, or name it once",
+            )
         patches = (*arms[0].patches, *read_diff(path))
-        found.append(replace(arms[0], name=name, expected=Expected.LIVES, patches=patches, why=f"with {path.name}"))
+        found.append(
+            replace(
+                arms[0],
+                name=name,
+                expected=Expected.LIVES,
+                patches=patches,
+                why=f"with {path.name}",
+            )
+        )
     return found
 
 
@@ -139,8 +160,13 @@ def first_line(site: SiteFacts, why: str, version: str | None) -> str:
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 
-def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, Source | str | None]) -> str:
-    """Return one command that repeats `job`, with `auto` resolved. release: the flag that names releases, and its value."""
+def repeat_command(
+    verb: str, job: Job, kind: ServerKind, release: tuple[str, Source | str | None]
+) -> str:
+    """Return one command that repeats `job`, with `auto` resolved.
+
+    release: the flag that names releases, and its value.
+    """
     options, limits, default = job.options, job.limits, TimeLimits()
     name = job.name if job.name.endswith(".py") else job.scenario.id
     words = ["vllm-repro", verb, name, "--server", kind.value]
@@ -152,7 +178,10 @@ def repeat_command(verb: str, job: Job, kind: ServerKind, release: tuple[str, So
         ("--weights", options.weights),
         *(("--patch", path) for path in options.patch),
         *(("--scenarios", folder) for folder in job.folders),
-        ("--answer-stall", limits.answer_stall if limits.answer_stall != default.answer_stall else None),
+        (
+            "--answer-stall",
+            limits.answer_stall if limits.answer_stall != default.answer_stall else None,
+        ),
     ):
         if value:
             words += [flag, str(value)]
@@ -176,7 +205,8 @@ def refuse_unused_options(options: ServerOptions, kind: ServerKind) -> None:
         if getattr(options, name) and name not in kind.facts.options:
             others = " or ".join(one for one in ServerKind if name in one.facts.options)
             raise UsageError(
-                f"--{name} has no meaning with --server {kind}", hint=f"leave it out, or use --server {others}"
+                f"--{name} has no meaning with --server {kind}",
+                hint=f"leave it out, or use --server {others}",
             )
     if options.vllm and not options.vllm.release and not kind.facts.any_source:
         others = " or ".join(kinds(lambda facts: facts.any_source))

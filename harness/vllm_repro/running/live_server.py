@@ -1,7 +1,7 @@
 """A vLLM server for a program or a test, under the same watch as the trials of a run.
 
-The body of the `with` statement takes the place of the workload. Boot, watch, lease, guard and diagnosis are those of `run_trial`, which
-runs in a thread with an event loop of its own.
+The body of the `with` statement takes the place of the workload. Boot, watch, lease, guard and
+diagnosis are those of `run_trial`, which runs in a thread with an event loop of its own.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ RUNNING: list[VllmServer] = []
 class EngineDied(Exception):
     """The engine died, hung, or gives no token any more.
 
-    exception: class name of the root exception; None if no log names one, as after SIGKILL. message: its text, or what is known instead.
-    frames: `file:function`, the innermost last. log: the server's log.
+    exception: class name of the root exception; None if no log names one, as after SIGKILL.
+    message: its text, or what is known instead. frames: `file:function`, the innermost last. log:
+    the server's log.
     """
 
     __module__ = "vllm_repro"  # where a program imports it from
@@ -78,15 +79,17 @@ class EngineDied(Exception):
 class VllmServer:
     """A vLLM server that runs `command` while the `with` statement runs: `with VllmServer("vllm serve …") as server:`.
 
-    command: as for a shell, `vllm serve …` or `docker run …`; host and port are replaced. server: "docker", "process", "rehearsal", or
-    "auto" for the first of docker and process that can run it. vllm: a release, wheel, folder or commit; by default the vllm on PATH, else
-    the newest release in the cache. model: a folder or name in place of the command's. weights: "dummy" serves a tiny model of random
-    weights in its place. folder: for log and journal; by default a temporary one, removed if the engine lived. boot_stall, answer_stall:
-    seconds without any progress.
+    command: as for a shell, `vllm serve …` or `docker run …`; host and port are replaced. server:
+    "docker", "process", "rehearsal", or "auto" for the first of docker and process that can run it.
+    vllm: a release, wheel, folder or commit; by default the vllm on PATH, else the newest release
+    in the cache. model: a folder or name in place of the command's. weights: "dummy" serves a tiny
+    model of random weights in its place. folder: for log and journal; by default a temporary one,
+    removed if the engine lived. boot_stall, answer_stall: seconds without any progress.
 
-    Entering raises `EngineDied` if the engine dies in its boot, `Unsupported` or `InfraError` if the server cannot run here, and
-    `UsageError` or `CommandError` for wrong arguments. Leaving ends the server and raises `EngineDied` if the engine died meanwhile, also
-    in place of an exception of the body, which is then its cause.
+    Entering raises `EngineDied` if the engine dies in its boot, `Unsupported` or `InfraError` if
+    the server cannot run here, and `UsageError` or `CommandError` for wrong arguments. Leaving ends
+    the server and raises `EngineDied` if the engine died meanwhile, also in place of an exception
+    of the body, which is then its cause.
     """
 
     def __init__(
@@ -104,7 +107,9 @@ class VllmServer:
     ) -> None:
         self._command = command
         source = parse_source(vllm) if vllm else None
-        self._options = ServerOptions(server=server, vllm=source, image=image, model=model, weights=weights)
+        self._options = ServerOptions(
+            server=server, vllm=source, image=image, model=model, weights=weights
+        )
         self._named_folder = folder
         self._limits = TimeLimits(boot_stall=boot_stall, answer_stall=answer_stall)
         self._returned = asyncio.Event()
@@ -127,7 +132,8 @@ class VllmServer:
         self._thread.start()
         RUNNING.append(self)
         try:
-            while not self._up.wait(_LOOK):  # a signal that another thread gets wakes no endless wait
+            # a signal that another thread gets wakes no endless wait
+            while not self._up.wait(_LOOK):
                 pass
         except BaseException:
             self._end()
@@ -172,17 +178,24 @@ class VllmServer:
         return self._trial.launch.evidence
 
     def client(self, **options: Any) -> OpenAI:
-        """Return an `openai.OpenAI` for this server, closed when it ends. options: further arguments, such as `max_retries`."""
+        """Return an `openai.OpenAI` for this server, closed when it ends.
+
+        options: further arguments, such as `max_retries`.
+        """
         import openai  # here: a second of imports
 
         key = self._trial.api_key or "EMPTY"
         http = openai.DefaultHttpxClient(trust_env=False)  # no proxy of the environment
-        client = openai.OpenAI(**{"base_url": f"{self.base_url}/v1", "api_key": key, "http_client": http, **options})
+        client = openai.OpenAI(
+            **{"base_url": f"{self.base_url}/v1", "api_key": key, "http_client": http, **options}
+        )
         self._opened.callback(client.close)
         return client
 
     def assert_alive(self) -> None:
-        """Ask the engine for one token, and look again after a second. If it is dead or hung, end the server and raise `EngineDied`.
+        """Ask the engine for one token, and look again after a second.
+
+        If it is dead or hung, end the server and raise `EngineDied`.
 
         Raises that again for a server that it ended, and `UsageError` for one that was closed.
         """
@@ -196,7 +209,10 @@ class VllmServer:
             self.close()
 
     def close(self) -> None:
-        """End the server. Raises `EngineDied` if the engine died, unless that was raised before. May be called again."""
+        """End the server.
+
+        Raises `EngineDied` if the engine died, unless that was raised before. May be called again.
+        """
         self._end()
         conclusion, self._conclusion = self._conclusion, None
         error, self._error = self._error, None
@@ -225,16 +241,21 @@ class VllmServer:
     def _make_trial(self, opened: contextlib.ExitStack) -> Trial:
         options, installed = self._options, ReleaseCache().cached()
         on_gpu = bool(gpus()) and options.server != "rehearsal"
-        if options.server in ("auto", "process") and not (options.vllm or options.image or on_gpu or local_vllm()):
+        if options.server in ("auto", "process") and not (
+            options.vllm or options.image or on_gpu or local_vllm()
+        ):
             if not installed:
                 raise Unsupported(
-                    "no vLLM is installed here", hint=f'vllm="{NEWEST}" installs that release into a cache'
+                    "no vLLM is installed here",
+                    hint=f'vllm="{NEWEST}" installs that release into a cache',
                 )
             options = replace(options, vllm=installed[-1].source)
         scenario = _scenario(self._command, f"{options.vllm or NEWEST}", on_gpu=on_gpu)
         choice = choice_of(scenario, options)
         if options.server == "auto" and choice.kind is ServerKind.REHEARSAL:
-            raise Unsupported(f"no vLLM can run here: {choice.why}", hint='server="rehearsal" imitates one')
+            raise Unsupported(
+                f"no vLLM can run here: {choice.why}", hint='server="rehearsal" imitates one'
+            )
         refuse_unused_options(options, choice.kind)
         site = open_site(scenario, options, choice, _LOG.info)
         _LOG.info(first_line(site, choice.why, f"{options.vllm or ''}"))
@@ -246,7 +267,10 @@ class VllmServer:
             folder = Path(self._named_folder).absolute()
         log = folder / "logs" / "server-1.log"
         if log.exists():
-            raise UsageError(f"{folder} holds the log of another server", hint="name a new folder for each server")
+            raise UsageError(
+                f"{folder} holds the log of another server",
+                hint="name a new folder for each server",
+            )
         log.parent.mkdir(parents=True, exist_ok=True)
         redactor = Redactor(secrets=known_secrets(os.environ), names=False)
         launch, server = site.server(scenario, scenario.arms[0], 1, log, folder.name)
@@ -268,7 +292,9 @@ class VllmServer:
 
     def _remove_if_alive(self, folder: Path) -> None:
         ended = None if self._conclusion is None else self._conclusion.outcome
-        if self._error is None and (ended is None or ended.facts.alive or ended is Outcome.CANCELLED):
+        if self._error is None and (
+            ended is None or ended.facts.alive or ended is Outcome.CANCELLED
+        ):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self) -> None:
@@ -303,16 +329,22 @@ class VllmServer:
 
     async def _check(self, runner: WorkloadRunner) -> None:
         if not runner.watch.ended:
-            with contextlib.suppress(RuntimeError):  # the trial has just ended, and closed its client
+            # the trial has just ended, and closed its client
+            with contextlib.suppress(RuntimeError):
                 await runner.finish()
 
 
 def _scenario(command: str, version: str, *, on_gpu: bool) -> Scenario:
-    """Return a scenario that has nothing but a command. Its model is the tiny one of `weights="dummy"`."""
+    """Return a scenario that has nothing but a command.
+
+    Its model is the tiny one of `weights="dummy"`.
+    """
     parsed = parse(command)
     if not parsed.model:
         raise CommandError("the command names no model", hint="vllm serve MODEL …")
-    ranks = [parsed.number(flag) or 1 for flag in ("--tensor-parallel-size", "--pipeline-parallel-size")]
+    ranks = [
+        parsed.number(flag) or 1 for flag in ("--tensor-parallel-size", "--pipeline-parallel-size")
+    ]
     return Scenario(
         id="server",
         issue="",

@@ -19,8 +19,9 @@ _MOST_BYTES_HERE = 1_000_000
 async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
     """Yield each line of `path` as it is written, with the time of that write in seconds since the epoch. Never ends.
 
-    Waits for a file that does not exist yet. A carriage return ends a line too, as in progress bars. Lines are cut at 65,536 bytes. An
-    empty line is yielded for an incomplete one, to show that the file grows.
+    Waits for a file that does not exist yet. A carriage return ends a line too, as in progress
+    bars. Lines are cut at 65,536 bytes. An empty line is yielded for an incomplete one, to show
+    that the file grows.
     """
     offset, rest = 0, b""
     while True:

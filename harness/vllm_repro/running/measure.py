@@ -1,7 +1,8 @@
 """Measurements of an engine that survived its workload: the output check, and throughput.
 
 A measurement never hides a death. The watch goes on; if the engine dies, the trial records what was
-being measured. The figures that were taken until then stay in the journal, and no report shows them.
+being measured. The figures that were taken until then stay in the journal, and no report shows
+them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ from vllm_repro_diagnosis.boot_facts import BootFacts
 __all__ = ["Measurements", "SelfCheck"]
 
 _ENDPOINT = "/v1/completions"
-_PLAIN = {"temperature": 0, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+_PLAIN = {
+    "temperature": 0,
+    "top_p": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+}
 """The sampling fields that a model's `generation_config.json` may set otherwise."""
 _COUNTED_WITHIN = 2.0
 """Seconds in which the server's counters must include its last answer: they are written just after it."""
@@ -50,15 +57,18 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class _StoppedError(Exception):
-    """A measurement without a figure: the engine is dead or hung, or a request failed. The journal has the reason."""
+    """A measurement without a figure: the engine is dead or hung, or a request failed.
+
+    The journal has the reason.
+    """
 
 
 class SelfCheck:
     """Background check of this process: `async with SelfCheck() as check: …`, then `check.cost`.
 
     A tick of two milliseconds shows how late the event loop is: an engine that spins on every core
-    lets the client sleep through an answer and find all its tokens at once. The tick mostly prevents
-    it, too: a process that the clock wakes also reads its sockets.
+    lets the client sleep through an answer and find all its tokens at once. The tick mostly
+    prevents it, too: a process that the clock wakes also reads its sockets.
     """
 
     def __init__(self) -> None:
@@ -110,7 +120,10 @@ class Measurements:
     unrecorded: list[tuple[str, Answer]] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Measure, then `finish`. Do nothing without a measurement, or if the engine is dead or hung."""
+        """Measure, then `finish`.
+
+        Do nothing without a measurement, or if the engine is dead or hung.
+        """
         runner, trial = self.runner, self.runner.trial
         scenario, options = trial.scenario, trial.measure
         distinct = scenario.has_own_server(trial.arm)
@@ -154,12 +167,18 @@ class Measurements:
         questions = probes(checks, weights_of(trial.launch.command, trial.seen, BootFacts()))
         if Probe.BEGINNING in questions:
             asked["logprobs"] = 2
-        await self._question(Probe.GREEDY, "output check", Prompt({"prompt": QUESTION}, 0, 0), asked)
+        await self._question(
+            Probe.GREEDY, "output check", Prompt({"prompt": QUESTION}, 0, 0), asked
+        )
         if Probe.BEGINNING in questions:
-            await self._question(Probe.BEGINNING, "another beginning", Prompt({"prompt": BEGINNING}, 0, 0), asked)
+            await self._question(
+                Probe.BEGINNING, "another beginning", Prompt({"prompt": BEGINNING}, 0, 0), asked
+            )
         if Probe.NEEDLE in questions and checks.needle is not None:
             seed = f"{trial.seed}/needle"
-            prompt, number = await build_needle(self.runner.client, self.runner.model, checks.needle, seed)
+            prompt, number = await build_needle(
+                self.runner.client, self.runner.model, checks.needle, seed
+            )
             await self._question(Probe.NEEDLE, "needle", prompt, {"max_tokens": 16}, number)
 
     async def _alone(self) -> None:
@@ -175,7 +194,12 @@ class Measurements:
             answer = await self._send(f"{one.name}, {probe}", one.endpoint, body)
             if answer.ok:
                 said = sample_output(
-                    probe, answer.tokens, answer.text, margins=answer.margins, name=one.name, prompt=one.prompt
+                    probe,
+                    answer.tokens,
+                    answer.text,
+                    margins=answer.margins,
+                    name=one.name,
+                    prompt=one.prompt,
                 )
                 self.runner.keep_output(said)
             return answer
@@ -186,12 +210,16 @@ class Measurements:
         self, probe: Probe, name: str, prompt: Prompt, fields: dict[str, Any], needle: str = ""
     ) -> None:
         (answer,) = await self._all([self._ask(name, prompt, fields)])
-        kept = sample_output(probe, answer.tokens, answer.text, needle=needle, margins=answer.margins)
+        kept = sample_output(
+            probe, answer.tokens, answer.text, needle=needle, margins=answer.margins
+        )
         self.runner.keep_output(kept)
 
     async def _throughput(self, loads: Sequence[Load]) -> None:
         trial = self.runner.trial
-        async with LoadClient(trial.server.base_url, api_key=trial.api_key) as self.runner.watch.load:
+        async with LoadClient(
+            trial.server.base_url, api_key=trial.api_key
+        ) as self.runner.watch.load:
             for load in loads:
                 for point in load.points:
                     await self._point(point, load.rounds)
@@ -212,7 +240,9 @@ class Measurements:
             figures = await self._round(point, "rounds", measured)
             good += not figures.late
             limited += bool(figures.limited)
-            trial.journal.write("throughput-round", **trial.label, point=point, round=measured, figures=figures)
+            trial.journal.write(
+                "throughput-round", **trial.label, point=point, round=measured, figures=figures
+            )
         requests = (len(speeds) + measured) * point.concurrency
         usage = {"prompt": requests * point.prompt, "output": requests * point.output}
         trial.journal.write(
@@ -230,7 +260,8 @@ class Measurements:
         """Send the requests of a round at once and return its figures."""
         runner, client = self.runner, self.runner.watch.load
         assert client is not None
-        # Each arm gets the same prompts. Each trial gets others: an attached server may have cached them.
+        # Each arm gets the same prompts. Each trial gets others: an attached server may have cached
+        # them.
         seed = f"{runner.trial.seed}/{runner.trial.number}/{point}/{phase}/{number}"
         fields = {"max_tokens": point.output, "min_tokens": point.output, "ignore_eos": True}
         prompts = [
@@ -240,11 +271,15 @@ class Measurements:
         await client.open(point.concurrency)
         await runner.begin_phase()
         check = SelfCheck()
-        answers = await self._all((self._ask("throughput", prompt, fields) for prompt in prompts), check)
+        answers = await self._all(
+            (self._ask("throughput", prompt, fields) for prompt in prompts), check
+        )
         await runner.end_phase(phase, point=point, round=number)
         return round_of([_timing(answer, point) for answer in answers], check.cost)
 
-    async def _counted(self, before: Reading | None, usage: Mapping[str, int]) -> dict[str, int] | None:
+    async def _counted(
+        self, before: Reading | None, usage: Mapping[str, int]
+    ) -> dict[str, int] | None:
         """Return the tokens by the server's counters since `before`; None if it has no counters."""
         ends = time.monotonic() + _COUNTED_WITHIN
         while True:
@@ -259,7 +294,9 @@ class Measurements:
                 return counted
             await asyncio.sleep(0.05)
 
-    async def _all(self, requests: Iterable[Awaitable[Answer]], check: SelfCheck | None = None) -> list[Answer]:
+    async def _all(
+        self, requests: Iterable[Awaitable[Answer]], check: SelfCheck | None = None
+    ) -> list[Answer]:
         """Await requests at once and return their answers. check: of the time in between.
 
         Raises `_StoppedError` if one of them failed.
@@ -271,17 +308,24 @@ class Measurements:
 
         try:
             async with check or contextlib.nullcontext():
-                await self.runner.unless_over([asyncio.create_task(one(request)) for request in requests])
+                await self.runner.unless_over(
+                    [asyncio.create_task(one(request)) for request in requests]
+                )
         finally:
             self._record()
         bad = [answer for answer in answers if not answer.ok]
-        if not self.runner.watch.ended and any(not sign.decisive for sign in self.runner.watch.signs):
+        if not self.runner.watch.ended and any(
+            not sign.decisive for sign in self.runner.watch.signs
+        ):
             await self.runner.canary()
         if self.runner.watch.ended:
             raise _StoppedError("the engine died or hung")
         if bad:
             status = bad[0].status or "without an answer"
-            raise _StoppedError(f"a request failed: {status}: {(bad[0].error or 'an answer that is not whole')[:300]}")
+            raise _StoppedError(
+                f"a request failed: {status}:"
+                f" {(bad[0].error or 'an answer that is not whole')[:300]}"
+            )
         return answers
 
     async def _ask(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
@@ -295,17 +339,25 @@ class Measurements:
         }
         return await self._send(name, _ENDPOINT, body, prompt.tokens)
 
-    async def _send(self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0) -> Answer:
+    async def _send(
+        self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0
+    ) -> Answer:
         trial = self.runner.trial
         answer, died = await self.runner.watch.ask(endpoint, body, by=self.runner.watch.load)
         self.unrecorded.append((name, answer))
         if died:
-            # The request that killed the engine counts for the trigger; one that it survived counts in the workload only.
-            trial.seen.asked.append(SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True))
+            # The request that killed the engine counts for the trigger; one that it survived counts
+            # in the workload only.
+            trial.seen.asked.append(
+                SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True)
+            )
         return answer
 
     def _record(self) -> None:
-        """Write the answers to the journals. Not while others are awaited: a record of 100 tokens takes as long as to read 20."""
+        """Write the answers to the journals.
+
+        Not while others are awaited: a record of 100 tokens takes as long as to read 20.
+        """
         for name, answer in self.unrecorded:
             if answer.ok:
                 self.runner.record_request(name, answer, answer.arrivals)
@@ -316,11 +368,19 @@ class Measurements:
 
 
 def _timing(answer: Answer, point: Point) -> Timing:
-    """Return the times of an answer. Raises `_StoppedError` if it has other lengths than were asked for."""
+    """Return the times of an answer.
+
+    Raises `_StoppedError` if it has other lengths than were asked for.
+    """
     usage = answer.usage
-    if usage is None or (usage.prompt_tokens, usage.completion_tokens) != (point.prompt, point.output):
+    if usage is None or (usage.prompt_tokens, usage.completion_tokens) != (
+        point.prompt,
+        point.output,
+    ):
         lengths = f"{usage.prompt_tokens} -> {usage.completion_tokens}" if usage else "no usage"
-        raise _StoppedError(f"an answer of other lengths than {point.prompt} -> {point.output} tokens: {lengths}")
+        raise _StoppedError(
+            f"an answer of other lengths than {point.prompt} -> {point.output} tokens: {lengths}"
+        )
     return Timing(
         sent=answer.sent,
         ended=answer.ended,

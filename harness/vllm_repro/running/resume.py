@@ -1,7 +1,7 @@
 """Interrupted runs, and what is left of them to do. Pure, apart from reading their files.
 
-A run resumes only as it was started: same scenario, machine and servers. Finished boots count; an interrupted boot is
-repeated under the next number.
+A run resumes only as it was started: same scenario, machine and servers. Finished boots count; an
+interrupted boot is repeated under the next number.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ __all__ = [
 class Unfinished:
     """Common part of what can be resumed.
 
-    words: the command line, from the verb on. head: the first line of the journal, or the JSON file. must_not_change: keys of `head`.
-    depth: folders between the folder of all runs and this one.
+    words: the command line, from the verb on. head: the first line of the journal, or the JSON
+    file. must_not_change: keys of `head`. depth: folders between the folder of all runs and this
+    one.
     """
 
     what: ClassVar[str]
@@ -55,7 +56,8 @@ class Unfinished:
         for name in self.must_not_change:
             if self._compared(now, name) != self._compared(self.head, name):
                 raise UsageError(
-                    f"cannot resume the {self.what} in {self.folder}: its {name.replace('_', ' ')} has changed since",
+                    f"cannot resume the {self.what} in {self.folder}: its {name.replace('_', ' ')}"
+                    " has changed since",
                     hint=f"start a new {self.what}; the old one stays in its folder",
                 )
 
@@ -73,7 +75,10 @@ class UnfinishedRun(Unfinished):
 
 
 def read_run(folder: Path) -> UnfinishedRun:
-    """Read an interrupted run. Raises `UsageError` if there is no journal in `folder`, or one of a finished run."""
+    """Read an interrupted run.
+
+    Raises `UsageError` if there is no journal in `folder`, or one of a finished run.
+    """
     with legible(folder):
         return unfinished_run(read(folder / "journal.jsonl"), folder.resolve())
 
@@ -86,18 +91,25 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
         raise UsageError(f"the run in {folder} is finished", hint=f"again: {started['reproduce']}")
     words = shlex.split(started["reproduce"])
     if words[1:2] != ["run"]:
-        raise UsageError(f"the run in {folder} belongs to another command", hint=f"again: {started['reproduce']}")
+        raise UsageError(
+            f"the run in {folder} belongs to another command", hint=f"again: {started['reproduce']}"
+        )
     expected = {arm["name"]: Expected(arm["expected"]) for arm in started["arms"]}
     boots = Boots()
     for entry in recording.of("trial-ended"):
         arm, outcome = entry["arm"], Outcome(entry["outcome"])
         if outcome is not Outcome.CANCELLED:
-            boots.finish(arm, expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"])
+            boots.finish(
+                arm, expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"]
+            )
     for entry in recording.of("trial-started"):
         boots.last[entry["arm"]] = max(boots.last[entry["arm"]], entry["trial"])
-    # After a power cut the journal may lack a boot whose log is there. A new boot must not append to it.
+    # After a power cut the journal may lack a boot whose log is there. A new boot must not append
+    # to it.
     for log in (folder / "logs").glob("*.log"):
         arm, _, number = log.name.partition(".")[0].rpartition("-")
         if arm in expected and number.isdecimal():
             boots.last[arm] = max(boots.last[arm], int(number))
-    return UnfinishedRun(folder=folder, words=tuple(words[words.index("run") :]), head=started.fields, boots=boots)
+    return UnfinishedRun(
+        folder=folder, words=tuple(words[words.index("run") :]), head=started.fields, boots=boots
+    )

@@ -27,7 +27,13 @@ from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.running.boots import Boots, undecided_arms
-from vllm_repro.running.folders import private_folders, private_hosts, private_sources, private_users, run_folder
+from vllm_repro.running.folders import (
+    private_folders,
+    private_hosts,
+    private_sources,
+    private_users,
+    run_folder,
+)
 from vllm_repro.running.job import Chosen, Job, repeat_command
 from vllm_repro.running.state import Trial
 from vllm_repro.running.terminal import Progress
@@ -51,12 +57,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_one(
-    job: Job, progress: Progress, chosen: Chosen = lambda *_: None, unfinished: UnfinishedRun | None = None
+    job: Job,
+    progress: Progress,
+    chosen: Chosen = lambda *_: None,
+    unfinished: UnfinishedRun | None = None,
 ) -> RunReport:
     """Run `job` until it is finished or a signal interrupts it, and write every report.
 
-    An interrupted run has a report too, marked so. An `unfinished` run is continued in its own folder. Raises `UsageError`, `InfraError` or
-    `Unsupported` if no server can be had or the job is not that of the unfinished run; then there is no folder of a run.
+    An interrupted run has a report too, marked so. An `unfinished` run is continued in its own
+    folder. Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had or the job is
+    not that of the unfinished run; then there is no folder of a run.
     """
     if job.elsewhere is not None:
         return job.elsewhere.run(job, progress, chosen, unfinished)
@@ -86,14 +96,18 @@ def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
     if not job.options.patch:
         return arms
     if not job.named_arms:
-        arms = [arm for arm in arms if not arm.patches]  # two patches of the same lines would conflict
+        # two patches of the same lines would conflict
+        arms = [arm for arm in arms if not arm.patches]
     extra = read_diff(job.options.patch[0])
     return [replace(arm, patches=(*arm.patches, *extra)) for arm in arms]
 
 
 def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | None) -> RunReport:
-    record = strongest_record(job.out, job.scenario, site.evidence, job.arms, job.version(site.kind))
-    arms = _arms_in_order(job, site)  # before there is a folder: a refused run must not move `latest`
+    record = strongest_record(
+        job.out, job.scenario, site.evidence, job.arms, job.version(site.kind)
+    )
+    # before there is a folder: a refused run must not move `latest`
+    arms = _arms_in_order(job, site)
     header = _header(job, site, look(), record)
     redactor = Redactor(secrets=known_secrets(os.environ), names=False)
     if unfinished is not None:
@@ -134,7 +148,8 @@ def _reported(folder: Path, scenario: Scenario) -> RunReport:
     report = build(folder)
     try:
         write_reports(report, scenario)
-    except ReproError as error:  # the journal holds everything; do not lose the verdict of hours of boots
+    # the journal holds everything; do not lose the verdict of hours of boots
+    except ReproError as error:
         verdict = f"{report.verdict}{simulated(report.evidence)}"
         raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
     return report
@@ -168,7 +183,10 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
                 "name": arm.name,
                 "expected": arm.expected,
                 "why": arm.why,
-                "edits": [str((in_lab and edit.in_lab) or edit) for edit in arm.edits] + [*map(str, arm.patches)],
+                "edits": (
+                    [str((in_lab and edit.in_lab) or edit) for edit in arm.edits]
+                    + [*map(str, arm.patches)]
+                ),
                 "patches": arm.patches,
                 "bad": arm.bad,
             }
@@ -179,7 +197,11 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
         "machine": machine,
         "host": hosted_by(asdict(machine)),
         "docker": site.engine_version,
-        "folders": [*private_folders(), *private_sources([job.options.vllm]), *job.private.get("folders", ())],
+        "folders": [
+            *private_folders(),
+            *private_sources([job.options.vllm]),
+            *job.private.get("folders", ()),
+        ],
         "hosts": [*private_hosts(scenario), *job.private.get("hosts", ())],
         "users": [*private_users(scenario), *job.private.get("users", ())],
         "imitated": site.imitates(scenario),
@@ -187,13 +209,17 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
 
 
 def _arms_in_order(job: Job, site: Site) -> list[Arm]:
-    """Return the arms to boot. An attached server has one command: arms without edits only, those that should live first."""
+    """Return the arms to boot.
+
+    An attached server has one command: arms without edits only, those that should live first.
+    """
     if site.kind.facts.started:
         return list(job.arms)
     arms = [arm for arm in job.arms if not arm.edits]
     if not arms:
         raise UsageError(
-            f"the arm {job.arms[0].name} changes the server's flags, which a running server does not",
+            f"the arm {job.arms[0].name} changes the server's flags, which a running server"
+            " does not",
             hint="start the server with those flags and attach with the arm `reported`",
         )
     return sorted(arms, key=lambda arm: arm.expected.has_bug)
@@ -256,7 +282,8 @@ class _Trials:
                     break
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
-        # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server behind.
+        # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server
+        # behind.
         if self.interrupted_by is None:
             self.interrupted_by = number.name
             task.cancel()
@@ -268,7 +295,9 @@ class _Trials:
         if trials is not None:
             return [arm.name for arm in self.arms if len(outcomes[arm.name]) < trials]
         results = [
-            arm_result(arm.name, arm.expected, outcomes[arm.name], strange=self._done.strange[arm.name])
+            arm_result(
+                arm.name, arm.expected, outcomes[arm.name], strange=self._done.strange[arm.name]
+            )
             for arm in self.arms
         ]
         patched = all(arm.patches for arm in self.arms)
@@ -293,12 +322,15 @@ class _Trials:
                 journal=self.journal,
                 requests=self.requests,
                 notify=lambda text: self.progress.notify(f"{arm.name}: {text}"),
-                api_key=os.environ.get("VLLM_API_KEY"),  # a server that we start takes it from the same environment
+                # a server that we start takes it from the same environment
+                api_key=os.environ.get("VLLM_API_KEY"),
                 measure=job.measure,
             )
         )
         crossed = conclusion.trigger.crossed
-        self._done.finish(arm.name, arm.expected, conclusion.outcome, conclusion.during, crossed=crossed)
+        self._done.finish(
+            arm.name, arm.expected, conclusion.outcome, conclusion.during, crossed=crossed
+        )
         self._version = conclusion.version or self._version
         self.progress.done(arm, number, conclusion)
         # A patch that does not fit does not affect the other arms.
@@ -310,7 +342,8 @@ def strongest_record(
 ) -> Record | None:
     """Return the strongest run in `out` with the same evidence in which the first arm that should die did.
 
-    version: the release of `arms`. If they patch it, a run of that release is stronger than any other. `verdict.decide` weighs it.
+    version: the release of `arms`. If they patch it, a run of that release is stronger than any
+    other. `verdict.decide` weighs it.
     """
     found: list[Record] = []
     leading = next((arm for arm in arms if arm.expected.has_bug), None)
@@ -323,15 +356,28 @@ def strongest_record(
         # Ignore an incomplete report, and one of another release of the harness.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads(path.read_text(encoding="utf-8"))
-            arm = next(arm for arm in (*report["arms"], {}) if not arm or arm["name"] == leading.name)
-            patched = bool(arm and arm["server"].get("patched"))  # such a death is not the release's
+            arm = next(
+                arm for arm in (*report["arms"], {}) if not arm or arm["name"] == leading.name
+            )
+            # such a death is not the release's
+            patched = bool(arm and arm["server"].get("patched"))
             if arm and arm["k"] and report["evidence"] == evidence and not patched:
                 died = str(arm["server"]["vllm_version"])
                 found.append(
-                    Record(crashed=arm["k"], boots=arm["n"], run=path.parent.name, version=died, arm=leading.name)
+                    Record(
+                        crashed=arm["k"],
+                        boots=arm["n"],
+                        run=path.parent.name,
+                        version=died,
+                        arm=leading.name,
+                    )
                 )
 
     def strength(record: Record) -> tuple[bool, float, str]:
-        return same_release(record.version, over), lower_bound(record.crashed, record.boots), record.run
+        return (
+            same_release(record.version, over),
+            lower_bound(record.crashed, record.boots),
+            record.run,
+        )
 
     return max(found, key=strength, default=None)

@@ -32,10 +32,13 @@ class MeasureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """Seconds without any progress after which to stop waiting. None of them limits a whole trial: a slow engine is not dead.
+    """Seconds without any progress after which to stop waiting.
 
-    boot_stall: without a new log line or an answer during a boot. answer_stall: with requests in flight and no counter moving.
-    grace: after the first sign of death, for the log and the exit to complete.
+    None of them limits a whole trial: a slow engine is not dead.
+
+    boot_stall: without a new log line or an answer during a boot. answer_stall: with requests in
+    flight and no counter moving. grace: after the first sign of death, for the log and the exit to
+    complete.
     """
 
     boot_stall: float = 900.0
@@ -47,9 +50,11 @@ class TimeLimits:
 class Observed:
     """Facts of one trial, filled while it runs. Times in seconds.
 
-    measuring: the measurement in progress after the workload. measured: its failed answers. output: answers to the output check.
-    tiny_model: the tiny model that is served, if any. outlasted: the servers of further nodes that stayed when the first one was gone.
-    refuted_lines: lines of the log that report a death, and after which the engine still gave a token. preemptions: by `/metrics`.
+    measuring: the measurement in progress after the workload. measured: its failed answers. output:
+    answers to the output check. tiny_model: the tiny model that is served, if any. outlasted: the
+    servers of further nodes that stayed when the first one was gone. refuted_lines: lines of the
+    log that report a death, and after which the engine still gave a token. preemptions: by
+    `/metrics`.
     """
 
     facts: ServerFacts | None = None
@@ -77,7 +82,10 @@ class Observed:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One boot of one arm: everything it needs, and what it has observed so far. gpus: indices of the leased ones."""
+    """One boot of one arm: everything it needs, and what it has observed so far.
+
+    gpus: indices of the leased ones.
+    """
 
     scenario: Scenario
     arm: Arm

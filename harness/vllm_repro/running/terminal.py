@@ -53,7 +53,9 @@ class Progress:
 
     def done(self, arm: Arm, trial: int, conclusion: Conclusion) -> None:
         """Print the line of a finished trial."""
-        boot = f"boot {seconds(conclusion.boot_s)}" if conclusion.boot_s is not None else "not ready"
+        boot = (
+            f"boot {seconds(conclusion.boot_s)}" if conclusion.boot_s is not None else "not ready"
+        )
         self.line(f"  {arm.name} {trial}: {conclusion.outcome} ({boot})")
 
     def close(self) -> None:
@@ -66,7 +68,9 @@ class Progress:
         from rich.status import Status
         from rich.text import Text
 
-        printable = Text("".join(letter if letter.isprintable() else " " for letter in text), no_wrap=True)
+        printable = Text(
+            "".join(letter if letter.isprintable() else " " for letter in text), no_wrap=True
+        )
         if self._status is None:
             self._status = Status(printable, console=Console(file=self._stream))
             self._status.start()

@@ -45,10 +45,16 @@ _NEEDED_LATER = (
 """Modules to import during the boot: the SDK, whose retries follow a crash, and the report."""
 
 _OUTLAST = 10.0
-"""Seconds in which other nodes' servers must follow the first one. A server whose worker died ends within three."""
+"""Seconds in which other nodes' servers must follow the first one.
+
+A server whose worker died ends within three.
+"""
 
 _SDK_TOTAL = 10.0
-"""Limit in seconds for what the SDK sees of a crash. Its retries come within two, and a dying vLLM answers or is gone within five."""
+"""Limit in seconds for what the SDK sees of a crash.
+
+Its retries come within two, and a dying vLLM answers or is gone within five.
+"""
 
 
 async def _workload(runner: WorkloadRunner) -> None:
@@ -58,11 +64,15 @@ async def _workload(runner: WorkloadRunner) -> None:
 
 
 async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
-    """Run the trial and return its conclusion. When this returns or raises, the server is gone and the journal has the conclusion.
+    """Run the trial and return its conclusion.
 
-    work: what to do with the server once it is ready. It must return soon after `runner.watch.over()`.
+    When this returns or raises, the server is gone and the journal has the conclusion.
 
-    Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Every other failure is an outcome.
+    work: what to do with the server once it is ready. It must return soon after
+    `runner.watch.over()`.
+
+    Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Every other failure
+    is an outcome.
     """
     began = time.time()
     trial.journal.write(
@@ -91,13 +101,17 @@ async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
         ending = time.monotonic()
         _, interrupted = await _shielded(trial.server.stop())
         took = time.monotonic() - ending
-        trial.seen.outlasted = tuple(replace(one, ended_s=round(took, 1)) for one in trial.seen.outlasted)
+        trial.seen.outlasted = tuple(
+            replace(one, ended_s=round(took, 1)) for one in trial.seen.outlasted
+        )
         cancelled = cancelled or interrupted
     # A server may die of a full disk, or its log may end early. Its own signs do not show that.
     trial.seen.infra = trial.seen.infra or _full_disk(trial.journal.path.parent)
     # An interrupt from here on must not lose what the trial saw.
     conclusion, interrupted = await _shielded(
-        asyncio.to_thread(assess, trial.scenario, trial.launch.command, trial.seen, trial.log, trial.arm.trigger)
+        asyncio.to_thread(
+            assess, trial.scenario, trial.launch.command, trial.seen, trial.log, trial.arm.trigger
+        )
     )
     trial.journal.write(
         "trial-ended",
@@ -113,13 +127,19 @@ async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
 
 
 def _full_disk(folder: Path) -> str | None:
-    """Return why nothing can be written in `folder`; None if something can. A quota shows only when writing."""
+    """Return why nothing can be written in `folder`; None if something can.
+
+    A quota shows only when writing.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(65_536))
             file.flush()
     except OSError as error:
-        return f"cannot write to the folder of the run: {error.strerror} (free some space, or name another --out)"
+        return (
+            f"cannot write to the folder of the run: {error.strerror} (free some space, or name"
+            " another --out)"
+        )
     return None
 
 
@@ -144,14 +164,26 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
     trial.notify("starting the server")
     launched = time.monotonic()
     started = trial.launch.kind.facts.started
-    beside = asyncio.create_task(asyncio.to_thread(_while_booting, trial.launch.release)) if started else None
+    beside = (
+        asyncio.create_task(asyncio.to_thread(_while_booting, trial.launch.release))
+        if started
+        else None
+    )
     facts = await trial.server.start()
     trial.journal.write("server-started", **trial.label, facts=facts)
     trial.seen.facts = facts
     trial.seen.tiny_model = trial.launch.tiny_model
     async with (
         Client(trial.server.base_url, api_key=trial.api_key) as client,
-        Watch(trial.server, trial.launch.kind, client, trial.journal, trial.limits, trial.notify, trial.gpus) as watch,
+        Watch(
+            trial.server,
+            trial.launch.kind,
+            client,
+            trial.journal,
+            trial.limits,
+            trial.notify,
+            trial.gpus,
+        ) as watch,
     ):
         trial.seen.signs = watch.signs
         model = ""
@@ -171,7 +203,9 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
                 trial.seen.version = await _version(client, trial.launch.evidence)
                 if started:
                     await asyncio.to_thread(_check_evidence, trial)
-                trial.journal.write("ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version)
+                trial.journal.write(
+                    "ready", **trial.label, boot_s=trial.seen.boot_s, version=trial.seen.version
+                )
                 runner = WorkloadRunner(trial, client, watch)
                 await work(runner)
                 model = runner.model
@@ -198,7 +232,8 @@ def _while_booting(release: Release | None) -> None:
     Raises `InfraError` as `ReleaseCache.check` does.
     """
     if release is not None:
-        from vllm_repro.releases.provision import ReleaseCache  # here: most servers are no release of the cache
+        # here: most servers are no release of the cache
+        from vllm_repro.releases.provision import ReleaseCache
 
         ReleaseCache().check(release)
     for name in _NEEDED_LATER:
@@ -209,8 +244,11 @@ def _while_booting(release: Release | None) -> None:
 
 async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | None) -> None:
     """Write to the journal what a program with the `openai` SDK sees of the crash."""
-    with contextlib.suppress(Exception):  # without it the report lacks one sentence; the outcome must not change
-        view = sdk_view(trial.server.base_url, model, _SDK_TOTAL, failed=failed, api_key=trial.api_key)
+    # without it the report lacks one sentence; the outcome must not change
+    with contextlib.suppress(Exception):
+        view = sdk_view(
+            trial.server.base_url, model, _SDK_TOTAL, failed=failed, api_key=trial.api_key
+        )
         seen = await asyncio.wait_for(view, _SDK_TOTAL)
         trial.journal.write("client-saw", **trial.label, **asdict(seen))
 
@@ -220,7 +258,10 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
     before = [path.stat().st_size for path in server.rank_logs]
     ranks = await server.surviving_ranks(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
-    return tuple(Outlasted(rank=rank, watched_s=_OUTLAST, silent=sizes[rank - 1] == before[rank - 1]) for rank in ranks)
+    return tuple(
+        Outlasted(rank=rank, watched_s=_OUTLAST, silent=sizes[rank - 1] == before[rank - 1])
+        for rank in ranks
+    )
 
 
 def _check_evidence(trial: Trial) -> None:
@@ -238,7 +279,10 @@ def _check_evidence(trial: Trial) -> None:
 
 
 async def _version(client: Client, evidence: Evidence) -> str | None:
-    """Return the release that the server reports. Raises `InfraError` if a rehearsal engine stands where vLLM should."""
+    """Return the release that the server reports.
+
+    Raises `InfraError` if a rehearsal engine stands where vLLM should.
+    """
     try:
         response = await client.get("/version", timeout=30.0)
         release = release_of(response)
@@ -246,6 +290,7 @@ async def _version(client: Client, evidence: Evidence) -> str | None:
         return None
     if is_rehearsal(response) and evidence is not Evidence.REHEARSAL:
         raise InfraError(
-            "this server is the rehearsal engine, not vLLM", hint="name an image or a vllm that is vLLM's own"
+            "this server is the rehearsal engine, not vLLM",
+            hint="name an image or a vllm that is vLLM's own",
         )
     return release

@@ -5,9 +5,10 @@
         ... the workload, whose requests go through watch.ask() ...
         await watch.aftermath()
 
-Channels: the process or container, the processes under it, the log as it grows, `/health`, the answers of requests in flight, a canary,
-and the counters of `/metrics`. The first decisive sign sets `dead`; later signs are still recorded. After `stopping()` no sign counts,
-because the server then ends by our own doing.
+Channels: the process or container, the processes under it, the log as it grows, `/health`, the
+answers of requests in flight, a canary, and the counters of `/metrics`. The first decisive sign
+sets `dead`; later signs are still recorded. After `stopping()` no sign counts, because the server
+then ends by our own doing.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class Watch:
         self.hung: str | None = None
         self.counters = Counters(server.base_url, client, self.note, new=kind.facts.started)
         self.gpu_uses: list[GpuUse] = []
-        """Readings of the leased cards since the last phase. Only beside a load: each is a process of its own."""
+        """Readings of the leased cards since the last phase.
+
+        Only beside a load: each is a process of its own.
+        """
         self.in_flight = 0
         self.load: LoadClient | None = None
         """The client of the load that is being measured."""
@@ -106,7 +110,10 @@ class Watch:
             self._watch_exit(),
             self._watch_log(),
             self._watch_ranks(),
-            *(self._watch_rank_log(rank, path) for rank, path in enumerate(self.server.rank_logs, 1)),
+            *(
+                self._watch_rank_log(rank, path)
+                for rank, path in enumerate(self.server.rank_logs, 1)
+            ),
             self._watch_health(),
             self._watch_children(),
             self._watch_counters(),
@@ -131,13 +138,18 @@ class Watch:
         self._tasks.append(task)
 
     def _channel_ended(self, task: asyncio.Task[None]) -> None:
-        """End the trial at once if a channel failed, for example because the disk is full. `__aexit__` raises its exception."""
+        """End the trial at once if a channel failed, for example because the disk is full.
+
+        `__aexit__` raises its exception.
+        """
         if not task.cancelled() and task.exception() is not None:
             self.broken = True
             self.dead.set()
 
     async def until_ready(self) -> bool:
-        """Wait until `/health` answers 200. Return False if the engine died or made no progress for `limits.boot_stall`.
+        """Wait until `/health` answers 200.
+
+        Return False if the engine died or made no progress for `limits.boot_stall`.
 
         Raises `InfraError` if another server answers.
         """
@@ -146,28 +158,39 @@ class Watch:
             if await self._health_status() == 200 and not self.dead.is_set():
                 if other := await asyncio.to_thread(self.server.other_listener):
                     raise InfraError(f"another server listens at {self.server.base_url}: {other}")
-                # A silent restart shows as a difference to this reading, so take it before any request.
+                # A silent restart shows as a difference to this reading, so take it before any
+                # request.
                 await self.counters.scrape()
                 self._ready = True
                 return True
             quiet = time.monotonic() - max(self._last_growth, began)
             if quiet > self.limits.boot_stall:
                 self.hung = (
-                    f"nothing moved for {quiet:.0f} s while it booted; the last line was: {self._last_line[:200]}"
+                    f"nothing moved for {quiet:.0f} s while it booted; the last line was:"
+                    f" {self._last_line[:200]}"
                 )
                 self.journal.write("boot-stalled", seconds=quiet, last_line=self._last_line[:500])
                 return False
             waited = time.monotonic() - began
             self.notify(
-                f"booting for {waited:.0f} s, waiting for /health; last line {quiet:.0f} s ago: {self._last_line[:100]}"
+                f"booting for {waited:.0f} s, waiting for /health; last line {quiet:.0f} s ago:"
+                f" {self._last_line[:100]}"
             )
             await self._sleep_unless_dead(0.1 if waited < 60 else 0.5)
         return False
 
     async def ask(
-        self, endpoint: str, body: Mapping[str, Any], *, canary: bool = False, by: LoadClient | None = None
+        self,
+        endpoint: str,
+        body: Mapping[str, Any],
+        *,
+        canary: bool = False,
+        by: LoadClient | None = None,
     ) -> tuple[Answer, bool]:
-        """Send a request, `by` the client of a load if there is one. Return its answer, and True if that names a dead engine."""
+        """Send a request, `by` the client of a load if there is one.
+
+        Return its answer, and True if that names a dead engine.
+        """
         self.in_flight += 1
         try:
             answer = await (by or self.client).ask(endpoint, body)
@@ -178,7 +201,10 @@ class Watch:
             if (
                 answer.error is not None
                 and not canary
-                and (self.failed is None or answer.names_dead_engine > self.failed.answer.names_dead_engine)
+                and (
+                    self.failed is None
+                    or answer.names_dead_engine > self.failed.answer.names_dead_engine
+                )
             ):
                 self.failed = FailedRequest(endpoint, body, answer)
             self.note(sign)
@@ -198,12 +224,16 @@ class Watch:
             await asyncio.sleep(0.05)
 
     async def last_look(self) -> None:
-        """Wait briefly: the engine may still crash in the step after the last response. One that is idle has no such step."""
+        """Wait briefly: the engine may still crash in the step after the last response.
+
+        One that is idle has no such step.
+        """
         end = time.monotonic() + (_LAST_LOOK_AT_VLLM if self.kind.facts.runs_vllm else _LAST_LOOK)
         samples: list[CpuSample] = []
         while not self.dead.is_set() and time.monotonic() < end:
             spent = None
-            if self.kind.facts.started and not self.gpus:  # beside a GPU an engine may wait without using the processor
+            # beside a GPU an engine may wait without using the processor
+            if self.kind.facts.started and not self.gpus:
                 spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.server.processes()))
             if spent is not None:
                 samples.append(CpuSample(time.monotonic(), spent))
@@ -231,7 +261,12 @@ class Watch:
             return  # one per channel, unless the new one is decisive and the old one was not
         self.signs.append(sign)
         self.journal.write(
-            "sign", channel=sign.channel, detail=sign.detail, at=sign.at, since=sign.since, decisive=sign.decisive
+            "sign",
+            channel=sign.channel,
+            detail=sign.detail,
+            at=sign.at,
+            since=sign.since,
+            decisive=sign.decisive,
         )
         if sign.decisive:
             self.dead.set()
@@ -272,7 +307,9 @@ class Watch:
         if found is None:
             return
         now = time.time()
-        sign = DeathSign(channel, where + line.strip()[:500], now, min(written, now), decisive=found[1])
+        sign = DeathSign(
+            channel, where + line.strip()[:500], now, min(written, now), decisive=found[1]
+        )
         if channel is Channel.LOG and sign.decisive:
             self.fatal_lines += 1
             if (self._ready or not self.kind.facts.started) and not self._stopping:
@@ -283,7 +320,8 @@ class Watch:
     async def _confirm(self, sign: DeathSign, *, wait: float = 0.0) -> None:
         """Look for a second witness of a death of a ready server: a log may quote such a line, and a gateway answer `/health`.
 
-        A real death shows on another channel in milliseconds, for which it waits. Otherwise an engine that gives a token lives.
+        A real death shows on another channel in milliseconds, for which it waits. Otherwise an
+        engine that gives a token lives.
         """
         self.note(replace(sign, decisive=False))
         await self._sleep_unless_dead(wait)
@@ -317,11 +355,14 @@ class Watch:
 
     async def _watch_ranks(self) -> None:
         rank, ended = await self.server.rank_exited()
-        self.journal.write("rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready)
+        self.journal.write(
+            "rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready
+        )
         if ended.lost:
             raise InfraError(f"rank {rank}: {ended.detail}")
         if not self._ready:
-            # The first node would wait for it forever. After the boot the engine may go on without that process.
+            # The first node would wait for it forever. After the boot the engine may go on without
+            # that process.
             self.note(DeathSign(Channel.RANK, f"rank {rank}: {ended.detail}", ended.at, ended.at))
 
     async def _health_status(self) -> int | None:
@@ -349,7 +390,9 @@ class Watch:
             else:
                 if not refuted:
                     detail = f"answers {status}" if status else "the connection is refused or reset"
-                    await self._confirm(DeathSign(Channel.HEALTH, f"/health: {detail}", time.time(), first))
+                    await self._confirm(
+                        DeathSign(Channel.HEALTH, f"/health: {detail}", time.time(), first)
+                    )
                     refuted = True
 
     async def _watch_children(self) -> None:
@@ -361,7 +404,8 @@ class Watch:
             if leader is None and pids:
                 leader = pids[0]
             if leader is None or not pids or pids[0] != leader:
-                # Without the API server the next process comes first, and the rest of the engine ends by itself.
+                # Without the API server the next process comes first, and the rest of the engine
+                # ends by itself.
                 known.clear()
                 continue
             children = pids[1:]
@@ -371,12 +415,17 @@ class Watch:
                     now = time.time()
                     self.note(
                         DeathSign(
-                            Channel.ENGINE_PROCESS, f"{name} (pid {pid}) is gone, the API server is there", now, now
+                            Channel.ENGINE_PROCESS,
+                            f"{name} (pid {pid}) is gone, the API server is there",
+                            now,
+                            now,
                         )
                     )
             for pid in children:
-                with contextlib.suppress(psutil.Error, IndexError):  # gone, or without a command line yet
-                    # vLLM names a process some time after its start, so read the name again until then.
+                # gone, or without a command line yet
+                with contextlib.suppress(psutil.Error, IndexError):
+                    # vLLM names a process some time after its start, so read the name again until
+                    # then.
                     if not known.get(pid, "").startswith("VLLM::"):
                         known[pid] = _own_name(psutil.Process(pid))
 
@@ -395,8 +444,15 @@ class Watch:
             # A hung API server answers no /metrics either: count no reading as no progress.
             counted = last[1:] if reading is None else reading.progress
             running = 0.0 if reading is None else reading.running
-            before, last = last, (self.client.received + (self.load.received if self.load else 0), *counted)
-            if last[:-1] != before[:-1]:  # more than the used blocks, which a request fills anew after each preemption
+            before, last = (
+                last,
+                (
+                    self.client.received + (self.load.received if self.load else 0),
+                    *counted,
+                ),
+            )
+            # more than the used blocks, which a request fills anew after each preemption
+            if last[:-1] != before[:-1]:
                 seen.clear()
             if last not in seen or (self.in_flight == 0 and running == 0):
                 moved = time.monotonic()
@@ -405,13 +461,18 @@ class Watch:
             if still > self.limits.answer_stall and not self._stalled.is_set():
                 if not self.counters.answered:
                     raise InfraError(
-                        f"/metrics never answered, so a request of {still:.0f} s may be slow or hang",
+                        f"/metrics never answered, so a request of {still:.0f} s may be slow or"
+                        " hang",
                         hint="serve /metrics, or wait longer with --answer-stall",
                     )
-                counters = "/metrics does not answer" if reading is None else f"{running:g} requests running"
+                counters = (
+                    "/metrics does not answer"
+                    if reading is None
+                    else f"{running:g} requests running"
+                )
                 self.hang(
-                    f"{counters}, {self.in_flight} of ours in flight, and nothing moved for {still:.0f} s; "
-                    f"/health answers {await self._health_status() or 'nothing'}",
+                    f"{counters}, {self.in_flight} of ours in flight, and nothing moved for"
+                    f" {still:.0f} s; /health answers {await self._health_status() or 'nothing'}",
                     still,
                 )
 

@@ -54,7 +54,10 @@ _SIGN_AFTER_FAILURE = 5.0
 
 @dataclass
 class WorkloadRunner:
-    """The requests to one server. `run` returns when the workload is done, or the engine is dead or hung."""
+    """The requests to one server.
+
+    `run` returns when the workload is done, or the engine is dead or hung.
+    """
 
     trial: Trial
     client: Client
@@ -74,7 +77,10 @@ class WorkloadRunner:
     """When the current phase began, in seconds since the epoch, and the server's counters then."""
 
     async def run(self) -> None:
-        """Run every step, then `finish`. Raises `InfraError` if the server lives and does not do what any vLLM does."""
+        """Run every step, then `finish`.
+
+        Raises `InfraError` if the server lives and does not do what any vLLM does.
+        """
         trial, watch = self.trial, self.watch
         if not await self.find_model():
             return
@@ -92,8 +98,15 @@ class WorkloadRunner:
         await self.finish()
 
     async def _known_fields(self) -> Mapping[str, frozenset[str]]:
-        """Return `known`. vLLM takes a second to write its schema, which does not change, so it is kept beside a cached release."""
-        endpoints = {request.endpoint for request in requests_of(self.trial.scenario.workload_of(self.trial.arm))}
+        """Return `known`.
+
+        vLLM takes a second to write its schema, which does not change, so it is kept beside a
+        cached release.
+        """
+        endpoints = {
+            request.endpoint
+            for request in requests_of(self.trial.scenario.workload_of(self.trial.arm))
+        }
         release = self.trial.launch.release
         kept = release.fields_file if release and not self.trial.arm.patches else None
         if kept is not None and kept.is_file():
@@ -102,19 +115,26 @@ class WorkloadRunner:
                 return known
         known = await self.client.known_fields()
         if kept is not None and endpoints <= known.keys():
-            with contextlib.suppress(OSError):  # the cache cannot be written to: the next run asks again
+            # the cache cannot be written to: the next run asks again
+            with contextlib.suppress(OSError):
                 fresh = kept.with_suffix(f".{os.getpid()}")
                 fresh.write_bytes(msgspec.json.encode(known))
                 fresh.replace(kept)
         return known
 
     async def find_model(self) -> bool:
-        """Set `model`. Return False if the engine is dead or hung; raise `InfraError` if the server lives and names none."""
+        """Set `model`.
+
+        Return False if the engine is dead or hung; raise `InfraError` if the server lives and names
+        none.
+        """
         try:
             self.model = await self.client.model_name()
         except (HTTPError, ValueError, LookupError, TypeError) as error:
             if not await self._died():
-                raise InfraError(f"the server is up, but /v1/models does not name a model: {error}") from error
+                raise InfraError(
+                    f"the server is up, but /v1/models does not name a model: {error}"
+                ) from error
             return False
         return True
 
@@ -133,7 +153,9 @@ class WorkloadRunner:
         counted = counted_between(phase[1], after, kv_most) if phase and after else None
         if phase and counted:
             label = {**self.trial.label, "phase": name, **fields}
-            self.trial.journal.write("counters", **label, began=phase[0], ended=time.time(), counted=counted, gpus=gpus)
+            self.trial.journal.write(
+                "counters", **label, began=phase[0], ended=time.time(), counted=counted, gpus=gpus
+            )
 
     async def finish(self) -> None:
         """Check that the engine still lives."""
@@ -161,17 +183,22 @@ class WorkloadRunner:
         """Wait until the engine is idle; record a hang if it is not after `within` seconds."""
         samples: list[CpuSample] = []
         while not samples or samples[-1].at - samples[0].at < within:
-            spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.watch.server.processes()))
+            spent = await asyncio.to_thread(
+                lambda: engine_cpu_seconds(self.watch.server.processes())
+            )
             if spent is None:
                 if await self._died():
                     return
                 raise Unsupported(
-                    "cannot tell whether the engine goes idle: no EngineCore process of it can be seen",
+                    "cannot tell whether the engine goes idle: no EngineCore process of it can be"
+                    " seen",
                     hint="run it on this host: --server process, docker or lab",
                 )
             samples.append(CpuSample(time.monotonic(), spent))
             if is_idle(samples, IDLE_AFTER):
-                self.trial.journal.write("rested", **self.trial.label, seconds=samples[-1].at - samples[0].at)
+                self.trial.journal.write(
+                    "rested", **self.trial.label, seconds=samples[-1].at - samples[0].at
+                )
                 return
             await asyncio.sleep(_IDLE_POLL)
         if await self._has_other_clients():
@@ -195,13 +222,24 @@ class WorkloadRunner:
 
     async def _requests(self, position: str, requests: tuple[Request, ...]) -> None:
         """Send requests that are in flight at the same time."""
-        built = [(request, await self._build(f"{position}.{i}", request)) for i, request in enumerate(requests)]
+        built = [
+            (request, await self._build(f"{position}.{i}", request))
+            for i, request in enumerate(requests)
+        ]
         if self.watch.ended:
             return
         before = await self.watch.counters.scrape() if len(built) == 1 else None
-        tasks = [asyncio.create_task(self._send(request, prompt)) for request, prompt in built if prompt is not None]
+        tasks = [
+            asyncio.create_task(self._send(request, prompt))
+            for request, prompt in built
+            if prompt is not None
+        ]
         await self.unless_over(tasks)
-        after = await self.watch.counters.scrape() if before is not None and not self.watch.ended else None
+        after = (
+            await self.watch.counters.scrape()
+            if before is not None and not self.watch.ended
+            else None
+        )
         if before is not None and after is not None and tasks:
             self._record_counters(before, after)
 
@@ -213,9 +251,14 @@ class WorkloadRunner:
             return Prompt({"prompt": request.ids}, len(request.ids), 0)
         if isinstance(request.prompt, str):
             one = [{"role": "user", "content": request.prompt}]
-            return Prompt({"messages": one} if "chat" in request.endpoint else {"prompt": request.prompt}, 0, 0)
+            return Prompt(
+                {"messages": one} if "chat" in request.endpoint else {"prompt": request.prompt},
+                0,
+                0,
+            )
         tokens = self._resolve(request.prompt)
-        # With the trial's number: a second boot against an attached server must not hit its own cached prompt.
+        # With the trial's number: a second boot against an attached server must not hit its own
+        # cached prompt.
         trial = f"{self.trial.seed}/{self.trial.arm.name}/{self.trial.number}"
         seed = f"{trial}/{position}"
         self.trial.notify(f"making a prompt of {tokens} tokens")
@@ -223,14 +266,18 @@ class WorkloadRunner:
             if request.conversation:
                 return await self._next_turn(request, tokens, seed)
             if "chat" in request.endpoint:
-                return await build_chat(self.client, self.model, tokens, seed, fields=request.fields)
+                return await build_chat(
+                    self.client, self.model, tokens, seed, fields=request.fields
+                )
             shared = self._resolve(request.shared)
             return await build_completion(
                 self.client, self.model, tokens, seed, shared=shared, shared_seed=f"{trial}/shared"
             )
         except HTTPStatusError as error:
             if error.response.status_code < 500:
-                refused = f"/tokenize answers {error.response.status_code}: {error.response.text[:200]}"
+                refused = (
+                    f"/tokenize answers {error.response.status_code}: {error.response.text[:200]}"
+                )
                 raise InfraError(refused) from error
         except HTTPError:
             pass  # handled like a 5xx, below
@@ -242,9 +289,17 @@ class WorkloadRunner:
         """Return the next prompt of a conversation, and add it with a fixed reply to the messages before the one after it."""
         turns = self.turns.setdefault(request.conversation, [])
         tools, turn = request.fields.get("tools", ()), len(turns) // 2
-        message = {"role": "tool", "tool_call_id": f"call_{turn}"} if tools and turn else {"role": "user"}
+        message = (
+            {"role": "tool", "tool_call_id": f"call_{turn}"} if tools and turn else {"role": "user"}
+        )
         prompt = await build_chat(
-            self.client, self.model, tokens, seed, before=turns, message=message, fields=request.fields
+            self.client,
+            self.model,
+            tokens,
+            seed,
+            before=turns,
+            message=message,
+            fields=request.fields,
         )
         reply: dict[str, Any] = {"role": "assistant", "content": "I have read this. Please go on."}
         if tools:
@@ -278,7 +333,11 @@ class WorkloadRunner:
             fields=request.fields,
             known=self.known.get(request.endpoint),
             may_fail=request.may_fail,
-            repeats=min(prompt.tokens, self.cached[request.conversation]) if request.conversation else repeats,
+            repeats=(
+                min(prompt.tokens, self.cached[request.conversation])
+                if request.conversation
+                else repeats
+            ),
             status=None,
             answer_tokens=answer_tokens or None,
             span=(time.time(), None),
@@ -298,19 +357,28 @@ class WorkloadRunner:
             body=_shortened(body, prompt, request.fields),
         )
         asking = asyncio.create_task(self.watch.ask(request.endpoint, body))
-        if request.leaves_after is not None and await self._leaves(asking, index, request.leaves_after):
+        if request.leaves_after is not None and await self._leaves(
+            asking, index, request.leaves_after
+        ):
             return
         answer, died = await asking
-        self._record_answer(index, asked, answer, answer.usage if request.one_prompt else None, died=died)
+        self._record_answer(
+            index, asked, answer, answer.usage if request.one_prompt else None, died=died
+        )
         if answer.ok:
             self._keep_output(name, answer, repeated)
         if answer.ok and request.conversation:
-            self.cached[request.conversation] = max(self.cached[request.conversation], prompt.tokens)
+            self.cached[request.conversation] = max(
+                self.cached[request.conversation], prompt.tokens
+            )
         elif answer.ok:
             self.answered.append(ids)
 
     async def _leaves(self, asking: asyncio.Task[Any], index: int, seconds: float) -> bool:
-        """Close the connection of a request after so many seconds. Return False if it was answered before."""
+        """Close the connection of a request after so many seconds.
+
+        Return False if it was answered before.
+        """
         try:
             await asyncio.wait([asking], timeout=seconds)
             reading = None if asking.done() else await self.watch.counters.scrape()
@@ -326,7 +394,11 @@ class WorkloadRunner:
         seen.sent -= 1  # it neither failed nor was answered
         seen.asked[index] = replace(seen.asked[index], left=True, waiting=waiting)
         self.trial.journal.write(
-            "client-left", **self.trial.label, name=seen.asked[index].name, after_s=seconds, waiting=waiting
+            "client-left",
+            **self.trial.label,
+            name=seen.asked[index].name,
+            after_s=seconds,
+            waiting=waiting,
         )
         return True
 
@@ -354,7 +426,10 @@ class WorkloadRunner:
         self.record_answer(asked.name, answer, answer.token_times)
 
     def _keep_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
-        """Keep the output of an answer that is to be compared. repeated: its request, if its prompt is also sent alone."""
+        """Keep the output of an answer that is to be compared.
+
+        repeated: its request, if its prompt is also sent alone.
+        """
         checks = self.trial.scenario.output
         if repeated is not None:
             self.greedy.setdefault(repeated.prompt, repeated)
@@ -416,7 +491,9 @@ class WorkloadRunner:
             if last.prompt_tokens is not None and not 0 <= cached < last.prompt_tokens:
                 cached = None  # an attached server has other clients too, or was restarted
         seen.asked[-1] = replace(last, steps=steps, cached_tokens=cached)
-        self.trial.journal.write("steps", **self.trial.label, name=last.name, steps=steps, cached_tokens=cached)
+        self.trial.journal.write(
+            "steps", **self.trial.label, name=last.name, steps=steps, cached_tokens=cached
+        )
 
     async def canary(self) -> None:
         """Ask for one token, to see that the engine lives."""
@@ -425,10 +502,15 @@ class WorkloadRunner:
 
         async def ask() -> None:
             answer = await watch.ask_for_a_token(self.model)
-            refused = answer.status is not None and 400 <= answer.status < 500  # which proves neither life nor death
+            # which proves neither life nor death
+            refused = answer.status is not None and 400 <= answer.status < 500
             trial.seen.canary_ok = None if refused else gave_a_token(answer)
             trial.journal.write(
-                "canary", **trial.label, status=answer.status, error=answer.error, ok=trial.seen.canary_ok
+                "canary",
+                **trial.label,
+                status=answer.status,
+                error=answer.error,
+                ok=trial.seen.canary_ok,
             )
             if not trial.seen.canary_ok and not trial.launch.kind.facts.started:
                 trial.seen.measured.append(answer)  # a gateway may have answered
@@ -439,14 +521,18 @@ class WorkloadRunner:
         await self.unless_over([asyncio.create_task(ask())])
 
     async def unless_over(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Await `tasks`. Once the engine is dead or hung, cancel those that do not finish by themselves."""
+        """Await `tasks`.
+
+        Once the engine is dead or hung, cancel those that do not finish by themselves.
+        """
         over = asyncio.create_task(self.watch.over())
         work: asyncio.Future[list[None]] = asyncio.gather(*tasks)
         waited: list[asyncio.Future[Any]] = [over, work]
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                # The answers to requests in flight are evidence too: a 500, an error event, a reset.
+                # The answers to requests in flight are evidence too: a 500, an error event, a
+                # reset.
                 await asyncio.wait(tasks, timeout=2.0 if self.watch.dead.is_set() else 0.0)
         finally:
             over.cancel()
@@ -458,13 +544,17 @@ class WorkloadRunner:
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
     """Return how many leading tokens are the same."""
-    differ = (place for place, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other)
+    differ = (
+        place for place, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other
+    )
     return next(differ, min(len(ids), len(others)))
 
 
 def _shortened(body: dict[str, Any], prompt: Prompt, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body as a report shows it: a generated prompt as its length, without what the harness adds."""
     beginning = f", the first {prompt.shared:,} shared" if prompt.shared else ""
-    made = dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.calls else {}
+    made = (
+        dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.calls else {}
+    )
     own = {"model", "stream_options"} - set(stated)
     return {key: made.get(key, value) for key, value in body.items() if key not in own}

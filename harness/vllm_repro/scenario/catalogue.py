@@ -40,12 +40,14 @@ GROUP = "vllm_repro.scenarios"
 def scenario_files(folder: Path | None = None) -> list[Path]:
     """Return the scenario files of a folder, without `_*.py` and `conftest.py`.
 
-    The default is those of the package, of other packages (`GROUP`) and of `FOLDERS`. Raises `UsageError` if `FOLDERS` names something
-    that is no folder.
+    The default is those of the package, of other packages (`GROUP`) and of `FOLDERS`. Raises
+    `UsageError` if `FOLDERS` names something that is no folder.
     """
     more = named_folders()
     if missing := next((path for path in more if not path.is_dir()), None):
-        raise UsageError(f"{missing} is no folder of scenarios", hint=f"--scenarios and {FOLDERS} take folders")
+        raise UsageError(
+            f"{missing} is no folder of scenarios", hint=f"--scenarios and {FOLDERS} take folders"
+        )
     folders = [folder] if folder else [scenario_folder(), *_installed(tuple(sys.path)), *more]
     found = (path for one in folders for path in sorted(one.glob("*.py")))
     return [path for path in found if not path.name.startswith(("_", "conftest"))]
@@ -84,7 +86,9 @@ def scenario_files_below(folder: Path) -> list[Path]:
     return own or [path for found in below for path in scenario_files(found)]
 
 
-def all_scenarios(folder: Path | None = None, *, warn: Callable[[str], None] | None = None) -> list[Scenario]:
+def all_scenarios(
+    folder: Path | None = None, *, warn: Callable[[str], None] | None = None
+) -> list[Scenario]:
     """Return every scenario of a folder, by default the package's.
 
     A wrong file is left out and reported to `warn`. Without `warn` it raises `ScenarioError`.
@@ -106,17 +110,27 @@ def to_stderr(text: str) -> None:
 
 
 def find(name: str) -> Scenario:
-    """Return a scenario by its id, the number or URL of its issue, or the path of its file. Raises `UsageError` with similar names."""
+    """Return a scenario by its id, the number or URL of its issue, or the path of its file.
+
+    Raises `UsageError` with similar names.
+    """
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():
-            raise UsageError(f"no scenario file at {name}", hint="vllm-repro list shows the scenarios of the package")
+            raise UsageError(
+                f"no scenario file at {name}",
+                hint="vllm-repro list shows the scenarios of the package",
+            )
         return load_file(path)
     files = scenario_ids()
     if name in files:
         return load_file(files[name])
     issue = _ISSUE_URL.sub(r"\1#\2", name).removeprefix("#")
-    by_issue = [it for it in all_scenarios(warn=to_stderr) if issue in (it.issue, it.issue.partition("#")[2])]
+    by_issue = [
+        it
+        for it in all_scenarios(warn=to_stderr)
+        if issue in (it.issue, it.issue.partition("#")[2])
+    ]
     if len(by_issue) == 1:
         return by_issue[0]
     near = [it.id for it in by_issue] or [known for known in files if known.startswith(name)]
@@ -142,5 +156,7 @@ def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise UsageError(f"{scenario.id} has no arm {name!r}", hint=f"{meant}It has: {', '.join(known)}")
+            raise UsageError(
+                f"{scenario.id} has no arm {name!r}", hint=f"{meant}It has: {', '.join(known)}"
+            )
     return [arm for arm in scenario.arms if not names or arm.name in names]

@@ -1,7 +1,8 @@
 """Checks that the parts of a scenario fit together.
 
-The reader checks each word of a file. The checks here compare its parts: an arm that dies needs a signature, a baseline must be an arm,
-flags must be known to vLLM. Each mistake is reported with its line.
+The reader checks each word of a file. The checks here compare its parts: an arm that dies needs a
+signature, a baseline must be an arm, flags must be known to vLLM. Each mistake is reported with its
+line.
 """
 
 from __future__ import annotations
@@ -76,18 +77,32 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     """Check that the parts of a scenario fit together."""
     wrong = reading.wrong
     if scenario.id != path.stem.replace("_", "-"):
-        wrong("id", f"id {scenario.id!r} does not match the file's name {path.name!r}: rename one of them")
+        wrong(
+            "id",
+            f"id {scenario.id!r} does not match the file's name {path.name!r}: rename one of them",
+        )
     if not scenario.title.strip():
         wrong("title", "the title is empty: write the title of the issue")
     for key, issues in (("issue", (scenario.issue,)), ("related", tuple(scenario.related))):
         for issue in issues:
             if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
-                wrong(key, f"{issue!r} is not an upstream issue: write it like 'vllm-project/vllm#41726'")
+                wrong(
+                    key,
+                    f"{issue!r} is not an upstream issue: write it like 'vllm-project/vllm#41726'",
+                )
     _check_releases(scenario, wrong)
     if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
-        wrong("arms", "an arm `dies`, but signature= is missing: add the exception, message, frames and phase")
+        wrong(
+            "arms",
+            "an arm `dies`, but signature= is missing: add the exception, message, frames and"
+            " phase",
+        )
     if scenario.signature is not None and not scenario.signature.frames:
-        wrong("signature", "a signature without frames matches too much: add the functions of the traceback, in order")
+        wrong(
+            "signature",
+            "a signature without frames matches too much: add the functions of the traceback, in"
+            " order",
+        )
     if not list(requests_of(tuple(scenario.workload))):
         wrong("workload", "the workload has no request: add a chat(…) or completion(…)")
     _check_triggers(scenario, reading)
@@ -119,7 +134,11 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
             near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
             wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
         elif scenario.lab.capture and MECHANISMS[scenario.lab.mechanism].alone:
-            wrong("lab", f"the lab's mechanism {scenario.lab.mechanism} has no capture mode: leave capture= out")
+            wrong(
+                "lab",
+                f"the lab's mechanism {scenario.lab.mechanism} has no capture mode: leave"
+                " capture= out",
+            )
         _check_tiny_model(scenario, reading, "lab", scenario.lab)
         _check_commands(scenario, reading, seen, "lab", scenario.command_in_lab)
     if scenario.dummy is None:
@@ -139,16 +158,27 @@ def _no_release(text: str) -> str:
     except InvalidVersion:
         return f"{text!r} is not a release number: write it like '0.23.0'"
     # Image tags and package pins use the text as it is.
-    return "" if text == plain else f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
+    return (
+        ""
+        if text == plain
+        else f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
+    )
 
 
 def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
     if problem := _no_release(scenario.try_with):
         wrong("try_with", f"try_with {problem}")
     elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
-        text = f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad}): name one of them"
+        text = (
+            f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad}):"
+            " name one of them"
+        )
         wrong("try_with", text)
-    if scenario.lab is not None and scenario.lab.vllm and (problem := _no_release(scenario.lab.vllm)):
+    if (
+        scenario.lab is not None
+        and scenario.lab.vllm
+        and (problem := _no_release(scenario.lab.vllm))
+    ):
         wrong("lab", f"lab: vllm {problem}")
     for version in sorted(scenario.status.contradictions()):
         wrong("status", f"{version} is both bad and good: change one of the ranges")
@@ -159,7 +189,9 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
     wrong = reading.wrong
     baselines = {load.baseline for load in scenario.loads}
     if len(baselines) > 1:
-        wrong("throughput", f"all loads need the same baseline, not {' and '.join(sorted(baselines))}")
+        wrong(
+            "throughput", f"all loads need the same baseline, not {' and '.join(sorted(baselines))}"
+        )
     named = [("throughput", name) for name in sorted(baselines)]
     if scenario.output is not None and scenario.output.baseline:
         named.append(("output", scenario.output.baseline))
@@ -167,7 +199,10 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
         arm = _arm(scenario, reading, key, f"the baseline {name!r} is not an arm", name)
         with contextlib.suppress(CommandError):  # reported by _check_commands
             if arm is not None and not scenario.has_own_server(arm):
-                wrong(key, f"the baseline {name!r} has the same server as an earlier arm: name that arm")
+                wrong(
+                    key,
+                    f"the baseline {name!r} has the same server as an earlier arm: name that arm",
+                )
     points = [point for load in scenario.loads for point in load.points]
     for point in sorted({point for point in points if points.count(point) > 1}):
         wrong("throughput", f"{point} is given twice: remove one")
@@ -187,12 +222,16 @@ def _check_alike(scenario: Scenario, reading: Reading) -> None:
                     problems.append(f"{one.label!r} is sent twice: name its requests differently")
                 elif isinstance(one.prompt, int | Size) and one.shared != one.prompt:
                     problems.append(
-                        f"{one.label!r} has a new prompt each time: state it as a text or token ids, or share all of it"
+                        f"{one.label!r} has a new prompt each time: state it as a text or token"
+                        " ids, or share all of it"
                     )
                 elif not greedy:
                     problems.append(f"{one.label!r} is not greedy: add temperature 0")
                 elif _body(one) != _body(sent[0]):
-                    problems.append(f"{one.label!r} and {sent[0].label!r} are not equal, so their answers may differ")
+                    problems.append(
+                        f"{one.label!r} and {sent[0].label!r} are not equal, so their answers may"
+                        " differ"
+                    )
         if not whole:
             problems.append(f"no arm sends all of {', '.join(group)}")
         for text in dict.fromkeys(problems):
@@ -218,7 +257,13 @@ def _check_causes(scenario: Scenario, reading: Reading) -> None:
         if problem := _no_release(change.release):
             reading.wrong("causes", f"cause {change.name!r}: release {problem}")
         if change.arm != "reported":  # a missing reported arm is a problem of the arms
-            _arm(scenario, reading, "causes", f"cause {change.name!r}: there is no arm {change.arm!r}", change.arm)
+            _arm(
+                scenario,
+                reading,
+                "causes",
+                f"cause {change.name!r}: there is no arm {change.arm!r}",
+                change.arm,
+            )
         if not change.patches:
             reading.wrong("causes", f"cause {change.name!r} changes nothing: add patched(…)")
 
@@ -240,17 +285,29 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
                 reading.problem(line, whose + text)
 
 
-def check_fields(reading: Reading, scenario: Scenario, fields: Mapping[str, Collection[str]]) -> None:
-    """Report each body field of a request that its endpoint does not read. fields: those that it reads, by endpoint."""
+def check_fields(
+    reading: Reading, scenario: Scenario, fields: Mapping[str, Collection[str]]
+) -> None:
+    """Report each body field of a request that its endpoint does not read.
+
+    fields: those that it reads, by endpoint.
+    """
     for arm in scenario.arms:
         own = arm.workload is not None or arm.trigger is not None
         wanted = [one for one in (arm.trigger or scenario.trigger).wanted if one.fields]
         for request in requests_of(scenario.workload_of(arm)):
-            for name in sorted(set(request.fields) - set(fields.get(request.endpoint, request.fields))):
+            for name in sorted(
+                set(request.fields) - set(fields.get(request.endpoint, request.fields))
+            ):
                 text = f"{request.label}: the release does not read {name!r}"
-                if any(name in one.fields and one.carried_by(request.label, request.fields) for one in wanted):
+                if any(
+                    name in one.fields and one.carried_by(request.label, request.fields)
+                    for one in wanted
+                ):
                     text += ", so its sent_with(…) can never be met there"
-                problem = Problem(reading.file, reading.at_arm(arm) if own else reading.line_of("workload"), text)
+                problem = Problem(
+                    reading.file, reading.at_arm(arm) if own else reading.line_of("workload"), text
+                )
                 if problem not in reading.problems:
                     reading.problems.append(problem)
 
@@ -289,7 +346,9 @@ def _check_arms(scenario: Scenario, reading: Reading) -> None:
             problems.append(f"{whose}: {text}")
         has_rest = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
         if arm.expected is Expected.SPINS and not has_rest:
-            problems.append(f"{whose} spins, but its workload has no rest(…): add rest(within=30) at its end")
+            problems.append(
+                f"{whose} spins, but its workload has no rest(…): add rest(within=30) at its end"
+            )
         for version in sorted(scenario.status_of(arm).contradictions() if arm.bad else ()):
             problems.append(f"{whose}: {version} is both bad and good: change one of the ranges")
         for text in problems:
@@ -299,7 +358,10 @@ def _check_arms(scenario: Scenario, reading: Reading) -> None:
 def _check_tiny_model(scenario: Scenario, reading: Reading, key: str, dummy: Dummy) -> None:
     for change in dummy.changes:
         if not change.why:
-            reading.problem(reading.line_of(key), f"{key}: `{change}` has no why=: add the reason for the report")
+            reading.problem(
+                reading.line_of(key),
+                f"{key}: `{change}` has no why=: add the reason for the report",
+            )
     try:
         dummy.shape(scenario.model)
     except ValueError as error:
@@ -307,14 +369,21 @@ def _check_tiny_model(scenario: Scenario, reading: Reading, key: str, dummy: Dum
 
 
 def _check_commands(
-    scenario: Scenario, reading: Reading, seen: set[str], key: str, command_of: Callable[[Arm], ServeCommand]
+    scenario: Scenario,
+    reading: Reading,
+    seen: set[str],
+    key: str,
+    command_of: Callable[[Arm], ServeCommand],
 ) -> None:
     """Check the command of each arm and the sizes of its requests; `key` is "lab", "dummy", or empty for the release.
 
     seen: mistakes that are reported already. Each is reported once.
     """
     for arm in scenario.arms:
-        line, whose = reading.at_arm(arm), f"{key}, arm {arm.name!r}" if key else f"arm {arm.name!r}"
+        line, whose = (
+            reading.at_arm(arm),
+            (f"{key}, arm {arm.name!r}" if key else f"arm {arm.name!r}"),
+        )
         edited = reading.line_of(key) if key and arm is scenario.arms[0] else line
         found: list[tuple[int, str]] = []
         try:
@@ -327,7 +396,9 @@ def _check_commands(
                 if not (arm.workload or arm.edits)
                 else line
             )
-            found += [(shared, text) for text in _wrong_sizes(scenario, arm, command, in_lab=key == "lab")]
+            found += [
+                (shared, text) for text in _wrong_sizes(scenario, arm, command, in_lab=key == "lab")
+            ]
         except (CommandError, ScenarioError) as error:
             found.append((reading.line_of(key) if key else line, str(error)))
         for where, text in found:
@@ -336,7 +407,9 @@ def _check_commands(
                 reading.problem(where, f"{whose}: {text}")
 
 
-def _wrong_sizes(scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool) -> Iterator[str]:
+def _wrong_sizes(
+    scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool
+) -> Iterator[str]:
     """Yield a message for each request without tokens, or whose prompt and answer exceed `--max-model-len`.
 
     Raises `CommandError` or `ScenarioError` if a size cannot be resolved.

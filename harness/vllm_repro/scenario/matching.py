@@ -20,7 +20,10 @@ _FEATURES = (_CONNECTOR, re.compile(r"--kv-cache-dtype[ =]([^\W_]+)"))
 
 @dataclass(frozen=True)
 class Match:
-    """A scenario, and how the crash compares with its signature (not `other`). against: what contradicts an exact match."""
+    """A scenario, and how the crash compares with its signature (not `other`).
+
+    against: what contradicts an exact match.
+    """
 
     scenario: Scenario
     how: How
@@ -30,24 +33,32 @@ class Match:
     def lives_with(self) -> list[str]:
         """Return the changes of the command with which the engine lives: `with --enforce-eager`.
 
-        Changes with which it crosses the boundary; if there is none, those that keep the same requests from it.
+        Changes with which it crosses the boundary; if there is none, those that keep the same
+        requests from it.
         """
         changed = [arm for arm in self.scenario.arms if arm.edits and not arm.patches]
         living = [arm for arm in changed if arm.expected is Expected.LIVES]
-        kept = [arm for arm in changed if arm.expected is Expected.UNTRIGGERED and arm.workload is None]
+        kept = [
+            arm for arm in changed if arm.expected is Expected.UNTRIGGERED and arm.workload is None
+        ]
         return [" and ".join(map(str, arm.edits)) for arm in living or kept]
 
 
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     """Return the scenarios that the crash is like, exact matches first.
 
-    Of two with the same signature only one is returned: the second if the release is good for the first, else the first.
+    Of two with the same signature only one is returned: the second if the release is good for the
+    first, else the first.
     """
     if diagnosis.exception is None:
         return _quoted(diagnosis, scenarios)
-    compared = [(one, compare(one.signature, diagnosis)) for one in scenarios if one.signature is not None]
+    compared = [
+        (one, compare(one.signature, diagnosis)) for one in scenarios if one.signature is not None
+    ]
     found = [
-        Match(one, it.how, it.why if it.how is How.NEAR else "") for one, it in compared if it.how is not How.OTHER
+        Match(one, it.how, it.why if it.how is How.NEAR else "")
+        for one, it in compared
+        if it.how is not How.OTHER
     ]
     by_id = {match.scenario.id: match for match in found}
     hidden: set[str] = set()
@@ -56,7 +67,9 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
             cured = first.scenario.status.standing(diagnosis.vllm_version) is Standing.GOOD
             hidden.add(first.scenario.id if cured else match.scenario.id)
     kept = [_weighed(match, diagnosis) for match in found if match.scenario.id not in hidden]
-    return sorted(kept, key=lambda match: match.how is not How.MATCH) or _quoted(diagnosis, scenarios)
+    return sorted(kept, key=lambda match: match.how is not How.MATCH) or _quoted(
+        diagnosis, scenarios
+    )
 
 
 def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
@@ -64,7 +77,11 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     if diagnosis.died is False:
         return []
     against = "only the message agrees"
-    found = (one for one in scenarios if one.signature is not None and quotes(one.signature, diagnosis.prose))
+    found = (
+        one
+        for one in scenarios
+        if one.signature is not None and quotes(one.signature, diagnosis.prose)
+    )
     return [Match(one, How.NEAR, against) for one in found if not one.same_death_as]
 
 
@@ -88,13 +105,16 @@ def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
 def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Return the other bugs that a user meets who leaves this one behind.
 
-    The first release past this bug, or a later one, is declared to have them, and they need no other KV connector or KV cache.
+    The first release past this bug, or a later one, is declared to have them, and they need no
+    other KV connector or KV cache.
     """
     past = scenario.status.first_past
     if past is None:
         return []
     features = _features(scenario)
-    others = [other for other in scenarios if other.id != scenario.id and other.status.reaches(past)]
+    others = [
+        other for other in scenarios if other.id != scenario.id and other.status.reaches(past)
+    ]
     return [other for other in others if (needed := _features(other)) and needed <= features]
 
 

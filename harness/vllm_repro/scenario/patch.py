@@ -1,6 +1,7 @@
 """Patches of vLLM's source, declared in a scenario or read from a diff.
 
-A patch replaces a text that occurs once in a file. So it fits releases in which the lines have moved, and is refused elsewhere.
+A patch replaces a text that occurs once in a file. So it fits releases in which the lines have
+moved, and is refused elsewhere.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ class Patch:
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.file)
-        if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("vllm",) or path.suffix != ".py":
-            raise ValueError(f"{self.file!r} is no file of vLLM's, such as 'vllm/v1/core/block_pool.py'")
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or path.parts[:1] != ("vllm",)
+            or path.suffix != ".py"
+        ):
+            raise ValueError(
+                f"{self.file!r} is no file of vLLM's, such as 'vllm/v1/core/block_pool.py'"
+            )
         if not self.was or self.was == self.now:
             raise ValueError(f"the change of {self.file} changes nothing")
 
@@ -38,22 +46,31 @@ class Patch:
         return f"patched {self.file}"
 
     def apply(self, text: str) -> str:
-        """Return `text` with the change. Raises `Unsupported` unless it contains `was` exactly once."""
-        found = [place.start() for place in re.finditer(("(?m)^" if self.lines else "") + re.escape(self.was), text)]
+        """Return `text` with the change.
+
+        Raises `Unsupported` unless it contains `was` exactly once.
+        """
+        found = [
+            place.start()
+            for place in re.finditer(("(?m)^" if self.lines else "") + re.escape(self.was), text)
+        ]
         count = len(found)
         if count != 1:
             times = "nowhere" if not count else f"{count} times"
             first = next(line for line in self.was.splitlines() if line.strip()).strip()
             raise Unsupported(
-                f"the patch does not fit this release: {self.file} has the text of {self.why or 'the change'} {times}; "
-                f"it begins with {first!r}",
+                f"the patch does not fit this release: {self.file} has the text of"
+                f" {self.why or 'the change'} {times}; it begins with {first!r}",
                 hint="--vllm names a release that it was written for",
             )
         return text[: found[0]] + self.now + text[found[0] + len(self.was) :]
 
 
 def read_diff(path: Path) -> tuple[Patch, ...]:
-    """Return one patch for each hunk of a unified diff. Raises `UsageError` unless it changes Python files of vLLM."""
+    """Return one patch for each hunk of a unified diff.
+
+    Raises `UsageError` unless it changes Python files of vLLM.
+    """
     from unidiff.errors import UnidiffParseError  # here: only --patch needs it
     from unidiff.patch import PatchSet
 
@@ -61,11 +78,15 @@ def read_diff(path: Path) -> tuple[Patch, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {name}: {error}", hint="name a unified diff, as git diff prints it") from error
+        raise UsageError(
+            f"cannot read {name}: {error}", hint="name a unified diff, as git diff prints it"
+        ) from error
     try:
         files = PatchSet(text)
     except UnidiffParseError as error:
-        raise UsageError(f"{name} is no unified diff: {error}", hint="git diff > my-fix.diff") from error
+        raise UsageError(
+            f"{name} is no unified diff: {error}", hint="git diff > my-fix.diff"
+        ) from error
     found: list[Patch] = []
     for file in files:
         if file.is_added_file or file.is_removed_file or file.is_rename or file.is_binary_file:
@@ -74,11 +95,26 @@ def read_diff(path: Path) -> tuple[Patch, ...]:
                 hint="a patch here changes lines of files that are there",
             )
         for hunk in file:
-            was, now = ("".join(line.value for line in lines) for lines in (hunk.source_lines(), hunk.target_lines()))
+            was, now = (
+                "".join(line.value for line in lines)
+                for lines in (hunk.source_lines(), hunk.target_lines())
+            )
             try:
-                found.append(Patch(file.path, was, now, f"hunk {len(found) + 1} of {PurePosixPath(name).name}", True))
+                found.append(
+                    Patch(
+                        file.path,
+                        was,
+                        now,
+                        f"hunk {len(found) + 1} of {PurePosixPath(name).name}",
+                        True,
+                    )
+                )
             except ValueError as error:
-                raise UsageError(f"{name}: {error}", hint="make the diff at the top of a vLLM checkout") from error
+                raise UsageError(
+                    f"{name}: {error}", hint="make the diff at the top of a vLLM checkout"
+                ) from error
     if not found:
-        raise UsageError(f"{name} is no unified diff that changes anything", hint="git diff > my-fix.diff")
+        raise UsageError(
+            f"{name} is no unified diff that changes anything", hint="git diff > my-fix.diff"
+        )
     return tuple(found)

@@ -82,7 +82,9 @@ def public_model(
     block_size, max_position: in place of those of the kept shape.
     """
     if name not in _BY_NAME:
-        raise ValueError(f"the shape of {name!r} is not kept, only of {', '.join(_BY_NAME)}: write Model(…)")
+        raise ValueError(
+            f"the shape of {name!r} is not kept, only of {', '.join(_BY_NAME)}: write Model(…)"
+        )
     model = replace(_BY_NAME[name], why=why, tiny_will_do=tiny_will_do)
     model = replace(model, block_size=block_size or model.block_size)
     return replace(model, max_position=max_position or model.max_position)

@@ -1,7 +1,8 @@
 """Reader of scenario files that reports every mistake with its line.
 
-A file is not imported. Its syntax tree is evaluated with the words of `vllm_repro.vocabulary` only. So a file cannot run code, and
-`vllm-repro check` reports all mistakes at once: first those of single words, then those between the parts of a scenario.
+A file is not imported. Its syntax tree is evaluated with the words of `vllm_repro.vocabulary` only.
+So a file cannot run code, and `vllm-repro check` reports all mistakes at once: first those of
+single words, then those between the parts of a scenario.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ _LONGEST = 1_000_000
 _TOO_LARGE = "too large: a number is at most 2**63, a string or list at most 1,000,000 long"
 
 _TYPO_RATIO = 0.85
-"""Smallest `difflib` ratio of a typo such as `promt`. `min_tokens` and `max_tokens`, two fields of the API, have 0.8."""
+"""Smallest `difflib` ratio of a typo such as `promt`.
+
+`min_tokens` and `max_tokens`, two fields of the API, have 0.8.
+"""
 
 
 class _Bad:
@@ -61,7 +65,10 @@ _BAD = _Bad()
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return True if the value has the type of the hint. Lists are read as tuples; an int is a float; a string is not a sequence."""
+    """Return True if the value has the type of the hint.
+
+    Lists are read as tuples; an int is a float; a string is not a sequence.
+    """
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -72,9 +79,15 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Sequence or (origin is tuple and inside[-1] is ...):
         return isinstance(value, tuple) and all(_fits(one, inside[0]) for one in value)
     if origin is tuple:
-        return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(inside)
+            and all(map(_fits, value, inside))
+        )
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(k, inside[0]) and _fits(v, inside[1]) for k, v in value.items())
+        return isinstance(value, Mapping) and all(
+            _fits(k, inside[0]) and _fits(v, inside[1]) for k, v in value.items()
+        )
     return isinstance(value, (int, float) if hint is float else hint)
 
 
@@ -102,19 +115,22 @@ class _Reader(Reading):
                         if alias.name not in {*WORDS, "*"}:
                             self.problem(
                                 alias.lineno,
-                                f"vllm_repro.vocabulary has no {alias.name!r}{did_you_mean(alias.name, WORDS)}",
+                                "vllm_repro.vocabulary has no"
+                                f" {alias.name!r}{did_you_mean(alias.name, WORDS)}",
                             )
                 case ast.Assign(targets=[ast.Name(id=name)]):
                     try:
                         self.names[name] = self.value(statement.value)
                     except RecursionError:
                         self.names[name] = self.bad(
-                            statement.lineno, f"{name} is nested too deeply: split it into named values"
+                            statement.lineno,
+                            f"{name} is nested too deeply: split it into named values",
                         )
                 case _:
                     self.problem(
                         statement.lineno,
-                        "remove this: a scenario file may only import from vllm_repro.vocabulary and assign names",
+                        "remove this: a scenario file may only import from vllm_repro.vocabulary"
+                        " and assign names",
                     )
         if "scenario" not in self.names:
             return self.bad(1, "there is no `scenario = Scenario(...)` in this file: add it")
@@ -127,17 +143,25 @@ class _Reader(Reading):
             case ast.Name(id=name):
                 if name in WORDS and name not in self.imported:
                     self.problem(
-                        node.lineno, f"{name!r} is not imported: add it to the import from vllm_repro.vocabulary"
+                        node.lineno,
+                        f"{name!r} is not imported: add it to the import from"
+                        " vllm_repro.vocabulary",
                     )
                     self.imported.add(name)  # report it once
                 if name in self.names:
                     return self.names[name]
-                return self.bad(node.lineno, f"unknown name {name!r}{did_you_mean(name, self.names)}")
+                return self.bad(
+                    node.lineno, f"unknown name {name!r}{did_you_mean(name, self.names)}"
+                )
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 found = tuple(map(self.value, items))
                 return _BAD if _BAD in found else found
             case ast.Dict(keys=keys, values=items) if all(keys):
-                pairs = [(self.value(key), self.value(item)) for key, item in zip(keys, items, strict=True) if key]
+                pairs = [
+                    (self.value(key), self.value(item))
+                    for key, item in zip(keys, items, strict=True)
+                    if key
+                ]
                 if any(key is _BAD or value is _BAD for key, value in pairs):
                     return _BAD
                 if not all(isinstance(key, str | int | float) for key, _ in pairs):
@@ -147,14 +171,19 @@ class _Reader(Reading):
                 inner = self.value(operand)
                 if isinstance(inner, int | float):
                     return -inner
-                return inner if inner is _BAD else self.bad(node.lineno, "a minus sign is only for numbers")
+                return (
+                    inner
+                    if inner is _BAD
+                    else self.bad(node.lineno, "a minus sign is only for numbers")
+                )
             case ast.BinOp():
                 return self._binary(node)
             case ast.Call():
                 return self._call(node)
         return self.bad(
             node.lineno,
-            f"`{ast.unparse(node)}` is not allowed here: use constants, lists, names and words of vllm_repro.vocabulary",
+            f"`{ast.unparse(node)}` is not allowed here: use constants, lists, names and words of"
+            " vllm_repro.vocabulary",
         )
 
     def _binary(self, node: ast.BinOp) -> Any:
@@ -166,15 +195,24 @@ class _Reader(Reading):
             return self.bad(line, "only + - * for sizes and & | for conditions are allowed here")
         for value, operand in ((left, node.left), (right, node.right)):
             if inspect.isroutine(value) or inspect.isclass(value):
-                return self.bad(operand.lineno, f"`{ast.unparse(operand)}` needs parentheses: write {_called(value)}")
+                return self.bad(
+                    operand.lineno,
+                    f"`{ast.unparse(operand)}` needs parentheses: write {_called(value)}",
+                )
         if not any(_is_each(kinds, left, right) for kinds in _OPERANDS[type(node.op)]):
-            return self.bad(line, f"{_type_name(type(left))} and {_type_name(type(right))} cannot be combined here")
+            return self.bad(
+                line,
+                f"{_type_name(type(left))} and {_type_name(type(right))} cannot be combined here",
+            )
         if isinstance(left, tuple) and isinstance(right, int) and len(left) * right > _LONGEST:
             return self.bad(line, _TOO_LARGE)
         return self._small(line, function(left, right))
 
     def _small(self, line: int, value: Any) -> Any:
-        """Return the value if it is small enough. Names doubled on each line would otherwise fill the memory."""
+        """Return the value if it is small enough.
+
+        Names doubled on each line would otherwise fill the memory.
+        """
         if (isinstance(value, int) and abs(value) > _LARGEST) or (
             isinstance(value, str | tuple) and len(value) > _LONGEST
         ):
@@ -184,7 +222,9 @@ class _Reader(Reading):
     def _call(self, node: ast.Call) -> Any:
         target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
         if not isinstance(node.func, ast.Name):
-            return self.bad(node.lineno, f"`{ast.unparse(node.func)}` is not a word of vllm_repro.vocabulary")
+            return self.bad(
+                node.lineno, f"`{ast.unparse(node.func)}` is not a word of vllm_repro.vocabulary"
+            )
         arguments = [self.value(argument) for argument in node.args]
         keywords: dict[str, Any] = {}
         for word in node.keywords:
@@ -192,13 +232,17 @@ class _Reader(Reading):
             if word.arg is None:
                 self.problem(word.value.lineno, "** is not supported: write out each argument")
             elif word.arg in keywords:
-                self.problem(word.value.lineno, f"{node.func.id}: {word.arg}= is given twice: remove one")
+                self.problem(
+                    word.value.lineno, f"{node.func.id}: {word.arg}= is given twice: remove one"
+                )
             else:
                 keywords[word.arg] = value
         if target is _BAD:
             return _BAD
         if not callable(target):
-            return self.bad(node.lineno, f"{node.func.id!r} cannot be called: write it without parentheses")
+            return self.bad(
+                node.lineno, f"{node.func.id!r} cannot be called: write it without parentheses"
+            )
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
         if target is Scenario:
             self.scenario_line, self.lines = node.lineno, where
@@ -226,7 +270,8 @@ class _Reader(Reading):
         signature, hints = _signature(target), _hints(target)
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        # An open-ended word takes any field of the API, so only a typo of one of its own parameters is a mistake.
+        # An open-ended word takes any field of the API, so only a typo of one of its own parameters
+        # is a mistake.
         unknown = [
             name
             for name in keywords
@@ -234,7 +279,9 @@ class _Reader(Reading):
             and (not open_ended or difflib.get_close_matches(name, parameters, cutoff=_TYPO_RATIO))
         ]
         for name in unknown:
-            self.problem(where[name], f"{word} has no argument {name!r}{did_you_mean(name, parameters)}")
+            self.problem(
+                where[name], f"{word} has no argument {name!r}{did_you_mean(name, parameters)}"
+            )
         if unknown:
             return True
         try:
@@ -243,7 +290,11 @@ class _Reader(Reading):
             self.problem(node.lineno, f"{word}: {error}")
             return True
         variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in variable]
+        required = [
+            name
+            for name, p in parameters.items()
+            if p.default is p.empty and p.kind not in variable
+        ]
         missing = [name for name in required if name not in bound]
         if missing:
             self.problem(node.lineno, f"{word}: missing {', '.join(map(repr, missing))}")
@@ -254,7 +305,10 @@ class _Reader(Reading):
                 continue
             for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
                 if one is not _BAD and not _fits(one, hints[name]):
-                    problem = f"{word}: {name}={_short(one)} must be {_type_name(hints[name])}{_hint(one, hints[name])}"
+                    problem = (
+                        f"{word}: {name}={_short(one)} must be"
+                        f" {_type_name(hints[name])}{_hint(one, hints[name])}"
+                    )
                     self.problem(where.get(name, node.lineno), problem)
                     wrong = True
         return wrong
@@ -271,7 +325,13 @@ def _type_name(hint: Any) -> str:
         return "a list"
     if origin is Mapping:
         return "a dictionary"
-    names = {Condition: "a condition", Size: "a size", str: "a string", int: "a whole number", float: "a number"}
+    names = {
+        Condition: "a condition",
+        Size: "a size",
+        str: "a string",
+        int: "a whole number",
+        float: "a number",
+    }
     names |= {bool: "True or False", type(None): "None"}
     names |= {value: f"{name}(…)" for name, value in WORDS.items() if inspect.isclass(value)}
     return names.get(hint) or f"a {getattr(hint, '__name__', hint)}"
@@ -284,7 +344,10 @@ def _hint(value: Any, hint: Any) -> str:
 
 
 def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
-    """Return True if each value is of its kind. An int counts as float; True and False are not numbers."""
+    """Return True if each value is of its kind.
+
+    An int counts as float; True and False are not numbers.
+    """
     return all(
         isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
         for kind, value in zip(kinds, values, strict=True)
@@ -315,7 +378,9 @@ def _short(value: Any) -> str:
 def read(
     path: Path, text: str | bytes | None = None, fields: Mapping[str, Collection[str]] | None = None
 ) -> tuple[Scenario | None, list[Problem]]:
-    """Return the scenario of a file and its problems. The scenario is None if a problem prevents making it.
+    """Return the scenario of a file and its problems.
+
+    The scenario is None if a problem prevents making it.
 
     fields: body fields that a release reads, by endpoint; None to check for no release.
     """
@@ -344,12 +409,18 @@ def read(
 
 
 def check_file(path: Path, fields: Mapping[str, Collection[str]] | None = None) -> list[Problem]:
-    """Return every problem of one scenario file; an empty list means that it can run. fields: see `read`."""
+    """Return every problem of one scenario file; an empty list means that it can run.
+
+    fields: see `read`.
+    """
     return read(path, fields=fields)[1]
 
 
 def load_file(path: Path) -> Scenario:
-    """Return the scenario of a file. Raises `ScenarioError` with every problem. An unchanged file is read once."""
+    """Return the scenario of a file.
+
+    Raises `ScenarioError` with every problem. An unchanged file is read once.
+    """
     try:
         content = path.read_bytes()
     except OSError:
@@ -364,6 +435,9 @@ def _load(path: Path, content: bytes | None) -> Scenario:
     if problems or scenario is None:
         raise ScenarioError(
             "\n".join(map(str, problems)),
-            hint=f"vllm-repro check {shlex.quote(str(path))} lists these problems after each correction",
+            hint=(
+                f"vllm-repro check {shlex.quote(str(path))} lists these problems after each"
+                " correction"
+            ),
         )
     return scenario

@@ -36,14 +36,18 @@ _TINY: Mapping[str, Family] = {
 }
 
 _NARROW = 256
-"""Hidden size of a dummy model. Workspaces and KV caches do not depend on it; the time of every matrix product does."""
+"""Hidden size of a dummy model.
+
+Workspaces and KV caches do not depend on it; the time of every matrix product does.
+"""
 
 
 @dataclass(frozen=True)
 class Edit:
     """One change of the reported command. words: its declaration. why: reason for the report.
 
-    in_lab, in_dummy: the edit to use instead with the lab's smaller model and pool, or with the dummy model.
+    in_lab, in_dummy: the edit to use instead with the lab's smaller model and pool, or with the
+    dummy model.
     """
 
     words: str
@@ -81,12 +85,14 @@ class Arm:
 class Model:
     """A public model in place of the reported one, and its attention shape.
 
-    name: default of `--model`. block_size: KV-cache block in tokens if no flag sets it. full_attention_interval: every n-th layer has
-    full attention. window_groups: (block size, window) in tokens of each group of sliding-window layers that shares the pool with the
-    full-attention group. group_pages: bytes of one block of each group, full attention first; vLLM up to 0.24.0 logs the pool by them.
-    kv_cache_tokens, kv_cache_gib: KV cache of each GPU in the report's boot log, for the rehearsal.
-    tiny_will_do: True if any weights show the bug, so that a tiny model of random weights can replace it. It has two layers, and this
-    architecture, attention shape, vocabulary and length.
+    name: default of `--model`. block_size: KV-cache block in tokens if no flag sets it.
+    full_attention_interval: every n-th layer has full attention. window_groups: (block size,
+    window) in tokens of each group of sliding-window layers that shares the pool with the
+    full-attention group. group_pages: bytes of one block of each group, full attention first; vLLM
+    up to 0.24.0 logs the pool by them. kv_cache_tokens, kv_cache_gib: KV cache of each GPU in the
+    report's boot log, for the rehearsal. tiny_will_do: True if any weights show the bug, so that a
+    tiny model of random weights can replace it. It has two layers, and this architecture, attention
+    shape, vocabulary and length.
     """
 
     name: str
@@ -107,12 +113,22 @@ class Model:
     why: str = ""
 
     def __post_init__(self) -> None:
-        sizes = ("heads", "kv_heads", "head_dim", "layers", "vocab_size", "block_size", "max_position")
+        sizes = (
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "layers",
+            "vocab_size",
+            "block_size",
+            "max_position",
+        )
         for name in (*sizes, "full_attention_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: sizes of a model count from 1")
         if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+            raise ValueError(
+                f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
+            )
 
     def shape(self) -> dict[str, Any]:
         """Return the shape with the names of a model's config.json."""
@@ -139,10 +155,11 @@ class Model:
 class Dummy:
     """The random-weight model of `--weights dummy`: the reported attention, few layers.
 
-    layers: a number of full-attention layers, or the kind of each layer. window: of sliding layers, in tokens. heads, kv_heads, head_dim:
-    default to the model's. vocab_size: does not, since few bugs depend on it. family: model code of vLLM; default gemma3 with sliding
-    layers, else qwen3. drafts: number of draft layers. fp8: see `TinyModel`. changes: edits that this model needs, each with `why`, applied
-    before an arm's own. why: reason that it can replace the reported model.
+    layers: a number of full-attention layers, or the kind of each layer. window: of sliding layers,
+    in tokens. heads, kv_heads, head_dim: default to the model's. vocab_size: does not, since few
+    bugs depend on it. family: model code of vLLM; default gemma3 with sliding layers, else qwen3.
+    drafts: number of draft layers. fp8: see `TinyModel`. changes: edits that this model needs, each
+    with `why`, applied before an arm's own. why: reason that it can replace the reported model.
     """
 
     layers: int | Sequence[Kind]
@@ -163,8 +180,13 @@ class Dummy:
             raise ValueError("window=… goes with sliding layers, and they with it")
 
     def shape(self, model: Model) -> TinyModel:
-        """Return the tiny model in place of `model`. Raises `ValueError` for an impossible shape."""
-        layers: Sequence[Kind] = ["full"] * self.layers if isinstance(self.layers, int) else self.layers
+        """Return the tiny model in place of `model`.
+
+        Raises `ValueError` for an impossible shape.
+        """
+        layers: Sequence[Kind] = (
+            ["full"] * self.layers if isinstance(self.layers, int) else self.layers
+        )
         return TinyModel(
             family=self.family or ("gemma3" if "sliding" in layers else "qwen3"),
             kinds=tuple(layers),
@@ -184,9 +206,10 @@ class Dummy:
 class Lab(Dummy):
     """Settings of the lab: a real release on the CPU, with its CUDA parts replaced, and a model that a CPU can run.
 
-    mechanism: part of the lab's plugin. capture: during graph capture, "guard" refuses what CUDA refuses, "record" also replays the
-    graphs while serving, "" does nothing. weights: "made" to compare answers, which dummy weights do not allow.
-    arms: arms that a run boots by default; empty for all. vllm: default release if `try_with` cannot be installed.
+    mechanism: part of the lab's plugin. capture: during graph capture, "guard" refuses what CUDA
+    refuses, "record" also replays the graphs while serving, "" does nothing. weights: "made" to
+    compare answers, which dummy weights do not allow. arms: arms that a run boots by default; empty
+    for all. vllm: default release if `try_with` cannot be installed.
     """
 
     mechanism: str
@@ -198,7 +221,10 @@ class Lab(Dummy):
 
 @dataclass(frozen=True)
 class Needs:
-    """Required hardware. gpu_memory_gb: per GPU. capability: CUDA compute capability, for example 8.0."""
+    """Required hardware.
+
+    gpu_memory_gb: per GPU. capability: CUDA compute capability, for example 8.0.
+    """
 
     gpus: int = 0
     gpu_memory_gb: float = 0
@@ -235,14 +261,21 @@ class Status:
             try:
                 SpecifierSet(text)
             except InvalidSpecifier as error:
-                raise ValueError(f"{text!r} is no version specifier, such as '>=0.21.0,<0.24.0'") from error
+                raise ValueError(
+                    f"{text!r} is no version specifier, such as '>=0.21.0,<0.24.0'"
+                ) from error
 
     def contradictions(self) -> set[str]:
         """Return the bounds that are both bad and good."""
         if not self.good:
             return set()
-        bad, good = SpecifierSet(self.bad, prereleases=True), SpecifierSet(self.good, prereleases=True)
-        return {part.version for part in (*bad, *good) if part.version in bad and part.version in good}
+        bad, good = (
+            SpecifierSet(self.bad, prereleases=True),
+            SpecifierSet(self.good, prereleases=True),
+        )
+        return {
+            part.version for part in (*bad, *good) if part.version in bad and part.version in good
+        }
 
     @property
     def open(self) -> bool:
@@ -309,7 +342,9 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Cause:
-    """One change of `release`. expected: `dies` or `lives`, with the change. arm: whose server runs it.
+    """One change of `release`.
+
+    expected: `dies` or `lives`, with the change. arm: whose server runs it.
 
     believed: who took it for a fix that it is not.
     """
@@ -326,8 +361,9 @@ class Cause:
 class Causes:
     """Changes of vLLM's source, and the trials of `vllm-repro causes` with each.
 
-    With `prompts`, a trial runs vLLM's EngineCore without a model: `requests` distinct prompts of one random length, one after the other,
-    each with `answer` tokens. Without, it boots a server and sends the workload of the change's arm.
+    With `prompts`, a trial runs vLLM's EngineCore without a model: `requests` distinct prompts of
+    one random length, one after the other, each with `answer` tokens. Without, it boots a server
+    and sends the workload of the change's arm.
     """
 
     changes: Sequence[Cause]
@@ -336,13 +372,21 @@ class Causes:
     requests: int = 0
 
     def __post_init__(self) -> None:
-        if (self.prompts is None) != (self.answer == 0) or (self.prompts is None) != (self.requests == 0):
-            raise ValueError("prompts=, answer= and requests= go together: a workload for EngineCore without a model")
+        if (self.prompts is None) != (self.answer == 0) or (self.prompts is None) != (
+            self.requests == 0
+        ):
+            raise ValueError(
+                "prompts=, answer= and requests= go together: a workload for EngineCore without a"
+                " model"
+            )
 
 
 @dataclass(frozen=True)
 class SourceLine:
-    """Line of vLLM's source. file: below site-packages. function: with its class. code: the whole line, without indentation."""
+    """Line of vLLM's source.
+
+    file: below site-packages. function: with its class. code: the whole line, without indentation.
+    """
 
     file: str
     function: str
@@ -353,11 +397,13 @@ class SourceLine:
 class Scenario:
     """One upstream bug.
 
-    issue: `owner/repository#number`. filed: False if nobody has reported the bug; `issue` is then the nearest one.
-    command: the reported command, word for word. try_with: default release of a run; one with the bug.
-    same_death_as: a scenario with the same signature; a log counts as this one only if its release no longer has that bug.
-    signature: of a bug that crashes the engine. throughput: loads of `--throughput`. output: checks of the answers of an engine that lived.
-    causes: changes of vLLM for `vllm-repro causes`. defect: line of `try_in_lab` at which vLLM goes wrong. about: docstring of the file.
+    issue: `owner/repository#number`. filed: False if nobody has reported the bug; `issue` is then
+    the nearest one. command: the reported command, word for word. try_with: default release of a
+    run; one with the bug. same_death_as: a scenario with the same signature; a log counts as this
+    one only if its release no longer has that bug. signature: of a bug that crashes the engine.
+    throughput: loads of `--throughput`. output: checks of the answers of an engine that lived.
+    causes: changes of vLLM for `vllm-repro causes`. defect: line of `try_in_lab` at which vLLM goes
+    wrong. about: docstring of the file.
     """
 
     id: str
@@ -403,7 +449,8 @@ class Scenario:
     def status_of(self, arm: Arm) -> Status:
         """Return the scenario's status, with the arm's own bad releases if it has some.
 
-        Good releases do not apply to an arm with patches: the patch may cause the crash. Raises `ValueError` for a wrong specifier.
+        Good releases do not apply to an arm with patches: the patch may cause the crash. Raises
+        `ValueError` for a wrong specifier.
         """
         return Status(arm.bad, "" if arm.patches else self.status.good) if arm.bad else self.status
 
@@ -425,7 +472,10 @@ class Scenario:
 
     @property
     def tiny_model(self) -> TinyModel | None:
-        """Tiny model of `--weights dummy`; None if the scenario has none. Raises `ValueError` for a shape that it cannot have."""
+        """Tiny model of `--weights dummy`; None if the scenario has none.
+
+        Raises `ValueError` for a shape that it cannot have.
+        """
         model = self.model
         if self.dummy is None and not model.tiny_will_do:
             return None
@@ -435,18 +485,26 @@ class Scenario:
         if family is None or model.full_attention_interval > 1 or model.window_groups:
             known = " or ".join(_TINY)
             raise ValueError(
-                f"tiny_will_do=True serves a {known} of full attention alone: declare dummy=Dummy(…) instead"
+                f"tiny_will_do=True serves a {known} of full attention alone: declare"
+                " dummy=Dummy(…) instead"
             )
         layers, vocab_size = min(2, model.layers), model.vocab_size
-        return Dummy(layers=layers, why=model.why, vocab_size=vocab_size, family=family).shape(model)
+        return Dummy(layers=layers, why=model.why, vocab_size=vocab_size, family=family).shape(
+            model
+        )
 
     def command_of(self, arm: Arm) -> ServeCommand:
-        """Return the reported command with the edits of `arm`. Raises `CommandError` if one does not fit."""
+        """Return the reported command with the edits of `arm`.
+
+        Raises `CommandError` if one does not fit.
+        """
         return self._edited(arm.edits)
 
     def command_in_lab(self, arm: Arm) -> ServeCommand:
         """Return the command of `arm` in the lab: the lab's changes come first, so an arm can override them."""
-        return self._edited([*(self.lab.changes if self.lab else ()), *(edit.in_lab or edit for edit in arm.edits)])
+        return self._edited(
+            [*(self.lab.changes if self.lab else ()), *(edit.in_lab or edit for edit in arm.edits)]
+        )
 
     def command_with_dummy(self, arm: Arm) -> ServeCommand:
         """Return the command of `arm` with the dummy model: its changes come first."""
@@ -463,7 +521,11 @@ class Scenario:
     def leading(self) -> tuple[Arm, ...]:
         """The arm that shows the bug, and for wrong answers the baseline that it is compared with."""
         first = self.arms[0]
-        baseline = self.arm(self.output.baseline) if self.output and first.expected is Expected.ERRS else None
+        baseline = (
+            self.arm(self.output.baseline)
+            if self.output and first.expected is Expected.ERRS
+            else None
+        )
         return (first,) if baseline is None else (first, baseline)
 
     @property

@@ -1,7 +1,8 @@
 """Vocabulary of scenario files.
 
-A scenario file is Python for an editor and a type checker, but it is read as data (see `vllm_repro.scenario.reader`). It may contain
-only these words, literals, and names that it assigns itself.
+A scenario file is Python for an editor and a type checker, but it is read as data (see
+`vllm_repro.scenario.reader`). It may contain only these words, literals, and names that it assigns
+itself.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ throughput = Load
 def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:
     """Add flags, or replace those of the same name: `with_flags("--max-num-batched-tokens 8192")`.
 
-    lab: flags to use instead with the lab's smaller model and pool. dummy: likewise with `--weights dummy`.
+    lab: flags to use instead with the lab's smaller model and pool. dummy: likewise with `--weights
+    dummy`.
     """
 
     def apply(command: ServeCommand) -> ServeCommand:
@@ -115,17 +117,25 @@ def without(*names: str, why: str = "") -> Edit:
 def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
     """Return the flag of the simple CPU offload connector: `with_flags(simple_cpu_offload(131_072))`."""
     room = {"cpu_bytes_to_use": cpu_bytes} | ({"lazy_offload": True} if lazy else {})
-    return _connector("SimpleCPUOffloadConnector", kv_role="kv_both", kv_connector_extra_config=room)
+    return _connector(
+        "SimpleCPUOffloadConnector", kv_role="kv_both", kv_connector_extra_config=room
+    )
 
 
 def offloading(cpu_bytes: int, **settings: int) -> str:
-    """Return the flag of the offloading connector. settings: the lab's own, such as `store_polls=8`."""
+    """Return the flag of the offloading connector.
+
+    settings: the lab's own, such as `store_polls=8`.
+    """
     room = {"cpu_bytes_to_use": cpu_bytes, **settings}
     return _connector("OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=room)
 
 
 def late_connector(*, rejects: bool = False) -> str:
-    """Return the flag of the lab's connector, which moves nothing. rejects: it is to recompute failed loads."""
+    """Return the flag of the lab's connector, which moves nothing.
+
+    rejects: it is to recompute failed loads.
+    """
     policy = {"kv_load_failure_policy": "recompute"} if rejects else {}
     module = "vllm_repro_lab.late_connector"
     return _connector("LateConnector", kv_connector_module_path=module, kv_role="kv_both", **policy)
@@ -177,7 +187,10 @@ def scheduler_lab(
     arms: Sequence[str] = (),
     why: str = _NO_WEIGHTS,
 ) -> Lab:
-    """Return the lab of a bug that the scheduler decides. changes: edits beside `--enforce-eager`."""
+    """Return the lab of a bug that the scheduler decides.
+
+    changes: edits beside `--enforce-eager`.
+    """
     return Lab(
         mechanism=mechanism,
         layers=layers,
@@ -197,7 +210,9 @@ def session_lab(*changes: Edit) -> Lab:
         why=_NO_WEIGHTS,
         changes=(
             *changes,
-            with_flags("--dtype float32", why="bfloat16 needs AMX to be enabled on some processors"),
+            with_flags(
+                "--dtype float32", why="bfloat16 needs AMX to be enabled on some processors"
+            ),
             with_flags(
                 "--middleware vllm_repro_lab.segments.route",
                 why="adds POST /segments: /v1/realtime serves audio models only",
@@ -207,8 +222,13 @@ def session_lab(*changes: Edit) -> Lab:
 
 
 def assertion(source: str, frames: Sequence[str]) -> Signature:
-    """Return the crash signature of a bare `assert` that a request fails. frames: functions, the failing one last."""
-    return signature(phase="request", exception="AssertionError", message="", source=source, frames=frames)
+    """Return the crash signature of a bare `assert` that a request fails.
+
+    frames: functions, the failing one last.
+    """
+    return signature(
+        phase="request", exception="AssertionError", message="", source=source, frames=frames
+    )
 
 
 def signature(
@@ -220,7 +240,10 @@ def signature(
     source: str | None = None,
     not_in_message: Sequence[str] = (),
 ) -> Signature:
-    """Return the crash signature of a bug: see `vllm_repro_diagnosis.signature.Signature`. `{name}` in the message captures a value."""
+    """Return the crash signature of a bug: see `vllm_repro_diagnosis.signature.Signature`.
+
+    `{name}` in the message captures a value.
+    """
     return Signature(
         exception=exception,
         message=message,
@@ -242,7 +265,8 @@ def arm(
 ) -> Arm:
     """Return a server configuration: the edits of the reported command, and the expected result.
 
-    bad: releases with the bug, if not the scenario's. trigger: the arm's own trigger, if not the scenario's.
+    bad: releases with the bug, if not the scenario's. trigger: the arm's own trigger, if not the
+    scenario's.
     """
     if bad:
         Status(bad)  # raises ValueError for a wrong specifier
@@ -259,7 +283,15 @@ def arm(
 
 
 def cause(
-    name: str, release: str, expected: Expected, *patches: Patch, arm: str = "reported", believed: str = ""
+    name: str,
+    release: str,
+    expected: Expected,
+    *patches: Patch,
+    arm: str = "reported",
+    believed: str = "",
 ) -> Cause:
-    """Return a change of `release`, and whether it then dies or lives. believed: who takes it for a fix that it is not."""
+    """Return a change of `release`, and whether it then dies or lives.
+
+    believed: who takes it for a fix that it is not.
+    """
     return Cause(name, release, expected, tuple(patches), arm, believed)

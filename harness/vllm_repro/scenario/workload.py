@@ -10,9 +10,10 @@
         request(path="/v1/embeddings", body={"input": [1, 2, 3]}),
     ]
 
-The server's `/tokenize` makes prompts of the exact length, chat template included (see `vllm_repro.client.prompts`). A salt at the head
-keeps them out of the prefix cache. A size such as `flag("--max-num-batched-tokens") + 129` is resolved against an arm's command, so an arm
-that edits the flag moves the boundary too.
+The server's `/tokenize` makes prompts of the exact length, chat template included (see
+`vllm_repro.client.prompts`). A salt at the head keeps them out of the prefix cache. A size such as
+`flag("--max-num-batched-tokens") + 129` is resolved against an arm's command, so an arm that edits
+the flag moves the boundary too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ IDLE_AFTER = 5.0
 
 @dataclass(frozen=True)
 class Size:
-    """`times` x the value of `flag` + `plus`, in tokens. lab: the size in the lab, if it differs; `flag` is then empty."""
+    """`times` x the value of `flag` + `plus`, in tokens.
+
+    lab: the size in the lab, if it differs; `flag` is then empty.
+    """
 
     flag: str
     times: int = 1
@@ -44,13 +48,20 @@ class Size:
     lab: int | None = None
 
     def __add__(self, other: int) -> Size:
-        return Size(self.flag, self.times, self.plus + other, None if self.lab is None else self.lab + other)
+        return Size(
+            self.flag, self.times, self.plus + other, None if self.lab is None else self.lab + other
+        )
 
     def __sub__(self, other: int) -> Size:
         return self + -other
 
     def __mul__(self, other: int) -> Size:
-        return Size(self.flag, self.times * other, self.plus * other, None if self.lab is None else self.lab * other)
+        return Size(
+            self.flag,
+            self.times * other,
+            self.plus * other,
+            None if self.lab is None else self.lab * other,
+        )
 
     __rmul__ = __mul__
     __radd__ = __add__
@@ -59,13 +70,20 @@ class Size:
         if self.lab is not None:
             return f"{self.plus} (in the lab {self.lab})"
         scaled = self.flag if self.times == 1 else f"{self.times} x {self.flag}"
-        return scaled if not self.plus else f"{scaled} {'+' if self.plus > 0 else '-'} {abs(self.plus)}"
+        return (
+            scaled
+            if not self.plus
+            else f"{scaled} {'+' if self.plus > 0 else '-'} {abs(self.plus)}"
+        )
 
 
 def flag(name: str) -> Size:
     """Return the number given for a flag, as a size: `flag("--max-num-batched-tokens") + 129`."""
     if not name.startswith("--"):
-        raise ValueError(f"flag() takes a flag as it is written on the command line, such as '--{name.lstrip('-')}'")
+        raise ValueError(
+            "flag() takes a flag as it is written on the command line, such as"
+            f" '--{name.lstrip('-')}'"
+        )
     return Size(name)
 
 
@@ -77,7 +95,10 @@ def sized(tokens: int, *, lab: int) -> Size:
 
 
 def resolve(size: int | Size, command: ServeCommand, *, in_lab: bool = False) -> int:
-    """Return `size` in tokens for this command. Raises `ScenarioError` if the command does not have the flag."""
+    """Return `size` in tokens for this command.
+
+    Raises `ScenarioError` if the command does not have the flag.
+    """
     if isinstance(size, int):
         return size
     if size.lab is not None:
@@ -95,13 +116,14 @@ def resolve(size: int | Size, command: ServeCommand, *, in_lab: bool = False) ->
 class Request:
     """One request.
 
-    endpoint: path of the URL. prompt: length in tokens (template included), a text, or token ids; None if `fields` is the whole body.
-    max_tokens: the answer is greedy (`temperature` 0) unless `fields` changes it.
-    stream: server-sent events. A crash is an HTTP 500 for a plain request, an error event after a 200 for a stream.
-    may_fail: statuses of an error that is no failure, such as the refusal of a fixed release. fields: further body fields.
-    starts_after: seconds from the start of its step. leaves_after: seconds after which the client closes the connection; None: it stays.
-    shared: leading tokens that all sharing completions have in common.
-    conversation: name of the conversation that this is a turn of; empty for a single request.
+    endpoint: path of the URL. prompt: length in tokens (template included), a text, or token ids;
+    None if `fields` is the whole body. max_tokens: the answer is greedy (`temperature` 0) unless
+    `fields` changes it. stream: server-sent events. A crash is an HTTP 500 for a plain request, an
+    error event after a 200 for a stream. may_fail: statuses of an error that is no failure, such as
+    the refusal of a fixed release. fields: further body fields. starts_after: seconds from the
+    start of its step. leaves_after: seconds after which the client closes the connection; None: it
+    stays. shared: leading tokens that all sharing completions have in common. conversation: name of
+    the conversation that this is a turn of; empty for a single request.
     """
 
     endpoint: str
@@ -125,7 +147,9 @@ class Request:
     def ids(self) -> tuple[int, ...]:
         """Token ids of the prompt; empty if the scenario does not state them."""
         given = self._given
-        return given if isinstance(given, tuple) and all(isinstance(one, int) for one in given) else ()
+        return (
+            given if isinstance(given, tuple) and all(isinstance(one, int) for one in given) else ()
+        )
 
     @property
     def one_prompt(self) -> bool:
@@ -146,7 +170,11 @@ class Request:
         size = repr(self.prompt) if isinstance(self.prompt, str) else size
         shared = f", {self.shared} of them shared" if self.shared else ""
         extra = "".join(f", {key}={value}" for key, value in self.fields.items() if key != "tools")
-        leaves = "" if self.leaves_after is None else f", whose client leaves after {self.leaves_after:g} s"
+        leaves = (
+            ""
+            if self.leaves_after is None
+            else f", whose client leaves after {self.leaves_after:g} s"
+        )
         return f"{self.label} of {size}{shared}{extra}{leaves}"
 
 
@@ -193,15 +221,21 @@ class Rest:
 Step = Request | Together | Conversation | Pause | Rest
 
 
-def _checked(prompt: int | Size | str | Sequence[int], max_tokens: int | Size, may_fail: Sequence[int] = ()) -> None:
+def _checked(
+    prompt: int | Size | str | Sequence[int], max_tokens: int | Size, may_fail: Sequence[int] = ()
+) -> None:
     if isinstance(prompt, Sequence) and not prompt:
         raise ValueError("an empty prompt cannot be counted: send it with request(…)")
     if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
-        raise ValueError(f"the prompt {prompt!r} is a text; a size in tokens is a number without quotes")
+        raise ValueError(
+            f"the prompt {prompt!r} is a text; a size in tokens is a number without quotes"
+        )
     if isinstance(prompt, int) and prompt < 1:
         raise ValueError(f"a prompt of {prompt} tokens cannot be sent")
     if isinstance(max_tokens, int) and max_tokens < 1:
-        raise ValueError(f"max_tokens={max_tokens}: the server needs at least 1; request(…) sends any value")
+        raise ValueError(
+            f"max_tokens={max_tokens}: the server needs at least 1; request(…) sends any value"
+        )
     _check_statuses(may_fail)
 
 
@@ -236,7 +270,15 @@ def chat(
 ) -> Request:
     """Return a chat completion with one user message; `prompt` counts the chat template too."""
     _checked(prompt, max_tokens, may_fail)
-    return Request("/v1/chat/completions", prompt, max_tokens, stream, name, _frozen(fields), may_fail=tuple(may_fail))
+    return Request(
+        "/v1/chat/completions",
+        prompt,
+        max_tokens,
+        stream,
+        name,
+        _frozen(fields),
+        may_fail=tuple(may_fail),
+    )
 
 
 def completion(
@@ -251,10 +293,13 @@ def completion(
     leaves_after: float | None = None,
     **fields: Any,
 ) -> Request:
-    """Return a text completion. Its first `shared` tokens are those of all sharing completions, for the prefix cache.
+    """Return a text completion.
 
-    prompt: a list holds token ids, which are sent as they are. starts_after: seconds that it waits, among requests sent together.
-    leaves_after: seconds after which its client closes the connection.
+    Its first `shared` tokens are those of all sharing completions, for the prefix cache.
+
+    prompt: a list holds token ids, which are sent as they are. starts_after: seconds that it waits,
+    among requests sent together. leaves_after: seconds after which its client closes the
+    connection.
     """
     _checked(prompt, max_tokens, may_fail)
     _check_times(starts_after, leaves_after)
@@ -280,11 +325,17 @@ def completion(
 
 
 def request(
-    *, path: str, body: Mapping[str, Any], name: str = "", may_fail: Sequence[int] = (), starts_after: float = 0
+    *,
+    path: str,
+    body: Mapping[str, Any],
+    name: str = "",
+    may_fail: Sequence[int] = (),
+    starts_after: float = 0,
 ) -> Request:
     """Return a POST of this JSON body to any endpoint of the server: `request(path="/v1/embeddings", body={"input": "hello"})`.
 
-    A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API. starts_after: as of `completion`.
+    A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API.
+    starts_after: as of `completion`.
     """
     if not path.startswith("/"):
         raise ValueError(f"path={path!r} must be a path of the server, such as '/v1/embeddings'")
@@ -292,7 +343,9 @@ def request(
     _check_times(starts_after)
     fields = _frozen(body)
     stream = bool(body.get("stream"))
-    return Request(path, None, 0, stream, name, fields, may_fail=tuple(may_fail), starts_after=starts_after)
+    return Request(
+        path, None, 0, stream, name, fields, may_fail=tuple(may_fail), starts_after=starts_after
+    )
 
 
 def conversation(
@@ -306,8 +359,9 @@ def conversation(
 ) -> Conversation:
     """Return a chat whose first prompt has `first` tokens and which grows by each of `adds`: a reply and a user message.
 
-    With `tools` (schemas, as in the API) each reply calls the first tool and the next message is its result. Replies are fixed texts:
-    random weights would break a tool's schema and make the lengths random.
+    With `tools` (schemas, as in the API) each reply calls the first tool and the next message is
+    its result. Replies are fixed texts: random weights would break a tool's schema and make the
+    lengths random.
     """
     _checked(first, max_tokens)
     if not adds or min(adds) < 1:
@@ -317,7 +371,9 @@ def conversation(
     endpoint = "/v1/chat/completions"
     return Conversation(
         tuple(
-            Request(endpoint, size, max_tokens, stream, f"{name} {number}", fields, conversation=name)
+            Request(
+                endpoint, size, max_tokens, stream, f"{name} {number}", fields, conversation=name
+            )
             for number, size in enumerate(sizes, 1)
         )
     )
@@ -338,9 +394,14 @@ def pause(seconds: float) -> Pause:
 
 
 def rest(*, within: float) -> Rest:
-    """Wait until the engine, with no request left, uses no processor time for `IDLE_AFTER` seconds. See `vllm_repro.running.idle`."""
+    """Wait until the engine, with no request left, uses no processor time for `IDLE_AFTER` seconds.
+
+    See `vllm_repro.running.idle`.
+    """
     if within < IDLE_AFTER:
-        raise ValueError(f"rest() takes within={IDLE_AFTER:g} or more seconds: idle means that long without work")
+        raise ValueError(
+            f"rest() takes within={IDLE_AFTER:g} or more seconds: idle means that long without work"
+        )
     return Rest(within)
 
 

@@ -61,13 +61,21 @@ def literal(value: Any) -> str:
     if isinstance(value, Source):
         return value.text
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{literal(str(key))}: {literal(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{literal(str(key))}: {literal(item)}" for key, item in value.items())
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(literal, value)) + "]"
     if isinstance(value, str):
         quoted = repr(value)
         return quoted if '"' in value or "\\" in quoted else f'"{quoted[1:-1]}"'
-    return repr(value) if value is None or isinstance(value, bool | int | float) else literal(str(value))
+    return (
+        repr(value)
+        if value is None or isinstance(value, bool | int | float)
+        else literal(str(value))
+    )
 
 
 def one_a_line(items: Iterable[Any]) -> Source:

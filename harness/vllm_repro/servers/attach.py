@@ -1,7 +1,7 @@
 """Attached server: a run watches it, and neither starts nor ends it.
 
-Only its log names the cause of a crash. It is the file that the listening process writes its output to, or the log of the container
-that publishes the port. `--log FILE` names it if neither is found.
+Only its log names the cause of a crash. It is the file that the listening process writes its output
+to, or the log of the container that publishes the port. `--log FILE` names it if neither is found.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def find_log(pid: int | None) -> Path | None:
 def own_lines_begin(source: Path, pid: int | None) -> int:
     """Return the offset of this server's first line in a file that earlier servers may have written to.
 
-    It is the last boot with `pid`, else the first line with it, else the last boot. Without any of these nothing shows which server
-    wrote the file, so only new lines count.
+    It is the last boot with `pid`, else the first line with it, else the last boot. Without any of
+    these nothing shows which server wrote the file, so only new lines count.
     """
     mark = f"pid={pid})".encode()
     offset = 0
@@ -86,7 +86,10 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
 
 
 async def identify(url: str) -> tuple[str, bool]:
-    """Return the version of the vLLM at `url`, and True if it is a rehearsal. Raises `UsageError` if a run cannot watch it."""
+    """Return the version of the vLLM at `url`, and True if it is a rehearsal.
+
+    Raises `UsageError` if a run cannot watch it.
+    """
     hint = "name the server's root, such as --url http://127.0.0.1:8000"
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise UsageError(f"{url!r} is not an http URL", hint=hint)
@@ -94,7 +97,9 @@ async def identify(url: str) -> tuple[str, bool]:
         try:
             response = await client.get("/version", timeout=30.0)
         except (HTTPError, OSError) as error:
-            raise InfraError(f"no server responds at {url}: {error}", hint="is the server up? " + hint) from error
+            raise InfraError(
+                f"no server responds at {url}: {error}", hint="is the server up? " + hint
+            ) from error
         try:
             version = release_of(response)
             models = await client.get("/v1/models", timeout=30.0)
@@ -102,19 +107,26 @@ async def identify(url: str) -> tuple[str, bool]:
                 raise ValueError(models.status_code)
         except (ValueError, KeyError, TypeError, HTTPError) as error:
             raise UsageError(
-                f"{url} responds, but it is not a vLLM: /version gave {response.status_code} {response.text[:80]!r}",
+                f"{url} responds, but it is not a vLLM: /version gave {response.status_code}"
+                f" {response.text[:80]!r}",
                 hint=hint,
             ) from error
         with contextlib.suppress(HTTPError):  # a dead engine: the run shows it
             health = (await client.get("/health", timeout=30.0)).status_code
             if 400 <= health < 500:
-                text = f"{url} answers {health} to /health, by which a run sees whether the engine lives"
+                text = (
+                    f"{url} answers {health} to /health, by which a run sees whether the engine"
+                    " lives"
+                )
                 raise UsageError(text, hint="name the vLLM itself, not a gateway before it")
         return version, is_rehearsal(response)
 
 
 class AttachServer(Server):
-    """The server at `url`. log: its log; lines from before belong to the requests of others. copy_to: the log of the trial."""
+    """The server at `url`.
+
+    log: its log; lines from before belong to the requests of others. copy_to: the log of the trial.
+    """
 
     def __init__(self, url: str, *, log: Path | None, copy_to: Path, evidence: Evidence) -> None:
         self.base_url = url.rstrip("/")
@@ -133,7 +145,9 @@ class AttachServer(Server):
             chunks = self._growth(self.source)
         else:
             chunks = await asyncio.to_thread(_container_log, self.base_url, follow=True)
-        self._copier = threading.Thread(target=self._copy, args=(chunks, self.log_path), daemon=True)
+        self._copier = threading.Thread(
+            target=self._copy, args=(chunks, self.log_path), daemon=True
+        )
         self._copier.start()
         return ServerFacts(kind=ServerKind.ATTACH, evidence=self.evidence, argv=(), pid=self.pid)
 
@@ -165,7 +179,9 @@ class AttachServer(Server):
         with contextlib.suppress(psutil.Error):  # it has ended
             while self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
                 await asyncio.sleep(0.05)
-        return Exit(code=None, detail=f"the server's process (pid {self.pid}) is gone", at=time.time())
+        return Exit(
+            code=None, detail=f"the server's process (pid {self.pid}) is gone", at=time.time()
+        )
 
     async def stop(self) -> None:
         self._stop.set()
@@ -176,7 +192,10 @@ class AttachServer(Server):
         if self._process is None:
             return ()
         with contextlib.suppress(psutil.Error):  # it has ended
-            return (self._process.pid, *(child.pid for child in self._process.children(recursive=True)))
+            return (
+                self._process.pid,
+                *(child.pid for child in self._process.children(recursive=True)),
+            )
         return ()
 
 
@@ -193,7 +212,10 @@ def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
 
 
 def _read_container(engine: Engine, port: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield the log. If the engine breaks off, only the log ends: HTTP still shows the state of the server."""
+    """Yield the log.
+
+    If the engine breaks off, only the log ends: HTTP still shows the state of the server.
+    """
     stream = None
     with contextlib.closing(engine), contextlib.suppress(*engine_errors()):
         try:
@@ -229,13 +251,18 @@ def evidence_of(version: str | None, log: str) -> Evidence:
 
 
 class AttachSite(Site):
-    """A running server. It is asked whether it is a rehearsal, so that a rehearsal cannot pass for a vLLM.
+    """A running server.
+
+    It is asked whether it is a rehearsal, so that a rehearsal cannot pass for a vLLM.
 
     rehearsal: the answer, if it is known already.
     """
 
     kind = ServerKind.ATTACH
-    unchangeable = "the source of a server that already runs cannot be changed: an arm that does so needs docker, process or the lab"
+    unchangeable = (
+        "the source of a server that already runs cannot be changed: an arm that does so needs"
+        " docker, process or the lab"
+    )
 
     def __init__(
         self,
@@ -252,22 +279,35 @@ class AttachSite(Site):
         if rehearsal is None:
             self.version, rehearsal = asyncio.run(identify(options.url))
         self.evidence = (
-            Evidence.REHEARSAL if rehearsal else evidence_of(self.version, _boot_text(options.url, options.log))
+            Evidence.REHEARSAL
+            if rehearsal
+            else evidence_of(self.version, _boot_text(options.url, options.log))
         )
 
     @classmethod
-    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+    def offer(
+        cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
+    ) -> Offer:
         return Offer(bool(options.url), "a URL was given" if options.url else "")
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+    def launch(
+        self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
+    ) -> Launch:
         return Launch(
             kind=self.kind,
             evidence=self.evidence,
             command=scenario.command_of(arm),
-            differences=(f"the server was already running at {self._url}: its flags are not known to this report",),
+            differences=(
+                (
+                    f"the server was already running at {self._url}: its flags are not known to"
+                    " this report"
+                ),
+            ),
         )
 
-    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(
+        self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
+    ) -> tuple[Launch, Server]:
         server = AttachServer(self._url, log=self._log, copy_to=log, evidence=self.evidence)
         return self.launch(scenario, arm, 0), server
 

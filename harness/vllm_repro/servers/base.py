@@ -1,11 +1,14 @@
 """`Server`: the interface of every kind of server.
 
-A trial calls `start`, sends requests to `base_url`, follows `log_path`, awaits `exited()`, and always calls `stop()`. Rules for each kind:
+A trial calls `start`, sends requests to `base_url`, follows `log_path`, awaits `exited()`, and
+always calls `stop()`. Rules for each kind:
 
-- `start()` returns when the server is launched, long before it is ready. If it raises, it leaves nothing behind. It raises only
+- `start()` returns when the server is launched, long before it is ready. If it raises, it leaves
+nothing behind. It raises only
   `Unsupported` (hardware, flag or platform) or `InfraError` (port taken, image missing, no engine).
 - The server or a thread of its own writes `log_path`.
-- `stop()` may be called at any time and again. It ends only what this object started, and returns when that is gone.
+- `stop()` may be called at any time and again. It ends only what this object started, and returns
+when that is gone.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from vllm_repro_diagnosis.evidence import Evidence
 class Exit:
     """How a server ended.
 
-    code: exit status of the API server's process or container; None if unknown. detail: a phrase, such as "container exited 137, OOM
-    killed". at: `time.time()` when it was noticed. oom_killed: the kernel killed a process of it for memory. lost: dockerd or Ray
-    lost it, so nothing is known about the server.
+    code: exit status of the API server's process or container; None if unknown. detail: a phrase,
+    such as "container exited 137, OOM killed". at: `time.time()` when it was noticed. oom_killed:
+    the kernel killed a process of it for memory. lost: dockerd or Ray lost it, so nothing is known
+    about the server.
     """
 
     code: int | None
@@ -38,7 +42,10 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """A name of a release that the lab replaces. file: its path below site-packages. effect: on the bug."""
+    """A name of a release that the lab replaces.
+
+    file: its path below site-packages. effect: on the bug.
+    """
 
     name: str
     file: str
@@ -72,9 +79,12 @@ class RankFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """Command and process of a server, for journal and report. env: only the variables that were set for it.
+    """Command and process of a server, for journal and report.
 
-    source: the vLLM as the user named it, if it is no release. compiled: the release of its compiled parts, if they are not its own.
+    env: only the variables that were set for it.
+
+    source: the vLLM as the user named it, if it is no release. compiled: the release of its
+    compiled parts, if they are not its own.
     """
 
     kind: ServerKind
@@ -109,16 +119,25 @@ class Server(ABC):
         return ()
 
     async def rank_exited(self) -> tuple[int, Exit]:
-        """Wait until another node ends, and return its rank and exit. Without other nodes, wait for ever."""
+        """Wait until another node ends, and return its rank and exit.
+
+        Without other nodes, wait for ever.
+        """
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
 
     async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
-        """Return the ranks of other nodes that still run after `seconds`. Returns early if none does."""
+        """Return the ranks of other nodes that still run after `seconds`.
+
+        Returns early if none does.
+        """
         return ()
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        """Return `facts` with what only the booted server knows. ready: False if the boot failed. Raises like `start`."""
+        """Return `facts` with what only the booted server knows.
+
+        ready: False if the boot failed. Raises like `start`.
+        """
         return facts
 
     @abstractmethod

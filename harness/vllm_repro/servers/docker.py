@@ -1,8 +1,9 @@
 """A vLLM in a container, through the Docker SDK.
 
-The container is created from the same `ContainerSpec` that prints the `docker run` line. The engine never removes it by itself, because
-that would destroy evidence. A thread copies the engine's log of it. The end of that log proves nothing, since a killed dockerd ends it too:
-the state of the container always comes from the engine.
+The container is created from the same `ContainerSpec` that prints the `docker run` line. The engine
+never removes it by itself, because that would destroy evidence. A thread copies the engine's log of
+it. The end of that log proves nothing, since a killed dockerd ends it too: the state of the
+container always comes from the engine.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _RETRY_S = 5.0
-"""How long the engine may be away before it counts as lost. A restart with `live-restore` takes 1 to 2 s."""
+"""How long the engine may be away before it counts as lost.
+
+A restart with `live-restore` takes 1 to 2 s.
+"""
 _THREAD_END_S = 10.0
 _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 """What reading a stream of the engine may raise if the connection breaks."""
@@ -67,9 +71,9 @@ _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 class DockerServer(Server):
     """Runs the container of `spec`.
 
-    port: on 127.0.0.1; published by `spec` or by the container whose network it joins. run: id of the run, for the labels.
-    grace: seconds between SIGTERM and SIGKILL. patched: sha256 of each file that `spec` mounts over vLLM's source, by its name below
-    site-packages.
+    port: on 127.0.0.1; published by `spec` or by the container whose network it joins. run: id of
+    the run, for the labels. grace: seconds between SIGTERM and SIGKILL. patched: sha256 of each
+    file that `spec` mounts over vLLM's source, by its name below site-packages.
     """
 
     log_path: Path
@@ -161,14 +165,18 @@ class DockerServer(Server):
     def _check(self, engine: Engine) -> ImageFacts:
         if not engine.local:
             raise Unsupported(
-                f"the Docker Engine at {engine.host} is on another machine, and only {LOOPBACK} is used",
+                f"the Docker Engine at {engine.host} is on another machine, and only {LOOPBACK} is"
+                " used",
                 hint="Run vllm-repro on that machine.",
             )
         image = image_facts(engine, self.spec.image)
         # A simulation must never pass for a real vLLM, nor the other way round.
         if image.rehearsal is not (self.evidence is Evidence.REHEARSAL):
             holds = "the rehearsal engine" if image.rehearsal else "no rehearsal engine"
-            raise InfraError(f"the image {image.name} holds {holds}, but the evidence of the run is {self.evidence}")
+            raise InfraError(
+                f"the image {image.name} holds {holds}, but the evidence of the run is"
+                f" {self.evidence}"
+            )
         return image
 
     def _create_and_start(self, engine: Engine, lease: Lease) -> None:
@@ -182,7 +190,9 @@ class DockerServer(Server):
         self._container = container.id
         container.start()
         self._first_pid = _host_pid(container.id, self._state(engine, container.id) or {})
-        self._follower = threading.Thread(target=self._follow, args=(engine, container.id), daemon=True)
+        self._follower = threading.Thread(
+            target=self._follow, args=(engine, container.id), daemon=True
+        )
         self._follower.start()
 
     def _follow(self, engine: Engine, container: str) -> None:
@@ -196,7 +206,10 @@ class DockerServer(Server):
         self._exit = exit_of(state, seen)
 
     def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> bool:
-        """Append to our log what it lacks of the engine's, until the connection ends or breaks. Return False if the disk is full."""
+        """Append to our log what it lacks of the engine's, until the connection ends or breaks.
+
+        Return False if the disk is full.
+        """
         stream: Any = None
         try:
             with contextlib.suppress(*_BROKEN), self.log_path.open("ab", buffering=0) as log:
@@ -216,13 +229,16 @@ class DockerServer(Server):
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
         retrying = Retrying(
-            retry=retry_if_exception_type(engine_errors()) & retry_if_not_exception_type(docker.errors.NotFound),
+            retry=retry_if_exception_type(engine_errors())
+            & retry_if_not_exception_type(docker.errors.NotFound),
             stop=stop_after_delay(_RETRY_S) | stop_when_event_set(self._stopped),
             wait=wait_fixed(0.2),
             reraise=True,
         )
         try:
-            state: dict[str, Any] = retrying(engine.client.api.inspect_container, container)["State"]
+            state: dict[str, Any] = retrying(engine.client.api.inspect_container, container)[
+                "State"
+            ]
         except docker.errors.NotFound:
             return {}
         except engine_errors():
@@ -256,7 +272,11 @@ class DockerServer(Server):
                 self._lease.release()
             except (*engine_errors(), InfraError) as error:
                 # Not raised: it would hide how the server ended.
-                _log.warning("container %s may be left for `vllm-repro clean`: %s", str(self._container)[:12], error)
+                _log.warning(
+                    "container %s may be left for `vllm-repro clean`: %s",
+                    str(self._container)[:12],
+                    error,
+                )
                 self._lease.free()
         self._join()
         engine.close()
@@ -294,7 +314,9 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
         "cap_add": list(CAPABILITIES),
         "security_opt": [SECURITY],
         # Mounts, not volumes: for a missing source a volume creates an empty folder on the host.
-        "mounts": [Mount(m.target, m.source, type="bind", read_only=m.readonly) for m in spec.mounts],
+        "mounts": [
+            Mount(m.target, m.source, type="bind", read_only=m.readonly) for m in spec.mounts
+        ],
         "ulimits": [Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in spec.ulimits],
         "ports": {f"{p.container_port}/tcp": (LOOPBACK, p.host_port) for p in spec.publish},
     }
@@ -311,7 +333,10 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
-    """Return how a server ended. state: from the engine; empty if the container is gone, None if no engine answers."""
+    """Return how a server ended.
+
+    state: from the engine; empty if the container is gone, None if no engine answers.
+    """
     if state is None:
         detail = "the Docker Engine does not answer, so nothing is known about the container"
         return Exit(code=None, detail=detail, at=at, lost=True)
@@ -320,5 +345,9 @@ def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
     code = int(state["ExitCode"])
     oom_killed = bool(state.get("OOMKilled"))
     error = " ".join(str(state.get("Error") or "").split())
-    detail = f"container exited {code}" + (", OOM killed" if oom_killed else "") + (f": {error}" if error else "")
+    detail = (
+        f"container exited {code}"
+        + (", OOM killed" if oom_killed else "")
+        + (f": {error}" if error else "")
+    )
     return Exit(code=code, detail=detail, at=at, oom_killed=oom_killed)

@@ -71,7 +71,11 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """An image. digest: `repository@sha256:…` as in the registry, else the image's id. rehearsal: it holds the rehearsal engine."""
+    """An image.
+
+    digest: `repository@sha256:…` as in the registry, else the image's id. rehearsal: it holds the
+    rehearsal engine.
+    """
 
     name: str
     digest: str
@@ -87,14 +91,23 @@ def engine_errors() -> tuple[type[Exception], type[Exception]]:
 
 
 def connect(environment: Mapping[str, str] | None = None) -> Engine:
-    """Return the engine at DOCKER_HOST or at the default socket. Raises `InfraError` if none answers."""
+    """Return the engine at DOCKER_HOST or at the default socket.
+
+    Raises `InfraError` if none answers.
+    """
     variables = dict(os.environ if environment is None else environment)
     host = variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
     def refusal(error: Exception) -> InfraError:
-        do = "Join the group docker and log in again" if isinstance(error, PermissionError) else "Start Docker"
+        do = (
+            "Join the group docker and log in again"
+            if isinstance(error, PermissionError)
+            else "Start Docker"
+        )
         where = "" if variables.get("DOCKER_HOST") else ", or set DOCKER_HOST"
-        return InfraError(f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"{do}{where}.")
+        return InfraError(
+            f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"{do}{where}."
+        )
 
     try:
         _knock(host)
@@ -121,7 +134,10 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
 
 
 def image_facts(engine: Engine, image: str) -> ImageFacts:
-    """Return what is known about `image`; nothing is pulled. Raises `InfraError` if the engine does not have it."""
+    """Return what is known about `image`; nothing is pulled.
+
+    Raises `InfraError` if the engine does not have it.
+    """
     from docker.errors import ImageNotFound
 
     try:
@@ -153,11 +169,17 @@ def repository_digest(image: str, known: list[str]) -> str | None:
     """Return the digest for the repository in `image`: one image may have several."""
     repository = image.partition("@")[0]
     repository = re.sub(r":[^:/]+$", "", repository)
-    return next((digest for digest in known if digest.partition("@")[0] == repository), known[0] if known else None)
+    return next(
+        (digest for digest in known if digest.partition("@")[0] == repository),
+        known[0] if known else None,
+    )
 
 
 def _knock(host: str) -> None:
-    """Raise `OSError` if a unix socket takes no connection. The SDK's own error is long, and it leaks the socket."""
+    """Raise `OSError` if a unix socket takes no connection.
+
+    The SDK's own error is long, and it leaks the socket.
+    """
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_PING_TIMEOUT_S)
@@ -171,30 +193,51 @@ def _reason(error: Exception) -> str:
 
 
 _TOOLKIT = (
-    "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker. "
-    "`docker run --rm --gpus all --entrypoint nvidia-smi IMAGE` tests it."
+    "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker` and"
+    " restart Docker. `docker run --rm --gpus all --entrypoint nvidia-smi IMAGE` tests it."
 )
 _DRIVER = "The host's driver does not work: `nvidia-smi` on the host shows it. Reload it or reboot."
 _UNKNOWN = (
-    "`nvidia-smi -L` lists the cards. After a change of driver or cards: `nvidia-ctk cdi generate`, and restart Docker."
+    "`nvidia-smi -L` lists the cards. After a change of driver or cards: `nvidia-ctk cdi generate`,"
+    " and restart Docker."
 )
-_OLD = "The host's driver is older than the image's CUDA: update it, or name an image of an older CUDA with --image."
-_PRIVILEGE = "Use an engine that runs as root with all capabilities, or an arm whose command does not ask for them."
+_OLD = (
+    "The host's driver is older than the image's CUDA: update it, or name an image of an older CUDA"
+    " with --image."
+)
+_PRIVILEGE = (
+    "Use an engine that runs as root with all capabilities, or an arm whose command does not ask"
+    " for them."
+)
 _PORT = "Name another port with --port, or leave it out to take a free one."
 _REFUSALS: tuple[tuple[str, type[ReproError], str], ...] = (
     (r"unsatisfied condition|requirement error", Unsupported, _OLD),
     (r"unknown device|unresolvable cdi devices|adding custom device", InfraError, _UNKNOWN),
     (r"driver not loaded|nvml error|load library failed|driver rpc error", InfraError, _DRIVER),
-    (r"could not select device driver|unknown runtime|unknown or invalid runtime name", Unsupported, _TOOLKIT),
     (
-        r"nvidia-container-cli|running (pre|create\w*|start\w*)? ?hook|prestart hook|createruntime hook",
+        r"could not select device driver|unknown runtime|unknown or invalid runtime name",
+        Unsupported,
+        _TOOLKIT,
+    ),
+    (
+        (
+            r"nvidia-container-cli|running (pre|create\w*|start\w*)? ?hook|prestart"
+            r" hook|createruntime hook"
+        ),
         Unsupported,
         _TOOLKIT,
     ),
     (r"setting rlimit|unable to apply caps|can't get final child's pid", Unsupported, _PRIVILEGE),
-    (r"port is already allocated|address already in use|ports are not available", InfraError, _PORT),
+    (
+        r"port is already allocated|address already in use|ports are not available",
+        InfraError,
+        _PORT,
+    ),
 )
-"""What an engine's refusal contains in lower case, the error for it, and what to do. The first that fits."""
+"""What an engine's refusal contains in lower case, the error for it, and what to do.
+
+The first that fits.
+"""
 
 
 def explain(error: Exception) -> ReproError:
@@ -204,7 +247,10 @@ def explain(error: Exception) -> ReproError:
     text = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
     words = " ".join(str(text).split())
     if not isinstance(error, APIError):
-        return InfraError(f"the Docker Engine does not answer: {words}", hint="Is it running? `docker info` asks it.")
+        return InfraError(
+            f"the Docker Engine does not answer: {words}",
+            hint="Is it running? `docker info` asks it.",
+        )
     found = (row for row in _REFUSALS if re.search(row[0], words.lower()))
     _, kind, hint = next(found, ("", InfraError, ""))
     return kind(f"the Docker Engine refuses: {words}", hint=hint)
@@ -227,14 +273,17 @@ def device_request(request: GpuRequest) -> DeviceRequest:
 def gpu_prefix(engine: Engine, image: str | None = None) -> str:
     """Return what stands before the index of a GPU in a request: nothing with NVIDIA's hook or runtime, `nvidia.com/gpu=` with CDI.
 
-    No field of the engine shows which it accepts, so a container of `image`, by default of any, is started for a moment. Raises
-    `Unsupported` or `InfraError` with the engine's own words if it accepts neither, and `InfraError` if it has no image.
+    No field of the engine shows which it accepts, so a container of `image`, by default of any, is
+    started for a moment. Raises `Unsupported` or `InfraError` with the engine's own words if it
+    accepts neither, and `InfraError` if it has no image.
     """
     try:
         images = engine.client.images.list() if image is None else []
         name = image or next((one.id for one in images), None)
         if name is None:
-            raise InfraError("the engine has no image to try a GPU request with", hint="pull the image first")
+            raise InfraError(
+                "the engine has no image to try a GPU request with", hint="pull the image first"
+            )
         refused = _refusal(engine, name, GpuRequest(-1))
         if refused is None:
             return ""
@@ -248,7 +297,10 @@ def gpu_prefix(engine: Engine, image: str | None = None) -> str:
 
 
 def _refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | None:
-    """Return why the engine does not start a container with `request`; None if it does. The container only ends."""
+    """Return why the engine does not start a container with `request`; None if it does.
+
+    The container only ends.
+    """
     from docker.errors import APIError
 
     lease = Lease("a container that tries a GPU request")
@@ -275,14 +327,17 @@ def _refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | Non
 def remove_container(engine: Engine, container: str) -> None:
     """Kill and remove a container with its unnamed volumes; return when the engine no longer knows it.
 
-    Raises one of `engine_errors` if it cannot be removed, and `InfraError` if that takes over a minute.
+    Raises one of `engine_errors` if it cannot be removed, and `InfraError` if that takes over a
+    minute.
     """
     from docker.errors import APIError, NotFound
 
     try:
         engine.client.api.remove_container(container, v=True, force=True)
     except APIError as error:
-        in_progress = error.status_code == 409 and "is already in progress" in str(error.explanation)
+        in_progress = error.status_code == 409 and "is already in progress" in str(
+            error.explanation
+        )
         if not (in_progress or isinstance(error, NotFound)):
             raise
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_S
@@ -292,7 +347,9 @@ def remove_container(engine: Engine, container: str) -> None:
         except NotFound:
             return
         time.sleep(0.05)
-    raise InfraError(f"the Docker Engine did not remove container {container[:12]} in {_REMOVAL_TIMEOUT_S:.0f} s")
+    raise InfraError(
+        f"the Docker Engine did not remove container {container[:12]} in {_REMOVAL_TIMEOUT_S:.0f} s"
+    )
 
 
 def close(stream: Any) -> None:

@@ -33,13 +33,17 @@ class DockerSite(Site):
 
     kind = ServerKind.DOCKER
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
+    def __init__(
+        self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None
+    ) -> None:
         self._version = f"{options.vllm or scenario.try_with}"
         self._image = options.image or default_image(scenario, self._version)
         with contextlib.closing(connect()) as engine:
             self.engine_version = engine.version
             rehearsal = image_facts(engine, self._image).rehearsal
-            self._gpu_prefix = "" if rehearsal or not scenario.needs.gpus else _gpu_prefix(engine, self._image)
+            self._gpu_prefix = (
+                "" if rehearsal or not scenario.needs.gpus else _gpu_prefix(engine, self._image)
+            )
         if rehearsal:
             self.evidence = Evidence.REHEARSAL
             self.unchangeable = NO_SOURCE_TO_CHANGE
@@ -51,7 +55,9 @@ class DockerSite(Site):
         self._patched: dict[tuple[Patch, ...], PatchedSource] = {}
 
     @classmethod
-    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+    def offer(
+        cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
+    ) -> Offer:
         image = options.image or default_image(scenario, f"{options.vllm or scenario.try_with}")
         refused = ""
         if not missing:
@@ -71,10 +77,14 @@ class DockerSite(Site):
         if arm.patches and arm.patches not in self._patched:
             unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
             assert unchanged.container is not None
-            self._patched[arm.patches] = patch_container(unchanged.container, arm.patches, "source", self._notify)
+            self._patched[arm.patches] = patch_container(
+                unchanged.container, arm.patches, "source", self._notify
+            )
         return self._patched.get(arm.patches, PatchedSource())
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+    def launch(
+        self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
+    ) -> Launch:
         source = self.patched_source(arm)
         return container_launch(
             scenario,
@@ -90,7 +100,9 @@ class DockerSite(Site):
             gpus=tuple(f"{self._gpu_prefix}{gpu}" for gpu in self.gpus),
         )
 
-    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(
+        self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
+    ) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, free_port(), run=run, number=number)
         patched = self.patched_source(arm).digests
         nodes = container_nodes(launch)

@@ -1,6 +1,7 @@
 """Files of vLLM in an image.
 
-Only the interpreter that runs vLLM knows where it is installed. So it runs a short program in a container of its own. All calls block.
+Only the interpreter that runs vLLM knows where it is installed. So it runs a short program in a
+container of its own. All calls block.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from vllm_repro.servers.docker_engine import (
 
 __all__ = ["ImageSource", "SourceFile", "image_source"]
 
-# The first line of the `vllm` script names the interpreter. An image without the script starts `python3 -m vllm…`.
+# The first line of the `vllm` script names the interpreter. An image without the script starts
+# `python3 -m vllm…`.
 _BY_ITS_PYTHON = """
 python=python3
 if vllm=$(command -v vllm) && IFS= read -r first <"$vllm"; then
@@ -72,7 +74,9 @@ class ImageSource:
     files: Mapping[str, SourceFile]
 
 
-def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> ImageSource:
+def image_source(
+    engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str
+) -> ImageSource:
     """Return `files` as a container of `spec` would have them. run: id of the run, for the labels.
 
     Raises `Unsupported` for an image without vLLM, and `InfraError` if its Python does not run.
@@ -80,7 +84,8 @@ def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run:
     image = image_facts(engine, spec.image)
     if image.rehearsal:
         raise Unsupported(
-            f"the image {spec.image} holds the rehearsal engine, and no vLLM whose source could be changed",
+            f"the image {spec.image} holds the rehearsal engine, and no vLLM whose source could be"
+            " changed",
             hint="--image names one with a vLLM",
         )
     found = _find_files(engine, spec, files, run)
@@ -89,10 +94,14 @@ def image_source(engine: Engine, spec: ContainerSpec, files: Sequence[str], run:
             f"the Python of the image {spec.image} finds no vLLM whose source could be changed",
             hint="--image names one with a vLLM",
         )
-    return ImageSource(found["pythonpath"], {name: SourceFile(**file) for name, file in found["files"].items()})
+    return ImageSource(
+        found["pythonpath"], {name: SourceFile(**file) for name, file in found["files"].items()}
+    )
 
 
-def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str) -> dict[str, Any]:
+def _find_files(
+    engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str
+) -> dict[str, Any]:
     from docker.errors import ContainerError
 
     lease = Lease(f"the run {run}")
@@ -113,7 +122,8 @@ def _find_files(engine: Engine, spec: ContainerSpec, files: Sequence[str], run: 
         lease.release()
         errors = " ".join(cast(bytes, error.stderr).decode(errors="replace").split())[-300:]
         raise InfraError(
-            f"the image {spec.image} does not say where its vLLM is: {errors or f'exit status {error.exit_status}'}",
+            f"the image {spec.image} does not say where its vLLM is:"
+            f" {errors or f'exit status {error.exit_status}'}",
             hint="it needs a /bin/sh, and a Python that has vLLM",
         ) from error
     except engine_errors() as error:

@@ -13,7 +13,10 @@ __all__ = ["KINDS", "KindFacts", "ServerKind", "kinds"]
 
 
 class ServerKind(StrEnum):
-    """Where the server of a run comes from. `--server auto` takes the first one that accepts the scenario."""
+    """Where the server of a run comes from.
+
+    `--server auto` takes the first one that accepts the scenario.
+    """
 
     ATTACH = "attach"
     DOCKER = "docker"
@@ -31,10 +34,11 @@ class ServerKind(StrEnum):
 class KindFacts:
     """What the rest of the package needs to know about one kind of server.
 
-    site: `module:class` of its `Site`, imported when one is opened. summary: one line for help and docs. started: we start and end the
-    server. container: it is a container. on_gpus: its runs need the scenario's GPUs. evidence: None if the scenario or the server decides.
-    options: names of `ServerOptions` that only some kinds read. any_source: `--vllm` may name a vLLM that is no release. release: the
-    release of a run that names none.
+    site: `module:class` of its `Site`, imported when one is opened. summary: one line for help and
+    docs. started: we start and end the server. container: it is a container. on_gpus: its runs need
+    the scenario's GPUs. evidence: None if the scenario or the server decides. options: names of
+    `ServerOptions` that only some kinds read. any_source: `--vllm` may name a vLLM that is no
+    release. release: the release of a run that names none.
     """
 
     site: str

@@ -50,7 +50,9 @@ _METADATA = {
 def plugin_folder() -> Path:
     """Return a folder for PYTHONPATH with only the plugin and its entry point."""
     package = Path(vllm_repro_lab.__file__).resolve().parent
-    folder = cache_root() / "plugins" / f"lab-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
+    folder = (
+        cache_root() / "plugins" / f"lab-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
+    )
     metadata = folder / "vllm_repro_lab-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     for name, text in _METADATA.items():
@@ -63,7 +65,8 @@ def plugin_folder() -> Path:
 class LabServer(ProcessServer):
     """A `ProcessServer` whose plugin writes the replaced names to a file beside the log.
 
-    untried: per patched file, the functions that the lab replaces, so that their patch does not run.
+    untried: per patched file, the functions that the lab replaces, so that their patch does not
+    run.
     """
 
     def __init__(
@@ -87,7 +90,9 @@ class LabServer(ProcessServer):
             )
         replaced = read_replaced(self.facts)
         booted = super().booted(facts, ready=ready)
-        patched = tuple(replace(one, untried=self.untried.get(one.file, ())) for one in booted.patched)
+        patched = tuple(
+            replace(one, untried=self.untried.get(one.file, ())) for one in booted.patched
+        )
         return replace(booted, replaced=replaced, patched=patched)
 
 
@@ -103,7 +108,10 @@ def read_replaced(path: Path) -> tuple[Replaced, ...]:
     if lacking := found.get("unsupported"):
         raise Unsupported(
             f"the lab cannot run this release: it has no {', '.join(lacking)}",
-            hint="--vllm names another release; vllm-repro show … --as lab lists the names that the lab replaces",
+            hint=(
+                "--vllm names another release; vllm-repro show … --as lab lists the names that the"
+                " lab replaces"
+            ),
         )
     return tuple(Replaced(**part) for part in found["replaced"])
 
@@ -114,12 +122,15 @@ class LabSite(Site):
     kind = ServerKind.LAB
     evidence = Evidence.LAB
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
+    def __init__(
+        self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None
+    ) -> None:
         if scenario.lab is None:
             raise no_lab(scenario)
         if options.model or options.weights == "real":
             raise UsageError(
-                "the lab always serves a tiny model of the scenario's shape", hint="leave --model and --weights out"
+                "the lab always serves a tiny model of the scenario's shape",
+                hint="leave --model and --weights out",
             )
         self._source = options.vllm or Source(release=scenario.try_in_lab)
         self.release_version = self._source.version
@@ -128,7 +139,9 @@ class LabSite(Site):
         _refuse_unmade(self._lab, scenario.model)
 
     @classmethod
-    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+    def offer(
+        cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
+    ) -> Offer:
         if scenario.lab is None or options.model or options.weights == "real":
             return Offer(False)
         if lacking := _lacking_flag(scenario.lab, scenario.model):
@@ -141,7 +154,8 @@ class LabSite(Site):
     def prepare(self, notify: Notify) -> None:
         if lacking := _lacking_flag(self._lab, self._scenario.model):
             raise Unsupported(
-                f"vLLM's CPU build has the operators of this scenario only for processors with {lacking}",
+                "vLLM's CPU build has the operators of this scenario only for processors with"
+                f" {lacking}",
                 hint=f"use a machine whose /proc/cpuinfo lists {lacking}",
             )
         self.release = provision(self._source, notify, unchecked=True)
@@ -152,7 +166,10 @@ class LabSite(Site):
 
     def cannot(self, arm: Arm) -> str:
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
-            return "the lab captures full graphs of decode batches only, and this arm asks for PIECEWISE"
+            return (
+                "the lab captures full graphs of decode batches only, and this arm asks for"
+                " PIECEWISE"
+            )
         attention = MECHANISMS[self._lab.mechanism].attention
         if why := misfit(self.release, self._lab.shape(self._scenario.model), attention=attention):
             return why
@@ -162,8 +179,13 @@ class LabSite(Site):
             return f"{error}"
         return ""
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
-        """Return exactly what will be run for `arm`. The executable is `vllm`, and its source as installed, without a release."""
+    def launch(
+        self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
+    ) -> Launch:
+        """Return exactly what will be run for `arm`.
+
+        The executable is `vllm`, and its source as installed, without a release.
+        """
         overlay = self._overlay(arm)
         launch = lab_launch(
             scenario,
@@ -184,7 +206,9 @@ class LabSite(Site):
             return None
         return make_overlay(cache_root(), self.release.packages, arm.patches, self._notify)
 
-    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(
+        self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
+    ) -> tuple[Launch, Server]:
         overlay = self._overlay(arm)
         launch = self.launch(scenario, arm, free_port())
         digests = overlay.digests if overlay else {}
@@ -193,7 +217,10 @@ class LabSite(Site):
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
         assert self.release is not None
-        folder, parts = self.release.packages, MECHANISMS[self._lab.mechanism].parts_with(self._lab.capture)
+        folder, parts = (
+            self.release.packages,
+            MECHANISMS[self._lab.mechanism].parts_with(self._lab.capture),
+        )
         changed = patched_files(folder, arm.patches)
         return {
             file: untried(parts, file, (folder / file).read_text(encoding="utf-8"), text)
@@ -205,7 +232,10 @@ class LabSite(Site):
         self.release = ReleaseCache().get(self._source)
         lines = [self.launch(self._scenario, arm, port).render(), ""]
         lines += [
-            f"# {facts_of(self.evidence).mark}: vLLM {self.release_version} on the CPU. Replaced, and nothing else:"
+            (
+                f"# {facts_of(self.evidence).mark}: vLLM {self.release_version} on the CPU. Replaced,"
+                " and nothing else:"
+            )
         ]
         for part in MECHANISMS[self._lab.mechanism].parts_with(self._lab.capture):
             if part.effect:
@@ -218,12 +248,17 @@ class LabSite(Site):
 
 
 class SchedulerSite(LabSite):
-    """The lab without a model, for scenarios whose mechanism has its bugs in the scheduler. `auto` never chooses it."""
+    """The lab without a model, for scenarios whose mechanism has its bugs in the scheduler.
+
+    `auto` never chooses it.
+    """
 
     kind = ServerKind.SCHEDULER
     evidence = Evidence.SCHEDULER
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
+    def __init__(
+        self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None
+    ) -> None:
         super().__init__(options, scenario, notify)
         if not MECHANISMS[self._lab.mechanism].scheduled:
             raise UsageError(
@@ -233,13 +268,20 @@ class SchedulerSite(LabSite):
         self._lab = replace(self._lab, mechanism="scheduler", capture="", weights="dummy")
 
     @classmethod
-    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+    def offer(
+        cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
+    ) -> Offer:
         return Offer(False)
 
     def cannot(self, arm: Arm) -> str:
         timed = requests_of(tuple(self._scenario.workload_of(arm)))
-        if name := next((one.label for one in timed if one.starts_after or one.leaves_after is not None), ""):
-            return f"the request {name!r} comes or leaves after a time, and without a model no step takes time"
+        if name := next(
+            (one.label for one in timed if one.starts_after or one.leaves_after is not None), ""
+        ):
+            return (
+                f"the request {name!r} comes or leaves after a time, and without a model no step"
+                " takes time"
+            )
         return super().cannot(arm)
 
     def _hint(self, arm: Arm) -> str:
@@ -262,7 +304,10 @@ def _refuse_unmade(lab: Lab, model: Model) -> None:
     if lab.weights == "made" and family not in FAMILIES:
         raise UsageError(
             f"weights can be made for {', '.join(sorted(FAMILIES))}, not for {family}",
-            hint="leave weights= out of the scenario's lab: dummy weights serve all but a comparison of answers",
+            hint=(
+                "leave weights= out of the scenario's lab: dummy weights serve all but a comparison"
+                " of answers"
+            ),
         )
 
 

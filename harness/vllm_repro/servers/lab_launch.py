@@ -13,7 +13,14 @@ from vllm_repro.errors import UsageError
 from vllm_repro.scenario.scenario import Arm, Lab, Scenario
 from vllm_repro.scenario.workload import Size, requests_of
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.launch import CPU_ENV, FIRST_RUNNER, OFFLINE_ENV, ON_CPU, Launch, ServedModel
+from vllm_repro.servers.launch import (
+    CPU_ENV,
+    FIRST_RUNNER,
+    OFFLINE_ENV,
+    ON_CPU,
+    Launch,
+    ServedModel,
+)
 from vllm_repro.servers.witness import PLUGIN as WITNESS
 from vllm_repro_diagnosis.evidence import facts_of
 from vllm_repro_lab.parts import MECHANISMS
@@ -22,10 +29,13 @@ __all__ = ["graph_mode", "lab_launch", "no_lab"]
 
 
 _FULL_GRAPHS = "--compilation-config.cudagraph_mode FULL_DECODE_ONLY"
-_WEIGHTS = {"dummy": "dummy weights", "made": "random weights by which each token depends on all before it"}
+_WEIGHTS = {
+    "dummy": "dummy weights",
+    "made": "random weights by which each token depends on all before it",
+}
 _WHY_FULL = (
-    "without the compiler vLLM turns its default, FULL_AND_PIECEWISE, to NONE. These are the full graphs of it; "
-    "the pieces of the others leave attention out"
+    "without the compiler vLLM turns its default, FULL_AND_PIECEWISE, to NONE. These are the full"
+    " graphs of it; the pieces of the others leave attention out"
 )
 
 
@@ -33,7 +43,8 @@ def graph_mode(command: ServeCommand) -> str:
     """Return the CUDA graph mode of the command line in capitals; empty for the default."""
     mode = command.get("--compilation-config.cudagraph_mode")
     if mode is None:
-        with contextlib.suppress(ValueError, AttributeError):  # not a JSON object: vLLM refuses it itself
+        # not a JSON object: vLLM refuses it itself
+        with contextlib.suppress(ValueError, AttributeError):
             mode = json.loads(command.get("--compilation-config") or "{}").get("cudagraph_mode")
     if mode is None and command.get("--optimization-level") == "0":
         mode = "NONE"  # that level implies it
@@ -42,7 +53,9 @@ def graph_mode(command: ServeCommand) -> str:
 
 def _other_sizes(sizes: Iterable[object]) -> list[Size]:
     """Return the sizes that differ in the lab, each once, in order."""
-    return list(dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None))
+    return list(
+        dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None)
+    )
 
 
 def no_lab(scenario: Scenario) -> UsageError:
@@ -50,7 +63,9 @@ def no_lab(scenario: Scenario) -> UsageError:
     real = (
         f"--server docker runs it as reported, with {scenario.needs}"
         if scenario.needs.gpus
-        else f"this bug occurs on a CPU without the lab: --server process --vllm {scenario.try_with}"
+        else (
+            f"this bug occurs on a CPU without the lab: --server process --vllm {scenario.try_with}"
+        )
     )
     return UsageError(
         f"{scenario.id} cannot run in the lab: it has no lab=",
@@ -73,8 +88,9 @@ def lab_launch(
 ) -> Launch:
     """Return the launch of `arm` in the lab.
 
-    vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the patched package.
-    lab: None for the scenario's. kind: one that runs in the lab. Raises `UsageError` for a scenario without `lab=`.
+    vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the
+    patched package. lab: None for the scenario's. kind: one that runs in the lab. Raises
+    `UsageError` for a scenario without `lab=`.
     """
     lab = lab or scenario.lab
     if lab is None:
@@ -87,13 +103,24 @@ def lab_launch(
         command = command.with_flags(_FULL_GRAPHS)
     requests = list(requests_of(tuple(scenario.workload_of(arm))))
     differences = [
-        f"{facts_of(evidence).mark}: vLLM's own code on a CPU; server.replaced names each part that is replaced",
+        (
+            f"{facts_of(evidence).mark}: vLLM's own code on a CPU; server.replaced names each part"
+            " that is replaced"
+        ),
         *(
-            [f"vLLM {version} in place of the reported {scenario.try_with}, which cannot be installed here"]
+            [
+                (
+                    f"vLLM {version} in place of the reported {scenario.try_with}, which cannot be"
+                    " installed here"
+                )
+            ]
             if lab.vllm and version != scenario.try_with
             else []
         ),
-        f"model: {_WEIGHTS[lab.weights]} in the shape {tiny_model}, in place of the reported one ({lab.why})",
+        (
+            f"model: {_WEIGHTS[lab.weights]} in the shape {tiny_model}, in place of the reported"
+            f" one ({lab.why})"
+        ),
         *(f"{change}: {change.why}" for change in lab.changes),
         *([f"with {_FULL_GRAPHS}: {_WHY_FULL}"] if full else []),
         *(
@@ -101,11 +128,13 @@ def lab_launch(
             for size in _other_sizes(request.prompt for request in requests)
         ),
         *(
-            f"answers of up to {size.lab} tokens in place of {size.plus}, since a CPU takes a second for each"
+            f"answers of up to {size.lab} tokens in place of {size.plus}, since a CPU takes a"
+            " second for each"
             for size in _other_sizes(request.max_tokens for request in requests)
         ),
         *(
-            f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the tiny model's pool"
+            f"{edit.in_lab} in place of {edit.words.removeprefix('with ')}, sized for the tiny"
+            " model's pool"
             for edit in arm.edits
             if edit.in_lab
         ),
@@ -116,7 +145,10 @@ def lab_launch(
             else ["=".join(FIRST_RUNNER) + ": the reported release used the first model runner"]
         ),
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
-        "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler and a third of the boot",
+        (
+            "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler"
+            " and a third of the boot"
+        ),
         *arm.changed_source(),
         f"bound to {LOOPBACK}, on a free port",
     ]
@@ -137,7 +169,11 @@ def lab_launch(
         **({"REPRO_LAB_CAPTURE": capture} if capture else {}),
         **({"REPRO_LAB_GRAPHS": graph_mode(command)} if graph_mode(command) else {}),
         "PYTHONPATH": ":".join(path),
-        **({"REPRO_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))} if arm.patches else {}),
+        **(
+            {"REPRO_PATCHED": ":".join(sorted({patch.file for patch in arm.patches}))}
+            if arm.patches
+            else {}
+        ),
     }
     return Launch(
         kind=kind,

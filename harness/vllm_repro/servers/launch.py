@@ -42,13 +42,15 @@ __all__ = [
 
 CONTAINER_MODEL = "/models/tiny"
 CPU_ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: the default takes a share of the host's memory for each server
+    # GiB: the default takes a share of the host's memory for each server
+    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 ON_CPU = "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items())
 OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a hub that does not answer costs minutes
 NO_SOURCE_TO_CHANGE = (
-    "a rehearsal runs no vLLM, so there is no source to change: an arm that does so needs docker, process or the lab"
+    "a rehearsal runs no vLLM, so there is no source to change: an arm that does so needs docker,"
+    " process or the lab"
 )
 _CPU_SHM_BYTES = 2**30
 _IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
@@ -61,7 +63,8 @@ FIRST_RUNNER = ("VLLM_USE_V2_MODEL_RUNNER", "0")
 class ServedModel:
     """The model to serve.
 
-    path: a local folder; None if the server downloads `name`. dummy: random weights. tiny_model: shape of the tiny model in `path`.
+    path: a local folder; None if the server downloads `name`. dummy: random weights. tiny_model:
+    shape of the tiny model in `path`.
     """
 
     name: str
@@ -72,7 +75,10 @@ class ServedModel:
     def __str__(self) -> str:
         """Return which weights are served, for a report."""
         if self.tiny_model is not None:
-            return f"{'dummy' if self.dummy else 'made'}: {self.tiny_model}, run by vLLM's {self.tiny_model.family}"
+            return (
+                f"{'dummy' if self.dummy else 'made'}: {self.tiny_model}, run by vLLM's"
+                f" {self.tiny_model.family}"
+            )
         return f"{'dummy, in the shape of' if self.dummy else 'real, of'} {self.name}"
 
 
@@ -80,9 +86,10 @@ class ServedModel:
 class Launch:
     """Command of a server that is to be started.
 
-    differences: from the reported command, as sentences. weights: the served ones, in words; empty if unknown. tiny_model: the one that is
-    served, if any. source, compiled: as in `ServerFacts`. release: None for one that is not in the cache.
-    gpus: ids of the leased ones; empty without a lease.
+    differences: from the reported command, as sentences. weights: the served ones, in words; empty
+    if unknown. tiny_model: the one that is served, if any. source, compiled: as in `ServerFacts`.
+    release: None for one that is not in the cache. gpus: ids of the leased ones; empty without a
+    lease.
     """
 
     kind: ServerKind
@@ -111,8 +118,13 @@ class Launch:
         return " \\\n".join(lines)
 
 
-def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str) -> tuple[ServeCommand, list[str]]:
-    """Return the command of `arm` for the served model, and its differences from the report. seen_as: its name or path for the server."""
+def _with_model(
+    scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str
+) -> tuple[ServeCommand, list[str]]:
+    """Return the command of `arm` for the served model, and its differences from the report.
+
+    seen_as: its name or path for the server.
+    """
     command = scenario.command_of(arm)
     differences: list[str] = []
     if weights.tiny_model is not None:
@@ -120,22 +132,27 @@ def _with_model(scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str
         command = scenario.command_with_dummy(arm).with_model(seen_as)
         differences = [
             _in_place_of_reported(
-                f"{'dummy' if weights.dummy else 'made'} weights in the shape {weights.tiny_model},",
+                f"{'dummy' if weights.dummy else 'made'} weights in the shape"
+                f" {weights.tiny_model},",
                 dummy.why if dummy else scenario.model.why,
             ),
             *(f"{change}: {change.why}" for change in (dummy.changes if dummy else ())),
             *(
-                f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the tiny model's pool"
+                f"{edit.in_dummy} in place of {edit.words.removeprefix('with ')}, sized for the"
+                " tiny model's pool"
                 for edit in arm.edits
                 if edit.in_dummy
             ),
         ]
-        another = scenario.model.architecture not in model_config(weights.tiny_model)["architectures"]
+        another = (
+            scenario.model.architecture not in model_config(weights.tiny_model)["architectures"]
+        )
         if scenario.needs.gpus and another and FIRST_RUNNER[0] not in dict(command.env):
             command = replace(command, env=(*command.env, FIRST_RUNNER))
             differences.append(
                 "=".join(FIRST_RUNNER)
-                + ": from 0.22 on vLLM chooses the model runner by architecture, and the reported model has the first"
+                + ": from 0.22 on vLLM chooses the model runner by architecture, and the reported"
+                " model has the first"
             )
     elif seen_as != command.model:
         served = "dummy weights in a local folder" if weights.dummy else weights.name
@@ -165,7 +182,10 @@ def process_launch(
     evidence: Evidence,
     gpus: tuple[str, ...] = (),
 ) -> Launch:
-    """Return the launch of a local vLLM. vllm: the words that call it. gpus: indices of the leased ones, as `nvidia-smi` counts."""
+    """Return the launch of a local vLLM.
+
+    vllm: the words that call it. gpus: indices of the leased ones, as `nvidia-smi` counts.
+    """
     command, differences = _with_model(scenario, arm, weights, str(weights.path or weights.name))
     command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
     on_cpu = evidence is Evidence.CPU
@@ -196,13 +216,18 @@ def process_launch(
 
 def visible(gpus: Sequence[str]) -> dict[str, str]:
     """Return the variables that limit a process to these GPUs, counted as `nvidia-smi` does; none if there are none."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return (
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    )
 
 
 def rehearsal_launch(
     scenario: Scenario, arm: Arm, *, engine: tuple[str, ...], version: str, model: str, port: int
 ) -> Launch:
-    """Return the launch of the rehearsal engine as the release `version`. engine: the words that call it."""
+    """Return the launch of the rehearsal engine as the release `version`.
+
+    engine: the words that call it.
+    """
     command, differences = _with_model(scenario, arm, ServedModel(name=model), model)
     command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
     return Launch(
@@ -219,7 +244,10 @@ def rehearsal_launch(
 
 def _rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
     """Return the variables that select the release and model to imitate."""
-    return {"VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape())}
+    return {
+        "VLLM_REHEARSAL_VERSION": version,
+        "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape()),
+    }
 
 
 def container_launch(
@@ -238,10 +266,15 @@ def container_launch(
 ) -> Launch:
     """Return the launch of a container of `image`, with GPUs if the evidence is to be of a GPU.
 
-    mounts, more_env: the overlay with the arm's changes of vLLM's source. gpus: ids of the leased ones, in place of the reported `--gpus`.
+    mounts, more_env: the overlay with the arm's changes of vLLM's source. gpus: ids of the leased
+    ones, in place of the reported `--gpus`.
     """
-    command, differences = _with_model(scenario, arm, weights, CONTAINER_MODEL if weights.path else weights.name)
-    model = [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path else []
+    command, differences = _with_model(
+        scenario, arm, weights, CONTAINER_MODEL if weights.path else weights.name
+    )
+    model = (
+        [Mount(str(weights.path.resolve()), CONTAINER_MODEL, readonly=True)] if weights.path else []
+    )
     env: dict[str, str] = {}
     request = f"device={','.join(gpus)}" if gpus else None
     match evidence:
@@ -252,7 +285,11 @@ def container_launch(
             env = dict(CPU_ENV)
             differences.append(ON_CPU)
         case Evidence.GPU:
-            request = request or (command.container.gpus if command.container else None) or str(scenario.needs.gpus)
+            request = (
+                request
+                or (command.container.gpus if command.container else None)
+                or str(scenario.needs.gpus)
+            )
         case Evidence.LAB | Evidence.SCHEDULER | Evidence.UNKNOWN:
             raise HarnessBug(f"a container cannot be evidence of {evidence}")
         case _:
@@ -269,9 +306,12 @@ def container_launch(
         mounts=(*model, *mounts),
     )
     if evidence is Evidence.CPU and spec.shm_size is None and spec.ipc is None:
-        # On a CPU the worker is always a process of its own, and Docker's default of 64 MiB is too small for its queue.
+        # On a CPU the worker is always a process of its own, and Docker's default of 64 MiB is too
+        # small for its queue.
         spec = replace(spec, shm_size=_CPU_SHM_BYTES)
-        differences.append("--shm-size 1g: on a CPU the worker is a process of its own and needs it")
+        differences.append(
+            "--shm-size 1g: on a CPU the worker is a process of its own and needs it"
+        )
     return Launch(
         kind=ServerKind.DOCKER,
         evidence=evidence,
@@ -282,7 +322,10 @@ def container_launch(
         differences=(
             *differences,
             *arm.changed_source(),
-            f"published on {LOOPBACK} only, without Linux capabilities but {' '.join(CAPABILITIES)}",
+            (
+                f"published on {LOOPBACK} only, without Linux capabilities but"
+                f" {' '.join(CAPABILITIES)}"
+            ),
         ),
         gpus=gpus,
         port=port,

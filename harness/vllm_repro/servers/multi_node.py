@@ -1,10 +1,12 @@
 """One server over several nodes.
 
-vLLM starts once per node, with `--node-rank`; every node but the first is `--headless` and has no HTTP. The nodes are processes or
-containers on one host, which meet on loopback, or processes on several (`Nodes`). The containers share the network of the first one.
+vLLM starts once per node, with `--node-rank`; every node but the first is `--headless` and has no
+HTTP. The nodes are processes or containers on one host, which meet on loopback, or processes on
+several (`Nodes`). The containers share the network of the first one.
 
-The engine is watched at its first node. The other nodes start after it and end after it. While it boots, the exit of a node is a crash,
-because the first node would wait for it. Later it is not: the engine survives the death of another node's `vllm serve`.
+The engine is watched at its first node. The other nodes start after it and end after it. While it
+boots, the exit of a node is a crash, because the first node would wait for it. Later it is not: the
+engine survives the death of another node's `vllm serve`.
 """
 
 from __future__ import annotations
@@ -41,14 +43,20 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Meeting point of the nodes of one server. address: of the first node's host. port: of it, free at that address."""
+    """Meeting point of the nodes of one server.
+
+    address: of the first node's host. port: of it, free at that address.
+    """
 
     address: str = LOOPBACK
     port: int
 
 
 class Nodes(Protocol):
-    """Other hosts, for the nodes of a server after the first. address: the one by which they reach this host."""
+    """Other hosts, for the nodes of a server after the first.
+
+    address: the one by which they reach this host.
+    """
 
     address: str
 
@@ -70,13 +78,19 @@ def process_nodes(launch: Launch, meeting: Meeting) -> list[Launch]:
     if nodes == 1:
         return [launch]
     program = launch.argv[: launch.argv.index("serve") + 1]
-    hosts = "processes on one host" if meeting.address == LOOPBACK else "processes on hosts of a cluster"
+    hosts = (
+        "processes on one host"
+        if meeting.address == LOOPBACK
+        else "processes on hosts of a cluster"
+    )
     difference = f"{nodes} nodes as {hosts}, which meet at {meeting.address}:{meeting.port}"
     launches = []
     for rank, command in enumerate(_commands(launch.command, nodes, meeting)):
         env = _environment(launch, meeting) | visible(_gpus(launch, rank))
         argv, differences = (*program, *command.argv()), (*launch.differences, difference)
-        launches.append(replace(launch, command=command, argv=argv, env=env, differences=differences))
+        launches.append(
+            replace(launch, command=command, argv=argv, env=env, differences=differences)
+        )
     return launches
 
 
@@ -90,13 +104,24 @@ def container_nodes(launch: Launch) -> list[Launch]:
     env = _environment(launch, _IN_CONTAINERS)
     difference = f"{nodes} nodes as containers on one host, which share the network of the first"
     launches = []
-    for rank, command in enumerate(_commands(parse(shlex.join(("vllm", "serve", *spec.argv))), nodes, _IN_CONTAINERS)):
+    for rank, command in enumerate(
+        _commands(parse(shlex.join(("vllm", "serve", *spec.argv))), nodes, _IN_CONTAINERS)
+    ):
         gpus = ",".join(_gpus(launch, rank))
-        node = replace(spec, argv=command.argv(), env=tuple(env.items()), gpus=f"device={gpus}" if gpus else spec.gpus)
+        node = replace(
+            spec,
+            argv=command.argv(),
+            env=tuple(env.items()),
+            gpus=f"device={gpus}" if gpus else spec.gpus,
+        )
         if rank:
-            node = replace(node, name=f"{spec.name}-rank{rank}", network=f"container:{spec.name}", publish=())
+            node = replace(
+                node, name=f"{spec.name}-rank{rank}", network=f"container:{spec.name}", publish=()
+            )
         differences = (*launch.differences, difference)
-        launches.append(replace(launch, container=node, argv=node.argv, env=env, differences=differences))
+        launches.append(
+            replace(launch, container=node, argv=node.argv, env=env, differences=differences)
+        )
     return launches
 
 
@@ -115,17 +140,25 @@ def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:  # sends nothing
         towards.connect((meeting.address, meeting.port))
         own = str(towards.getsockname()[0])
-    cards = (card for card, addresses in psutil.net_if_addrs().items() if own in (one.address for one in addresses))
+    cards = (
+        card
+        for card, addresses in psutil.net_if_addrs().items()
+        if own in (one.address for one in addresses)
+    )
     return {
         **launch.env,
-        "GLOO_SOCKET_IFNAME": next(cards),  # replaces NCCL, and would look for a card by the host's name
+        # replaces NCCL, and would look for a card by the host's name
+        "GLOO_SOCKET_IFNAME": next(cards),
         "VLLM_HOST_IP": own,
         "OMP_NUM_THREADS": "1",  # the ranks may share the cores
     }
 
 
 def _gpus(launch: Launch, rank: int) -> Sequence[str]:
-    """Return the GPUs of one node; none on a CPU. Without a lease they count from 0. On a host of its own a node gets all leased ones."""
+    """Return the GPUs of one node; none on a CPU.
+
+    Without a lease they count from 0. On a host of its own a node gets all leased ones.
+    """
     if launch.evidence is not Evidence.GPU:
         return ()
     each = max(1, (launch.command.number("--tensor-parallel-size") or 1) // node_count(launch))
@@ -154,7 +187,9 @@ class MultiNodeServer(Server):
 
     @property
     def rank_logs(self) -> tuple[Path, ...]:
-        return tuple(follower.log_path for follower in self.followers if follower.log_path is not None)
+        return tuple(
+            follower.log_path for follower in self.followers if follower.log_path is not None
+        )
 
     async def start(self) -> ServerFacts:
         try:
@@ -163,7 +198,13 @@ class MultiNodeServer(Server):
             for rank, follower in enumerate(self.followers, 1):
                 facts = await follower.start()
                 ranks.append(
-                    RankFacts(rank=rank, argv=facts.argv, env=facts.env, pid=facts.pid, container_id=facts.container_id)
+                    RankFacts(
+                        rank=rank,
+                        argv=facts.argv,
+                        env=facts.env,
+                        pid=facts.pid,
+                        container_id=facts.container_id,
+                    )
                 )
             return replace(first, ranks=tuple(ranks))
         except BaseException:
@@ -172,7 +213,8 @@ class MultiNodeServer(Server):
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         for follower in self.followers:
-            follower.booted(facts, ready=ready)  # only for what it raises: its facts are those of the first node
+            # only for what it raises: its facts are those of the first node
+            follower.booted(facts, ready=ready)
         return self.head.booted(facts, ready=ready)
 
     async def exited(self) -> Exit:
@@ -188,7 +230,10 @@ class MultiNodeServer(Server):
 
     async def _exits(self, when: str, seconds: float | None = None) -> dict[int, Exit]:
         """Return how other nodes ended, by rank. May be cancelled and called again."""
-        waits = {asyncio.ensure_future(follower.exited()): rank for rank, follower in enumerate(self.followers, 1)}
+        waits = {
+            asyncio.ensure_future(follower.exited()): rank
+            for rank, follower in enumerate(self.followers, 1)
+        }
         try:
             done, _ = await asyncio.wait(waits, timeout=seconds, return_when=when)
             return {waits[task]: task.result() for task in done}
@@ -206,5 +251,6 @@ class MultiNodeServer(Server):
 
     def processes(self) -> tuple[int, ...]:
         own = self.head.processes()
-        # The first process of another node is its launcher; only its workers are part of the engine.
+        # The first process of another node is its launcher; only its workers are part of the
+        # engine.
         return own + tuple(pid for follower in self.followers for pid in follower.processes()[1:])

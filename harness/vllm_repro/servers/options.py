@@ -48,7 +48,8 @@ class ServerOptions:
 def default_image(scenario: Scenario, version: str) -> str:
     """Return the reported image for the scenario's own release, and the official image for any other."""
     reported = scenario.reported().container
-    pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))  # those have moved on since
+    # those have moved on since
+    pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))
     if reported is not None and pinned and scenario.needs.gpus and version == scenario.try_with:
         return reported.image
     repository = "vllm/vllm-openai" if scenario.needs.gpus else "vllm/vllm-openai-cpu"
@@ -57,7 +58,8 @@ def default_image(scenario: Scenario, version: str) -> str:
 
 def unfit(needs: Needs, gpu: Gpu) -> str:
     """Return why `gpu` does not do for `needs`, as a phrase; empty if it does."""
-    if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:  # a 16 GB card reports somewhat less
+    # a 16 GB card reports somewhat less
+    if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:
         return f"{gpu.name} has {gpu.memory_gb:g} GB"
     if needs.capability and gpu.capability and gpu.capability < needs.capability:
         return f"{gpu.name} has capability {gpu.capability:g}"
@@ -67,7 +69,11 @@ def unfit(needs: Needs, gpu: Gpu) -> str:
 def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     """Return what this machine lacks, as a sentence; empty if nothing."""
     if len(here) < needs.gpus:
-        count = "no NVIDIA GPU" if not here else f"{len(here)} NVIDIA GPU" + ("s" if len(here) > 1 else "")
+        count = (
+            "no NVIDIA GPU"
+            if not here
+            else f"{len(here)} NVIDIA GPU" + ("s" if len(here) > 1 else "")
+        )
         return f"the scenario needs {needs}, and this machine has {count}" + (
             f": {why}" if (why := gpu_trouble()) else ""
         )
@@ -86,7 +92,10 @@ def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | Non
 
 
 def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
-    """Return what a run with `options` needs. A tiny model fits any GPU, so only their number and capability count."""
+    """Return what a run with `options` needs.
+
+    A tiny model fits any GPU, so only their number and capability count.
+    """
     made = tiny_model_of(scenario, options) is not None
     return replace(scenario.needs, gpu_memory_gb=0) if made else scenario.needs
 
@@ -101,15 +110,20 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
                     f"{options.model} has no config.json, so it is no model folder",
                     hint="name the folder that holds config.json, or a model's name on the hub",
                 )
-            return ServedModel(name=folder.name, path=folder.resolve(), dummy=options.weights == "dummy")
+            return ServedModel(
+                name=folder.name, path=folder.resolve(), dummy=options.weights == "dummy"
+            )
         if options.model.startswith(("/", "./", "../", "~")):
             raise UsageError(
-                f"there is no folder {options.model}", hint="name a model folder, or a model's name on the hub"
+                f"there is no folder {options.model}",
+                hint="name a model folder, or a model's name on the hub",
             )
         return ServedModel(name=options.model, dummy=options.weights == "dummy")
     tiny_model = tiny_model_of(scenario, options)
     if tiny_model is not None:
-        return ServedModel(name=tiny_model.slug, path=cached_model(tiny_model), dummy=True, tiny_model=tiny_model)
+        return ServedModel(
+            name=tiny_model.slug, path=cached_model(tiny_model), dummy=True, tiny_model=tiny_model
+        )
     return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")
 
 
@@ -121,7 +135,15 @@ def edited_command(
     Flags that every server gets, such as `--port`, are not in it.
     """
     if kind.facts.in_lab and scenario.lab is not None:
-        return scenario.command_in_lab(arm), scenario.lab.shape(scenario.model), scenario.lab.changes
+        return (
+            scenario.command_in_lab(arm),
+            scenario.lab.shape(scenario.model),
+            scenario.lab.changes,
+        )
     if kind.facts.runs_vllm and (tiny_model := weights_for(scenario, options).tiny_model):
-        return scenario.command_with_dummy(arm), tiny_model, scenario.dummy.changes if scenario.dummy else ()
+        return (
+            scenario.command_with_dummy(arm),
+            tiny_model,
+            scenario.dummy.changes if scenario.dummy else (),
+        )
     return scenario.command_of(arm), None, ()

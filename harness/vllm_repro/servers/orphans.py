@@ -1,4 +1,7 @@
-"""Orphans: servers on this host whose harness was killed. `python -m` ends those of some leases; it is the guard's program."""
+"""Orphans: servers on this host whose harness was killed.
+
+`python -m` ends those of some leases; it is the guard's program.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,14 @@ from typing import Any
 from vllm_repro.errors import InfraError
 from vllm_repro.host.lease import LeaseFacts, free_leases, remove_lease
 from vllm_repro.host.processes import end_sessions, session_members, sessions_writing_to
-from vllm_repro.servers.docker_engine import LEASE_LABEL, Engine, connect, engine_errors, explain, remove_container
+from vllm_repro.servers.docker_engine import (
+    LEASE_LABEL,
+    Engine,
+    connect,
+    engine_errors,
+    explain,
+    remove_container,
+)
 
 __all__ = ["Orphans", "end_orphans", "find_orphans", "sweep"]
 
@@ -22,7 +32,8 @@ __all__ = ["Orphans", "end_orphans", "find_orphans", "sweep"]
 class Orphans:
     """Free leases, and what still exists of their servers.
 
-    lines: one per server. sessions, containers: their ids. docker_error: why Docker could not be asked; empty if it was.
+    lines: one per server. sessions, containers: their ids. docker_error: why Docker could not be
+    asked; empty if it was.
     """
 
     leases: dict[Path, LeaseFacts]
@@ -34,13 +45,19 @@ class Orphans:
 
 def find_orphans(leases: Collection[str] | None = None) -> Orphans:
     """Return the orphans of this user, or those of `leases`, given by name."""
-    free = {path: facts for path, facts in free_leases().items() if leases is None or path.name in leases}
+    free = {
+        path: facts
+        for path, facts in free_leases().items()
+        if leases is None or path.name in leases
+    }
     lines: list[str] = []
     sessions: list[int] = []
     for facts in free.values():
         if facts.log is not None and (found := sessions_writing_to(facts.log)):
             sessions += found
-            pids = ", ".join(str(process.pid) for session in found for process in session_members(session))
+            pids = ", ".join(
+                str(process.pid) for session in found for process in session_members(session)
+            )
             lines.append(f"process {pids}, {_starter(facts)}: {facts.server}")
     containers: list[dict[str, Any]] = []
     docker_error = ""
@@ -48,13 +65,18 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
     try:
         if by_name:
             with contextlib.closing(connect()) as engine:
-                containers = [one for one in _leased(engine) if one["Labels"][LEASE_LABEL] in by_name]
+                containers = [
+                    one for one in _leased(engine) if one["Labels"][LEASE_LABEL] in by_name
+                ]
     except InfraError as error:
         docker_error = str(error)
     for one in containers:
         name = str((one.get("Names") or [""])[0]).lstrip("/")
         facts = by_name[one["Labels"][LEASE_LABEL]]
-        lines.append(f"container {name} ({one['Image']} {one['State']}), {_starter(facts)} for {facts.server}")
+        lines.append(
+            f"container {name} ({one['Image']} {one['State']}), {_starter(facts)} for"
+            f" {facts.server}"
+        )
     return Orphans(
         # Without Docker nothing is known of containers, so their leases must stay.
         leases={path: facts for path, facts in free.items() if facts.log or not docker_error},
@@ -71,14 +93,19 @@ def _starter(facts: LeaseFacts) -> str:
 
 def _leased(engine: Engine) -> list[dict[str, Any]]:
     try:
-        listed: list[dict[str, Any]] = engine.client.api.containers(all=True, filters={"label": LEASE_LABEL})
+        listed: list[dict[str, Any]] = engine.client.api.containers(
+            all=True, filters={"label": LEASE_LABEL}
+        )
     except engine_errors() as error:
         raise explain(error) from error
     return listed
 
 
 def end_orphans(orphans: Orphans) -> None:
-    """End and remove `orphans`, and nothing else. Raises `InfraError` at the first container that Docker does not remove."""
+    """End and remove `orphans`, and nothing else.
+
+    Raises `InfraError` at the first container that Docker does not remove.
+    """
     _end(orphans)
     for path, facts in orphans.leases.items():
         remove_lease(path, facts.temporary)
@@ -96,7 +123,10 @@ def _end(orphans: Orphans) -> None:
 
 
 def sweep() -> list[str]:
-    """End all orphans before a run, and return one line per orphan. An orphan that cannot be ended does not stop the run."""
+    """End all orphans before a run, and return one line per orphan.
+
+    An orphan that cannot be ended does not stop the run.
+    """
     orphans = find_orphans()
     try:
         end_orphans(orphans)
@@ -107,7 +137,8 @@ def sweep() -> list[str]:
 
 def _end_orphans_of(leases: Collection[str]) -> None:
     """End the servers of `leases`, whose harness just exited."""
-    for _ in range(3):  # its locks may outlive its pipe, and Docker may still be creating a container
+    # its locks may outlive its pipe, and Docker may still be creating a container
+    for _ in range(3):
         orphans = find_orphans(leases)
         with contextlib.suppress(InfraError):
             _end(orphans)

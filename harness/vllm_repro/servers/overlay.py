@@ -1,6 +1,7 @@
 """Patched vLLM for a server: an overlay on PYTHONPATH, or files mounted into a container.
 
-In both cases a plugin in each of the server's processes reports the patched files that it imports (`witness`).
+In both cases a plugin in each of the server's processes reports the patched files that it imports
+(`witness`).
 """
 
 from __future__ import annotations
@@ -49,8 +50,13 @@ def patch_packages(packages: Path, patches: Sequence[Patch], progress: Progress)
     return PatchedSource(digests=made.digests, env=env)
 
 
-def patch_installed(executable: Path, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
-    """Patch a `vllm` on PATH. Raises like `patch_packages`, and `InfraError` if its package is not found."""
+def patch_installed(
+    executable: Path, patches: Sequence[Patch], progress: Progress
+) -> PatchedSource:
+    """Patch a `vllm` on PATH.
+
+    Raises like `patch_packages`, and `InfraError` if its package is not found.
+    """
     packages = packages_of_local(executable)
     if packages is None:
         raise InfraError(
@@ -60,8 +66,12 @@ def patch_installed(executable: Path, patches: Sequence[Patch], progress: Progre
     return patch_packages(packages, patches, progress)
 
 
-def patch_container(spec: ContainerSpec, patches: Sequence[Patch], run: str, progress: Progress) -> PatchedSource:
-    """Patch the vLLM in the image of `spec`; a container of it is started to read its files. Raises like `patch_packages`.
+def patch_container(
+    spec: ContainerSpec, patches: Sequence[Patch], run: str, progress: Progress
+) -> PatchedSource:
+    """Patch the vLLM in the image of `spec`; a container of it is started to read its files.
+
+    Raises like `patch_packages`.
 
     run: id of the run, for the container's labels.
     """
@@ -72,14 +82,17 @@ def patch_container(spec: ContainerSpec, patches: Sequence[Patch], run: str, pro
 
 def patch_image(source: ImageSource, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
     """Patch the files of an image. Raises like `patch_packages`."""
-    texts = patched_texts(patches, lambda file: source.files[file].text if file in source.files else None)
+    texts = patched_texts(
+        patches, lambda file: source.files[file].text if file in source.files else None
+    )
     folder = write_files(cache_root(), texts, progress)
     mounts = [Mount(str(PLUGIN), WITNESS_INSIDE, readonly=True)]
     for file in texts:
         original = source.files[file]
         mounts.append(Mount(str(folder / file), original.path, readonly=True))
         if original.compiled:
-            # Python would run an unchecked .pyc instead of the patched source. It ignores an empty one.
+            # Python would run an unchecked .pyc instead of the patched source. It ignores an empty
+            # one.
             mounts.append(Mount(NOTHING, original.compiled, readonly=True))
     return PatchedSource(
         digests=digests_of(texts),

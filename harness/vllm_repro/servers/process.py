@@ -37,9 +37,10 @@ __all__ = ["ProcessServer", "ProcessSite", "process_server"]
 class ProcessServer(Server):
     """Runs `argv`, which must make it listen on `port`.
 
-    env: set on top of the caller's environment. Without PYTHONOPTIMIZE, which would remove the assertions of which some engines die.
-    patched: sha256 of each changed file of vLLM, by its name below site-packages. grace: seconds between SIGTERM and SIGKILL.
-    source, compiled: as in `ServerFacts`.
+    env: set on top of the caller's environment. Without PYTHONOPTIMIZE, which would remove the
+    assertions of which some engines die. patched: sha256 of each changed file of vLLM, by its name
+    below site-packages. grace: seconds between SIGTERM and SIGKILL. source, compiled: as in
+    `ServerFacts`.
     """
 
     def __init__(
@@ -119,18 +120,33 @@ def process_server(
     others: Nodes | None,
     make: Callable[..., ProcessServer] = ProcessServer,
 ) -> tuple[Launch, Server]:
-    """Return the server of `launch`, one process per node. `make` takes the arguments of `ProcessServer`.
+    """Return the server of `launch`, one process per node.
+
+    `make` takes the arguments of `ProcessServer`.
 
     others: hosts of all nodes but the first; None for this one.
     """
     address = others.address if others else LOOPBACK
     meeting = Meeting(address=address, port=free_port(address))
     nodes = process_nodes(launch, meeting)
-    make = partial(make, kind=launch.kind, evidence=launch.evidence, source=launch.source, compiled=launch.compiled)
+    make = partial(
+        make,
+        kind=launch.kind,
+        evidence=launch.evidence,
+        source=launch.source,
+        compiled=launch.compiled,
+    )
     servers = [
-        make(node.argv, port=free_port() if rank else node.port, log=node_log(log, rank), env=node.env)
-        if others is None or not rank
-        else others.server(arm, rank, meeting, node_log(log, rank))
+        (
+            make(
+                node.argv,
+                port=free_port() if rank else node.port,
+                log=node_log(log, rank),
+                env=node.env,
+            )
+            if others is None or not rank
+            else others.server(arm, rank, meeting, node_log(log, rank))
+        )
         for rank, node in enumerate(nodes)
     ]
     return nodes[0], one_server(servers)
@@ -155,7 +171,10 @@ def with_release(launch: Launch, release: Release | None) -> Launch:
 
 
 def misfit(release: Release | None, model: TinyModel | None, *, attention: bool = True) -> str:
-    """Return why the compiled parts of `release` cannot serve `model`; empty if they can. attention: it is not replaced."""
+    """Return why the compiled parts of `release` cannot serve `model`; empty if they can.
+
+    attention: it is not replaced.
+    """
     if release is None or release.fit is None:
         return ""
     experts = model is not None and model.family == "deepseek_v4"
@@ -163,7 +182,10 @@ def misfit(release: Release | None, model: TinyModel | None, *, attention: bool 
     missing = release.fit.missing([path for path, need in needed.items() if need])
     if not missing:
         return ""
-    return f"the compiled parts of {release.compiled} do not fit the Python of {release.version}: {', '.join(map(str, missing))}"
+    return (
+        f"the compiled parts of {release.compiled} do not fit the Python of {release.version}:"
+        f" {', '.join(map(str, missing))}"
+    )
 
 
 class ProcessSite(Site):
@@ -171,7 +193,9 @@ class ProcessSite(Site):
 
     kind = ServerKind.PROCESS
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
+    def __init__(
+        self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None
+    ) -> None:
         self.evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
         self._lacking = lacking(needs_of(scenario, options), gpus())
         self._scenario = scenario
@@ -179,7 +203,8 @@ class ProcessSite(Site):
         self._notify = notify
         self._release: Release | None = None
         if options.vllm and self._lacking:
-            self._vllm: tuple[str, ...] = ("vllm",)  # nothing is downloaded for a trial that cannot run
+            # nothing is downloaded for a trial that cannot run
+            self._vllm: tuple[str, ...] = ("vllm",)
         elif options.vllm and not scenario.needs.gpus:
             self._release = provision(options.vllm, notify, unchecked=True)
             self._vllm = (str(self._release.executable),)
@@ -190,21 +215,34 @@ class ProcessSite(Site):
             self.evidence = Evidence.CPU if of_cpu else Evidence.GPU
 
     @classmethod
-    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+    def offer(
+        cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
+    ) -> Offer:
         if missing:
             return Offer(False, missing)
         # If a bug of the CPU has a lab, a plain release lacks something for it.
         any_release = not scenario.needs.gpus and scenario.lab is None
         if options.vllm and any_release:
-            return Offer(True, f"vLLM {options.vllm} runs on this CPU, which is all that the scenario needs")
+            return Offer(
+                True, f"vLLM {options.vllm} runs on this CPU, which is all that the scenario needs"
+            )
         if (found := local_vllm()) is not None:
             name = f"vllm {found.version}" if found.version else "vllm"
             return Offer(True, f"{name} is installed here, with what the scenario needs")
         if any_release and ReleaseCache().get(Source(release=scenario.try_with)):
-            return Offer(True, f"vLLM {scenario.try_with} is in the cache, and a CPU is all that the scenario needs")
-        return Offer(False, "no vllm is installed here" + ("" if scenario.needs.gpus else ", and no image of it"))
+            return Offer(
+                True,
+                f"vLLM {scenario.try_with} is in the cache, and a CPU is all that the scenario"
+                " needs",
+            )
+        return Offer(
+            False,
+            "no vllm is installed here" + ("" if scenario.needs.gpus else ", and no image of it"),
+        )
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+    def launch(
+        self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
+    ) -> Launch:
         launch = process_launch(
             scenario,
             arm,
@@ -217,35 +255,58 @@ class ProcessSite(Site):
         )
         return with_release(launch, self._release)
 
-    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(
+        self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
+    ) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, free_port())
         return process_server(
-            launch, arm, log, self.others, partial(ProcessServer, patched=self.patched_source(arm).digests)
+            launch,
+            arm,
+            log,
+            self.others,
+            partial(ProcessServer, patched=self.patched_source(arm).digests),
         )
 
     def patched_source(self, arm: Arm) -> PatchedSource:
         if not arm.patches:
             # A vllm on the user's PYTHONPATH would come before that of the release.
-            return PatchedSource(env={"PYTHONPATH": ""} if self._release and "PYTHONPATH" in os.environ else {})
+            return PatchedSource(
+                env={"PYTHONPATH": ""} if self._release and "PYTHONPATH" in os.environ else {}
+            )
         if self._release is not None:
             return patch_packages(self._release.packages, arm.patches, self._notify)
         return patch_installed(Path(self._vllm[0]), arm.patches, self._notify)
 
     def cannot(self, arm: Arm) -> str:
-        return self._lacking or misfit(self._release, self._scenario.tiny_model) or super().cannot(arm)
+        return (
+            self._lacking or misfit(self._release, self._scenario.tiny_model) or super().cannot(arm)
+        )
 
 
 def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
-    """Return the `vllm` on PATH. Raises `InfraError` without one, or if `--vllm` names another release."""
+    """Return the `vllm` on PATH.
+
+    Raises `InfraError` without one, or if `--vllm` names another release.
+    """
     found = local_vllm()
-    if options.vllm and (found is None or (found.version or "").partition("+")[0] != options.vllm.release):
-        here = f"the vllm that is installed here is {found.version}" if found else "no vllm is installed here"
+    if options.vllm and (
+        found is None or (found.version or "").partition("+")[0] != options.vllm.release
+    ):
+        here = (
+            f"the vllm that is installed here is {found.version}"
+            if found
+            else "no vllm is installed here"
+        )
         raise InfraError(
             f"{here}, and a release that vllm-repro installs is a CPU build",
-            hint=f"--server docker runs vLLM {options.vllm}; or install it, so that `vllm` on PATH is that one",
+            hint=(
+                f"--server docker runs vLLM {options.vllm}; or install it, so that `vllm` on PATH"
+                " is that one"
+            ),
         )
     if found is None:
         raise InfraError(
-            "no vllm is installed here", hint=f"name a release to install into a cache: --vllm {scenario.try_with}"
+            "no vllm is installed here",
+            hint=f"name a release to install into a cache: --vllm {scenario.try_with}",
         )
     return found

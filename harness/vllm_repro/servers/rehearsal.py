@@ -22,7 +22,10 @@ from vllm_repro_diagnosis.evidence import Evidence
 __all__ = ["RehearsalSite"]
 
 _OLDEST, _NEWEST = (0, 7), (0, 32)
-"""Releases that its rules are made from. It would answer for one that does not exist too, and find nothing."""
+"""Releases that its rules are made from.
+
+It would answer for one that does not exist too, and find nothing.
+"""
 
 
 class RehearsalSite(Site):
@@ -32,26 +35,40 @@ class RehearsalSite(Site):
     evidence = Evidence.REHEARSAL
     unchangeable = NO_SOURCE_TO_CHANGE
 
-    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None:
+    def __init__(
+        self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None
+    ) -> None:
         self._version = f"{options.vllm or scenario.try_with}"
         named, known = (Version(text).release[:2] for text in (self._version, scenario.try_with))
         if not min(_OLDEST, known) <= named <= max(_NEWEST, known):
             raise UsageError(
-                f"the rehearsal engine imitates vLLM {'.'.join(map(str, _OLDEST))} to {'.'.join(map(str, _NEWEST))}, not {self._version}",
+                f"the rehearsal engine imitates vLLM {'.'.join(map(str, _OLDEST))} to"
+                f" {'.'.join(map(str, _NEWEST))}, not {self._version}",
                 hint="--vllm names another release, or --server lab runs real vLLM",
             )
         self._model = options.model
 
     @classmethod
-    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+    def offer(
+        cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
+    ) -> Offer:
         return Offer(True)
 
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+    def launch(
+        self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
+    ) -> Launch:
         engine = (sys.executable, str(rehearsal_engine()))
         return rehearsal_launch(
-            scenario, arm, engine=engine, version=self._version, model=self._model or scenario.model.name, port=port
+            scenario,
+            arm,
+            engine=engine,
+            version=self._version,
+            model=self._model or scenario.model.name,
+            port=port,
         )
 
-    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
+    def _server(
+        self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
+    ) -> tuple[Launch, Server]:
         launch = self.launch(scenario, arm, free_port())
         return process_server(launch, arm, log, self.others)

@@ -1,4 +1,7 @@
-"""`Site`: where the servers of one run come from. Each kind of server has one, in its own module (`vllm_repro.servers.kinds`)."""
+"""`Site`: where the servers of one run come from.
+
+Each kind of server has one, in its own module (`vllm_repro.servers.kinds`).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ IMITATED = frozenset(
         "vllm-project/vllm#54195",
     }
 )
-"""Bugs that the rehearsal engine imitates (fixtures/rehearsal/rules.py). It survives all others, which proves nothing."""
+"""Bugs that the rehearsal engine imitates (fixtures/rehearsal/rules.py).
+
+It survives all others, which proves nothing.
+"""
 
 _NO_HARDWARE = "--server rehearsal shows the scenario at work without the hardware"
 
@@ -61,7 +67,10 @@ class ServerChoice(NamedTuple):
 
 
 class Site(ABC):
-    """One kind of server for one run. `port`: the port that was asked for; None for a free one per server."""
+    """One kind of server for one run.
+
+    `port`: the port that was asked for; None for a free one per server.
+    """
 
     kind: ServerKind
     evidence: Evidence
@@ -78,14 +87,19 @@ class Site(ABC):
     """Hosts of a server's further nodes; None for this one."""
 
     @abstractmethod
-    def __init__(self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None) -> None: ...
+    def __init__(
+        self, options: ServerOptions, scenario: Scenario, notify: Notify = lambda _: None
+    ) -> None: ...
 
     @classmethod
     @abstractmethod
-    def offer(cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool) -> Offer:
+    def offer(
+        cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
+    ) -> Offer:
         """Accept or decline the scenario for `--server auto`.
 
-        missing: what this machine lacks for it, as a sentence; empty if nothing. download: a release may be downloaded.
+        missing: what this machine lacks for it, as a sentence; empty if nothing. download: a
+        release may be downloaded.
         """
 
     def prepare(self, notify: Notify) -> None:
@@ -94,18 +108,32 @@ class Site(ABC):
 
     @contextlib.contextmanager
     def leased(self, scenario: Scenario, options: ServerOptions, notify: Notify) -> Iterator[None]:
-        """Lease the GPUs of the servers, for all boots of a run; block while other runs hold them. Raises `InfraError`."""
+        """Lease the GPUs of the servers, for all boots of a run; block while other runs hold them.
+
+        Raises `InfraError`.
+        """
         needs = needs_of(scenario, options)
-        on_gpus = self.evidence is Evidence.GPU and self.kind.facts.started and not lacking(needs, gpus())
-        with leased_gpus(max(1, needs.gpus) if on_gpus else 0, partial(unfit, needs), notify) as self.gpus:
+        on_gpus = (
+            self.evidence is Evidence.GPU and self.kind.facts.started and not lacking(needs, gpus())
+        )
+        with leased_gpus(
+            max(1, needs.gpus) if on_gpus else 0, partial(unfit, needs), notify
+        ) as self.gpus:
             yield
 
     @abstractmethod
-    def launch(self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1) -> Launch:
+    def launch(
+        self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
+    ) -> Launch:
         """Return exactly what will be run for `arm`."""
 
-    def server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]:
-        """Return a server for one trial, not started. If it cannot run here, its `start` raises the reason."""
+    def server(
+        self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
+    ) -> tuple[Launch, Server]:
+        """Return a server for one trial, not started.
+
+        If it cannot run here, its `start` raises the reason.
+        """
         refusal: ReproError | None = None
         try:
             if why := self.cannot(arm):
@@ -114,11 +142,15 @@ class Site(ABC):
             refusal = error
         if refusal is not None:
             unchanged = replace(arm, patches=())
-            return self.launch(scenario, unchanged, free_port(), run=run, number=number), _Unavailable(refusal, log)
+            return self.launch(
+                scenario, unchanged, free_port(), run=run, number=number
+            ), _Unavailable(refusal, log)
         return self._server(scenario, arm, number, log, run)
 
     @abstractmethod
-    def _server(self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str) -> tuple[Launch, Server]: ...
+    def _server(
+        self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
+    ) -> tuple[Launch, Server]: ...
 
     def _hint(self, arm: Arm) -> str:
         if not arm.patches:
@@ -138,7 +170,8 @@ class Site(ABC):
     def patched_source(self, arm: Arm) -> PatchedSource:
         """Return the overlay with the arm's changes of vLLM's source.
 
-        Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be made.
+        Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be
+        made.
         """
         return PatchedSource()
 
@@ -177,7 +210,10 @@ class _Unavailable(Server):
 
 
 def site_class(kind: ServerKind) -> type[Site]:
-    """Import the site of `kind`. Its module is loaded here, because some load heavy libraries such as the Docker SDK."""
+    """Import the site of `kind`.
+
+    Its module is loaded here, because some load heavy libraries such as the Docker SDK.
+    """
     module, _, name = kind.facts.site.partition(":")
     return cast(type[Site], getattr(import_module(module), name))
 
@@ -185,14 +221,19 @@ def site_class(kind: ServerKind) -> type[Site]:
 def choose(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
     """Return what `--server auto` means for this scenario on this machine: the first kind that accepts it.
 
-    download: releases may be downloaded. A test suite that runs unattended must not fill a disk with gigabytes.
+    download: releases may be downloaded. A test suite that runs unattended must not fill a disk
+    with gigabytes.
     """
     missing = lacking(needs_of(scenario, options), gpus())
     if missing and not lacking(needs_of(scenario, replace(options, weights="dummy")), gpus()):
         missing += "; --weights dummy runs on it"
     declined: list[str] = []
-    for kind in kinds(lambda facts: facts.any_source or not options.vllm or bool(options.vllm.release)):
-        accepted, why = site_class(kind).offer(scenario, options, missing=missing, download=download)
+    for kind in kinds(
+        lambda facts: facts.any_source or not options.vllm or bool(options.vllm.release)
+    ):
+        accepted, why = site_class(kind).offer(
+            scenario, options, missing=missing, download=download
+        )
         if accepted:
             return ServerChoice(kind, why or "; ".join(declined))
         declined += [why] if why else []
@@ -210,10 +251,13 @@ def open_site(
     *,
     chosen: Callable[[Site, str], None] = lambda *_: None,
 ) -> Site:
-    """Return the site of `choice`, ready for its first server. `chosen` gets the site and the reason before anything is fetched.
+    """Return the site of `choice`, ready for its first server.
 
-    If `auto` chose the lab and its release cannot be installed, open the rehearsal instead and call `chosen` again. Raises `UsageError`
-    for options that do not go together, and `InfraError` or `Unsupported` if this kind cannot run here.
+    `chosen` gets the site and the reason before anything is fetched.
+
+    If `auto` chose the lab and its release cannot be installed, open the rehearsal instead and call
+    `chosen` again. Raises `UsageError` for options that do not go together, and `InfraError` or
+    `Unsupported` if this kind cannot run here.
     """
     site = site_class(choice.kind)(options, scenario, notify)
     chosen(site, choice.why)

@@ -1,8 +1,9 @@
 """A KV block pool with one request in it, under the eager stores of vLLM 0.20.0 to 0.21.0, step by step.
 
-One pool serves groups of layers, each with its own block size and window. A window gives blocks back, and the same prompt
-may get them again: such a block stands twice in what the connector remembers, and one store event may list it twice.
-The model agrees with vLLM's own scheduler, which `fixtures/reference/sco-hybrid.json` records.
+One pool serves groups of layers, each with its own block size and window. A window gives blocks
+back, and the same prompt may get them again: such a block stands twice in what the connector
+remembers, and one store event may list it twice. The model agrees with vLLM's own scheduler, which
+`fixtures/reference/sco-hybrid.json` records.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ def blocks_of_tokens(
 ) -> int:
     """Return the blocks of a pool whose size vLLM logs as `tokens`: how often the longest request fits, times its length.
 
-    `pages`, the bytes of a block of each group, are for releases that count a request's need in bytes of the first group.
-    Without them each block counts as one.
+    `pages`, the bytes of a block of each group, are for releases that count a request's need in
+    bytes of the first group. Without them each block counts as one.
     """
     weights = pages or (1,) * len(groups)
-    needed = sum(_logged(one, max_model_len, batch) * weight for one, weight in zip(groups, weights, strict=True))
+    needed = sum(
+        _logged(one, max_model_len, batch) * weight
+        for one, weight in zip(groups, weights, strict=True)
+    )
     # The log cuts its number to whole tokens, so the pool has the next whole number of blocks.
     return -(-tokens * -(-needed // weights[0]) // max_model_len)
 
@@ -56,7 +60,10 @@ def _logged(group: Group, max_model_len: int, batch: int) -> int:
 
 @dataclass
 class _Held:
-    """The blocks of one group. `blocks` has None where the window has passed; `remembered` is what the connector has seen."""
+    """The blocks of one group.
+
+    `blocks` has None where the window has passed; `remembered` is what the connector has seen.
+    """
 
     blocks: list[int | None] = field(default_factory=list)
     remembered: list[int | None] = field(default_factory=list)
@@ -68,7 +75,10 @@ Place = tuple[int, int]
 
 
 class BlockPool:
-    """`blocks` blocks, of which vLLM never hands out the first. `batch` is the tokens of a chunk."""
+    """`blocks` blocks, of which vLLM never hands out the first.
+
+    `batch` is the tokens of a chunk.
+    """
 
     def __init__(self, blocks: int, groups: Iterable[Group], batch: int) -> None:
         self._groups, self._batch = tuple(groups), batch
@@ -79,7 +89,10 @@ class BlockPool:
         self._stored: set[Place] = set()
 
     def listed_twice(self, prompt: int, answer: int) -> int:
-        """Return the most blocks that one store event lists twice for a request of so many tokens. The pool is used up."""
+        """Return the most blocks that one store event lists twice for a request of so many tokens.
+
+        The pool is used up.
+        """
         held: list[_Held] | None = None
         running: list[int] = []
         computed = generated = idle = twice = 0
@@ -103,7 +116,9 @@ class BlockPool:
             running = started
         return twice
 
-    def _admit(self, found: list[list[int | None]], computed: int, total: int) -> list[_Held] | None:
+    def _admit(
+        self, found: list[list[int | None]], computed: int, total: int
+    ) -> list[_Held] | None:
         """Return what a request holds after its first chunk; None if the whole of it does not fit."""
         kept = [block for blocks in found for block in blocks if block is not None]
         missing = sum(
@@ -125,7 +140,10 @@ class BlockPool:
             self._give_back(reversed(one.blocks))
 
     def _extend(self, held: list[_Held], computed: int, total: int) -> bool:
-        """Hand out blocks for the next chunk, after those that the windows have left came back. Return False if too few are free."""
+        """Hand out blocks for the next chunk, after those that the windows have left came back.
+
+        Return False if too few are free.
+        """
         end = min(computed + self._batch, total)
         wanted = []
         for group, one in zip(self._groups, held, strict=True):
@@ -141,7 +159,10 @@ class BlockPool:
         return True
 
     def _store(self, held: list[_Held], computed: int) -> list[int]:
-        """Return the blocks of one store event. The scan of a group waits at a block that is not full."""
+        """Return the blocks of one store event.
+
+        The scan of a group waits at a block that is not full.
+        """
         listed: list[int] = []
         for group, one in zip(self._groups, held, strict=True):
             for block in one.remembered[one.scanned : computed // group.block_size]:
@@ -156,7 +177,10 @@ class BlockPool:
         return listed
 
     def _cached_prefix(self, prompt: int) -> tuple[int, list[list[int | None]]]:
-        """Return how many tokens of the prompt every group still has, and their blocks. The last token never counts."""
+        """Return how many tokens of the prompt every group still has, and their blocks.
+
+        The last token never counts.
+        """
         length, found = prompt - 1, list[list[int | None]]()
         coarsest = max(group.block_size for group in self._groups)
         for number, group in enumerate(self._groups):

@@ -14,13 +14,16 @@ __all__ = ["shortest_prompt"]
 def shortest_prompt(condition: Condition, facts: TriggerFacts, longest: int) -> int | None:
     """Return the tokens of the shortest lone prompt that meets `condition`, up to `longest`; None if length does not decide it.
 
-    facts: of a server without requests. Its attention backend is taken to be the one that the condition asks for.
+    facts: of a server without requests. Its attention backend is taken to be the one that the
+    condition asks for.
     """
     asked = re.search(r"attention_backend\('(\w+)'\)", str(condition))
     facts = replace(facts, backend=asked[1] if asked else facts.backend)
 
     def crossed(tokens: int) -> bool:
-        return condition.find(replace(facts, requests=(SentRequest("prompt", tokens, cached_tokens=0),))).crossed
+        return condition.find(
+            replace(facts, requests=(SentRequest("prompt", tokens, cached_tokens=0),))
+        ).crossed
 
     if longest < 2 or crossed(1) or not crossed(longest):
         return None

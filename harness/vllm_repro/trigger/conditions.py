@@ -51,8 +51,8 @@ def _plus(chunks: tuple[int, ...]) -> str:
 def _dumped(chunk: ScheduledChunk) -> str:
     source = " out of the prefix cache" if chunk.new else ""
     return (
-        f"the scheduler's dump: {chunk.computed} tokens computed before the step that crashed{source}, "
-        f"{chunk.scheduled} in it"
+        f"the scheduler's dump: {chunk.computed} tokens computed before the step that"
+        f" crashed{source}, {chunk.scheduled} in it"
     )
 
 
@@ -63,10 +63,15 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
 
     def find(facts: TriggerFacts) -> TriggerResult:
         for chunk in facts.dump:
-            if chunk.computed and not chunk.new and chunk.scheduled > 1:  # a decoded token is no chunk
-                return TriggerResult(True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens")
+            # a decoded token is no chunk
+            if chunk.computed and not chunk.new and chunk.scheduled > 1:
+                return TriggerResult(
+                    True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens"
+                )
         if facts.chunk is None:
-            return TriggerResult(False, ("the batch size is not known, so chunks cannot be counted",))
+            return TriggerResult(
+                False, ("the batch size is not known, so chunks cannot be counted",)
+            )
         if facts.chunked is False:
             return TriggerResult(False, ("chunked prefill is off",))
         found: TriggerResult | None = None
@@ -77,13 +82,20 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
             cut = chunks_of(tokens, facts.chunk)
             if asked.accepted and len(cut) >= chunks:
                 counted = ", ".join(asked.steps)
-                seen = f"; vLLM's metrics, which count a whole prompt at its first token: {counted}" if counted else ""
+                seen = (
+                    f"; vLLM's metrics, which count a whole prompt at its first token: {counted}"
+                    if counted
+                    else ""
+                )
                 text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
                 return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
             steps = f"{len(cut)} step{'' if len(cut) == 1 else 's'}"
             why, brief = f"{steps} of at most {facts.chunk}", steps
             if asked.status is None and not asked.died:
-                why, brief = "and its client left" if asked.left else "without an answer", "no answer"
+                why, brief = (
+                    ("and its client left" if asked.left else "without an answer"),
+                    "no answer",
+                )
             elif not asked.accepted:
                 why, brief = f"but the server refused it with {asked.status}", "refused"
             found = found or TriggerResult(False, (f"{_count(facts, asked)}, {why}",), brief)
@@ -98,10 +110,16 @@ def prefix_hit() -> Condition:
     def find(facts: TriggerFacts) -> TriggerResult:
         for chunk in facts.dump:
             if chunk.computed and chunk.new:
-                return TriggerResult(True, (_dumped(chunk),), f"{chunk.scheduled} tokens after {chunk.computed} cached")
+                return TriggerResult(
+                    True,
+                    (_dumped(chunk),),
+                    f"{chunk.scheduled} tokens after {chunk.computed} cached",
+                )
         hits = [asked for asked in facts.requests if asked.accepted and facts.cached(asked)]
         if not hits:
-            return TriggerResult(False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit")
+            return TriggerResult(
+                False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit"
+            )
         asked = max(hits, key=lambda asked: (asked.died, facts.uncached(asked) or 0))
         brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
         return TriggerResult(True, (_count(facts, asked),), brief)
@@ -151,19 +169,33 @@ def prefilled_together(*names: str) -> Condition:
 
     def find(facts: TriggerFacts) -> TriggerResult:
         if facts.steps is None:
-            return TriggerResult(False, ("the log has no steps: --enable-logging-iteration-details",), "steps unknown")
-        named = [next((asked for asked in facts.requests if asked.name == name), None) for name in names]
+            return TriggerResult(
+                False,
+                ("the log has no steps: --enable-logging-iteration-details",),
+                "steps unknown",
+            )
+        named = [
+            next((asked for asked in facts.requests if asked.name == name), None) for name in names
+        ]
         counts = [None if asked is None else facts.uncached(asked) for asked in named]
         tokens = [count for count in counts if count is not None]
         if len(tokens) < len(names):
-            return TriggerResult(False, (f"the length of {names[counts.index(None)]} is not known",), "length unknown")
+            return TriggerResult(
+                False,
+                (f"the length of {names[counts.index(None)]} is not known",),
+                "length unknown",
+            )
         what = f"{' and '.join(names)}: {' + '.join(map(str, tokens))} uncached tokens"
-        crossed = any((step.prompts, step.tokens) == (len(names), sum(tokens)) for step in facts.steps)
+        crossed = any(
+            (step.prompts, step.tokens) == (len(names), sum(tokens)) for step in facts.steps
+        )
         text = f"{what}{'' if crossed else ', not'} in one step, by vLLM's log"
         return TriggerResult(crossed, (text,), f"{'' if crossed else 'not '}in one step")
 
     words = ", ".join(map(repr, names))
-    return Condition(f"prefilled_together({words})", find, wanted=tuple(Wanted({}, name) for name in names))
+    return Condition(
+        f"prefilled_together({words})", find, wanted=tuple(Wanted({}, name) for name in names)
+    )
 
 
 def _doubt(asked: SentRequest, names: Collection[str]) -> str:
@@ -181,26 +213,34 @@ def _doubt(asked: SentRequest, names: Collection[str]) -> str:
 def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
     """Require a request with these body fields, those in `values` with that value, which the server read. name: of the request.
 
-    The release must know each field, by the server's /openapi.json. Every such request must be answered 200, or with a status of its
-    `may_fail`, or be refused (400 or 422) by the name of a field; or the engine crashes or hangs with one in flight.
+    The release must know each field, by the server's /openapi.json. Every such request must be
+    answered 200, or with a status of its `may_fail`, or be refused (400 or 422) by the name of a
+    field; or the engine crashes or hangs with one in flight.
     """
     wanted = dict.fromkeys(names) | values
     if not wanted or None in values.values():
         raise ValueError("sent_with() takes the names of body fields, and values that are not None")
     bound = {"name": name} if name else {}
-    words = (*map(repr, names), *(f"{key}={json.dumps(value)}" for key, value in {**values, **bound}.items()))
+    words = (
+        *map(repr, names),
+        *(f"{key}={json.dumps(value)}" for key, value in {**values, **bound}.items()),
+    )
     wish = Wanted(wanted, name)
 
     def find(facts: TriggerFacts) -> TriggerResult:
         carried = [asked for asked in facts.requests if wish.carried_by(asked.name, asked.fields)]
         # Without a death each of them must have been read: a harmless one must not prove the bug's.
         carried = [asked for asked in carried if asked.died or asked.hung] or carried
-        found = TriggerResult(False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}")
+        found = TriggerResult(
+            False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}"
+        )
         for asked in carried:
             written = ", ".join(f"{key}={json.dumps(asked.fields[key])[:200]}" for key in wanted)
             if doubt := _doubt(asked, wanted):
                 return TriggerResult(
-                    False, (f"{asked.name} carried {written}: {doubt}",), f"{' and '.join(wanted)} not read"
+                    False,
+                    (f"{asked.name} carried {written}: {doubt}",),
+                    f"{' and '.join(wanted)} not read",
                 )
             if not found.crossed:
                 end = f"answered {asked.status}"
@@ -222,14 +262,21 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
 
     def find(facts: TriggerFacts) -> TriggerResult:
         found = [asked.status for asked in facts.requests if asked.name == name]
-        seen = " and ".join(f"answered {one}" if one else "not answered" for one in dict.fromkeys(found)) or "not sent"
+        seen = (
+            " and ".join(
+                f"answered {one}" if one else "not answered" for one in dict.fromkeys(found)
+            )
+            or "not sent"
+        )
         crossed = bool(found) and set(found) <= set(statuses)
         wished = "" if crossed else f", not answered {' or '.join(map(str, statuses))}"
         text = f"{name} was {seen}{wished}"
         if during and crossed:
             crossed = _within(facts, name, during)
             text += f", {'while' if crossed else 'not while'} {during} was in flight"
-        return TriggerResult(crossed, (text,), seen if crossed or not during else f"{seen}, not during {during}")
+        return TriggerResult(
+            crossed, (text,), seen if crossed or not during else f"{seen}, not during {during}"
+        )
 
     words = [*map(repr, (name, *statuses)), *([f"during={during!r}"] if during else [])]
     wanted = (Wanted({}, name), *([Wanted({}, during)] if during else []))
@@ -240,7 +287,8 @@ def _within(facts: TriggerFacts, name: str, during: str) -> bool:
     """Return True if each answer to `name` came while a request `during` was in flight, by the client's clock."""
     around = [asked.span for asked in facts.requests if asked.name == during and not asked.left]
     return all(
-        end is not None and any(begun <= sent and (ended is None or end <= ended) for begun, ended in around)
+        end is not None
+        and any(begun <= sent and (ended is None or end <= ended) for begun, ended in around)
         for sent, end in (asked.span for asked in facts.requests if asked.name == name)
     )
 
@@ -251,7 +299,11 @@ def left_waiting(name: str) -> Condition:
     def find(facts: TriggerFacts) -> TriggerResult:
         for asked in (asked for asked in facts.requests if asked.name == name):
             if not asked.left:
-                return TriggerResult(False, (f"{name} was answered before its client was to leave",), "answered first")
+                return TriggerResult(
+                    False,
+                    (f"{name} was answered before its client was to leave",),
+                    "answered first",
+                )
             seen = f"{asked.waiting} waiting" if asked.waiting is not None else "metrics unknown"
             text = f"the client of {name} left; the server's metrics then: {seen}"
             return TriggerResult(bool(asked.waiting), (text,), f"left, {seen}")
@@ -263,27 +315,37 @@ def left_waiting(name: str) -> Condition:
 def preempted() -> Condition:
     """Require that the scheduler preempted a running request for lack of blocks.
 
-    The lab's plugin sees it, the server's metrics count it, or the step that crashed resumed the request: it was not counted until then.
+    The lab's plugin sees it, the server's metrics count it, or the step that crashed resumed the
+    request: it was not counted until then.
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
         seen = [one.values["requests"] for one in facts.observed if one.kind == "preempted"]
         if seen:
             steps = f"{len(seen)} step{'s' if len(seen) > 1 else ''}"
-            return TriggerResult(True, (f"seen: {sum(seen)} preemptions, in {steps}",), f"{sum(seen)} preempted")
+            return TriggerResult(
+                True, (f"seen: {sum(seen)} preemptions, in {steps}",), f"{sum(seen)} preempted"
+            )
         if facts.preemptions:
             text = f"{facts.preemptions} preempted"
             return TriggerResult(True, (f"the server's metrics count {text}",), text)
         if any(chunk.resumed for chunk in facts.dump):
-            return TriggerResult(True, ("the step that crashed resumed a preempted request",), "1 preempted")
+            return TriggerResult(
+                True, ("the step that crashed resumed a preempted request",), "1 preempted"
+            )
         counted = "count none" if facts.preemptions == 0 else "do not count them"
-        return TriggerResult(False, (f"no preemption was seen; the server's metrics {counted}",), "none preempted")
+        return TriggerResult(
+            False, (f"no preemption was seen; the server's metrics {counted}",), "none preempted"
+        )
 
     return Condition("preempted()", find)
 
 
 def attention_backend(name: str) -> Condition:
-    """Require that the boot log names this attention backend. A flag alone is no evidence: vLLM may fall back to another backend."""
+    """Require that the boot log names this attention backend.
+
+    A flag alone is no evidence: vLLM may fall back to another backend.
+    """
 
     def find(facts: TriggerFacts) -> TriggerResult:
         if facts.backend == name:
@@ -302,9 +364,15 @@ def drafting() -> Condition:
         logged = facts.args.get("speculative_config")
         if logged:
             return TriggerResult(True, (f"the server reports speculative decoding: {logged}",))
-        if not facts.args and facts.command is not None and facts.command.has("--speculative-config"):
+        if (
+            not facts.args
+            and facts.command is not None
+            and facts.command.has("--speculative-config")
+        ):
             given = facts.command.get("--speculative-config")
-            return TriggerResult(True, (f"the command line asks for speculative decoding: {given}",))
+            return TriggerResult(
+                True, (f"the command line asks for speculative decoding: {given}",)
+            )
         return TriggerResult(False, ("speculative decoding is off",), "no drafts")
 
     return Condition("drafting()", find)
@@ -318,14 +386,19 @@ def graphs_captured() -> Condition:
         if boot.graphs_captured:
             # What the lab's capture guard logged.
             guarded = (
-                f"{one.values['captures']} captures under the guard: {one.values['checked']} operators checked, "
-                f"{one.values['refused']} refused"
+                f"{one.values['captures']} captures under the guard: {one.values['checked']}"
+                f" operators checked, {one.values['refused']} refused"
                 for one in facts.observed
                 if one.kind == "capture"
             )
-            return TriggerResult(True, (f"the log reports captured CUDA graphs, mode {boot.cudagraph_mode}", *guarded))
+            return TriggerResult(
+                True,
+                (f"the log reports captured CUDA graphs, mode {boot.cudagraph_mode}", *guarded),
+            )
         if boot.ready:
-            return TriggerResult(False, ("the server is ready and its log reports no captured graph",), "no graphs")
+            return TriggerResult(
+                False, ("the server is ready and its log reports no captured graph",), "no graphs"
+            )
         if boot.cudagraph_mode in (None, "NONE"):
             return TriggerResult(False, ("the log does not announce CUDA graphs",), "no graphs")
         text = f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}"

@@ -1,9 +1,10 @@
 """Conditions on vLLM's simple CPU offload connector: a KV block listed twice in one store event, and too little room.
 
-A sliding-window layer gives blocks back as its window moves on. If the pool is just short, the last chunk of the same
-prompt gets some of them again, and they stand twice in what the connector remembers of the request. To 0.21.0 its scan
-waits at the prompt's own last block, which is not full. Once the answer has filled that block, one store event lists the
-others twice. Each is freed twice, to 0.23.0, and the counter of free blocks exceeds their number.
+A sliding-window layer gives blocks back as its window moves on. If the pool is just short, the last
+chunk of the same prompt gets some of them again, and they stand twice in what the connector
+remembers of the request. To 0.21.0 its scan waits at the prompt's own last block, which is not
+full. Once the answer has filled that block, one store event lists the others twice. Each is freed
+twice, to 0.23.0, and the counter of free blocks exceeds their number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from functools import lru_cache
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.trigger.block_pool import BlockPool, Group, blocks_of_tokens
-from vllm_repro.trigger.trigger import Amounts, AttentionShape, Condition, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.trigger import (
+    Amounts,
+    AttentionShape,
+    Condition,
+    SentRequest,
+    TriggerFacts,
+    TriggerResult,
+)
 
 __all__ = ["block_listed_twice", "offload_outgrown"]
 
@@ -37,7 +45,8 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
         first = doubled[0]
         more = f", and {len(doubled) - 1} more of {len(stores)} do so" if len(doubled) > 1 else ""
         evidence.append(
-            f"seen: store event {first['event']} lists {first['blocks']} blocks, {first['distinct']} distinct{more}"
+            f"seen: store event {first['event']} lists {first['blocks']} blocks,"
+            f" {first['distinct']} distinct{more}"
         )
     elif stores:
         evidence.append(f"seen: {len(stores)} store events, none lists a block twice")
@@ -46,7 +55,8 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
         names = {"asked": "asked for", "walked": "in the free list", "counter": "by its counter"}
         amounts = (Amounts("blocks", tuple((words, short[name]) for name, words in names.items())),)
         evidence.append(
-            f"seen: {short['asked']} blocks are asked for, the counter says {short['counter']} and the free list has {short['walked']}"
+            f"seen: {short['asked']} blocks are asked for, the counter says {short['counter']} and"
+            f" the free list has {short['walked']}"
         )
     brief = f"{doubled[0]['blocks'] - doubled[0]['distinct']} listed twice" if doubled else ""
     return TriggerResult(bool(doubled), tuple(evidence), brief, amounts)
@@ -56,12 +66,21 @@ def _computed(facts: TriggerFacts) -> TriggerResult:
     """Return what is computed of the first of `suspects` that must list a block twice, or else of the first one."""
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
-        text = "not computed: the model's layers are not known, or are not of full attention before sliding windows"
+        text = (
+            "not computed: the model's layers are not known, or are not of full attention before"
+            " sliding windows"
+        )
         return TriggerResult(False, (text,))
     blocks = _blocks(facts, groups)
     if blocks is None or facts.batch is None or facts.chunked is False:
-        return TriggerResult(False, ("not computed: the pool's blocks and the size of a chunk are not known",))
-    found = [_request(one, blocks, groups, facts.batch) for one in facts.suspects if one.accepted and one.prompt_tokens]
+        return TriggerResult(
+            False, ("not computed: the pool's blocks and the size of a chunk are not known",)
+        )
+    found = [
+        _request(one, blocks, groups, facts.batch)
+        for one in facts.suspects
+        if one.accepted and one.prompt_tokens
+    ]
     nothing = TriggerResult(False, ("no request reached the engine",), "no request")
     return next((finding for finding in found if finding.crossed), found[0] if found else nothing)
 
@@ -79,7 +98,11 @@ def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
     """Return the pool's blocks, from the server's flag or from the tokens in its log; None if it logs neither."""
     if blocks := facts.number("--num-gpu-blocks-override"):
         return blocks
-    longest, tokens, shape = facts.number("--max-model-len"), facts.boot.kv_cache_tokens, facts.shape
+    longest, tokens, shape = (
+        facts.number("--max-model-len"),
+        facts.boot.kv_cache_tokens,
+        facts.shape,
+    )
     if not (shape and longest and tokens and facts.batch):
         return None
     pages = shape.group_pages if _counts_bytes(facts.boot.vllm_version) else ()
@@ -87,29 +110,48 @@ def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
 
 
 def _counts_bytes(version: str | None) -> bool:
-    """Return True if a release logs its pool's size by bytes. 0.24.0 does and 0.28.0 does not; those between are not known."""
+    """Return True if a release logs its pool's size by bytes.
+
+    0.24.0 does and 0.28.0 does not; those between are not known.
+    """
     try:
         return version is None or Version(version) < Version("0.28.0")
     except InvalidVersion:
         return True
 
 
-def _request(asked: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int) -> TriggerResult:
+def _request(
+    asked: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int
+) -> TriggerResult:
     prompt, answer = asked.prompt_tokens or 0, asked.answer_tokens or 0
-    request = f"{asked.name}: {prompt} prompt tokens {asked.counted} and an answer of {answer}, in a pool of {blocks:,} blocks"
+    request = (
+        f"{asked.name}: {prompt} prompt tokens {asked.counted} and an answer of {answer}, in a pool"
+        f" of {blocks:,} blocks"
+    )
     if asked.cached_tokens:
         return TriggerResult(
-            False, (f"{request}; {asked.cached_tokens} came from the prefix cache, so it is not computed",)
+            False,
+            (
+                (
+                    f"{request}; {asked.cached_tokens} came from the prefix cache, so it is not"
+                    " computed"
+                ),
+            ),
         )
     twice = _listed_twice(prompt, answer, blocks, groups, batch)
     if not twice:
         return TriggerResult(False, (f"{request}: no block is listed twice",), "none listed twice")
-    text = f"{request}: under the hybrid manager, the eager connector lists {twice} blocks twice in one store event to 0.21.0"
+    text = (
+        f"{request}: under the hybrid manager, the eager connector lists {twice} blocks twice in"
+        " one store event to 0.21.0"
+    )
     return TriggerResult(True, (text,), f"{twice} would be listed twice up to 0.21.0")
 
 
 @lru_cache(maxsize=256)
-def _listed_twice(prompt: int, answer: int, blocks: int, groups: tuple[Group, ...], batch: int) -> int:
+def _listed_twice(
+    prompt: int, answer: int, blocks: int, groups: tuple[Group, ...], batch: int
+) -> int:
     return BlockPool(blocks, groups, batch).listed_twice(prompt, answer)
 
 
@@ -121,14 +163,17 @@ def block_listed_twice() -> Condition:
 def _pool(facts: TriggerFacts) -> int | None:
     """Return the blocks of the GPU's cache, by flag or from the log's number of tokens."""
     tokens = facts.boot.kv_cache_tokens
-    return facts.number("--num-gpu-blocks-override") or (tokens // facts.block_size if tokens else None)
+    return facts.number("--num-gpu-blocks-override") or (
+        tokens // facts.block_size if tokens else None
+    )
 
 
 def offload_outgrown() -> Condition:
     """Require requests that filled the GPU's cache, and a simple CPU offload connector with room for fewer blocks.
 
-    In lazy mode the connector copies the GPU blocks that are overwritten next, and drops its oldest copies for them. Once requests have
-    filled the GPU's cache, each of those blocks is worth a copy. With room for fewer blocks, a dropped copy is made again and again.
+    In lazy mode the connector copies the GPU blocks that are overwritten next, and drops its oldest
+    copies for them. Once requests have filled the GPU's cache, each of those blocks is worth a
+    copy. With room for fewer blocks, a dropped copy is made again and again.
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
@@ -136,19 +181,29 @@ def offload_outgrown() -> Condition:
         if room is None or pool is None:
             unknown = "the connector has room for" if room is None else "the GPU's cache has"
             return TriggerResult(
-                False, (f"no log line says how many blocks {unknown}",), "no connector" if room is None else ""
+                False,
+                (f"no log line says how many blocks {unknown}",),
+                "no connector" if room is None else "",
             )
         # A lower bound: blocks of one group of layers. One block of each pool is never handed out.
-        filled = sum((facts.uncached(asked) or 0) // size for asked in facts.requests if asked.accepted)
+        filled = sum(
+            (facts.uncached(asked) or 0) // size for asked in facts.requests if asked.accepted
+        )
         text = (
-            f"the requests filled at least {filled} blocks of {size} tokens; the GPU's cache has {pool - 1}, and the connector "
-            f"has room for {room - 1}"
+            f"the requests filled at least {filled} blocks of {size} tokens; the GPU's cache has"
+            f" {pool - 1}, and the connector has room for {room - 1}"
         )
         stores = [one.values for one in facts.observed if one.kind == "store"]
         stored = sum(store["distinct"] for store in stores)
         seen = (f"seen: {len(stores)} store events, {stored} blocks in all",) if stores else ()
         brief = f"{filled} blocks into {pool - 1}, room for {room - 1}"
-        bars = ("filled by the requests", filled), ("the GPU's cache has", pool - 1), ("the connector holds", room - 1)
-        return TriggerResult(filled >= pool - 1 > room - 1, (text, *seen), brief, (Amounts("blocks", bars),))
+        bars = (
+            ("filled by the requests", filled),
+            ("the GPU's cache has", pool - 1),
+            ("the connector holds", room - 1),
+        )
+        return TriggerResult(
+            filled >= pool - 1 > room - 1, (text, *seen), brief, (Amounts("blocks", bars),)
+        )
 
     return Condition("offload_outgrown()", find)

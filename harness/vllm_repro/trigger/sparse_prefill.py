@@ -1,9 +1,10 @@
 """Condition: a prefill of DeepSeek-V4 needs more workspace than vLLM locked, computed to the byte.
 
-In the dummy run before the lock, the sparse indexer requests room by `--max-model-len` alone. A prefill requests a row for each token of
-a prompt, and further rows in layers that compress. Releases reserve that room in the dummy run too. The reported branch did not: a prompt
-over a computable length needs more than is locked, and so do several shorter ones in one step. Sizes follow `flashmla.py` of vLLM 0.32.0,
-and the branch's own requests.
+In the dummy run before the lock, the sparse indexer requests room by `--max-model-len` alone. A
+prefill requests a row for each token of a prompt, and further rows in layers that compress.
+Releases reserve that room in the dummy run too. The reported branch did not: a prompt over a
+computable length needs more than is locked, and so do several shorter ones in one step. Sizes
+follow `flashmla.py` of vLLM 0.32.0, and the branch's own requests.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ class Shapes(StrEnum):
     """Shapes that a prefill requests."""
 
     RELEASE = "release"  # rows for the given prompts, indices for a whole batch
-    BRANCH = "branch"  # rows for four prompts always, indices for the given tokens, and query states
+    # rows for four prompts always, indices for the given tokens, and query states
+    BRANCH = "branch"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Flags and model values that the sizes depend on. heads: of one rank. kinds: of the model's layers."""
+    """Flags and model values that the sizes depend on.
+
+    heads: of one rank. kinds: of the model's layers.
+    """
 
     max_model_len: int
     batch: int
@@ -61,13 +66,18 @@ def indexer_bytes(max_model_len: int) -> int:
     return aligned(keys * _INDEX_SIZE) + aligned(keys * _WORD) + _INDEX_SCRATCH
 
 
-def prefill_bytes(shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: Sequence[int] = ()) -> int:
+def prefill_bytes(
+    shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: Sequence[int] = ()
+) -> int:
     """Return the most bytes that one step requests which prefills `prompts` tokens of each prompt.
 
-    before: tokens of each prompt that are computed already, 0 by default. A single last token is no prefill.
+    before: tokens of each prompt that are computed already, 0 by default. A single last token is no
+    prefill.
     """
     contexts = before or (0,) * len(prompts)
-    pieces = [(tokens, context) for tokens, context in zip(prompts, contexts, strict=True) if tokens > 1]
+    pieces = [
+        (tokens, context) for tokens, context in zip(prompts, contexts, strict=True) if tokens > 1
+    ]
     together = sum(tokens for tokens, _ in pieces)
     return max(
         (
@@ -79,17 +89,23 @@ def prefill_bytes(shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: 
     )
 
 
-def _gathered(sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _gathered(
+    sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
     """Yield the number of prompts gathered at once and the rows of each, in scheduling order.
 
-    pieces: tokens of each prompt in this step, and before it. A layer gathers the window and all compressed rows.
+    pieces: tokens of each prompt in this step, and before it. A layer gathers the window and all
+    compressed rows.
     """
     ratio = _RATIOS[kind]
     compresses = ratio > 1
     most = _CHUNK * (-(-sizes.max_model_len // ratio) * compresses + sizes.window + sizes.batch)
     count = seen = packed = 0
     for tokens, context in pieces:
-        near, far = tokens + min(context, sizes.window - 1), (context + tokens) // ratio * compresses
+        near, far = (
+            tokens + min(context, sizes.window - 1),
+            (context + tokens) // ratio * compresses,
+        )
         if count and (count + 1) * (max(seen, near) + max(packed, far)) > most:
             yield count, seen + packed
             count = seen = packed = 0
@@ -99,14 +115,27 @@ def _gathered(sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]) -> Ite
 
 
 def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, tokens: int) -> int:
-    chosen = {"sliding": 0, "sparse": _TOP_K, "compressed": aligned(-(-sizes.max_model_len // 128), 128)}[kind]
+    chosen = {
+        "sliding": 0,
+        "sparse": _TOP_K,
+        "compressed": aligned(-(-sizes.max_model_len // 128), 128),
+    }[kind]
     width = aligned(chosen + sizes.window, 128)
     row = sizes.head_dim * _HALF
     if shapes is Shapes.RELEASE:
-        return aligned(count * rows * row) + aligned(sizes.batch * width * _WORD) + aligned(sizes.batch * _WORD)
+        return (
+            aligned(count * rows * row)
+            + aligned(sizes.batch * width * _WORD)
+            + aligned(sizes.batch * _WORD)
+        )
     queries = min(tokens, _QUERIES) * sizes.heads * _WORD
     states = 2 * aligned(queries) + aligned(queries * sizes.head_dim)
-    return aligned(_CHUNK * rows * row) + aligned(tokens * width * _WORD) + aligned(tokens * _WORD) + states
+    return (
+        aligned(_CHUNK * rows * row)
+        + aligned(tokens * width * _WORD)
+        + aligned(tokens * _WORD)
+        + states
+    )
 
 
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
@@ -118,7 +147,9 @@ def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
 def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
     """Return the most bytes that a chunk of a lone prompt requests."""
     whole, rest = divmod(prompt, sizes.batch)
-    full = prefill_bytes(shapes, sizes, (sizes.batch,), ((whole - 1) * sizes.batch,)) if whole else 0
+    full = (
+        prefill_bytes(shapes, sizes, (sizes.batch,), ((whole - 1) * sizes.batch,)) if whole else 0
+    )
     # The last full chunk has the most tokens before it.
     return max(full, prefill_bytes(shapes, sizes, (rest,), (whole * sizes.batch,)))
 
@@ -133,19 +164,30 @@ def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
     if seen := _seen_and_computed(facts):
         asked = max(one.values["bytes"] for one in facts.observed if one.kind == "prefill")
     else:
-        step = max(_steps(facts), key=lambda step: _step_bytes(Shapes.BRANCH, sizes, step), default=())
+        step = max(
+            _steps(facts), key=lambda step: _step_bytes(Shapes.BRANCH, sizes, step), default=()
+        )
         if not step:
             return TriggerResult(False, ("no request reached the engine",), "no request")
         asked, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
     locked = (
-        "the log reports no lock" if facts.locked is None else f"the log reports {megabytes(facts.locked)} MB locked"
+        "the log reports no lock"
+        if facts.locked is None
+        else f"the log reports {megabytes(facts.locked)} MB locked"
     )
     bars = [("needed by the prefill", asked), ("the indexer locks", reserved)]
     if facts.locked is not None:
         bars.append(("locked by the log", facts.locked))
     return TriggerResult(
         asked > reserved,
-        (*seen, f"the indexer alone locks {megabytes(reserved)} MB by --max-model-len {sizes.max_model_len}", locked),
+        (
+            *seen,
+            (
+                f"the indexer alone locks {megabytes(reserved)} MB by --max-model-len"
+                f" {sizes.max_model_len}"
+            ),
+            locked,
+        ),
         f"needs {megabytes(asked)} MB, {megabytes(reserved)} MB locked",
         (in_megabytes(*bars),),
     )
@@ -165,26 +207,37 @@ def _sizes(facts: TriggerFacts) -> Sizes | str:
 
 def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
     """Return the steps to compute: each chunk of each prompt alone, and the step in which the engine crashed."""
-    step = tuple(Continuation(part.computed or 0, part.scheduled) for part in facts.dump if part.scheduled > 1)
-    alone: list[tuple[Continuation, ...]] = [(part,) for asked in facts.requests for part in facts.pieces(asked)]
+    step = tuple(
+        Continuation(part.computed or 0, part.scheduled)
+        for part in facts.dump
+        if part.scheduled > 1
+    )
+    alone: list[tuple[Continuation, ...]] = [
+        (part,) for asked in facts.requests for part in facts.pieces(asked)
+    ]
     return [step, *alone] if step else alone
 
 
 def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> int:
-    return prefill_bytes(shapes, sizes, [part.tokens for part in step], [part.context for part in step])
+    return prefill_bytes(
+        shapes, sizes, [part.tokens for part in step], [part.context for part in step]
+    )
 
 
 def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
     """Return the largest request that the lab logged, with the shapes that explain it; empty outside the lab."""
     seen = max(
-        (one.values for one in facts.observed if one.kind == "prefill"), key=lambda one: one["bytes"], default=None
+        (one.values for one in facts.observed if one.kind == "prefill"),
+        key=lambda one: one["bytes"],
+        default=None,
     )
     sizes = _sizes(facts)
     if seen is None or isinstance(sizes, str):
         return ()
     prompts, new = tuple(seen["prompts"]), seen["tokens"]
     text = (
-        f"seen: a prefill of {_tokens(prompts)} requested {seen['bytes']:,} bytes in a layer of ratio {seen['ratio']}"
+        f"seen: a prefill of {_tokens(prompts)} requested {seen['bytes']:,} bytes in a layer of"
+        f" ratio {seen['ratio']}"
     )
     if sum(prompts) != new:
         text += f", {new} of them new"
@@ -192,24 +245,34 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
             return (text,)
     before = (sum(prompts) - new,) if len(prompts) == 1 else ()
     parts = (new,) if before else prompts
-    there = replace(sizes, kinds=tuple(kind for kind in sizes.kinds if _RATIOS[kind] == seen["ratio"]))
+    there = replace(
+        sizes, kinds=tuple(kind for kind in sizes.kinds if _RATIOS[kind] == seen["ratio"])
+    )
     for shapes in Shapes:
         if there.kinds and prefill_bytes(shapes, there, parts, before) == seen["bytes"]:
             fits = longest_that_fits(shapes, sizes)
             return (
-                f"{text}, as computed from the flags for the shapes of the {shapes}: a lone prompt fits up to {fits} tokens",
+                (
+                    f"{text}, as computed from the flags for the shapes of the {shapes}: a lone"
+                    f" prompt fits up to {fits} tokens"
+                ),
             )
     return (f"{text}; the flags give another size for all known shapes",)
 
 
 def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
     asked, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
-    text = f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(asked)} MB with the branch's shapes"
+    text = (
+        f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(asked)} MB"
+        " with the branch's shapes"
+    )
     return (f"{text}: a lone prompt fits up to {fits} tokens",)
 
 
 def _tokens(prompts: tuple[int, ...]) -> str:
-    return f"{' and '.join(map(str, prompts))} tokens" + (" in one step" if len(prompts) > 1 else "")
+    return f"{' and '.join(map(str, prompts))} tokens" + (
+        " in one step" if len(prompts) > 1 else ""
+    )
 
 
 def sparse_prefill_outgrown() -> Condition:

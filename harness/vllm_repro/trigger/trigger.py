@@ -2,8 +2,9 @@
 
     trigger=chunked_prefill(chunks=2) & continuation_over(128)
 
-A condition is a pure function of `TriggerFacts` and returns evidence. A quiet trial that does not meet it is `untriggered`, never `clean`.
-All facts come from the server: prompt lengths from its tokenizer or `usage`, prefix-cache hits, boot lines, the scheduler's crash dump.
+A condition is a pure function of `TriggerFacts` and returns evidence. A quiet trial that does not
+meet it is `untriggered`, never `clean`. All facts come from the server: prompt lengths from its
+tokenizer or `usage`, prefix-cache hits, boot lines, the scheduler's crash dump.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ __all__ = [
 class SentRequest:
     """One request that was sent, and the server's numbers about it.
 
-    prompt_tokens: from the response's usage, else from `/tokenize` or the length of a list of ids; None if unknown, or of several prompts.
-    counted_by: "usage", "tokenize" or "ids".
-    cached_tokens: prompt tokens from the prefix cache; None if not reported, as in a crash.
-    answer_tokens: from usage, else max_tokens; None if unknown.
-    repeats: leading tokens that an earlier, answered request also began with.
-    steps: `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
-    fields: body fields that the scenario states. known: those that its endpoint reads; None if the server does not show them.
-    status: HTTP status, None without a response. refusal: text of an error response. may_fail: statuses that are no failure.
-    died, hung: what the engine did meanwhile.
-    left: its client closed the connection. waiting: requests that the server then counted as waiting; None if unknown.
-    span: seconds since the epoch of its sending and of the end of its answer; None instead of the second without an answer.
+    prompt_tokens: from the response's usage, else from `/tokenize` or the length of a list of ids;
+    None if unknown, or of several prompts. counted_by: "usage", "tokenize" or "ids". cached_tokens:
+    prompt tokens from the prefix cache; None if not reported, as in a crash. answer_tokens: from
+    usage, else max_tokens; None if unknown. repeats: leading tokens that an earlier, answered
+    request also began with. steps: `vllm:iteration_tokens_total` while it was the only request,
+    largest first; see `metrics`. fields: body fields that the scenario states. known: those that
+    its endpoint reads; None if the server does not show them. status: HTTP status, None without a
+    response. refusal: text of an error response. may_fail: statuses that are no failure. died,
+    hung: what the engine did meanwhile. left: its client closed the connection. waiting: requests
+    that the server then counted as waiting; None if unknown. span: seconds since the epoch of its
+    sending and of the end of its answer; None instead of the second without an answer.
     """
 
     name: str
@@ -69,7 +70,9 @@ class SentRequest:
     @property
     def counted(self) -> str:
         """Source of `prompt_tokens`, as reports write it."""
-        return {"usage": "by usage", "tokenize": "by /tokenize"}.get(self.counted_by, "stated as ids")
+        return {"usage": "by usage", "tokenize": "by /tokenize"}.get(
+            self.counted_by, "stated as ids"
+        )
 
     @property
     def accepted(self) -> bool:
@@ -81,8 +84,9 @@ class SentRequest:
 class AttentionShape:
     """Attention of the served model. block_size: KV-cache block in tokens if no flag sets it.
 
-    kinds: attention of each layer, if known. window: of sliding layers, in tokens. window_groups: block size and window in tokens of
-    each group of sliding layers, if there are several. group_pages: bytes of a block of each group, full attention first.
+    kinds: attention of each layer, if known. window: of sliding layers, in tokens. window_groups:
+    block size and window in tokens of each group of sliding layers, if there are several.
+    group_pages: bytes of a block of each group, full attention first.
     """
 
     heads: int
@@ -107,13 +111,13 @@ class Continuation:
 class TriggerFacts:
     """Facts that conditions may use. None means unknown.
 
-    batch: `max_num_batched_tokens`, from the boot line, else from the flag. chunked: True if chunked prefill is on.
-    backend: attention backend in the boot line. dump: the step in which the engine crashed.
-    command: flags of the server, None for an attached one. args: the server's own log line about its arguments.
-    locked: bytes of locked workspace in the log. reserved: True if the log reports room reserved for a whole context at boot.
-    observed: events that the lab's plugin logged. preemptions: by the server's metrics. captured: values at the placeholders of the crash
-    signature.
-    steps: those with several prompts; None if the log has no steps.
+    batch: `max_num_batched_tokens`, from the boot line, else from the flag. chunked: True if
+    chunked prefill is on. backend: attention backend in the boot line. dump: the step in which the
+    engine crashed. command: flags of the server, None for an attached one. args: the server's own
+    log line about its arguments. locked: bytes of locked workspace in the log. reserved: True if
+    the log reports room reserved for a whole context at boot. observed: events that the lab's
+    plugin logged. preemptions: by the server's metrics. captured: values at the placeholders of the
+    crash signature. steps: those with several prompts; None if the log has no steps.
     """
 
     requests: tuple[SentRequest, ...] = ()
@@ -162,7 +166,8 @@ class TriggerFacts:
     def cached(self, asked: SentRequest) -> int:
         """Return the prompt tokens from the prefix cache, as counted by the server.
 
-        A crashed request has no counter: its blocks are computed. 0 if a living engine does not report them.
+        A crashed request has no counter: its blocks are computed. 0 if a living engine does not
+        report them.
         """
         if asked.cached_tokens is not None:
             return asked.cached_tokens
@@ -188,7 +193,9 @@ class TriggerFacts:
         """Yield the chunks in which the engine computed a prompt, one if the batch is not known; none if its length is not."""
         uncached, context = self.uncached(asked), self.cached(asked)
         if uncached is not None and asked.accepted:
-            for tokens in chunks_of(uncached, self.chunk or uncached, chunked=self.chunked is not False):
+            for tokens in chunks_of(
+                uncached, self.chunk or uncached, chunked=self.chunked is not False
+            ):
                 yield Continuation(context, tokens)
                 context += tokens
 
@@ -213,14 +220,18 @@ class TriggerResult:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Body fields, each with its value, that a request must carry. None is any value, also 0 or []. name: of the request; empty for any."""
+    """Body fields, each with its value, that a request must carry.
+
+    None is any value, also 0 or []. name: of the request; empty for any.
+    """
 
     fields: Mapping[str, Any]
     name: str = ""
 
     def carried_by(self, name: str, fields: Mapping[str, Any]) -> bool:
         return self.name in ("", name) and all(
-            fields.get(key) is not None and (value is None or json.dumps(fields[key]) == json.dumps(value))
+            fields.get(key) is not None
+            and (value is None or json.dumps(fields[key]) == json.dumps(value))
             for key, value in self.fields.items()
         )
 
@@ -271,6 +282,10 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
     """Return every continued chunk: of the step that crashed, and of the prompts as they are cut, in the order of `suspects`."""
-    dumped = [Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed]
-    cut = [part for asked in facts.suspects if facts.chunk is not None for part in facts.pieces(asked)]
+    dumped = [
+        Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed
+    ]
+    cut = [
+        part for asked in facts.suspects if facts.chunk is not None for part in facts.pieces(asked)
+    ]
     return (*dumped, *(part for part in cut if part.context))

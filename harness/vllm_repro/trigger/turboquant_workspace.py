@@ -1,8 +1,10 @@
 """Condition: a continued prefill needs more TurboQuant workspace than vLLM locked, computed to the byte.
 
-Graph capture runs decode batches and locks the workspace at their size. A continued prefill unpacks the cached part of its prompt into
-two buffers there, so it needs more only if its context is long enough. With many sequences a prompt of ten thousand tokens may fit, and
-its survival is no evidence. Sizes follow `turboquant_attn.py` of vLLM 0.21.0 to 0.23.0; later releases reserve room for a whole context.
+Graph capture runs decode batches and locks the workspace at their size. A continued prefill unpacks
+the cached part of its prompt into two buffers there, so it needs more only if its context is long
+enough. With many sequences a prompt of ten thousand tokens may fit, and its survival is no
+evidence. Sizes follow `turboquant_attn.py` of vLLM 0.21.0 to 0.23.0; later releases reserve room
+for a whole context.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def aligned(count: int, to: int = 256) -> int:
 def decode_bytes(shape: AttentionShape, batch: int) -> int:
     """Return the bytes of a decode batch: partial outputs of 32 splits, outputs, log-sum-exps."""
     partial = batch * shape.heads * _SPLITS * (shape.head_dim + 1) * 4
-    return aligned(partial) + aligned(batch * shape.heads * shape.head_dim * 2) + aligned(batch * shape.heads * 4)
+    return (
+        aligned(partial)
+        + aligned(batch * shape.heads * shape.head_dim * 2)
+        + aligned(batch * shape.heads * 4)
+    )
 
 
 def continuation_bytes(shape: AttentionShape, context: int, block_size: int) -> int:
@@ -66,31 +72,47 @@ def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
         return found
     long = [part for part in continuations(facts) if part.tokens > DECODE_THRESHOLD]
     if not long:
-        return TriggerResult(False, (f"no continuation of more than {DECODE_THRESHOLD} tokens needed workspace",))
+        return TriggerResult(
+            False, (f"no continuation of more than {DECODE_THRESHOLD} tokens needed workspace",)
+        )
     sequences = facts.number("--max-num-seqs")
     if facts.shape is None:
-        return TriggerResult(False, ("the server has a model of another shape, so its lock cannot be computed",))
+        return TriggerResult(
+            False, ("the server has a model of another shape, so its lock cannot be computed",)
+        )
     if sequences is None:
-        return TriggerResult(False, ("--max-num-seqs is not known, so the lock cannot be computed",))
+        return TriggerResult(
+            False, ("--max-num-seqs is not known, so the lock cannot be computed",)
+        )
     # A reservation covers all sequences, with graphs or without.
     needed = decode_bytes(facts.shape, sequences if facts.reserved else capture_batch(sequences))
     return _judged(facts, facts.shape, max(long, key=lambda part: part.context), needed)
 
 
-def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int) -> TriggerResult:
+def _judged(
+    facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int
+) -> TriggerResult:
     asked = continuation_bytes(shape, part.context, facts.block_size)
     # Without a reservation, a larger lock in the log is believed rather than the formula.
     fits = needed if facts.reserved or not facts.locked else facts.locked
     computed, boot = f"{megabytes(fits)} MB", facts.boot
     # vLLM logs a lock only if asked to, as the lab does.
-    unlocked = facts.locked is None and (facts.reserved or (boot.ready and not boot.graphs_captured))
+    unlocked = facts.locked is None and (
+        facts.reserved or (boot.ready and not boot.graphs_captured)
+    )
     logged = "nothing" if facts.locked is None else f"{megabytes(facts.locked)} MB"
-    locks = f"with CUDA graphs decoding would lock {computed}" if unlocked else f"decoding locks {computed}"
+    locks = (
+        f"with CUDA graphs decoding would lock {computed}"
+        if unlocked
+        else f"decoding locks {computed}"
+    )
     evidence = [f"{megabytes(asked)} MB needed for {part.context} cached tokens; {locks}"]
     if facts.reserved:
         evidence.append(f"this release reserves room at boot, and locks {logged}")
     elif facts.locked is None:
-        evidence.append("nothing is locked without CUDA graphs" if unlocked else "the log reports no lock")
+        evidence.append(
+            "nothing is locked without CUDA graphs" if unlocked else "the log reports no lock"
+        )
     elif facts.locked:
         evidence.append(f"the log reports {logged} locked")
     else:
@@ -98,10 +120,17 @@ def _judged(facts: TriggerFacts, shape: AttentionShape, part: Continuation, need
     brief = locks if facts.locked is None and not unlocked else f"{logged} locked"
     bars = [(f"needed for {part.context} cached tokens", asked)]
     if facts.reserved or facts.locked is None:
-        bars.append(("decoding would lock with CUDA graphs" if unlocked else "decoding alone locks", fits))
+        bars.append(
+            ("decoding would lock with CUDA graphs" if unlocked else "decoding alone locks", fits)
+        )
     if facts.locked is not None:
         bars.append(("locked", facts.locked))
-    return TriggerResult(asked > fits, tuple(evidence), f"needs {megabytes(asked)} MB, {brief}", (in_megabytes(*bars),))
+    return TriggerResult(
+        asked > fits,
+        tuple(evidence),
+        f"needs {megabytes(asked)} MB, {brief}",
+        (in_megabytes(*bars),),
+    )
 
 
 def crash_message(facts: TriggerFacts) -> TriggerResult | None:
@@ -115,7 +144,10 @@ def crash_message(facts: TriggerFacts) -> TriggerResult | None:
 
 
 def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
-    """Return the sizes that a crash message names; empty if it names none. captured: see `TriggerFacts`."""
+    """Return the sizes that a crash message names; empty if it names none.
+
+    captured: see `TriggerFacts`.
+    """
     try:
         bars = ("needed", float(captured["asked"])), ("locked", float(captured["locked"]))
     except (KeyError, ValueError):

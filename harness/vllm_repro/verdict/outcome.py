@@ -1,6 +1,7 @@
 """The outcome of one trial, and the facts of each outcome that other modules ask for. Pure.
 
-The exit status of a server, a 200 or the word "Traceback" in a log decide nothing here: vLLM exits 0 when its engine dies.
+The exit status of a server, a 200 or the word "Traceback" in a log decide nothing here: vLLM exits
+0 when its engine dies.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import Literal
 from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro_diagnosis.signature import How
 
-__all__ = ["NEVER_IDLE", "Death", "Outcome", "Outlasted", "Tone", "TrialFacts", "classify", "is_unexplained"]
+__all__ = [
+    "NEVER_IDLE",
+    "Death",
+    "Outcome",
+    "Outlasted",
+    "Tone",
+    "TrialFacts",
+    "classify",
+    "is_unexplained",
+]
 
 NEVER_IDLE = "coming to rest"
 """The detail of a hang whose engine keeps working with no request left: what it was doing (`during` in the journal)."""
@@ -42,9 +52,10 @@ class Outcome(StrEnum):
 class OutcomeFacts:
     """The properties of an outcome.
 
-    engine: the state of an engine that did not die, in one or two words. tone: its colour on the page. ci: how JUnit and pytest report
-    it where it is not declared. alive: the engine lived and answered well. other_failure: the engine failed in a way that is this bug
-    only if the arm declares it. tested: the trial tested the engine. ran: the workload began.
+    engine: the state of an engine that did not die, in one or two words. tone: its colour on the
+    page. ci: how JUnit and pytest report it where it is not declared. alive: the engine lived and
+    answered well. other_failure: the engine failed in a way that is this bug only if the arm
+    declares it. tested: the trial tested the engine. ran: the workload began.
     """
 
     engine: str
@@ -60,11 +71,15 @@ _OUTCOMES = {
     Outcome.CRASH: OutcomeFacts(engine="-", tone="bad", ci="failure"),
     Outcome.OTHER_CRASH: OutcomeFacts(engine="-", tone="bad", ci="failure", other_failure=True),
     Outcome.HANG: OutcomeFacts(engine="hung", tone="bad", ci="failure", other_failure=True),
-    Outcome.WRONG_OUTPUT: OutcomeFacts(engine="alive", tone="bad", ci="failure", other_failure=True),
+    Outcome.WRONG_OUTPUT: OutcomeFacts(
+        engine="alive", tone="bad", ci="failure", other_failure=True
+    ),
     Outcome.CLEAN: OutcomeFacts(engine="alive", tone="good", ci="passed", alive=True),
     Outcome.UNTRIGGERED: OutcomeFacts(engine="alive", tone="dull", ci="skipped", alive=True),
     Outcome.BOOT_FAILED: OutcomeFacts(engine="never ready", tone="warn", ci="error", ran=False),
-    Outcome.UNSUPPORTED: OutcomeFacts(engine="-", tone="dull", ci="skipped", tested=False, ran=False),
+    Outcome.UNSUPPORTED: OutcomeFacts(
+        engine="-", tone="dull", ci="skipped", tested=False, ran=False
+    ),
     Outcome.INFRA: OutcomeFacts(engine="-", tone="dull", ci="error", tested=False, ran=False),
     Outcome.CANCELLED: OutcomeFacts(engine="-", tone="dull", ci="error", tested=False, ran=False),
 }
@@ -74,10 +89,11 @@ _OUTCOMES = {
 class Death:
     """The death of an engine.
 
-    detected_by: the channel that reported it first. latency_s: seconds from the death to that report; None if the moment of death is
-    unknown. channels: all that reported it, in order of time. signature: None if no cause is known. differs: what of the signature does
-    not agree, if it is near. ranks: the ranks on which it began, for a server over several nodes. lines: the line number of each frame;
-    empty in older journals.
+    detected_by: the channel that reported it first. latency_s: seconds from the death to that
+    report; None if the moment of death is unknown. channels: all that reported it, in order of
+    time. signature: None if no cause is known. differs: what of the signature does not agree, if it
+    is near. ranks: the ranks on which it began, for a server over several nodes. lines: the line
+    number of each frame; empty in older journals.
     """
 
     detected_by: str
@@ -104,7 +120,8 @@ def is_unexplained(outcome: Outcome, death: Death | None) -> bool:
 class Outlasted:
     """A further node's server that kept running after the first node's had gone. Times in seconds.
 
-    watched_s: how long it was watched. silent: its log had no new line in that time. ended_s: how long ending it took.
+    watched_s: how long it was watched. silent: its log had no new line in that time. ended_s: how
+    long ending it took.
     """
 
     rank: int
@@ -115,7 +132,10 @@ class Outlasted:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFacts:
-    """Everything that the outcome depends on. The texts are sentences for people; None means that it did not happen."""
+    """Everything that the outcome depends on.
+
+    The texts are sentences for people; None means that it did not happen.
+    """
 
     ready: bool
     finding: TriggerResult
@@ -130,7 +150,8 @@ class TrialFacts:
 def classify(facts: TrialFacts) -> Outcome:
     """Return the outcome of a trial.
 
-    Trouble of the host comes first, then what the machine or the release cannot do, then the signature.
+    Trouble of the host comes first, then what the machine or the release cannot do, then the
+    signature.
     """
     if facts.cancelled is not None:
         return Outcome.CANCELLED

@@ -3,20 +3,23 @@
     output=checks(longest_run=32, distinct=0.1, same=16, baseline="eager")
     output=checks(alike=[("first", "again")])
 
-After its workload each arm answers the same question greedily. Some answers are wrong by themselves: one token repeated, a number lost
-in a long prompt. The stronger check compares with the baseline arm: the same weights and prompt give the same first tokens, with any
-graphs or caches. Later tokens may differ, because sums in another order round differently.
+After its workload each arm answers the same question greedily. Some answers are wrong by
+themselves: one token repeated, a number lost in a long prompt. The stronger check compares with the
+baseline arm: the same weights and prompt give the same first tokens, with any graphs or caches.
+Later tokens may differ, because sums in another order round differently.
 
-Random weights repeat themselves in perfect health. So they are not checked by themselves, and dummy ones not at all. Weights made so
-that each token depends on all before it (`releases.weights`) are compared with the baseline arm only if that arm meets two conditions:
-another beginning of the text changes its answer, and where the answers differ its own token was clearly likelier than the next best.
+Random weights repeat themselves in perfect health. So they are not checked by themselves, and dummy
+ones not at all. Weights made so that each token depends on all before it (`releases.weights`) are
+compared with the baseline arm only if that arm meets two conditions: another beginning of the text
+changes its answer, and where the answers differ its own token was clearly likelier than the next
+best.
 
-The second form compares answers to equal requests of one boot's workload: the same engine must not answer them differently, whatever
-its weights.
+The second form compares answers to equal requests of one boot's workload: the same engine must not
+answer them differently, whatever its weights.
 
-`run --outputs` compares without a declaration. After the workload each of its greedy prompts is sent alone, first without and then with
-its blocks in the prefix cache. Answers to the same prompt, from the workload and from a burst of all prompts, are compared with these
-(`compare_alone`).
+`run --outputs` compares without a declaration. After the workload each of its greedy prompts is
+sent alone, first without and then with its blocks in the prefix cache. Answers to the same prompt,
+from the workload and from a burst of all prompts, are compared with these (`compare_alone`).
 """
 
 from __future__ import annotations
@@ -44,18 +47,22 @@ __all__ = [
 ]
 
 QUESTION = (
-    "The bicycle was not invented by one person on one day. Its history begins in the early nineteenth century, when"
+    "The bicycle was not invented by one person on one day. Its history begins in the early"
+    " nineteenth century, when"
 )
 """Prose, which a model continues without repeating itself."""
 
 BEGINNING = (
-    "The telescope was not invented by one person on one day. Its history begins in the early nineteenth century, when"
+    "The telescope was not invented by one person on one day. Its history begins in the early"
+    " nineteenth century, when"
 )
 """`QUESTION` with another second word: a model that attends that far back continues it differently."""
 
 CLEAR = 0.5
-"""Least margin, in nats, of a token over the next best one for a difference there to count. Another order of sums in bfloat16 changes
-about a tenth of that."""
+"""Least margin, in nats, of a token over the next best one for a difference there to count.
+
+Another order of sums in bfloat16 changes about a tenth of that.
+"""
 
 KEPT = 64
 """Tokens of an answer kept in the journal."""
@@ -80,16 +87,18 @@ class ServedWeights(StrEnum):
     REAL = "real"
     DUMMY = "dummy"  # random numbers
     MADE = "made"  # random numbers of such sizes that each token depends on all before it
-    IMITATED = "imitated"  # a rehearsal: made-up words, never one of them repeated unless a fault orders it
+    # a rehearsal: made-up words, never one of them repeated unless a fault orders it
+    IMITATED = "imitated"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
     """The output checks of a scenario, in each arm whose engine lives: of questions after the workload, and of its own answers.
 
-    None: not checked. longest_run: most times that one token may follow itself. distinct: least share of different tokens.
-    same: number of first tokens that must equal those of the arm `baseline`. needle: length in tokens of the prompt with a number.
-    tokens: length of the answer to a question. alike: names of equal requests of the workload that need equal answers, by group.
+    None: not checked. longest_run: most times that one token may follow itself. distinct: least
+    share of different tokens. same: number of first tokens that must equal those of the arm
+    `baseline`. needle: length in tokens of the prompt with a number. tokens: length of the answer
+    to a question. alike: names of equal requests of the workload that need equal answers, by group.
     Raises `ValueError` for checks that can never or always fail.
     """
 
@@ -105,17 +114,24 @@ class Checks:
         longest_run, distinct, tokens = self.longest_run, self.distinct, self.tokens
         same, needle = self.same, self.needle
         if not (self.asks or self.alike):
-            raise ValueError("checks() needs at least one of longest_run=, distinct=, same=, needle= or alike=")
+            raise ValueError(
+                "checks() needs at least one of longest_run=, distinct=, same=, needle= or alike="
+            )
         if any(len(set(group)) != len(group) or len(group) < 2 for group in self.alike):
-            raise ValueError('each group of alike= is two names of requests or more: alike=[("first", "again")]')
+            raise ValueError(
+                'each group of alike= is two names of requests or more: alike=[("first", "again")]'
+            )
         if longest_run is not None and not 1 <= longest_run < tokens:
             raise ValueError(
-                f"longest_run={longest_run} must be from 1 to {tokens - 1}, below the answer's {tokens} tokens"
+                f"longest_run={longest_run} must be from 1 to {tokens - 1}, below the answer's"
+                f" {tokens} tokens"
             )
         if distinct is not None and not 0 < distinct <= 1:
             raise ValueError("distinct must be more than 0 and at most 1")
         if (same is not None) is not bool(self.baseline):
-            raise ValueError('same= needs baseline="…", the arm to compare with, and baseline= needs same=')
+            raise ValueError(
+                'same= needs baseline="…", the arm to compare with, and baseline= needs same='
+            )
         if same is not None and not 1 <= same <= min(tokens, KEPT):
             raise ValueError(f"same={same} must be from 1 to {min(tokens, KEPT)} tokens")
         if needle is not None and needle < 100:
@@ -124,7 +140,9 @@ class Checks:
     @property
     def asks(self) -> bool:
         """Return True if questions are asked after the workload."""
-        return any(one is not None for one in (self.longest_run, self.distinct, self.same, self.needle))
+        return any(
+            one is not None for one in (self.longest_run, self.distinct, self.same, self.needle)
+        )
 
     @property
     def compared(self) -> frozenset[str]:
@@ -136,9 +154,11 @@ class Checks:
 class OutputSample:
     """One answer as the journal keeps it.
 
-    sha256: of its text. first: its first tokens (ids, or pieces of text if the server returns no ids). margins: by how many nats each of
-    them was likelier than the next best; empty if the server returns no log probabilities. found: the needle is in it; None without one.
-    name: of the workload's request. prompt: hash of what decides its answer; empty if it is not compared with answers alone.
+    sha256: of its text. first: its first tokens (ids, or pieces of text if the server returns no
+    ids). margins: by how many nats each of them was likelier than the next best; empty if the
+    server returns no log probabilities. found: the needle is in it; None without one. name: of the
+    workload's request. prompt: hash of what decides its answer; empty if it is not compared with
+    answers alone.
     """
 
     probe: Probe
@@ -154,7 +174,9 @@ class OutputSample:
 
 
 def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
-    """Return the questions to ask of such weights, in order. weights: None if only the log has them.
+    """Return the questions to ask of such weights, in order.
+
+    weights: None if only the log has them.
 
     Only made weights are asked with another beginning. Random ones cannot find a needle.
     """
@@ -181,7 +203,10 @@ def sample_output(
     name: str = "",
     prompt: str = "",
 ) -> OutputSample:
-    """Return what to keep of an answer. needle: the text that it should hold. name, prompt: as in `OutputSample`."""
+    """Return what to keep of an answer.
+
+    needle: the text that it should hold. name, prompt: as in `OutputSample`.
+    """
     return OutputSample(
         probe=probe,
         length=len(tokens),
@@ -196,7 +221,9 @@ def sample_output(
     )
 
 
-def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None) -> str | None:
+def check_output(
+    wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None
+) -> str | None:
     """Return what is wrong with one trial's answers by themselves, as a sentence; None if nothing is or it cannot be known."""
     if differ := compare_alone(answers, weights).wrong:
         return differ
@@ -214,7 +241,10 @@ def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights
                 return f"the number in the middle of {wanted.needle:,} tokens was not found"
             continue
         if wanted.longest_run is not None and answer.longest_run > wanted.longest_run:
-            return f"one token {answer.longest_run} times in a row, in an answer of {answer.length} tokens"
+            return (
+                f"one token {answer.longest_run} times in a row, in an answer of {answer.length}"
+                " tokens"
+            )
         if wanted.distinct is not None and answer.distinct < wanted.distinct:
             different = round(answer.distinct * answer.length)
             return f"only {different} different tokens in an answer of {answer.length}"
@@ -223,7 +253,10 @@ def check_output(wanted: Checks | None, answers: Sequence[OutputSample], weights
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison:
-    """A comparison with the baseline arm's answer. wrong: how the answers differ. unknown: why nothing follows. Sentences, or empty."""
+    """A comparison with the baseline arm's answer.
+
+    wrong: how the answers differ. unknown: why nothing follows. Sentences, or empty.
+    """
 
     wrong: str = ""
     unknown: str = ""
@@ -237,7 +270,8 @@ def compare_output(
 ) -> OutputComparison:
     """Compare the greedy answer of one trial with the baseline arm's.
 
-    baseline: the answers of each of its trials. If these differ among themselves the model is not deterministic, and nothing follows.
+    baseline: the answers of each of its trials. If these differ among themselves the model is not
+    deterministic, and nothing follows.
     """
     alike = _compare_alike(wanted, answers)
     if alike.wrong or (wanted.alike and wanted.same is None):
@@ -251,7 +285,9 @@ def compare_output(
         return OutputComparison(unknown="the question was not asked")
     name = wanted.baseline
     if not theirs:
-        return OutputComparison(unknown=f"there is no answer of {name} to compare with (--arm {name})")
+        return OutputComparison(
+            unknown=f"there is no answer of {name} to compare with (--arm {name})"
+        )
     if len({one.first[: wanted.same] for one in theirs}) != 1:
         return OutputComparison(unknown=f"{name} does not repeat its own answer")
     made = weights is ServedWeights.MADE
@@ -266,14 +302,22 @@ def compare_output(
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False)))
     after = _after(equal)
     if made and right.margins[equal : equal + 1] < (CLEAR,):
-        return OutputComparison(unknown=f"the answers differ {after}, where {name} had no clear best token")
+        return OutputComparison(
+            unknown=f"the answers differ {after}, where {name} had no clear best token"
+        )
     return OutputComparison(
-        wrong=f"its greedy answer differs from that of {name} {after}; the first {wanted.same} should be equal"
+        wrong=(
+            f"its greedy answer differs from that of {name} {after}; the first {wanted.same} should"
+            " be equal"
+        )
     )
 
 
 def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
-    """Compare the answers to equal requests of one workload. Their texts must be equal; streams cut them at different places."""
+    """Compare the answers to equal requests of one workload.
+
+    Their texts must be equal; streams cut them at different places.
+    """
     given = {answer.name: answer for answer in answers if answer.probe is Probe.WORKLOAD}
     unknown = ""
     for first, *others in wanted.alike:
@@ -283,24 +327,35 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
             if missing or given[name].sha256 == given[first].sha256:
                 continue
             what = f"the equal requests {first!r} and {name!r} were answered differently"
-            at = _first_difference(given[first], given[name]) if _have_token_ids(given[first], given[name]) else None
+            at = (
+                _first_difference(given[first], given[name])
+                if _have_token_ids(given[first], given[name])
+                else None
+            )
             margins = given[first].margins or given[name].margins
             if at is None and margins and _have_token_ids(given[first], given[name]):
                 unknown = unknown or f"{what} after the tokens whose margins are kept"
                 continue
-            if at is not None and margins and _margin(given[first], at) + _margin(given[name], at) < CLEAR:
+            if (
+                at is not None
+                and margins
+                and _margin(given[first], at) + _margin(given[name], at) < CLEAR
+            ):
                 unknown = unknown or f"{what} {_after(at)}, where neither had a clear best token"
                 continue
             return OutputComparison(wrong=what if at is None else f"{what} {_after(at)}")
     return OutputComparison(unknown=unknown)
 
 
-def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None) -> OutputComparison:
+def compare_alone(
+    answers: Sequence[OutputSample], weights: ServedWeights | None
+) -> OutputComparison:
     """Compare the answers to each prompt from the workload and the burst with those that it got alone.
 
-    An answer is wrong if it differs from all of these, they agree up to there, and the logits moved further than rounding moves them: the
-    margins of the two tokens add up to `CLEAR` or more. With other blocks in the prefix cache it is also twice what the cache moves them,
-    because a quantized cache rounds.
+    An answer is wrong if it differs from all of these, they agree up to there, and the logits moved
+    further than rounding moves them: the margins of the two tokens add up to `CLEAR` or more. With
+    other blocks in the prefix cache it is also twice what the cache moves them, because a quantized
+    cache rounds.
     """
     alone: dict[str, list[OutputSample]] = {}
     for answer in answers:
@@ -314,7 +369,9 @@ def compare_alone(answers: Sequence[OutputSample], weights: ServedWeights | None
     unknown = ""
     for answer in answers:
         references = alone.get(answer.prompt, [])
-        if answer.probe not in _COMPARED or len({one.probe for one in references}) < len(_REFERENCES):
+        if answer.probe not in _COMPARED or len({one.probe for one in references}) < len(
+            _REFERENCES
+        ):
             continue
         clear = max(CLEAR, 2 * rounding)
         if answer.probe is Probe.BURST_CACHED:
@@ -330,8 +387,13 @@ _REFERENCES = (Probe.ALONE, Probe.CACHED)
 _COMPARED = (Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED)
 
 
-def _compare_with(alone: Sequence[OutputSample], answer: OutputSample, clear: float) -> OutputComparison:
-    """Compare an answer with those to the same prompt alone. clear: least sum of margins, in nats, for a difference to count."""
+def _compare_with(
+    alone: Sequence[OutputSample], answer: OutputSample, clear: float
+) -> OutputComparison:
+    """Compare an answer with those to the same prompt alone.
+
+    clear: least sum of margins, in nats, for a difference to count.
+    """
     if not _have_token_ids(answer, *alone):
         return OutputComparison(unknown="this server returns no token ids")
     places = [_first_difference(one, answer) for one in alone]
@@ -346,7 +408,9 @@ def _compare_with(alone: Sequence[OutputSample], answer: OutputSample, clear: fl
     if moved < clear:
         return OutputComparison(unknown=f"{what}, where no token was clearly the best")
     tokens = f"{_token(answer, at)}, alone {_token(alone[0], at)}"
-    return OutputComparison(wrong=f"{what}: {tokens}; their log probabilities moved by {moved:.2f} nats or more")
+    return OutputComparison(
+        wrong=f"{what}: {tokens}; their log probabilities moved by {moved:.2f} nats or more"
+    )
 
 
 def _margin(answer: OutputSample, at: int) -> float:
@@ -368,12 +432,20 @@ def _rounding(alone: Sequence[OutputSample]) -> float:
 
 def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
     """Return the place of the first different token among those that were kept; None if they are equal."""
-    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one.first, other.first, strict=False)))
+    equal = sum(
+        1
+        for _ in takewhile(
+            lambda pair: pair[0] == pair[1], zip(one.first, other.first, strict=False)
+        )
+    )
     return equal if equal < max(len(one.first), len(other.first)) else None
 
 
 def _have_token_ids(*answers: OutputSample) -> bool:
-    """Return True if the answers hold token ids. Text pieces cannot be compared: each stream splits them differently."""
+    """Return True if the answers hold token ids.
+
+    Text pieces cannot be compared: each stream splits them differently.
+    """
     tokens = chain.from_iterable(answer.first for answer in answers)
     return all(isinstance(token, int) for token in tokens)
 
@@ -392,5 +464,8 @@ def _greedy(answers: Sequence[OutputSample]) -> OutputSample | None:
 
 def _attends_back(answers: Sequence[OutputSample], same: int) -> bool:
     """Return True if another beginning changed the answer."""
-    ours, other = _greedy(answers), next((one for one in answers if one.probe is Probe.BEGINNING), None)
+    ours, other = (
+        _greedy(answers),
+        next((one for one in answers if one.probe is Probe.BEGINNING), None),
+    )
     return ours is not None and other is not None and ours.first[:same] != other.first[:same]

@@ -1,8 +1,9 @@
 """Exact bounds on the rate of a crash, from a number of boots.
 
-One crash and one quiet boot prove little: a fix that does nothing looks the same half of the time or more. All bounds are exact,
-one-sided Clopper-Pearson bounds of a binomial rate; `alpha` is the chance of being wrong, 5 %.
-After 5 crashes of 5 a fix needs 4 quiet boots, after 1 of 1 it needs 59.
+One crash and one quiet boot prove little: a fix that does nothing looks the same half of the time
+or more. All bounds are exact, one-sided Clopper-Pearson bounds of a binomial rate; `alpha` is the
+chance of being wrong, 5 %. After 5 crashes of 5 a fix needs 4 quiet boots, after 1 of 1 it needs
+59.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ def _at_least(k: int, n: int, p: float) -> float:
     """Return the chance of k or more crashes in n boots at rate p, 0 < p < 1."""
     # Logarithms: the binomials of a long history do not fit into a float.
     ways, crash, clean = lgamma(n + 1), log(p), log1p(-p)
-    return fsum(exp(ways - lgamma(i + 1) - lgamma(n - i + 1) + i * crash + (n - i) * clean) for i in range(k, n + 1))
+    return fsum(
+        exp(ways - lgamma(i + 1) - lgamma(n - i + 1) + i * crash + (n - i) * clean)
+        for i in range(k, n + 1)
+    )
 
 
 @lru_cache(256)
@@ -52,14 +56,19 @@ def fisher(crashed: int, boots: int, other_crashed: int, other_boots: int) -> fl
     total, crashes = boots + other_boots, crashed + other_crashed
     if not (0 <= crashed <= boots and 0 <= other_crashed <= other_boots):
         raise ValueError(f"{crashed} crashes of {boots} boots, {other_crashed} of {other_boots}")
-    ways = (comb(other_boots, i) * comb(boots, crashes - i) for i in range(other_crashed + 1) if i <= crashes)
+    ways = (
+        comb(other_boots, i) * comb(boots, crashes - i)
+        for i in range(other_crashed + 1)
+        if i <= crashes
+    )
     return sum(ways) / comb(total, crashes)
 
 
 def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
     """Return the quiet boots needed to call a bug fixed that died in `crashed` of `boots`; None if nothing crashed.
 
-    So many that an engine which still crashes at the lower bound is caught with 95 %. For a comparison made once.
+    So many that an engine which still crashes at the lower bound is caught with 95 %. For a
+    comparison made once.
     """
     return _quiet_boots(lower_bound(crashed, boots), alpha)
 
@@ -67,10 +76,15 @@ def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
 def clean_streak(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
     """Return the quiet boots in a row that a nightly watch needs after `crashed` of `boots`; None if nothing crashed.
 
-    A lucky streak may begin after each death. So the j-th death gets only alpha / (j (j + 1)) of the chance of being wrong,
-    which adds up to alpha for ever: 5 of 5 needs 9, 30 of 30 needs 5, 35 of 70 needs 21.
+    A lucky streak may begin after each death. So the j-th death gets only alpha / (j (j + 1)) of
+    the chance of being wrong, which adds up to alpha for ever: 5 of 5 needs 9, 30 of 30 needs 5, 35
+    of 70 needs 21.
     """
-    return _quiet_boots(lower_bound(crashed, boots), alpha / (crashed * (crashed + 1))) if crashed else None
+    return (
+        _quiet_boots(lower_bound(crashed, boots), alpha / (crashed * (crashed + 1)))
+        if crashed
+        else None
+    )
 
 
 def _quiet_boots(rate: float, alpha: float) -> int | None:

@@ -1,4 +1,6 @@
-"""Throughput of an arm, compared with a baseline arm. Pure: the times of requests in, statistics out.
+"""Throughput of an arm, compared with a baseline arm.
+
+Pure: the times of requests in, statistics out.
 
     throughput=[
         throughput(prompt=128, output=512, concurrency=[1, 2, 4, 8], baseline="eager"),
@@ -91,14 +93,19 @@ class Load:
         numbers = self.concurrency
         if self.prompt < 1 or self.output < 2:
             raise ValueError(
-                "a load needs prompts of 1 token or more and answers of 2 or more, to have a time per token"
+                "a load needs prompts of 1 token or more and answers of 2 or more, to have a time"
+                " per token"
             )
         if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
-            raise ValueError("concurrency=[…] needs numbers of requests of 1 or more, each number once")
+            raise ValueError(
+                "concurrency=[…] needs numbers of requests of 1 or more, each number once"
+            )
         if max(numbers) > MOST_STREAMS:
             raise ValueError(f"concurrency is at most {MOST_STREAMS}")
         if self.rounds < LEAST_ROUNDS:
-            raise ValueError(f"rounds={self.rounds} must be {LEAST_ROUNDS} at least, to show a spread")
+            raise ValueError(
+                f"rounds={self.rounds} must be {LEAST_ROUNDS} at least, to show a spread"
+            )
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -165,8 +172,15 @@ class Round(ClientCost):
         queued = self.queued_s / self.wall_s
         if self.cpu + queued <= MOST_CPU:
             return ""
-        waited = f" and waited for one in {100 * queued:.0f} % of the time" if queued > 1 - MOST_CPU else ""
-        return f"the client used {100 * self.cpu:.0f} % of a core{waited}, so it may have been the limit"
+        waited = (
+            f" and waited for one in {100 * queued:.0f} % of the time"
+            if queued > 1 - MOST_CPU
+            else ""
+        )
+        return (
+            f"the client used {100 * self.cpu:.0f} % of a core{waited}, so it may have been the"
+            " limit"
+        )
 
     @property
     def late(self) -> str:
@@ -174,7 +188,10 @@ class Round(ClientCost):
         if self.edge_s <= MOST_OFF * self.wall_s:
             return ""
         late_ms = 1000 * self.edge_s
-        return f"the client was late by up to {late_ms:.1f} ms at the ends of a round of {self.wall_s:.3g} s"
+        return (
+            f"the client was late by up to {late_ms:.1f} ms at the ends of a round of"
+            f" {self.wall_s:.3g} s"
+        )
 
 
 def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost()) -> Round:
@@ -184,7 +201,9 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost()) -> Ro
     began, ended = min(timing.sent for timing in timings), max(timing.ended for timing in timings)
     wall = ended - began
     output = sum(timing.output_tokens for timing in timings)
-    gaps = sorted(later - earlier for timing in timings for earlier, later in pairwise(timing.chunks))
+    gaps = sorted(
+        later - earlier for timing in timings for earlier, later in pairwise(timing.chunks)
+    )
     return Round(
         **vars(client),
         wall_s=wall,
@@ -194,7 +213,10 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost()) -> Ro
         output_tok_s=output / wall,
         req_s=len(timings) / wall,
         ttft_s=median(timing.chunks[0] - timing.sent for timing in timings),
-        tpot_s=median((timing.chunks[-1] - timing.chunks[0]) / (timing.output_tokens - 1) for timing in timings),
+        tpot_s=median(
+            (timing.chunks[-1] - timing.chunks[0]) / (timing.output_tokens - 1)
+            for timing in timings
+        ),
         itl_s=median(gaps) if gaps else None,
         itl_p99_s=gaps[ceil(0.99 * len(gaps)) - 1] if gaps else None,
         e2e_s=median(timing.ended - timing.sent for timing in timings),
@@ -205,7 +227,8 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost()) -> Ro
 def _edge_s(timings: Sequence[Timing], client: ClientCost, began: float) -> float:
     """Return by how much the time from the first write to the last token may be too long."""
     written = [timing.written for timing in timings if timing.written is not None]
-    if len(written) == len(timings):  # the kernel stamps arrivals, so only the first write can be late
+    # the kernel stamps arrivals, so only the first write can be late
+    if len(written) == len(timings):
         return min(written) - began
     # the worst stall may lie at both ends, beside a wait for the core that no tick saw
     return 2 * client.late_s + min(client.queued_s, 2 * TICK)
@@ -233,7 +256,13 @@ class Spread:
         if len(values) < 2:
             return cls(median=middle, low=middle, high=middle, cv=0.0, n=1)
         low, _, high = quantiles(values, method="inclusive")
-        return cls(median=middle, low=low, high=high, cv=stdev(values) / mean if mean else 0.0, n=len(values))
+        return cls(
+            median=middle,
+            low=low,
+            high=high,
+            cv=stdev(values) / mean if mean else 0.0,
+            n=len(values),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +291,9 @@ def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
     """Return the figures of an arm. boots: the rounds of each boot, at least one."""
     rounds = list(chain.from_iterable(boots))
 
-    def timely(figure: Callable[[Round], float | None], most_late: float = MOST_LATE) -> Spread | None:
+    def timely(
+        figure: Callable[[Round], float | None], most_late: float = MOST_LATE
+    ) -> Spread | None:
         values = [figure(measured) for measured in rounds if measured.timely(most_late)]
         known = [value for value in values if value is not None]
         return Spread.of(known) if len(known) >= LEAST_ROUNDS else None
@@ -308,7 +339,11 @@ class Ratio:
 
 
 def interval(
-    arm: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], seed: int, *, resamples: int = _RESAMPLES
+    arm: Sequence[Sequence[float]],
+    baseline: Sequence[Sequence[float]],
+    seed: int,
+    *,
+    resamples: int = _RESAMPLES,
 ) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the ratio of medians.
 
@@ -340,7 +375,9 @@ def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], s
         change = ThroughputChange.NONE
     else:
         change = ThroughputChange.FASTER if middle > 1.0 else ThroughputChange.SLOWER
-    return Ratio(ratio=middle, low=low, high=high, n=min(ours.n, theirs.n), boots=boots, change=change)
+    return Ratio(
+        ratio=middle, low=low, high=high, n=min(ours.n, theirs.n), boots=boots, change=change
+    )
 
 
 def withheld(evidence: str, weights: str | None) -> str:

@@ -1,8 +1,8 @@
 """Results of arms from the outcomes of their trials, the verdict over the arms of a run, and the result of a release. Pure.
 
-Bad beats unknown beats good. One matching crash makes an arm reproduce. An arm is quiet only if every trial crossed the trigger and lived.
-Anything else is undecided: also a death without a known cause, and a declared hang or wrong answer
-without evidence of the boundary.
+Bad beats unknown beats good. One matching crash makes an arm reproduce. An arm is quiet only if
+every trial crossed the trigger and lived. Anything else is undecided: also a death without a known
+cause, and a declared hang or wrong answer without evidence of the boundary.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Expected(StrEnum):
 
     DIES = "dies"
     LIVES = "lives"  # crosses the trigger and lives, in every release
-    UNTRIGGERED = "untriggered"  # lives without crossing the trigger, and must not be mistaken for proof
+    # lives without crossing the trigger, and must not be mistaken for proof
+    UNTRIGGERED = "untriggered"
     ERRS = "errs"  # lives and answers wrongly
     HANGS = "hangs"  # leaves requests unanswered
     SPINS = "spins"  # keeps working with no request left
@@ -152,10 +153,11 @@ _VERDICTS: dict[Verdict, tuple[Tone, int]] = {
 class ArmResult:
     """The result of one arm: `crashed` of `conclusive` trials showed the bug as the arm is expected to.
 
-    Beside a crash, other failures count among the conclusive trials. bound: a sentence with what these numbers support.
-    unexplained: deaths that may be this bug (`is_unexplained`), and unproved failures.
-    standing: the release by the arm's own status; None if the scenario's applies.
-    strange: trials with the bug's outcome that do not count as the bug: see `is_strange` and `is_unproved`.
+    Beside a crash, other failures count among the conclusive trials. bound: a sentence with what
+    these numbers support. unexplained: deaths that may be this bug (`is_unexplained`), and unproved
+    failures. standing: the release by the arm's own status; None if the scenario's applies.
+    strange: trials with the bug's outcome that do not count as the bug: see `is_strange` and
+    `is_unproved`.
     """
 
     name: str
@@ -202,7 +204,11 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictReport:
-    """The verdict of a run. expected: True, False (a surprise) or None (undecided). because: one sentence. surprises: names of arms."""
+    """The verdict of a run.
+
+    expected: True, False (a surprise) or None (undecided). because: one sentence. surprises: names
+    of arms.
+    """
 
     verdict: Verdict
     expected: bool | None
@@ -212,7 +218,9 @@ class VerdictReport:
 
 def counted(outcomes: Sequence[Outcome]) -> str:
     """Return `crash, clean x 3`: each outcome once, in order of first occurrence."""
-    return ", ".join(f"{one}{f' x {times}' if times > 1 else ''}" for one, times in Counter(outcomes).items())
+    return ", ".join(
+        f"{one}{f' x {times}' if times > 1 else ''}" for one, times in Counter(outcomes).items()
+    )
 
 
 def from_source(version: str | None) -> bool:
@@ -231,13 +239,20 @@ def same_release(one: str | None, other: str | None) -> bool:
 
 
 def _died(expected: Expected, crashed: int, boots: int) -> str:
-    return f"{expected.did} in {crashed} of {boots} boots (95 % confidence: in at least {lower_bound(crashed, boots):.0%} of boots)"
+    return (
+        f"{expected.did} in {crashed} of {boots} boots (95 % confidence: in at least"
+        f" {lower_bound(crashed, boots):.0%} of boots)"
+    )
 
 
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
     """Return True for a hang of the other kind: requests that hang in an arm expected to spin, or the reverse."""
     never_idle = _SIGNS[expected].never_idle
-    return outcome is Outcome.HANG and never_idle is not None and (during == NEVER_IDLE) is not never_idle
+    return (
+        outcome is Outcome.HANG
+        and never_idle is not None
+        and (during == NEVER_IDLE) is not never_idle
+    )
 
 
 def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
@@ -262,14 +277,18 @@ def arm_result(
 ) -> ArmResult:
     """Return the result of an arm from the outcomes of its trials.
 
-    unexplained: deaths among them that may be this bug. strange, unproved: see the functions of these names; no trial is both.
+    unexplained: deaths among them that may be this bug. strange, unproved: see the functions of
+    these names; no trial is both.
     """
     count = Counter(outcomes)
     crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
     conclusive = crashed + clean
     if crashed:
-        others = sum(one.facts.other_failure and one is not expected.sign for one in outcomes) + strange
-        conclusive += others  # boots that ran, and in which another failure may have come before this one
+        others = (
+            sum(one.facts.other_failure and one is not expected.sign for one in outcomes) + strange
+        )
+        # boots that ran, and in which another failure may have come before this one
+        conclusive += others
         result = Result.FLAKY if clean else Result.REPRODUCES
         bound = _died(expected, crashed, conclusive)
     elif outcomes and not any(one.facts.ran for one in outcomes):
@@ -281,8 +300,12 @@ def arm_result(
         bound = f"{expected.did} in 0 of {clean} boots: {_excluded(expected, clean)}"
     else:
         result = Result.INCONCLUSIVE
-        seen = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
-        bound = f"nothing can be said: {seen}" + (f", {unproved} short of the boundary" if unproved else "")
+        seen = (
+            ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no trial ran"
+        )
+        bound = f"nothing can be said: {seen}" + (
+            f", {unproved} short of the boundary" if unproved else ""
+        )
     return ArmResult(
         name=name,
         expected=expected,
@@ -336,12 +359,14 @@ def _why_quiet(
         names = ", ".join(arm.name for arm in arms)
         should = "with its change of vLLM's source" if patched else "as it should in any release"
         return Verdict.QUIET, f"{names}: {lived}, {should}; the reported arm was not run"
-    if record is None or record.arm != arms[0].name:  # a record counts only for boots of the same arm
+    # a record counts only for boots of the same arm
+    if record is None or record.arm != arms[0].name:
         nothing = "Nothing to compare with yet: no reproducing run is on record for this host"
         return Verdict.QUIET, f"{lived}: {_excluded(expected, clean)}. {nothing}"
     released = " as released" if patched else ""
     on_record = (
-        f"{expected.did} in {record.crashed} of {record.boots} boots with {record.version}{released} ({record.run})"
+        f"{expected.did} in {record.crashed} of {record.boots} boots with"
+        f" {record.version}{released} ({record.run})"
     )
     here = f"{on_record}, 0 of {clean} here{' with the patch' if patched else ''}"
     same = same_release(record.version, version)
@@ -353,7 +378,10 @@ def _why_quiet(
         return Verdict.QUIET, f"{on_record}, {there}: run that release without the patch first"
     needed = clean_needed(record.crashed, record.boots)
     if needed is None or clean < needed:
-        return Verdict.QUIET, f"{here}: {needed} quiet boots are needed before this may be called fixed (--trials)"
+        return (
+            Verdict.QUIET,
+            f"{here}: {needed} quiet boots are needed before this may be called fixed (--trials)",
+        )
     chance = "a fix that does nothing would look like this in less than 5 % of cases"
     return Verdict.FIXED, f"{here}: {chance} ({_fisher(record.crashed, record.boots, clean)})"
 
@@ -372,12 +400,17 @@ def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
     for arm in quiet:
         names.setdefault(arm.conclusive, []).append(arm.name)
     needed = clean_needed(dying.crashed, dying.conclusive)
-    return tuple(_compared(dying, ", ".join(those), clean, needed) for clean, those in names.items())
+    return tuple(
+        _compared(dying, ", ".join(those), clean, needed) for clean, those in names.items()
+    )
 
 
 def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
     did = dying.expected.did
-    seen = f"{names}: {did} in 0 of {clean} boots, against {dying.crashed} of {dying.conclusive} of {dying.name}"
+    seen = (
+        f"{names}: {did} in 0 of {clean} boots, against {dying.crashed} of {dying.conclusive} of"
+        f" {dying.name}"
+    )
     if needed is None or clean < needed:
         return f"{seen}: too few boots to say that it helps (--trials auto)"
     return (
@@ -422,7 +455,12 @@ def decide(
 
 
 def _verdict(
-    led_by: Sequence[ArmResult], standing: Standing, record: Record | None, version: str | None, *, patched: bool
+    led_by: Sequence[ArmResult],
+    standing: Standing,
+    record: Record | None,
+    version: str | None,
+    *,
+    patched: bool,
 ) -> tuple[Verdict, str]:
     with_patch = " with the patch" if patched else ""
     if reproducing := next((arm for arm in led_by if arm.crashed), None):
@@ -431,9 +469,14 @@ def _verdict(
         because = f"{reproducing.name}{with_patch}: {did} in {counts} boots{besides}"
         if (reproducing.standing or standing) is not Standing.GOOD:
             return Verdict.REPRODUCES, because
-        return Verdict.REGRESSED, f"{because}; this release was declared good" + (" as it is" if patched else "")
+        return Verdict.REGRESSED, f"{because}; this release was declared good" + (
+            " as it is" if patched else ""
+        )
     if changed := next((arm for arm in led_by if arm.failed_otherwise), None):
-        return Verdict.CHANGED, f"{changed.name}{with_patch}: {changed.otherwise[0]}, and not of this bug"
+        return (
+            Verdict.CHANGED,
+            f"{changed.name}{with_patch}: {changed.otherwise[0]}, and not of this bug",
+        )
     undecided = next((arm for arm in led_by if arm.result is not Result.QUIET), None)
     if undecided is not None:
         return Verdict.INCONCLUSIVE, f"{undecided.name}{with_patch}: {undecided.bound}"

@@ -38,7 +38,9 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         most = self.job.elsewhere.room(self.job) if self.job.elsewhere else 1
         if self.most_boots is not None:
             most = min(most, max(1, self.most_boots - len(self.record.boots)))
-        self._round = [self.record.from_good[number] for number in self.record.plan.ahead(most, self._cost)]
+        self._round = [
+            self.record.from_good[number] for number in self.record.plan.ahead(most, self._cost)
+        ]
         return self._round
 
     def _cost(self, number: int) -> float:
@@ -66,7 +68,10 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         return replace(boot, run=row.run, why=why, ahead=item is not self._round[0]), None
 
     def _row(self, source: Source) -> ReleaseRow | str:
-        """Run the scenario on one candidate. Return the signal that interrupted the run, if one did."""
+        """Run the scenario on one candidate.
+
+        Return the signal that interrupted the run, if one did.
+        """
         try:
             result = run_release(self, source)
         except UsageError as error:
@@ -79,7 +84,9 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         row = row_of(result, source.version, standing, self.record.evidence)
         return result.interrupted or row
 
-    def _finished(self, item: Candidate, fate: ReleaseResult, why: str, began: float) -> BisectionBoot:
+    def _finished(
+        self, item: Candidate, fate: ReleaseResult, why: str, began: float
+    ) -> BisectionBoot:
         took = round(time.monotonic() - began, 1)
         return BisectionBoot(candidate=item.label, fate=fate, why=why, run=None, duration_s=took)
 
@@ -101,7 +108,10 @@ class ScriptSearch(BisectionSearch):
         try:
             release = ReleaseCache().provision(item.vllm, self.progress.line)
         except InfraError as error:
-            return self._finished(item, ReleaseResult.INFRA, self.redactor.text(f"{error}"), began), None
+            return (
+                self._finished(item, ReleaseResult.INFRA, self.redactor.text(f"{error}"), began),
+                None,
+            )
         variables: dict[str, Any] = {
             "VLLM_REPRO_SOURCE": item.source,
             "VLLM_REPRO_TREE": f"{release.packages}",
@@ -121,7 +131,9 @@ _RESULTS = {0: ReleaseResult.LIVES, 1: ReleaseResult.DIES, _SKIP: ReleaseResult.
 
 def _exit_status(script: str, environment: dict[str, str]) -> int:
     """Run a shell command. Its output goes to the standard error, and its processes end with it."""
-    process = subprocess.Popen(script, shell=True, env=environment, stdout=2, start_new_session=True)
+    process = subprocess.Popen(
+        script, shell=True, env=environment, stdout=2, start_new_session=True
+    )
     try:
         return process.wait()
     finally:

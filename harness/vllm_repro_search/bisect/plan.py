@@ -1,7 +1,8 @@
 """Bisection over candidates that cannot all be tried and die in some boots only: a noisy binary search. Pure.
 
-Candidates are numbered from the good end, 0, to the bad end. The change point is the first bad one. Errors are one-sided: a death proves a
-candidate bad, and with it all behind it; a clean boot is evidence of good, by the chance that a bad candidate survives one boot.
+Candidates are numbered from the good end, 0, to the bad end. The change point is the first bad one.
+Errors are one-sided: a death proves a candidate bad, and with it all behind it; a clean boot is
+evidence of good, by the chance that a bad candidate survives one boot.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class BisectionPlan:
 
     def __post_init__(self) -> None:
         if self.size < 2 or not 0 < self.rate <= 1 or not 0 < self.confidence < 1:
-            raise ValueError(f"no search: {self.size} candidates, rate {self.rate}, confidence {self.confidence}")
+            raise ValueError(
+                f"no search: {self.size} candidates, rate {self.rate}, confidence {self.confidence}"
+            )
 
     def after(self, *results: BootResult) -> BisectionPlan:
         """Return the plan after more boots."""
@@ -84,7 +87,8 @@ class BisectionPlan:
         weights = [_WRONG_END, *[share] * (self.size - 1), _WRONG_END]
         weights[first_death + 1 :] = [0.0] * (self.size - first_death)
         survives = 1.0
-        # Clean boots behind the first death have the same chance for every change point left, so they do not count.
+        # Clean boots behind the first death have the same chance for every change point left, so
+        # they do not count.
         for point in range(first_death - 1, -1, -1):
             if good[point]:
                 survives *= (1 - self.rate) ** good[point]
@@ -101,7 +105,9 @@ class BisectionPlan:
         together = 0.0
         for point in sorted(range(self.size + 1), key=posterior.__getitem__, reverse=True):
             enough = together >= self.confidence
-            if not posterior[point] or (enough and not isclose(posterior[point], posterior[left[-1]])):
+            if not posterior[point] or (
+                enough and not isclose(posterior[point], posterior[left[-1]])
+            ):
                 break  # of points that are equally probable, all are left or none
             left.append(point)
             together += posterior[point]
@@ -123,7 +129,11 @@ class BisectionPlan:
             return SearchState.OPEN  # an end is not checked yet
         if len(left) == 1 and left[0]:
             return SearchState.FOUND
-        return SearchState.OPEN if any(not skipped[place] for place in _between(left)) else SearchState.STUCK
+        return (
+            SearchState.OPEN
+            if any(not skipped[place] for place in _between(left))
+            else SearchState.STUCK
+        )
 
     def _good_again(self) -> tuple[int, ...]:
         good, bad = self.count(Side.GOOD), self.count(Side.BAD)
@@ -176,7 +186,9 @@ class BisectionPlan:
         if self._answer(posterior).state is not SearchState.OPEN:
             return 0
         unknown = -sum(chance * log2(chance) for chance in posterior if chance > 0)
-        return max(1, ceil(unknown / max(information(step / 100, self.rate) for step in range(1, 101))))
+        return max(
+            1, ceil(unknown / max(information(step / 100, self.rate) for step in range(1, 101)))
+        )
 
 
 def _between(left: Sequence[int]) -> range:
@@ -185,7 +197,10 @@ def _between(left: Sequence[int]) -> range:
 
 
 def information(bad: float, rate: float) -> float:
-    """Return the bits that one boot gives about the change point. bad: the probability that the candidate is bad."""
+    """Return the bits that one boot gives about the change point.
+
+    bad: the probability that the candidate is bad.
+    """
     return _entropy(rate * bad) - bad * _entropy(rate)
 
 

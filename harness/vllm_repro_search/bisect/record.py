@@ -43,7 +43,11 @@ class Candidate:
     @property
     def vllm(self) -> Source:
         checkout, _, commit = self.source.rpartition("@")
-        return Source(folder=Path(checkout), commit=commit) if checkout else Source(release=self.source)
+        return (
+            Source(folder=Path(checkout), commit=commit)
+            if checkout
+            else Source(release=self.source)
+        )
 
 
 class BisectionBoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -100,7 +104,9 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
     def plan(self) -> BisectionPlan:
         place = {candidate.label: number for number, candidate in enumerate(self.from_good)}
         results = (BootResult(place[boot.candidate], boot.side) for boot in self.boots)
-        return BisectionPlan(size=len(place), rate=self.rate, confidence=self.confidence).after(*results)
+        return BisectionPlan(size=len(place), rate=self.rate, confidence=self.confidence).after(
+            *results
+        )
 
     @property
     def exit_status(self) -> int:
@@ -126,7 +132,9 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
     def left(self, known: ChangePoints) -> list[str]:
         """Return the labels that may be the first bad one, or the first fixed one, oldest first."""
         points = (point - self.find_fix for point in known.left)
-        labels = [self.from_good[point].label for point in points if 0 <= point < len(self.candidates)]
+        labels = [
+            self.from_good[point].label for point in points if 0 <= point < len(self.candidates)
+        ]
         return labels[::-1] if self.find_fix else labels
 
     def derived(self) -> dict[str, Any]:

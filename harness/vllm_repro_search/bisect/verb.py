@@ -46,15 +46,24 @@ rewritten after each boot; --resume continues them. docs/bisect.md"""
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
-        example="vllm-repro bisect min-tokens-stop-ids --server process --bad 0.27.0 --good 0.32.0 --find-fix",
+        example=(
+            "vllm-repro bisect min-tokens-stop-ids --server process --bad 0.27.0 --good 0.32.0"
+            " --find-fix"
+        ),
         prints="the content of bisection.json",
         more=_EPILOG,
     )
-    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
-    parser.add_argument("--bad", metavar="S", help="a release, or with --repo a commit, that has the bug")
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume"
+    )
+    parser.add_argument(
+        "--bad", metavar="S", help="a release, or with --repo a commit, that has the bug"
+    )
     parser.add_argument("--good", metavar="S", help="one that does not have it")
     parser.add_argument(
-        "--find-fix", action="store_true", help="--bad is the older one: find the first release without the bug"
+        "--find-fix",
+        action="store_true",
+        help="--bad is the older one: find the first release without the bug",
     )
     parser.add_argument(
         "--repo",
@@ -65,18 +74,26 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--script",
         metavar="CMD",
-        help="ask this shell command instead of booting servers: exit status 0 is good, 1 bad, 125 a skip, any other stops; "
-        "VLLM_REPRO_TREE is the folder that holds vllm/, VLLM_REPRO_PYTHON runs it, VLLM_REPRO_SOURCE names it",
+        help=(
+            "ask this shell command instead of booting servers: exit status 0 is good, 1 bad, 125 a"
+            " skip, any other stops; VLLM_REPRO_TREE is the folder that holds vllm/,"
+            " VLLM_REPRO_PYTHON runs it, VLLM_REPRO_SOURCE names it"
+        ),
     )
     parser.add_argument(
-        "--versions", metavar="A,B,...", help="the releases to choose from (default: those with a CPU build)"
+        "--versions",
+        metavar="A,B,...",
+        help="the releases to choose from (default: those with a CPU build)",
     )
     parser.add_argument(
         "--rate",
         type=_share,
         default=1.0,
         metavar="R",
-        help="in what share of boots a bad release dies (default: 1); below 1 releases are booted again",
+        help=(
+            "in what share of boots a bad release dies (default: 1); below 1 releases are booted"
+            " again"
+        ),
     )
     add_limits(parser)
     add_server_options(parser, which=("server", "model", "weights"))
@@ -86,7 +103,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
     add_run_options(
-        parser, arm="this arm instead of the first", trials=False, on="boots that may be needed next run side by side"
+        parser,
+        arm="this arm instead of the first",
+        trials=False,
+        on="boots that may be needed next run side by side",
     )
 
 
@@ -95,8 +115,12 @@ def run(arguments: argparse.Namespace) -> int:
     arguments, unfinished = begun(arguments, Bisection, beside=("max_boots", "max_time", "script"))
     if unfinished and unfinished.head.get("script") and not arguments.script:
         raise UsageError(
-            f"the bisection in {unfinished.folder} asks a script, and a command is never taken from a record",
-            hint=f"give it again: vllm-repro bisect --resume {shlex.quote(str(arguments.resume))} --script CMD",
+            f"the bisection in {unfinished.folder} asks a script, and a command is never taken from"
+            " a record",
+            hint=(
+                f"give it again: vllm-repro bisect --resume {shlex.quote(str(arguments.resume))}"
+                " --script CMD"
+            ),
         )
     if not arguments.scenario or not arguments.bad or not arguments.good:
         raise UsageError(
@@ -115,34 +139,60 @@ def run(arguments: argparse.Namespace) -> int:
     targets = [arm for arm in arms if arm.expected.has_bug]
     if len(targets) != 1:
         raise UsageError(
-            f"{len(targets) or 'no'} arms that show the bug are named ({', '.join(names)}), and bisect follows one",
-            hint=f"--arm with one of {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}",
+            f"{len(targets) or 'no'} arms that show the bug are named ({', '.join(names)}), and"
+            " bisect follows one",
+            hint=(
+                "--arm with one of"
+                f" {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}"
+            ),
         )
-    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=arms)
+    job = job_from(
+        arguments,
+        name=arguments.scenario,
+        scenario=scenario,
+        options=options,
+        choice=choice,
+        arms=arms,
+    )
     refuse_unused_options(for_release(options, candidates[0].vllm), choice.kind)
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
     record = _begun(arguments, job, targets[0], candidates, left_out)
     return run_search(arguments, BisectionSearch(job, record), unfinished)
 
 
-def _by_script(arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None) -> int:
+def _by_script(
+    arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None
+) -> int:
     unused = {"--server": arguments.server != "auto"} | {
         f"--{name}": getattr(arguments, name) for name in ("model", "weights", "image", "arm", "on")
     }
     if given := next((name for name, value in unused.items() if value), None):
-        raise UsageError(f"{given} has no meaning with --script", hint="leave it out: no server is booted")
+        raise UsageError(
+            f"{given} has no meaning with --script", hint="leave it out: no server is booted"
+        )
     candidates, left_out = _candidates(arguments)
     arm = scenario.leading[0]
     options = ServerOptions(server=ServerKind.PROCESS.value)
     choice = ServerChoice(ServerKind.PROCESS, "")
-    job = job_from(arguments, name=arguments.scenario, scenario=scenario, options=options, choice=choice, arms=[arm])
+    job = job_from(
+        arguments,
+        name=arguments.scenario,
+        scenario=scenario,
+        options=options,
+        choice=choice,
+        arms=[arm],
+    )
     record = _begun(arguments, job, arm, candidates, left_out)
     record = structs.replace(record, arm="", server="none, a script", evidence=None)
     return run_search(arguments, ScriptSearch(job, record, arguments.script), unfinished)
 
 
 def _begun(
-    arguments: argparse.Namespace, job: Job, arm: Arm, candidates: tuple[Candidate, ...], left_out: int
+    arguments: argparse.Namespace,
+    job: Job,
+    arm: Arm,
+    candidates: tuple[Candidate, ...],
+    left_out: int,
 ) -> Bisection:
     return Bisection(
         **common_fields(job, _repeat(arguments, job)),
@@ -163,8 +213,15 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
     if Version(bad) == Version(good):
         raise UsageError(f"--bad and --good are both {bad}", hint="name two releases")
     if (Version(bad) < Version(good)) is not arguments.find_fix:
-        hint = "leave --find-fix out" if arguments.find_fix else "add --find-fix to look for the first fixed release"
-        raise UsageError(f"--bad {bad} is {'newer' if arguments.find_fix else 'older'} than --good {good}", hint=hint)
+        hint = (
+            "leave --find-fix out"
+            if arguments.find_fix
+            else "add --find-fix to look for the first fixed release"
+        )
+        raise UsageError(
+            f"--bad {bad} is {'newer' if arguments.find_fix else 'older'} than --good {good}",
+            hint=hint,
+        )
     low, high = sorted((bad, good), key=Version)
     known: Sequence[str] = releases(arguments.versions) if arguments.versions else CPU_BUILDS
     between = [one for one in known if Version(low) <= Version(one) <= Version(high)]
@@ -179,14 +236,24 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
     if arguments.versions:
         raise UsageError("--versions has no meaning with --repo", hint="leave it out")
     checkout = arguments.repo.expanduser().absolute()
-    old, new = (arguments.bad, arguments.good) if arguments.find_fix else (arguments.good, arguments.bad)
+    old, new = (
+        (arguments.bad, arguments.good) if arguments.find_fix else (arguments.good, arguments.bad)
+    )
     found, left_out = commits_between(checkout, old, new)
     if len(found) < 2 and left_out:
-        raise UsageError(f"no commit from {old} to {new} changes vllm/", hint="name commits that lie further apart")
+        raise UsageError(
+            f"no commit from {old} to {new} changes vllm/",
+            hint="name commits that lie further apart",
+        )
     if len(found) < 2:
-        hint = "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
+        hint = (
+            "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
+        )
         raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
-    commits = (Candidate(commit.hash[:12], f"{checkout}@{commit.hash}", commit.title, commit.date) for commit in found)
+    commits = (
+        Candidate(commit.hash[:12], f"{checkout}@{commit.hash}", commit.title, commit.date)
+        for commit in found
+    )
     return tuple(commits), left_out
 
 
@@ -202,8 +269,13 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
     words += [word for name, value in named.items() if value for word in (name, value)]
     if arguments.script:
         folders = [word for folder in job.folders for word in ("--scenarios", folder)]
-        return shlex.join(["vllm-repro", "bisect", arguments.scenario, *folders, "--bad", arguments.bad, *words])
-    return f"{repeat_command('bisect', job, job.choice.kind, ('--bad', arguments.bad))} {shlex.join(words)}"
+        return shlex.join(
+            ["vllm-repro", "bisect", arguments.scenario, *folders, "--bad", arguments.bad, *words]
+        )
+    return (
+        f"{repeat_command('bisect', job, job.choice.kind, ('--bad', arguments.bad))}"
+        f" {shlex.join(words)}"
+    )
 
 
 def _share(text: str) -> float:

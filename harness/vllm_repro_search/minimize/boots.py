@@ -46,10 +46,20 @@ class Reducible:
 
     def with_units(self, kept: Sequence[int]) -> Arm:
         """Return the arm with the units `kept`, and all that is no unit."""
-        removed = {one.name: one.text for unit, one in enumerate(self.units) if one.name and unit not in kept}
-        edit = Edit(f"without {', '.join(removed.values())}", lambda command: _less(command, removed))
-        workload = tuple(self._steps([self.pieces[unit] for unit in kept if unit < len(self.pieces)]))
-        return replace(self.arm, edits=(*self.arm.edits, *([edit] if removed else [])), workload=workload)
+        removed = {
+            one.name: one.text
+            for unit, one in enumerate(self.units)
+            if one.name and unit not in kept
+        }
+        edit = Edit(
+            f"without {', '.join(removed.values())}", lambda command: _less(command, removed)
+        )
+        workload = tuple(
+            self._steps([self.pieces[unit] for unit in kept if unit < len(self.pieces)])
+        )
+        return replace(
+            self.arm, edits=(*self.arm.edits, *([edit] if removed else [])), workload=workload
+        )
 
     def _steps(self, pieces: Sequence[tuple[int, Step]]) -> Iterator[Step]:
         for number, group in groupby(pieces, lambda pair: pair[0]):
@@ -63,12 +73,17 @@ class Reducible:
     def unsent(self, kept: Sequence[int], sent: int) -> tuple[int, ...]:
         """Return the pieces from the first request on that was not sent, if `sent` requests were."""
         left = [unit for unit in kept if unit < len(self.pieces)]
-        requests = [place for place, unit in enumerate(left) if isinstance(self.pieces[unit][1], Request)]
+        requests = [
+            place for place, unit in enumerate(left) if isinstance(self.pieces[unit][1], Request)
+        ]
         return tuple(left[requests[sent] :]) if sent < len(requests) else ()
 
 
 def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions) -> Reducible:
-    """Return what may be removed from `arm` on servers of `kind`. Raises `UsageError` for an arm that does not crash."""
+    """Return what may be removed from `arm` on servers of `kind`.
+
+    Raises `UsageError` for an arm that does not crash.
+    """
     if arm.expected is not Expected.DIES or scenario.signature is None:
         raise UsageError(
             f"the arm {arm.name} of {scenario.id} is not declared to crash with a signature",
@@ -76,8 +91,12 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
         )
     if arm.patches:
         raise UsageError(
-            f"the arm {arm.name} changes vLLM's source, so a smaller command would not crash without that change",
-            hint=f"--arm with one of {', '.join(one.name for one in scenario.arms if not one.patches)}",
+            f"the arm {arm.name} changes vLLM's source, so a smaller command would not crash"
+            " without that change",
+            hint=(
+                "--arm with one of"
+                f" {', '.join(one.name for one in scenario.arms if not one.patches)}"
+            ),
         )
     command, _, changes = edited_command(scenario, arm, kind, options)
     reported = changed = scenario.reported()
@@ -91,9 +110,17 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
     given = dict(command.env)
     if command.container is not None and kind.facts.container:
         given = dict(command.container.env) | given
-    variables = {name: f"{name}={shlex.quote(value)}" for name, value in given.items() if not is_secret_name(name)}
+    variables = {
+        name: f"{name}={shlex.quote(value)}"
+        for name, value in given.items()
+        if not is_secret_name(name)
+    }
     steps = scenario.workload_of(arm)
-    pieces = tuple((number, _sized(piece, command)) for number, step in enumerate(steps) for piece in _pieces(step))
+    pieces = tuple(
+        (number, _sized(piece, command))
+        for number, step in enumerate(steps)
+        for piece in _pieces(step)
+    )
     removable = {**flags, **variables}
     rest = _less(scenario.command_of(arm), removable)
     left = [positive(flag.name) for flag in rest.flags] + [
@@ -104,7 +131,10 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
         steps=steps,
         pieces=pieces,
         units=(
-            *(Unit("request" if isinstance(piece, Request) else "pause", "", f"{piece}") for _, piece in pieces),
+            *(
+                Unit("request" if isinstance(piece, Request) else "pause", "", f"{piece}")
+                for _, piece in pieces
+            ),
             *(Unit("flag", name, text, lab_values.get(name, "")) for name, text in flags.items()),
             *(Unit("variable", *pair) for pair in variables.items()),
         ),
@@ -114,7 +144,10 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
 
 
 def _by_name(command: ServeCommand) -> dict[str, str]:
-    """Return the flags of a command by name, as on a command line. One that is given several times has one text."""
+    """Return the flags of a command by name, as on a command line.
+
+    One that is given several times has one text.
+    """
     texts: dict[str, str] = {}
     for flag in command.flags:
         name = positive(flag.name)
@@ -147,7 +180,8 @@ def _less(command: ServeCommand, removed: Collection[str]) -> ServeCommand:
         command,
         flags=tuple(flag for flag in command.flags if positive(flag.name) not in removed),
         env=tuple(pair for pair in command.env if pair[0] not in removed),
-        container=container and replace(container, env=tuple(p for p in container.env if p[0] not in removed)),
+        container=container
+        and replace(container, env=tuple(p for p in container.env if p[0] not in removed)),
     )
 
 
@@ -159,7 +193,10 @@ class MinimizationSearch(ArmSearch[Minimization, tuple[int, ...]]):
         self._parts = parts
         # These are printed, too.
         hidden = self.redactor.command
-        units = tuple(replace(unit, text=hidden(unit.text), booted=hidden(unit.booted)) for unit in record.units)
+        units = tuple(
+            replace(unit, text=hidden(unit.text), booted=hidden(unit.booted))
+            for unit in record.units
+        )
         self.record = structs.replace(self.record, units=units, rest=hidden(record.rest))
 
     def describe(self, item: tuple[int, ...], number: int) -> str:

@@ -1,7 +1,8 @@
 """Search of the smallest part of a command and workload that still crashes: delta debugging. Pure.
 
-A unit is a flag with its value, an environment variable, or a request; here it is a number. The search is a function of its attempts.
-Whatever does not crash keeps its units: also a command that vLLM refuses. Units that are refused one by one are tried as a group.
+A unit is a flag with its value, an environment variable, or a request; here it is a number. The
+search is a function of its attempts. Whatever does not crash keeps its units: also a command that
+vLLM refuses. Units that are refused one by one are tried as a group.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ def _remove(kept: Units, part: Units, size: int) -> _Walk:
 
 
 def _remove_refused(kept: Units) -> _Walk:
-    """Try to remove together the units without which vLLM did not start: they may need each other. Each was tried alone."""
+    """Try to remove together the units without which vLLM did not start: they may need each other.
+
+    Each was tried alone.
+    """
     refused: Units = ()
     for unit in kept:
         if (yield _less(kept, (unit,))).refused:

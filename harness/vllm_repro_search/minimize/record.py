@@ -78,7 +78,9 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
     def plan(self) -> MinimizationPlan:
         requests = sum(not unit.name for unit in self.units)
         attempts = tuple(boot.attempt for boot in self.kept())
-        return MinimizationPlan(requests=requests, others=len(self.units) - requests, attempts=attempts)
+        return MinimizationPlan(
+            requests=requests, others=len(self.units) - requests, attempts=attempts
+        )
 
     @property
     def exit_status(self) -> int:
@@ -127,7 +129,9 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
 
     def counts(self) -> list[tuple[str, int, int]]:
         """Return how many units of each kind are left, of how many; requests come last."""
-        kinds = dict.fromkeys(unit.kind for unit in sorted(self.units, key=lambda unit: not unit.name))
+        kinds = dict.fromkeys(
+            unit.kind for unit in sorted(self.units, key=lambda unit: not unit.name)
+        )
         left = Counter(unit.kind for unit in self.smallest)
         whole = Counter(unit.kind for unit in self.units)
         return [(kind, left[kind], whole[kind]) for kind in kinds]

@@ -39,8 +39,12 @@ class PromptRange:
     guess: int
 
 
-def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str) -> PromptRange:
-    """Return what to search with `arm` on servers of `kind`. Raises `UsageError` if the boundary is not a prompt length.
+def lengths_of(
+    scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str
+) -> PromptRange:
+    """Return what to search with `arm` on servers of `kind`.
+
+    Raises `UsageError` if the boundary is not a prompt length.
 
     run: the command that runs the arm's own workload.
     """
@@ -59,14 +63,16 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
         batch=command.number("--max-num-batched-tokens"),
         chunked=command.enabled("--enable-chunked-prefill"),
         command=command,
-        shape=AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size)
-        if tiny_model is None
-        else AttentionShape(
-            tiny_model.heads,
-            tiny_model.kv_heads,
-            tiny_model.head_dim,
-            kinds=tiny_model.kinds,
-            window=tiny_model.window,
+        shape=(
+            AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size)
+            if tiny_model is None
+            else AttentionShape(
+                tiny_model.heads,
+                tiny_model.kv_heads,
+                tiny_model.head_dim,
+                kinds=tiny_model.kinds,
+                window=tiny_model.window,
+            )
         ),
     )
     guess = None
@@ -77,24 +83,33 @@ def lengths_of(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOp
         guess = shortest_prompt(arm.trigger or scenario.trigger, facts, most)
     if guess is None:
         raise UsageError(
-            f"the boundary of {scenario.id} is not the length of one prompt: {arm.trigger or scenario.trigger}",
+            f"the boundary of {scenario.id} is not the length of one prompt:"
+            f" {arm.trigger or scenario.trigger}",
             hint=again,
         )
     if any(sent.shared or sent.conversation for _, sent in sized):
-        raise UsageError(f"the arm {arm.name} of {scenario.id} also needs a prefix in the cache", hint=again)
+        raise UsageError(
+            f"the arm {arm.name} of {scenario.id} also needs a prefix in the cache", hint=again
+        )
     low = min((size for size, _ in sized if size < guess), default=_SHORTEST)
     if low >= guess:
-        raise UsageError(f"every prompt crosses the boundary of {scenario.id}, which is {guess} tokens", hint=again)
-    return PromptRange(request=request, low=low, high=min(max(2 * guess, longest), most), guess=guess)
+        raise UsageError(
+            f"every prompt crosses the boundary of {scenario.id}, which is {guess} tokens",
+            hint=again,
+        )
+    return PromptRange(
+        request=request, low=low, high=min(max(2 * guess, longest), most), guess=guess
+    )
 
 
 def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...]]:
     """Return the outcome of the last trial of a run, its reason, and what each of its prompts did.
 
-    Only a complete answer to a prompt of the exact length is quiet. If the engine did not live, its last prompt is not quiet. It is a crash
-    if the engine died of this bug and had answered every prompt before. A last prompt that the host spoiled is left out: it is sent again.
+    Only a complete answer to a prompt of the exact length is quiet. If the engine did not live, its
+    last prompt is not quiet. It is a crash if the engine died of this bug and had answered every
+    prompt before. A last prompt that the host spoiled is left out: it is sent again.
     """
-    (*_, ended) = recording.of("trial-ended")
+    *_, ended = recording.of("trial-ended")
     outcome = Outcome(ended["outcome"])
     number = ended["trial"]
     answers = {entry["name"]: entry for entry in recording.of("answer") if entry["trial"] == number}
@@ -107,7 +122,9 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...
         result = PromptResult.SKIP
         if quiet and (outcome.facts.alive or not last):
             result = PromptResult.QUIET
-        elif last and outcome is Outcome.CRASH and answered and not quiet and not _is_refused(answer):
+        elif (
+            last and outcome is Outcome.CRASH and answered and not quiet and not _is_refused(answer)
+        ):
             result = PromptResult.CRASH
         elif last and not outcome.facts.tested:
             break
@@ -118,7 +135,9 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...
 
 def _is_quiet(got: Entry, length: int) -> bool:
     counted = (got["usage"] or {}).get("prompt_tokens")
-    return bool(got["status"] == 200 and not got["error"] and got["finish_reason"] and counted == length)
+    return bool(
+        got["status"] == 200 and not got["error"] and got["finish_reason"] and counted == length
+    )
 
 
 def _is_refused(got: Entry | None) -> bool:
@@ -139,7 +158,10 @@ class ThresholdSearch(ArmSearch[Threshold, tuple[int, ...]]):
     def boot(self, item: tuple[int, ...]) -> tuple[ThresholdBoot | None, str | None]:
         began = time.monotonic()
         fields: dict[str, Any] = {"shared": 0, "conversation": "", "may_fail": ()}
-        workload = tuple(replace(self._request, name=f"{length} tokens", prompt=length, **fields) for length in item)
+        workload = tuple(
+            replace(self._request, name=f"{length} tokens", prompt=length, **fields)
+            for length in item
+        )
         (arm,) = self.job.arms
         report = self.boot_arm(replace(arm, workload=workload))
         if report.interrupted:

@@ -1,7 +1,8 @@
 """Search of the shortest prompt that crashes. Pure.
 
-A quiet prompt leaves the server up, so the next one costs seconds; a crash costs a boot. Within one boot every answer but the last is
-quiet, so the prompts of a boot can be listed before it starts: the path that the search takes while all of them are quiet.
+A quiet prompt leaves the server up, so the next one costs seconds; a crash costs a boot. Within one
+boot every answer but the last is quiet, so the prompts of a boot can be listed before it starts:
+the path that the search takes while all of them are quiet.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class ThresholdPlan:
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.guess <= self.high or self.crash_cost < 1:
-            raise ValueError(f"no search: {self.low} < {self.guess} <= {self.high}, crash cost {self.crash_cost}")
+            raise ValueError(
+                f"no search: {self.low} < {self.guess} <= {self.high}, crash cost {self.crash_cost}"
+            )
 
     def after(self, *probes: PromptSent) -> ThresholdPlan:
         """Return the plan after more prompts."""
@@ -79,13 +82,19 @@ class ThresholdPlan:
     def longest_quiet(self) -> int | None:
         """The longest quiet prompt below the shortest crashing one."""
         limit = self.shortest_crash or self.high + 1
-        return max((length for length in self.lengths(PromptResult.QUIET) if length < limit), default=None)
+        return max(
+            (length for length in self.lengths(PromptResult.QUIET) if length < limit), default=None
+        )
 
     @property
     def quiet_above(self) -> tuple[int, ...]:
         """Quiet prompts longer than the shortest crashing one: the bug is not a matter of length alone."""
         crash = self.shortest_crash
-        return tuple(sorted(length for length in self.lengths(PromptResult.QUIET) if crash and length >= crash))
+        return tuple(
+            sorted(
+                length for length in self.lengths(PromptResult.QUIET) if crash and length >= crash
+            )
+        )
 
     @property
     def crashes_alone(self) -> bool:
@@ -95,7 +104,9 @@ class ThresholdPlan:
     def answer(self) -> LengthLimits:
         """Return what is known by now."""
         crash, quiet = self.shortest_crash, self.longest_quiet
-        return LengthLimits(state=self._state(crash, quiet), shortest_crash=crash, longest_quiet=quiet)
+        return LengthLimits(
+            state=self._state(crash, quiet), shortest_crash=crash, longest_quiet=quiet
+        )
 
     def _state(self, crash: int | None, quiet: int | None) -> SearchState:
         if self.quiet_above:
@@ -104,7 +115,9 @@ class ThresholdPlan:
             return SearchState.OPEN
         if crash is None:
             return (
-                SearchState.QUIET if quiet == self.high and not self.lengths(PromptResult.SKIP) else SearchState.STUCK
+                SearchState.QUIET
+                if quiet == self.high and not self.lengths(PromptResult.SKIP)
+                else SearchState.STUCK
             )
         if quiet is None:
             return SearchState.ALL if crash == self.low else SearchState.STUCK
@@ -114,15 +127,30 @@ class ThresholdPlan:
         """Return the prompt to send next, as a probe with the answer that is expected; None if the search is over."""
         if self.quiet_above:
             return None
-        crash, quiet, skipped = self.shortest_crash, self.longest_quiet, self.lengths(PromptResult.SKIP)
+        crash, quiet, skipped = (
+            self.shortest_crash,
+            self.longest_quiet,
+            self.lengths(PromptResult.SKIP),
+        )
         for length in self._first():
-            if length not in skipped and (quiet is None or length > quiet) and (crash is None or length < crash):
-                return PromptSent(length, PromptResult.QUIET if length < self.guess else PromptResult.CRASH)
-        bottom, top = (self.low - 1 if quiet is None else quiet), (self.high + 1 if crash is None else crash)
+            if (
+                length not in skipped
+                and (quiet is None or length > quiet)
+                and (crash is None or length < crash)
+            ):
+                return PromptSent(
+                    length, PromptResult.QUIET if length < self.guess else PromptResult.CRASH
+                )
+        bottom, top = (
+            (self.low - 1 if quiet is None else quiet),
+            (self.high + 1 if crash is None else crash),
+        )
         left = [length for length in range(bottom + 1, top) if length not in skipped]
         if left:
             middle = self._split(bottom, top, known=crash is not None)
-            return PromptSent(min(left, key=lambda length: abs(length - middle)), PromptResult.QUIET)
+            return PromptSent(
+                min(left, key=lambda length: abs(length - middle)), PromptResult.QUIET
+            )
         return self._check(crash) if crash is not None and top - bottom == 1 else None
 
     def _first(self) -> Iterator[int]:
@@ -137,7 +165,9 @@ class ThresholdPlan:
         # The share f of the gap at which both answers are worth their cost: f = (1 - f) ** cost.
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if middle < (1 - middle) ** self.crash_cost else (low, middle)
+            low, high = (
+                (middle, high) if middle < (1 - middle) ** self.crash_cost else (low, middle)
+            )
         return bottom + max(1, round(low * (top - bottom)))
 
     def _check(self, crash: int) -> PromptSent | None:

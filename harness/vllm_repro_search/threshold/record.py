@@ -49,7 +49,10 @@ class Threshold(ReleaseSearchRecord, frozen=True, kw_only=True):
         return ThresholdPlan(low=self.low, high=self.high, guess=self.guess).after(*probes)
 
     def answered(self) -> list[bool]:
-        return [any(probe.answer is not PromptResult.SKIP for probe in boot.probes) for boot in self.boots]
+        return [
+            any(probe.answer is not PromptResult.SKIP for probe in boot.probes)
+            for boot in self.boots
+        ]
 
     def derived(self) -> dict[str, Any]:
         known = self.plan.answer()

@@ -35,7 +35,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     arguments, unfinished = begun(arguments, Threshold)
     job = job_of_one_arm(arguments, "threshold")
-    shown = with_out(repeat_command("run", job, job.choice.kind, ("--vllm", job.options.vllm)), job.out)
+    shown = with_out(
+        repeat_command("run", job, job.choice.kind, ("--vllm", job.options.vllm)), job.out
+    )
     lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, shown)
     record = Threshold(
         **common_fields(job, job.reproduce),

@@ -189,7 +189,9 @@ def _from_runs(reports: Path) -> Iterator[tuple[str, Sighting]]:
 def _values(rows: Sequence[Bug]) -> dict[str, Any]:
     sightings = [sighting for bug in rows for sighting in bug.sightings.values()]
     groups: dict[str, list[Bug]] = {}
-    for bug in sorted(rows, key=lambda bug: (not bug.group.startswith("Still"), bug.group, bug.scenario.id)):
+    for bug in sorted(
+        rows, key=lambda bug: (not bug.group.startswith("Still"), bug.group, bug.scenario.id)
+    ):
         groups.setdefault(bug.group, []).append(bug)
     return {
         "groups": groups,
@@ -210,7 +212,9 @@ def page(rows: Sequence[Bug]) -> str:
     """Return `catalogue.html`."""
     style = (TEMPLATES / "catalogue.css").read_text(encoding="utf-8")
     return document(
-        title="vLLM bugs by release", body=fragment("catalogue.html", TEMPLATES, **_values(rows)), style=style
+        title="vLLM bugs by release",
+        body=fragment("catalogue.html", TEMPLATES, **_values(rows)),
+        style=style,
     )
 
 

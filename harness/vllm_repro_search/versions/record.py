@@ -1,7 +1,8 @@
 """Record of a version map: what each arm does in each release, and a sentence for each arm.
 
-A release lives only if every boot of it crossed the boundary and lived. Ranges of living or dying releases span only releases that were
-tried and decided. `msgspec.json.schema(VersionMap)` is the JSON Schema of `versions.json`.
+A release lives only if every boot of it crossed the boundary and lived. Ranges of living or dying
+releases span only releases that were tried and decided. `msgspec.json.schema(VersionMap)` is the
+JSON Schema of `versions.json`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import excluded_rate
-from vllm_repro.verdict.verdict import ArmResult, Expected, Result, Standing, Verdict, arm_result, same_release
+from vllm_repro.verdict.verdict import (
+    ArmResult,
+    Expected,
+    Result,
+    Standing,
+    Verdict,
+    arm_result,
+    same_release,
+)
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.record import SearchRecord
 
@@ -53,7 +62,9 @@ class ReleaseResult(StrEnum):
     UNDECIDED = "undecided"
 
 
-_IF_ALL_AGREE = {outcome: ReleaseResult(outcome) for outcome in Outcome if outcome in {*map(str, ReleaseResult)}}
+_IF_ALL_AGREE = {
+    outcome: ReleaseResult(outcome) for outcome in Outcome if outcome in {*map(str, ReleaseResult)}
+}
 """A boot that failed and one that could not run prove nothing together, so all boots must agree on these."""
 
 
@@ -132,7 +143,11 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, result: ArmResult, fate: ReleaseResult, declared: Standing, trials: Sequence[TrialReport]
+        cls,
+        result: ArmResult,
+        fate: ReleaseResult,
+        declared: Standing,
+        trials: Sequence[TrialReport],
     ) -> ReleaseArm:
         return cls(
             name=result.name,
@@ -166,7 +181,9 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def signature(self) -> str:
         """Return how the deaths compare with the scenario's signature; `unknown` if no log names a cause."""
-        deaths = [trial.death for trial in self.trials if trial.death and trial.outcome.facts.tested]
+        deaths = [
+            trial.death for trial in self.trials if trial.death and trial.outcome.facts.tested
+        ]
         return ", ".join(dict.fromkeys(death.signature or "unknown" for death in deaths)) or "-"
 
     @property
@@ -217,8 +234,13 @@ class ReleaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(report: RunReport, version: str, declared: Standing, evidence: str | None) -> ReleaseRow:
-    """Return the row of a run that was asked for `version`. A run of another release or other evidence decides nothing."""
-    reported = next((trial.version for arm in report.arms for trial in arm.trials if trial.version), None)
+    """Return the row of a run that was asked for `version`.
+
+    A run of another release or other evidence decides nothing.
+    """
+    reported = next(
+        (trial.version for arm in report.arms for trial in arm.trials if trial.version), None
+    )
     doubt = _doubt(report, version, reported, evidence)
     fates = [
         ReleaseResult.UNDECIDED if doubt else release_result(arm.counted, imitated=report.imitated)
@@ -242,14 +264,21 @@ def row_of(report: RunReport, version: str, declared: Standing, evidence: str | 
     )
 
 
-def row_without_run(version: str, scenario: Scenario, arms: Sequence[Arm], fate: ReleaseResult, why: str) -> ReleaseRow:
+def row_without_run(
+    version: str, scenario: Scenario, arms: Sequence[Arm], fate: ReleaseResult, why: str
+) -> ReleaseRow:
     """Return the row of a release for which there was no server. fate: `INFRA` or `UNSUPPORTED`."""
     return ReleaseRow(
         version=version,
         vllm_version=None,
         declared=scenario.status.standing(version),
         arms=tuple(
-            ReleaseArm.of(arm_result(arm.name, arm.expected, ()), fate, scenario.status_of(arm).standing(version), ())
+            ReleaseArm.of(
+                arm_result(arm.name, arm.expected, ()),
+                fate,
+                scenario.status_of(arm).standing(version),
+                (),
+            )
             for arm in arms
         ),
         verdict=None,
@@ -269,7 +298,9 @@ def _doubt(report: RunReport, version: str, reported: str | None, evidence: str 
 
 
 def _why(report: RunReport) -> str:
-    unclear = (trial.why for arm in report.arms for trial in arm.trials if trial.outcome not in _clear(arm))
+    unclear = (
+        trial.why for arm in report.arms for trial in arm.trials if trial.outcome not in _clear(arm)
+    )
     return next(unclear, "" if report.expected else report.because)
 
 
@@ -347,7 +378,9 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
         Arms are named unless the reported one is alone.
         """
-        return tuple((f"{name}: " if self.names_arms else "") + self._sentence(name) for name in self.arms)
+        return tuple(
+            (f"{name}: " if self.names_arms else "") + self._sentence(name) for name in self.arms
+        )
 
     def _sentence(self, name: str) -> str:
         arms = {row.version: arm for row in self.boots for arm in row.arms if arm.name == name}
@@ -360,11 +393,15 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         }
         asked = self.versions
         decided = [version for version in asked if fates.get(version) in _DECIDED]
-        spans = [(fate, ranges(list(run), asked)) for fate, run in groupby(decided, fates.__getitem__)]
+        spans = [
+            (fate, ranges(list(run), asked)) for fate, run in groupby(decided, fates.__getitem__)
+        ]
         clauses = [", ".join(f"{words[fate]} {joined(names)}" for fate, names in spans)]
         for listed, verbs in _LISTED.items():
             chosen = [version for version in asked if fates.get(version) is listed]
-            clauses.append(_clause(chosen if listed is ReleaseResult.INFRA else ranges(chosen, asked), verbs))
+            clauses.append(
+                _clause(chosen if listed is ReleaseResult.INFRA else ranges(chosen, asked), verbs)
+            )
         # This includes releases whose run did not have the arm.
         clauses.append(_clause([version for version in asked if version not in arms], _NOT_TRIED))
         if against := [row.version for row in self.boots if name in row.surprises]:

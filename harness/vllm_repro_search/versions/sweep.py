@@ -18,7 +18,13 @@ from vllm_repro.running.run import run_one
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_search.boot_search import BootSearch, UnfinishedSearch
-from vllm_repro_search.versions.record import ReleaseResult, ReleaseRow, VersionMap, row_of, row_without_run
+from vllm_repro_search.versions.record import (
+    ReleaseResult,
+    ReleaseRow,
+    VersionMap,
+    row_of,
+    row_without_run,
+)
 
 __all__ = ["VERSION", "ReleaseSweep", "for_release", "row_of_error", "run_release"]
 
@@ -36,7 +42,9 @@ def run_release(search: BootSearch[Any, Any], source: Source) -> RunReport | Rel
     """Run the job of a search on one release and return its report, or a row if there is no server for it."""
     job = replace(search.job, options=for_release(search.job.options, source))
     if job.compared:  # `run` with one patch is another command
-        job = replace(job, reproduce=repeat_command("versions", job, job.choice.kind, ("--versions", source)))
+        job = replace(
+            job, reproduce=repeat_command("versions", job, job.choice.kind, ("--versions", source))
+        )
     try:
         return run_one(job, search.progress, search.chosen)
     except (InfraError, Unsupported) as error:
@@ -49,11 +57,16 @@ def row_of_error(search: BootSearch[Any, Any], source: Source, error: ReproError
     # An unsupported release is a result: its hint is for a run of that release alone.
     search.progress.line(f"  {error}" + (f"\n  next: {error.hint}" if infra and error.hint else ""))
     fate = ReleaseResult.INFRA if infra else ReleaseResult.UNSUPPORTED
-    return row_without_run(f"{source}", search.job.scenario, search.job.arms, fate, search.redactor.text(str(error)))
+    return row_without_run(
+        f"{source}", search.job.scenario, search.job.arms, fate, search.redactor.text(str(error))
+    )
 
 
 class ReleaseSweep(BootSearch[VersionMap, str]):
-    """Version map: one run for each release, side by side on a cluster. `resume` takes over finished runs."""
+    """Version map: one run for each release, side by side on a cluster.
+
+    `resume` takes over finished runs.
+    """
 
     shows_answer = False
 
@@ -104,7 +117,9 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         if run is None or not (folder / "journal.jsonl").exists():
             return None
         report = build(folder)
-        troubled = any(trial.outcome is Outcome.INFRA for arm in report.arms for trial in arm.trials[-1:])
+        troubled = any(
+            trial.outcome is Outcome.INFRA for arm in report.arms for trial in arm.trials[-1:]
+        )
         # a diff may have changed since
         changed = [arm.patches for arm in report.arms] != [arm.patches for arm in self.job.arms]
         return None if report.shortfall or troubled or changed else report

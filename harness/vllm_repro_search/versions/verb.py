@@ -42,15 +42,22 @@ and versions.md, so an interrupted map keeps its rows. --resume continues it in 
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
-        example="vllm-repro versions tq-chunked-prefill --server lab --versions 0.21.0,0.23.0,0.24.0",
+        example=(
+            "vllm-repro versions tq-chunked-prefill --server lab --versions 0.21.0,0.23.0,0.24.0"
+        ),
         prints="the content of versions.json",
         more=_EPILOG,
     )
-    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume")
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume"
+    )
     parser.add_argument(
         "--versions",
         metavar="A,B,...",
-        help="the releases, separated by commas (default: those at which the scenario's status changes)",
+        help=(
+            "the releases, separated by commas (default: those at which the scenario's status"
+            " changes)"
+        ),
     )
     add_server_options(
         parser,
@@ -62,12 +69,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="I",
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
-    add_run_options(parser, arm="this arm instead of the first; may be given again", on="its releases side by side")
+    add_run_options(
+        parser,
+        arm="this arm instead of the first; may be given again",
+        on="its releases side by side",
+    )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="MAP",
-        help="continue the map in this folder with its options: finished releases are not run again, --versions adds releases",
+        help=(
+            "continue the map in this folder with its options: finished releases are not run again,"
+            " --versions adds releases"
+        ),
     )
 
 
@@ -75,9 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
     added = arguments.versions
     arguments, unfinished = begun(arguments, VersionMap, beside=("versions",))
     if unfinished is not None:
-        arguments.versions = ",".join((*unfinished.head["versions"], *(releases(added) if added else ())))
+        arguments.versions = ",".join(
+            (*unfinished.head["versions"], *(releases(added) if added else ()))
+        )
     if not arguments.scenario:
-        raise UsageError("no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help")
+        raise UsageError(
+            "no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help"
+        )
     scenario = find(arguments.scenario)
     names = arguments.arm or [arm.name for arm in scenario.leading]
     options = server_options(arguments)
@@ -88,7 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
         versions = (scenario.lab.vllm,)  # those of the status cannot be installed
     else:
         versions = status_bounds(scenario)
-    options, choice = choose_once(scenario, options, Source(release=versions[0]), here=not arguments.on)
+    options, choice = choose_once(
+        scenario, options, Source(release=versions[0]), here=not arguments.on
+    )
     job = job_from(
         arguments,
         name=arguments.scenario,
@@ -103,10 +123,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a map needs as many boots of each release", hint="--trials N")
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
     if arguments.versions is None:
-        text = f"No --versions: the releases where the status of {scenario.id} changes ({scenario.status}), and the one"
-        print(f"{text} that it is tried with: {', '.join(versions)}.", file=stream_of(arguments), flush=True)
+        text = (
+            f"No --versions: the releases where the status of {scenario.id} changes"
+            f" ({scenario.status}), and the one"
+        )
+        print(
+            f"{text} that it is tried with: {', '.join(versions)}.",
+            file=stream_of(arguments),
+            flush=True,
+        )
     record = VersionMap(
-        **common_fields(job, repeat_command("versions", job, choice.kind, ("--versions", ",".join(versions)))),
+        **common_fields(
+            job, repeat_command("versions", job, choice.kind, ("--versions", ",".join(versions)))
+        ),
         arms=tuple(arm.name for arm in job.arms),
         trials=trials,
         versions=versions,
@@ -118,7 +147,8 @@ def refuse_one_release(options: ServerOptions) -> None:
     """Raise `UsageError` for an image that would be the same for every release."""
     if options.image and VERSION not in options.image:
         raise UsageError(
-            f"every release would run {options.image}", hint=f"write {VERSION} where its tag has the release"
+            f"every release would run {options.image}",
+            hint=f"write {VERSION} where its tag has the release",
         )
 
 
@@ -138,7 +168,8 @@ def choose_once(
 def releases(text: str) -> tuple[str, ...]:
     """Return the releases of `0.23.0,v0.21,0.23.0`, sorted, each once.
 
-    Raises `UsageError`, also for a range: without a list of all releases, one that is missing would look as if it had been tried.
+    Raises `UsageError`, also for a range: without a list of all releases, one that is missing would
+    look as if it had been tried.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
@@ -146,7 +177,9 @@ def releases(text: str) -> tuple[str, ...]:
     for word in words:
         first, dash, last = word.partition("-")
         if dash and all(end.strip().removeprefix("v")[:1].isdigit() for end in (first, last)):
-            raise UsageError(f"--versions takes no range such as {word}", hint="name each release: 0.23.0,0.24.0")
+            raise UsageError(
+                f"--versions takes no range such as {word}", hint="name each release: 0.23.0,0.24.0"
+            )
     return _sorted(map(published_release, words))
 
 

@@ -56,7 +56,9 @@ def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.features
 @pytest.mark.usefixtures("without_features")
 @pytest.mark.parametrize("verb", ["", *CORE_VERBS])
-def test_help_of_the_core_is_what_was_reviewed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_the_core_is_what_was_reviewed(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert_golden(f"help-{verb or 'top'}.txt", help_of(verb, capsys))
 
 
@@ -65,13 +67,17 @@ def test_help_of_each_feature_is_what_was_reviewed(capsys: pytest.CaptureFixture
     top = help_of("", capsys)
     for verb in sorted({*verbs()} - {*CORE_VERBS}):
         package = verbs()[verb][0].partition(".")[0]
-        assert_golden(f"help-{verb}.txt", help_of(verb, capsys), package.removeprefix("vllm_repro_"))
+        assert_golden(
+            f"help-{verb}.txt", help_of(verb, capsys), package.removeprefix("vllm_repro_")
+        )
         assert f"\n    {verb}" in top
 
 
 @pytest.mark.features
 @pytest.mark.parametrize(("verb", "kind"), [("show", "show_forms"), ("report", "report_forms")])
-def test_help_names_the_forms_of_features(verb: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_forms_of_features(
+    verb: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = help_of(verb, capsys)
     assert [form for form in additions(kind) if form not in text] == []
 
@@ -89,8 +95,12 @@ def test_help_names_the_forms_of_features(verb: str, kind: str, capsys: pytest.C
 )
 def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
     """Check start-up by imported modules instead of time."""
-    script = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    script = (
+        f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
     loaded = done.stderr.split()
     heavy = {
         "beartype",
@@ -106,7 +116,9 @@ def test_what_is_not_needed_is_not_imported(code: str, most: int) -> None:
     assert heavy.isdisjoint(loaded)
     below = {"vllm_repro", "vllm_repro_diagnosis", "vllm_repro_lab"}
     ours = {name for name in loaded if name.startswith("vllm_repro")}
-    assert [name for name in ours if "." in name and name.partition(".")[0] not in below] == [], "modules of features"
+    assert [name for name in ours if "." in name and name.partition(".")[0] not in below] == [], (
+        "modules of features"
+    )
     assert sum(name.partition(".")[0] == "vllm_repro" for name in loaded) <= most
 
 
@@ -125,7 +137,9 @@ sys.exit(main())
 
 def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
     words = [sys.executable, "-c", _UNTIL_THE_FIRST_REQUEST]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
     imported = {name.partition(".")[0] for name in done.stdout.split()}
     assert {"httpx", "vllm_repro"} <= imported
     heavy = {
@@ -142,9 +156,11 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
         "yaml",
     }
     assert not imported & heavy
-    assert not {"vllm_repro.report.html", "vllm_repro.releases.provision", "packaging.requirements"} & {
-        *done.stdout.split()
-    }
+    assert not {
+        "vllm_repro.report.html",
+        "vllm_repro.releases.provision",
+        "packaging.requirements",
+    } & {*done.stdout.split()}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +174,11 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
         (["run", "tq-chunked-prefill", "--sever", "lab"], 64, "did you mean --server?"),
         (["run", "tq-chunked-prefill", "--server", "dokcer"], 64, "did you mean docker?"),
         (["run", "tq-chunked-prefill", "--trials", "0"], 64, "is no number of boots from 1 to 200"),
-        (["run", "tq-chunked-prefill", "--trials", "201"], 64, "is no number of boots from 1 to 200"),
+        (
+            ["run", "tq-chunked-prefill", "--trials", "201"],
+            64,
+            "is no number of boots from 1 to 200",
+        ),
         (["run", "tq-chunked-prefill", "--url", "ftp://x"], 64, "is not an http URL"),
         (
             ["run", "tq-chunked-prefill", "--url", "http://127.0.0.1:9/v1/"],
@@ -166,30 +186,67 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
             "no server responds at http://127.0.0.1:9",
         ),
         (["run", "tq-chunked-prefill", "--server", "attach"], 64, "needs a URL"),
-        (["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"], 64, "there is no folder"),
         (
-            ["run", "min-tokens-stop-ids", "--server", "process", "--vllm", "0.28.0", "--model", "/"],
+            ["run", "min-tokens-stop-ids", "--server", "process", "--model", "/nowhere/at/all"],
+            64,
+            "there is no folder",
+        ),
+        (
+            [
+                "run",
+                "min-tokens-stop-ids",
+                "--server",
+                "process",
+                "--vllm",
+                "0.28.0",
+                "--model",
+                "/",
+            ],
             64,
             "has no config.json",
         ),
         (["run", "min-tokens-stop-ids", "--server", "docker"], 2, "no Docker Engine answers"),
-        (["run", "tq-chunked-prefill", "--vllm", "banana"], 64, "is not the number of a vLLM release"),
-        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.99.0"], 64, "not 0.99.0"),
+        (
+            ["run", "tq-chunked-prefill", "--vllm", "banana"],
+            64,
+            "is not the number of a vLLM release",
+        ),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.99.0"],
+            64,
+            "not 0.99.0",
+        ),
         (["run", "tq-chunked-prefill", "--answer-stall", "-1"], 64, "is no number of seconds"),
-        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--image", "x"], 64, "--image has no meaning"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--image", "x"],
+            64,
+            "--image has no meaning",
+        ),
         (
             ["run", "tq-chunked-prefill", "--server", "rehearsal", "--url", "http://127.0.0.1:1"],
             64,
             "--url has no meaning",
         ),
-        (["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"], 64, "cannot write to"),
+        (
+            ["run", "tq-chunked-prefill", "--server", "rehearsal", "--out", "/proc/nowrite"],
+            64,
+            "cannot write to",
+        ),
         (
             ["run", "tq-chunked-prefill", "--server", "rehearsal", "--patch", "x.diff"],
             64,
             "use --server docker or process or lab",
         ),
-        (["show", "min-tokens-stop-ids", "--arm", "patched", "--vllm", "0.0.1"], 2, "vLLM 0.0.1 is not in the cache"),
-        (["show", "min-tokens-stop-ids", "--arm", "patched", "--as", "docker"], 2, "no Docker Engine answers"),
+        (
+            ["show", "min-tokens-stop-ids", "--arm", "patched", "--vllm", "0.0.1"],
+            2,
+            "vLLM 0.0.1 is not in the cache",
+        ),
+        (
+            ["show", "min-tokens-stop-ids", "--arm", "patched", "--as", "docker"],
+            2,
+            "no Docker Engine answers",
+        ),
         (["report", "/nowhere"], 64, "no journal at"),
         (["check", "/nowhere.py"], 64, "there is no"),
         (["diagnose", "/nowhere.log"], 64, "cannot read"),
@@ -211,10 +268,18 @@ def test_wrong_usage_says_what_is_wrong_and_what_to_do(
 def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    command = f"rmdir {gone}; exec {sys.executable} -P -m vllm_repro run tq-chunked-prefill --server rehearsal --out {tmp_path}"
-    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True, check=False, timeout=60)
+    command = (
+        f"rmdir {gone}; exec {sys.executable} -P -m vllm_repro run tq-chunked-prefill --server"
+        f" rehearsal --out {tmp_path}"
+    )
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=gone, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 64
-    assert done.stderr == "vllm-repro: the working folder is gone\n  next: change into one that is there: cd ~\n"
+    assert (
+        done.stderr
+        == "vllm-repro: the working folder is gone\n  next: change into one that is there: cd ~\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,14 +299,18 @@ def test_a_signal_before_anything_has_begun_is_quiet(
             wait, encoding="utf-8"
         )  # in place of a library that is imported on the way
     else:
-        text = f"import argparse\ndef print_it(*_):\n    {wait}\nargparse._VersionAction.__call__ = print_it\n"
+        text = (
+            f"import argparse\ndef print_it(*_):\n    {wait}\nargparse._VersionAction.__call__ ="
+            " print_it\n"
+        )
         (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm_repro", *words],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
+        # tests in the background have it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "there").exists() and time.monotonic() < deadline:
@@ -257,16 +326,27 @@ def test_the_installed_command_is_the_one_that_an_interrupt_leaves_quietly() -> 
     assert scripts == {"vllm-repro": f"{command.__name__}:{command.main.__name__}"}
 
 
-def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(harness: Harness, tmp_path: Path) -> None:
+def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(
+    harness: Harness, tmp_path: Path
+) -> None:
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
     path = tmp_path / "tq_chunked_prefill.py"
     path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
     done = harness(
-        "run", str(path), "--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported", env={"PATH": os.defpath}
+        "run",
+        str(path),
+        "--server",
+        "rehearsal",
+        "--vllm",
+        "0.24.0",
+        "--arm",
+        "reported",
+        env={"PATH": os.defpath},
     )
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "does not imitate" in done.report["because"]
-    # By its name, however it was called: a path of this machine is of no use to who reads the report.
+    # By its name, however it was called: a path of this machine is of no use to who reads the
+    # report.
     assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
 
 
@@ -294,7 +374,11 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
 def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: Path) -> None:
     """A wrong word hides mistakes between the parts, here two arms of one name."""
     path, again = tmp_path / "tq_chunked_prefill.py", "correct these and check again"
-    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8").replace('arm("eager", ', 'arm("reported", ')
+    text = (
+        (ROOT / "scenarios" / path.name)
+        .read_text(encoding="utf-8")
+        .replace('arm("eager", ', 'arm("reported", ')
+    )
     path.write_text(text.replace("title=", "titel="), encoding="utf-8")
     first = harness("check", str(path))
     assert (first.status, "reported" in first.out, again in first.err) == (1, False, True)
@@ -303,20 +387,32 @@ def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: 
     assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
 
 
-def test_check_names_flags_that_load_code_without_calling_them_mistakes(harness: Harness, tmp_path: Path) -> None:
+def test_check_names_flags_that_load_code_without_calling_them_mistakes(
+    harness: Harness, tmp_path: Path
+) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
     text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
-    path.write_text(text.replace("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module", 1), encoding="utf-8")
+    path.write_text(
+        text.replace("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module", 1),
+        encoding="utf-8",
+    )
     done = harness("check", str(path))
     assert done.status == 0
-    assert "note: vLLM loads code or uses files of this host with --middleware evil.module\n" in done.out
+    assert (
+        "note: vLLM loads code or uses files of this host with --middleware evil.module\n"
+        in done.out
+    )
     assert harness("check", str(ROOT / "scenarios" / path.name)).out == ""
 
 
 def test_list_and_show_print_data(harness: Harness) -> None:
     rows = json.loads(harness("list", "--json").out)
     row = next(row for row in rows if row["scenario"] == "tq-chunked-prefill")
-    assert (row["issue"], row["first_bad"], row["first_good"]) == ("vllm-project/vllm#41726", "0.21.0", "0.24.0")
+    assert (row["issue"], row["first_bad"], row["first_good"]) == (
+        "vllm-project/vllm#41726",
+        "0.21.0",
+        "0.24.0",
+    )
     assert row["needs"]["gpus"] == 1
     shown = json.loads(harness("show", "tq-chunked-prefill", "--arm", "eager", "--json").out)
     assert shown["command"].startswith("vllm serve Qwen/Qwen3.5-9B")
@@ -330,17 +426,23 @@ def test_list_and_show_print_data(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("style", ["serve", "docker"])
-def test_what_is_shown_is_what_was_reported_but_for_model_and_address(style: str, harness: Harness) -> None:
+def test_what_is_shown_is_what_was_reported_but_for_model_and_address(
+    style: str, harness: Harness
+) -> None:
     shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
     local = [name for name in ("--host", "--port") if shown.has(name)]
     assert shown.without(*local).flags == find("tq-chunked-prefill").reported().flags
 
 
 def test_the_compose_file_is_what_the_scenarios_say() -> None:
-    assert (ROOT / "docker-compose.yml").read_text(encoding="utf-8") == compose_file(), "make compose"
+    assert (ROOT / "docker-compose.yml").read_text(encoding="utf-8") == compose_file(), (
+        "make compose"
+    )
     services = yaml.safe_load(compose_file())["services"]
     assert set(services) == {scenario.id for scenario in all_scenarios()}
-    assert all(port.startswith("127.0.0.1:") for body in services.values() for port in body["ports"])
+    assert all(
+        port.startswith("127.0.0.1:") for body in services.values() for port in body["ports"]
+    )
 
 
 def test_a_log_on_standard_input(harness: Harness) -> None:
@@ -349,35 +451,65 @@ def test_a_log_on_standard_input(harness: Harness) -> None:
     found = json.loads(done.out)
     assert found["died"] is True
     assert found["phase"] == "request"
-    assert [(one["scenario"], one["how"]) for one in found["matches"]] == [("tq-chunked-prefill", "match")]
-    assert set(found) >= {"died", "phase", "exception", "message", "frames", "wrapped", "matches", "vllm_version"}
+    assert [(one["scenario"], one["how"]) for one in found["matches"]] == [
+        ("tq-chunked-prefill", "match")
+    ]
+    assert set(found) >= {
+        "died",
+        "phase",
+        "exception",
+        "message",
+        "frames",
+        "wrapped",
+        "matches",
+        "vllm_version",
+    }
 
 
 def test_doctor_says_what_can_run(harness: Harness, tmp_path: Path) -> None:
     found = json.loads(harness("doctor", "--json", env={"VLLM_REPRO_CACHE": str(tmp_path)}).out)
-    assert {"machine", "docker", "cached releases", "tq-chunked-prefill"} <= {finding["what"] for finding in found}
+    assert {"machine", "docker", "cached releases", "tq-chunked-prefill"} <= {
+        finding["what"] for finding in found
+    }
 
 
 def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
-    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--json")
+    done = harness(
+        "run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--json"
+    )
     assert json.loads(done.out)["verdict"] == "inconclusive"
     assert done.status == 0, "the arm did what it is declared to do"
 
 
 def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harness) -> None:
     asked = ("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", "0.29.0")
-    assert harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
+    assert (
+        harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
+    )
     done = harness(*asked)
     assert "--expect" not in done.report["reproduce"]
     assert f"again:   {done.report['reproduce']}\n" in done.out, "without --out"
 
 
-def test_the_repeating_line_names_another_folder_and_the_report_does_not(harness: Harness, tmp_path: Path) -> None:
+def test_the_repeating_line_names_another_folder_and_the_report_does_not(
+    harness: Harness, tmp_path: Path
+) -> None:
     out = tmp_path / "else where"
-    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "near-miss", "--out", str(out))
+    done = harness(
+        "run",
+        "min-tokens-stop-ids",
+        "--server",
+        "rehearsal",
+        "--arm",
+        "near-miss",
+        "--out",
+        str(out),
+    )
     again = done.out.partition("again:   ")[2]
     assert again.endswith(f" --seed 1 --out '{out}'\n")
-    report = json.loads((out / "min-tokens-stop-ids/latest/report.json").read_text(encoding="utf-8"))
+    report = json.loads(
+        (out / "min-tokens-stop-ids/latest/report.json").read_text(encoding="utf-8")
+    )
     assert f"{report['reproduce']} --out '{out}'\n" == again
 
 
@@ -406,7 +538,10 @@ def test_a_patch_is_expected_to_live_unless_something_else_is_said(
 def test_make_takes_folders_of_scenarios() -> None:
     words = ["make", "--dry-run", "repro-own-bug", "SCENARIOS=one two"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert "vllm-repro run --expect any --scenarios one --scenarios two own-bug --server auto\n" in done.stdout
+    assert (
+        "vllm-repro run --expect any --scenarios one --scenarios two own-bug --server auto\n"
+        in done.stdout
+    )
 
 
 _COMPLETED = """
@@ -435,22 +570,35 @@ def test_bash_completes_it(line: str, found: list[str], tmp_path: Path) -> None:
     tools, own = tmp_path / "bin", tmp_path / "own"
     for folder in (tools, own):
         folder.mkdir()
-    (tools / "vllm-repro").write_text(f'#!/bin/sh\nexec {sys.executable} -m vllm_repro "$@"\n', encoding="utf-8")
+    (tools / "vllm-repro").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m vllm_repro "$@"\n', encoding="utf-8"
+    )
     (tools / "vllm-repro").chmod(0o755)
     text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
-    (own / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    (own / "own_bug.py").write_text(
+        text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8"
+    )
     words = ["bash", "-c", _COMPLETED, "bash", line.format(own=own)]
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert [one.strip() for one in done.stdout.split("\n") if one] == [one.format(own=own) for one in found], (
-        done.stderr
+    done = subprocess.run(
+        words, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
     )
+    assert [one.strip() for one in done.stdout.split("\n") if one] == [
+        one.format(own=own) for one in found
+    ], done.stderr
 
 
-def test_a_command_to_repeat_names_the_folders_of_scenarios(harness: Harness, tmp_path: Path) -> None:
-    """Also those of the variable, for another shell. A report names the variable: a folder is of one machine."""
+def test_a_command_to_repeat_names_the_folders_of_scenarios(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Also those of the variable, for another shell.
+
+    A report names the variable: a folder is of one machine.
+    """
     text = (ROOT / "scenarios" / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
-    (tmp_path / "own_bug.py").write_text(text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8")
+    (tmp_path / "own_bug.py").write_text(
+        text.replace("min-tokens-stop-ids", "own-bug"), encoding="utf-8"
+    )
     words = ["run", "own-bug", "--server", "rehearsal", "--arm", "near-miss"]
     for option, variable in ((["--scenarios", str(tmp_path)], ""), ([], str(tmp_path))):
         done = harness(*words, *option, env={"VLLM_REPRO_SCENARIOS": variable})

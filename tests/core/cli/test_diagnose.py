@@ -28,7 +28,8 @@ COMMAND = [sys.executable, "-m", "vllm_repro", "diagnose"]
 
 
 @pytest.mark.parametrize(
-    ("compress", "reads"), [(gzip.compress, "zcat"), (bz2.compress, "bzcat"), (lzma.compress, "xzcat")]
+    ("compress", "reads"),
+    [(gzip.compress, "zcat"), (bz2.compress, "bzcat"), (lzma.compress, "xzcat")],
 )
 def test_a_compressed_log_is_told_how_to_be_read(
     harness: Harness, tmp_path: Path, compress: Callable[[bytes], bytes], reads: str
@@ -37,9 +38,14 @@ def test_a_compressed_log_is_told_how_to_be_read(
     log.write_bytes(compress(PASTED.read_bytes()))
     done = harness("diagnose", str(log), "--json", "--exit-code", "--scenarios", str(tmp_path))
     assert done.status == 64
-    assert f"{reads} '{log}' | vllm-repro diagnose - --scenarios {tmp_path} --json --exit-code\n" in done.err
+    assert (
+        f"{reads} '{log}' | vllm-repro diagnose - --scenarios {tmp_path} --json --exit-code\n"
+        in done.err
+    )
     with log.open("rb") as file:
-        piped = subprocess.run([*COMMAND, "-"], stdin=file, capture_output=True, text=True, check=False)
+        piped = subprocess.run(
+            [*COMMAND, "-"], stdin=file, capture_output=True, text=True, check=False
+        )
     assert piped.returncode == 64
     assert "is compressed" in piped.stderr
 
@@ -48,7 +54,10 @@ def test_no_name_and_no_standard_input_are_wrong_usage(harness: Harness) -> None
     done = harness("diagnose", "")
     assert (done.status, "no file is named" in done.err) == (64, True)
     closed = subprocess.run(
-        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "-"], capture_output=True, text=True, check=False
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "-"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert closed.returncode == 64
     assert "standard input is closed" in closed.stderr
@@ -60,12 +69,18 @@ DEAD = (
 )
 LAB = "LAB: vllm_repro_lab replaces parts of this vLLM (mechanism turboquant)\n"
 SCHEDULER = "SCHEDULER ONLY: vllm_repro_lab replaces parts of this vLLM (mechanism scheduler)\n"
-OBSERVED = '(EngineCore pid=9) INFO 11-20 08:24:29 [offload.py:45] LAB observed store {"event": 3}\n'
-REPLAY = (
-    'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 1, in step\n    f()\n'
-    '  File "/x/vllm_repro_lab/graphs.py", line 2, in replay\n    g()\nRuntimeError: LAB: cannot replay\n'
+OBSERVED = (
+    '(EngineCore pid=9) INFO 11-20 08:24:29 [offload.py:45] LAB observed store {"event": 3}\n'
 )
-QUOTED = f"(APIServer pid=1) INFO 11-20 08:24:21 [logger.py:1] Received request a: prompt: '{LAB.strip()}'\n"
+REPLAY = (
+    'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 1, in step\n   '
+    ' f()\n  File "/x/vllm_repro_lab/graphs.py", line 2, in replay\n    g()\nRuntimeError: LAB:'
+    " cannot replay\n"
+)
+QUOTED = (
+    "(APIServer pid=1) INFO 11-20 08:24:21 [logger.py:1] Received request a: prompt:"
+    f" '{LAB.strip()}'\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +91,11 @@ QUOTED = f"(APIServer pid=1) INFO 11-20 08:24:21 [logger.py:1] Received request 
             "rehearsal",
             "REHEARSAL: an engine of our own that imitates vLLM 0.23.0.",
         ),
-        (f"{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code on a CPU, with its CUDA parts replaced."),
+        (
+            f"{LAB}{DEAD}",
+            "lab",
+            "LAB: vLLM 0.23.0's own code on a CPU, with its CUDA parts replaced.",
+        ),
         (f"{SCHEDULER}{DEAD}{OBSERVED}", "scheduler", "SCHEDULER ONLY: vLLM 0.23.0's own server"),
         (f"{DEAD}{OBSERVED}", "lab", "LAB: vLLM 0.23.0's own code on a CPU"),
         (f"{DEAD}Application startup complete.\n{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code"),
@@ -106,7 +125,10 @@ def test_a_full_disk_is_the_hosts_trouble(words: list[str]) -> None:
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,
-                env={**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, **environment},
+                env={
+                    **{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+                    **environment,
+                },
                 check=False,
             )
         assert done.returncode == 2, done.stderr
@@ -123,7 +145,10 @@ def test_a_terminal_without_unicode_shows_the_rest(harness: Harness) -> None:
 
 
 def test_a_key_in_the_message_of_an_exception_is_not_printed(harness: Harness) -> None:
-    log = 'Traceback (most recent call last):\n  File "vllm/v1/engine/core.py", line 1, in run\nValueError: bad --api-key sekrit\n'
+    log = (
+        'Traceback (most recent call last):\n  File "vllm/v1/engine/core.py", line 1, in'
+        " run\nValueError: bad --api-key sekrit\n"
+    )
     for words in (("-",), ("-", "--json")):
         done = harness("diagnose", *words, stdin=log)
         assert "sekrit" not in done.out + done.err
@@ -133,7 +158,10 @@ def test_a_key_in_the_message_of_an_exception_is_not_printed(harness: Harness) -
 def test_the_advice_on_each_known_death() -> None:
     known = all_scenarios()
     dying = [one for one in known if one.signature is not None]
-    advised = ["\n  ".join((one.id, *advice(Match(one, How.MATCH), known, f"run {one.id}"))) for one in dying]
+    advised = [
+        "\n  ".join((one.id, *advice(Match(one, How.MATCH), known, f"run {one.id}")))
+        for one in dying
+    ]
     assert_golden("advice.txt", "\n".join(advised) + "\n")
 
 
@@ -144,7 +172,11 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
         "how": "match",
         "fixed_in": "0.24.0",
         "lives_with": ["with --enforce-eager", "with --compilation-config.cudagraph_mode none"],
-        "other_bugs": ["tq-mtp-wrong-tokens", "tq-prefix-hit-unreserved", "tq-shared-step-loses-prefix"],
+        "other_bugs": [
+            "tq-mtp-wrong-tokens",
+            "tq-prefix-hit-unreserved",
+            "tq-shared-step-loses-prefix",
+        ],
         "run": "vllm-repro run tq-chunked-prefill",
     }
     *_, fixed, first, second, third, lives, see = harness("diagnose", str(PASTED)).out.splitlines()
@@ -157,7 +189,8 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
 def test_a_whole_log_of_docker_ends_with_three_lines_of_advice(harness: Harness) -> None:
     log = (DATA / "recordings" / "v0.28.0-min-tokens.log").read_text(encoding="utf-8")
     as_docker = "".join(
-        f"2026-11-20T08:24:{20 + n // 1000}.{n:09}Z {line}\n" for n, line in enumerate(log.splitlines())
+        f"2026-11-20T08:24:{20 + n // 1000}.{n:09}Z {line}\n"
+        for n, line in enumerate(log.splitlines())
     )
     for text in (log, as_docker):
         done = harness("diagnose", "-", "--exit-code", stdin=text)
@@ -181,11 +214,20 @@ def test_the_exit_status_on_request(harness: Harness, text: str | None, status: 
 
 def test_scenarios_of_ones_own_are_matched(harness: Harness, tmp_path: Path) -> None:
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
-    (tmp_path / "own_bug.py").write_text(text.replace("tq-chunked-prefill", "own-bug"), encoding="utf-8")
+    (tmp_path / "own_bug.py").write_text(
+        text.replace("tq-chunked-prefill", "own-bug"), encoding="utf-8"
+    )
     for words, env in (
         (("--scenarios", str(tmp_path)), {"VLLM_REPRO_SCENARIOS": ""}),
         ((), {"VLLM_REPRO_SCENARIOS": str(tmp_path)}),
     ):
-        found = json.loads(harness("diagnose", str(PASTED), "--json", *words, env=env).out)["matches"]
+        found = json.loads(harness("diagnose", str(PASTED), "--json", *words, env=env).out)[
+            "matches"
+        ]
         assert {match["scenario"] for match in found} == {"tq-chunked-prefill", "own-bug"}
-    assert harness("list", "--scenarios", str(tmp_path / "gone"), env={"VLLM_REPRO_SCENARIOS": ""}).status == 64
+    assert (
+        harness(
+            "list", "--scenarios", str(tmp_path / "gone"), env={"VLLM_REPRO_SCENARIOS": ""}
+        ).status
+        == 64
+    )

@@ -58,11 +58,18 @@ def parts(words: list[str]) -> set[str]:
 
 HERE = {*verbs(), *STYLES, *FORMATS, *additions("show_forms"), *additions("report_forms")}
 DOCUMENTED = [(page, words) for page in PAGES for words in commands(page)]
-ALL = [pytest.param(words, id=f"{page.name}: {' '.join(words)}") for page, words in DOCUMENTED if parts(words) <= HERE]
+ALL = [
+    pytest.param(words, id=f"{page.name}: {' '.join(words)}")
+    for page, words in DOCUMENTED
+    if parts(words) <= HERE
+]
 
 
 def test_the_documentation_has_commands() -> None:
-    for page, expected in (("README.md", {"run", "diagnose"}), ("docs/scenarios.md", {"show", "check"})):
+    for page, expected in (
+        ("README.md", {"run", "diagnose"}),
+        ("docs/scenarios.md", {"show", "check"}),
+    ):
         assert {words[1] for words in commands(ROOT / page) if words[0] == "vllm-repro"} >= expected
 
 
@@ -74,13 +81,18 @@ def test_a_verb_of_the_documentation_lacks_only_with_its_feature() -> None:
 
 @pytest.mark.features
 @pytest.mark.parametrize("words", ALL)
-def test_a_command_of_the_documentation_exists(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_the_documentation_exists(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     if words[0] == "make":
-        subprocess.run(["make", "--dry-run", *words[1:]], check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            ["make", "--dry-run", *words[1:]], check=True, capture_output=True, timeout=60
+        )
     if words[0] != "vllm-repro":
         return
-    words = ["0.23.0" if word.startswith("~/vllm@") else word for word in words[1:]]  # no such checkout is here
+    # no such checkout is here
+    words = ["0.23.0" if word.startswith("~/vllm@") else word for word in words[1:]]
     arguments = parser(words[0]).parse_args(words)
     names = getattr(arguments, "scenarios", None) or [getattr(arguments, "scenario", None)]
     for name in names if words[0] != "history" else ():
@@ -95,7 +107,8 @@ INLINE = [
         r"`((?:vllm-repro|make|UPDATE_GOLDEN=1|\.venv/bin/python -m pytest) [^`\\|]*)`",
         page.read_text(encoding="utf-8"),
     )
-    if not re.search(r"\b(?:SCENARIO|RUN|FILE)\b|\[", command) and parts(shlex.split(command)) <= HERE
+    if not re.search(r"\b(?:SCENARIO|RUN|FILE)\b|\[", command)
+    and parts(shlex.split(command)) <= HERE
 ]
 """Commands in tables and sentences, without those that are a form to fill in."""
 
@@ -105,14 +118,18 @@ def test_the_tables_have_commands() -> None:
 
 
 @pytest.mark.parametrize("command", INLINE)
-def test_a_command_in_a_table_works_as_it_is_printed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_in_a_table_works_as_it_is_printed(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`make` has each target; the tests that a command of pytest names exist; the options of others do."""
     monkeypatch.chdir(ROOT)
     words = shlex.split(command, comments=True)
     if words[0] == "vllm-repro":
         parser(words[1]).parse_args(words[1:])
     elif words[0] == "make":
-        subprocess.run(["make", "--dry-run", *words[1:]], check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            ["make", "--dry-run", *words[1:]], check=True, capture_output=True, timeout=60
+        )
     else:
         options = words[words.index("pytest") + 1 :]
         collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]
@@ -123,7 +140,10 @@ def test_a_command_in_a_table_works_as_it_is_printed(command: str, monkeypatch: 
 def own_copy(source: Path, target: Path) -> None:
     """Copy a scenario and edit its id, as the page says."""
     ids = [path.stem.replace("_", "-") for path in (source, target)]
-    target.write_text(source.read_text(encoding="utf-8").replace(f'id="{ids[0]}"', f'id="{ids[1]}"'), encoding="utf-8")
+    target.write_text(
+        source.read_text(encoding="utf-8").replace(f'id="{ids[0]}"', f'id="{ids[1]}"'),
+        encoding="utf-8",
+    )
 
 
 _QUICK = {"list", "show", "check", "diagnose", "history", "report", "run"}
@@ -145,10 +165,14 @@ def test_commands_that_need_no_vllm_run(
     (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
     (tmp_path / "my-bugs").mkdir()
     shutil.copyfile(next(PASTED.glob("tq-chunked-prefill*")), tmp_path / "server.log")
-    own_copy(ROOT / "scenarios" / "tq_chunked_prefill.py", tmp_path / "my_bug.py")  # as a draft of `intake`
+    # as a draft of `intake`
+    own_copy(ROOT / "scenarios" / "tq_chunked_prefill.py", tmp_path / "my_bug.py")
     quick = [words for words in commands(page) if words[0] == "cp" or is_quick(words)]
     if any(words[1] in ("history", "report") for words in quick):
-        assert harness("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "eager").status == 0
+        assert (
+            harness("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "eager").status
+            == 0
+        )
     for words in quick:
         if words[0] == "cp":
             own_copy(*map(Path, words[1:]))
@@ -162,7 +186,9 @@ def test_commands_that_need_no_vllm_run(
 def section(page: str, heading: str) -> str:
     """Return the text below a heading, up to the next one of its level."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", text, re.MULTILINE | re.DOTALL
+    )
     assert found, heading
     return found[2]
 
@@ -197,7 +223,9 @@ FIELDS = [field.name for field in fields(Scenario) if field.name != "about"]
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_table_names_what_the_program_has(page: str, heading: str, program: Iterable[str]) -> None:
+def test_a_table_names_what_the_program_has(
+    page: str, heading: str, program: Iterable[str]
+) -> None:
     assert sorted(set(named(page, heading)) & {*program}) == sorted(program)
     assert len(named(page, heading)) >= len([*program])
 
@@ -227,7 +255,9 @@ def test_the_way_into_the_code_names_files() -> None:
     paths = re.findall(r"\*\*`([\w/]+\.py)`\*\*", text)
     folders = (ROOT / "harness" / "vllm_repro", ROOT / "harness")
     assert len(paths) > 25
-    assert [path for path in paths if not any((folder / path).is_file() for folder in folders)] == []
+    assert [
+        path for path in paths if not any((folder / path).is_file() for folder in folders)
+    ] == []
 
 
 def bug_row(name: str) -> list[str]:
@@ -245,7 +275,9 @@ def test_the_readme_has_the_reported_bugs_and_the_number_of_all() -> None:
     assert table == [bug_row(cells[0].strip("`")) for cells in table]
     scenarios = all_scenarios()
     labs = sum(scenario.lab is not None for scenario in scenarios)
-    assert f"They are {len(scenarios)} in all: {labs} run in the lab" in section("README.md", "Bugs")
+    assert f"They are {len(scenarios)} in all: {labs} run in the lab" in section(
+        "README.md", "Bugs"
+    )
     assert not any(scenario.needs.gpus for scenario in scenarios if scenario.lab is None)
 
 
@@ -253,7 +285,9 @@ SAMPLES = [
     pytest.param(name, sample, id=f"{page.name}: {sample.split(' ', 2)[0]}")
     for page in PAGES
     for name, sample in re.findall(
-        r"<!-- sample: ([^\n]+) -->\n```console\n(.*?)```\n", page.read_text(encoding="utf-8"), re.DOTALL
+        r"<!-- sample: ([^\n]+) -->\n```console\n(.*?)```\n",
+        page.read_text(encoding="utf-8"),
+        re.DOTALL,
     )
     if (ROOT / name).parents[1].is_dir()  # that of a deleted feature is not
 ]
@@ -265,7 +299,9 @@ def test_a_sample_is_what_the_program_prints(name: str, sample: str, tmp_path: P
     if name == "kept run":
         command, _, sample = sample.partition("\n")
         words = shlex.split(command)[2:]
-        (run,) = [run for path in kept.COMMITTED.glob("*.xz") if (run := kept.load(path)).words == words]
+        (run,) = [
+            run for path in kept.COMMITTED.glob("*.xz") if (run := kept.load(path)).words == words
+        ]
         texts = (kept.judge(run, tmp_path).out, sample)
         printed, sample = (re.sub(r"\d+ m?s\b", "0 s", re.sub(" +", " ", text)) for text in texts)
     else:
@@ -302,8 +338,14 @@ def test_no_link_is_dead(page: Path) -> None:
         path, _, heading = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
-        titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
-        assert not heading or heading in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in titles}, link
+        titles = (
+            re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            if heading
+            else []
+        )
+        assert not heading or heading in {
+            re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in titles
+        }, link
 
 
 def test_the_description_has_only_links_an_index_can_follow() -> None:
@@ -315,10 +357,16 @@ def test_the_description_has_only_links_an_index_can_follow() -> None:
         assert re.search(one["pattern"], text), one
         text = re.sub(one["pattern"], one["replacement"], text)
     assert re.findall(r"\]\((?!https://)", text) == []
-    assert (text.count("](https://"), "`tq-chunked-prefill`" in text, "<!--" in text) == (before, True, False)
+    assert (text.count("](https://"), "`tq-chunked-prefill`" in text, "<!--" in text) == (
+        before,
+        True,
+        False,
+    )
 
 
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)]+\.md)\)", index)}
-    assert [page.name for page in [*DOCS, *RESULTS] if page not in linked and page.name != "README.md"] == []
+    assert [
+        page.name for page in [*DOCS, *RESULTS] if page not in linked and page.name != "README.md"
+    ] == []

@@ -23,7 +23,11 @@ DEAD = {
 
 
 def ask(
-    response: httpx.Response | Exception, *, stream: bool, path: str = "/v1/completions", **fields: object
+    response: httpx.Response | Exception,
+    *,
+    stream: bool,
+    path: str = "/v1/completions",
+    **fields: object,
 ) -> Answer:
     def handle(_: httpx.Request) -> httpx.Response:
         if isinstance(response, Exception):
@@ -32,14 +36,18 @@ def ask(
 
     async def run() -> Answer:
         async with Client("http://server") as client:
-            client._http = httpx.AsyncClient(transport=httpx.MockTransport(handle), base_url="http://server")
+            client._http = httpx.AsyncClient(
+                transport=httpx.MockTransport(handle), base_url="http://server"
+            )
             return await client.ask(path, {"stream": stream, "max_tokens": 8, **fields})
 
     return asyncio.run(run())
 
 
 def events(items: Iterable[object], *, done: bool = True) -> httpx.Response:
-    lines = [f"data: {json.dumps(item)}\n\n" for item in items] + (["data: [DONE]\n\n"] if done else [])
+    lines = [f"data: {json.dumps(item)}\n\n" for item in items] + (
+        ["data: [DONE]\n\n"] if done else []
+    )
     return httpx.Response(200, content="".join(lines).encode())
 
 
@@ -49,7 +57,11 @@ def chunk(text: str, finish: str | None = None) -> dict[str, object]:
 
 USAGE = {
     "choices": [],
-    "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
+    "usage": {
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    },
 }
 
 
@@ -65,13 +77,26 @@ RESPONSE: dict[str, object] = {
     ("response", "tokens"),
     [
         (httpx.Response(200, json=RESPONSE), 5),
-        (httpx.Response(200, json={"data": [[0.5]], "usage": {"prompt_tokens": 7, "completion_tokens": 0}}), 7),
+        (
+            httpx.Response(
+                200, json={"data": [[0.5]], "usage": {"prompt_tokens": 7, "completion_tokens": 0}}
+            ),
+            7,
+        ),
         (httpx.Response(200, json=[0.5]), None),
         (httpx.Response(200), None),
-        (events([{"type": "created", "response": {"usage": None}}, {"response": RESPONSE}], done=False), 5),
+        (
+            events(
+                [{"type": "created", "response": {"usage": None}}, {"response": RESPONSE}],
+                done=False,
+            ),
+            5,
+        ),
     ],
 )
-def test_a_whole_answer_without_choices_is_a_success(response: httpx.Response, tokens: int | None) -> None:
+def test_a_whole_answer_without_choices_is_a_success(
+    response: httpx.Response, tokens: int | None
+) -> None:
     stream = b"data" in response.content[:4]
     answer = ask(response, stream=stream, path="/v1/responses", max_tokens="many", n=None)
     assert answer.ok
@@ -126,15 +151,25 @@ def test_a_plain_request_in_flight_gets_the_dead_message() -> None:
     [
         (events([chunk("a")]), True, Channel.STREAM),  # no finish_reason, though [DONE] came
         (events([chunk("a")], done=False), True, Channel.STREAM),
-        (events([USAGE | {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}]), True, Channel.EMPTY),
+        (
+            events([USAGE | {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}]),
+            True,
+            Channel.EMPTY,
+        ),
         (events([{"error": {"message": "Internal server error"}}]), True, Channel.STREAM),
-        (httpx.Response(500, json={"error": {"message": "Internal server error"}}), False, Channel.ANSWER),
+        (
+            httpx.Response(500, json={"error": {"message": "Internal server error"}}),
+            False,
+            Channel.ANSWER,
+        ),
         (httpx.Response(502, text="bad gateway"), False, Channel.ANSWER),
         (httpx.ReadError("reset"), False, Channel.ANSWER),
         (httpx.RemoteProtocolError("incomplete chunked read"), True, Channel.STREAM),
     ],
 )
-def test_what_does_not_decide_alone(response: httpx.Response | Exception, stream: bool, channel: Channel) -> None:
+def test_what_does_not_decide_alone(
+    response: httpx.Response | Exception, stream: bool, channel: Channel
+) -> None:
     answer = ask(response, stream=stream)
     assert not answer.ok
     sign = sign_of_answer(answer)
@@ -173,7 +208,9 @@ def test_a_refusal_is_no_sign(status: int) -> None:
 
 
 def test_a_refusal_within_a_stream_is_the_refusal_that_it_says() -> None:
-    answer = ask(events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True)
+    answer = ask(
+        events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True
+    )
     assert (answer.status, answer.error) == (400, "stop_token_ids out of range")
     assert sign_of_answer(answer) is None
 
@@ -188,8 +225,13 @@ def test_a_refusal_within_a_stream_is_the_refusal_that_it_says() -> None:
         ([], None),
     ],
 )
-def test_the_fields_that_a_release_reads_are_those_of_its_schema(schema: object, fields: set[str] | None) -> None:
-    models = {"A": {"properties": {"a": {}}}, "Again": {"allOf": [{"$ref": "#/components/schemas/Again"}]}}
+def test_the_fields_that_a_release_reads_are_those_of_its_schema(
+    schema: object, fields: set[str] | None
+) -> None:
+    models = {
+        "A": {"properties": {"a": {}}},
+        "Again": {"allOf": [{"$ref": "#/components/schemas/Again"}]},
+    }
     body = {"content": {"application/json": {"schema": schema}}}
     page = {"paths": {"/v1/x": {"post": {"requestBody": body}}}, "components": {"schemas": models}}
 
@@ -204,7 +246,8 @@ def test_the_fields_that_a_release_reads_are_those_of_its_schema(schema: object,
 
 def test_a_release_is_what_looks_like_one() -> None:
     assert (
-        release_of(httpx.Response(200, json={"version": "0.20.1rc1.dev12+g363ffa145"})) == "0.20.1rc1.dev12+g363ffa145"
+        release_of(httpx.Response(200, json={"version": "0.20.1rc1.dev12+g363ffa145"}))
+        == "0.20.1rc1.dev12+g363ffa145"
     )
     for version in ("\x1b[31m0.23.0", "0.23.0\n# heading", "![](//x)", "@somebody", "", "1" * 81):
         with pytest.raises(ValueError, match="is not a release"):
@@ -215,12 +258,22 @@ def test_a_release_is_what_looks_like_one() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind", "named"),
-    [(500, "body", True), (503, "body", True), (200, "event", True), (400, "body", False), (400, "event", False)],
+    [
+        (500, "body", True),
+        (503, "body", True),
+        (200, "event", True),
+        (400, "body", False),
+        (400, "event", False),
+    ],
 )
 @pytest.mark.parametrize("message", DEAD_MESSAGES)
-def test_only_a_failure_of_the_server_names_a_dead_engine(message: str, status: int, kind: str, named: bool) -> None:
+def test_only_a_failure_of_the_server_names_a_dead_engine(
+    message: str, status: int, kind: str, named: bool
+) -> None:
     """A 400 may quote the prompt that it refuses."""
-    answer = Answer(sent=1.0, ended=2.0, status=status, error=f"bad prompt: {message}", error_kind=kind)
+    answer = Answer(
+        sent=1.0, ended=2.0, status=status, error=f"bad prompt: {message}", error_kind=kind
+    )
     assert answer.names_dead_engine is named
 
 
@@ -232,7 +285,12 @@ TOP = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -2.0}]
     [
         ({"top_logprobs": [{"a": -0.5, "b": -2.0}, {"a": -3.0, "b": -1.0, "c": -9.0}]}, (1.5, 2.0)),
         (
-            {"content": [{"logprob": -0.5, "top_logprobs": TOP}, {"logprob": -2.0, "top_logprobs": TOP[::-1]}]},
+            {
+                "content": [
+                    {"logprob": -0.5, "top_logprobs": TOP},
+                    {"logprob": -2.0, "top_logprobs": TOP[::-1]},
+                ]
+            },
             (1.5, 1.5),
         ),
         (None, ()),
@@ -249,7 +307,9 @@ def test_margins_of_text_and_chat_completions(logprobs: object, margins: tuple[f
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_a_request_that_is_cancelled_closes_the_connections_that_the_server_ended(turns: int) -> None:
+def test_a_request_that_is_cancelled_closes_the_connections_that_the_server_ended(
+    turns: int,
+) -> None:
     async def play() -> None:
         opened: list[asyncio.Future[None]] = []
 

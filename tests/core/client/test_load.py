@@ -34,7 +34,9 @@ def token(text: str, finish: str | None = None) -> bytes:
 
 
 def chunked(*pieces: bytes, end: bool = True) -> bytes:
-    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in pieces) + (b"0\r\n\r\n" if end else b"")
+    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in pieces) + (
+        b"0\r\n\r\n" if end else b""
+    )
 
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -51,7 +53,11 @@ WHOLE = STREAM + chunked(*EVENTS)
 async def request(reader: asyncio.StreamReader) -> bytes:
     """Return the body of one request."""
     head = await reader.readuntil(b"\r\n\r\n")
-    (length,) = (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length:"))
+    (length,) = (
+        int(line.split(b":")[1])
+        for line in head.split(b"\r\n")
+        if line.startswith(b"Content-Length:")
+    )
     return await reader.readexactly(length)
 
 
@@ -93,7 +99,14 @@ def sends(*pieces: bytes, close: bool = True) -> Handler:
 
 
 def timeless(answer: Answer) -> Answer:
-    return replace(answer, sent=0.0, ended=0.0, written=None, arrivals=(0.0,) * len(answer.arrivals), token_times=())
+    return replace(
+        answer,
+        sent=0.0,
+        ended=0.0,
+        written=None,
+        arrivals=(0.0,) * len(answer.arrivals),
+        token_times=(),
+    )
 
 
 def test_a_stream_is_read_as_the_other_client_reads_it() -> None:
@@ -105,13 +118,21 @@ def test_a_stream_is_read_as_the_other_client_reads_it() -> None:
 
     (theirs,) = asyncio.run(served(sends(WHOLE), ask))
     assert ours.ok
-    assert (ours.text, ours.usage and ours.usage.completion_tokens, ours.finish_reason) == ("aéc", 3, "length")
+    assert (ours.text, ours.usage and ours.usage.completion_tokens, ours.finish_reason) == (
+        "aéc",
+        3,
+        "length",
+    )
     assert timeless(ours) == timeless(theirs)
 
 
-@given(cuts=st.lists(st.integers(1, len(WHOLE) - 1), max_size=6, unique=True), padding=st.booleans())
+@given(
+    cuts=st.lists(st.integers(1, len(WHOLE) - 1), max_size=6, unique=True), padding=st.booleans()
+)
 @settings(max_examples=40, deadline=None)
-def test_an_answer_does_not_depend_on_where_the_bytes_are_cut(cuts: list[int], padding: bool) -> None:
+def test_an_answer_does_not_depend_on_where_the_bytes_are_cut(
+    cuts: list[int], padding: bool
+) -> None:
     raw = (b"HTTP/1.1 100 Continue\r\n\r\n" if padding else b"") + WHOLE
     ends = [*sorted(cuts), len(raw)]
     pieces = [raw[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -146,7 +167,9 @@ def test_tokens_have_the_times_of_the_socket() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux stamps packets")
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(run: Callable[..., list[Answer]]) -> None:
+def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(
+    run: Callable[..., list[Answer]],
+) -> None:
     wrote: list[float] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,13 +191,19 @@ def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(run:
 
     (answer,) = run(served(handler, ask))
     assert answer.ok
-    assert all(abs(after - before) < 0.05 for before, after in zip(wrote[:2], answer.arrivals[1:], strict=True))
+    assert all(
+        abs(after - before) < 0.05
+        for before, after in zip(wrote[:2], answer.arrivals[1:], strict=True)
+    )
 
 
 def test_an_arrival_is_not_earlier_than_its_stamp_and_not_read_from_clocks_far_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The wall clock is 990 s ahead. The core is taken away for 30 ms between the first two readings, then for 50 us."""
+    """The wall clock is 990 s ahead.
+
+    The core is taken away for 30 ms between the first two readings, then for 50 us.
+    """
     ticks = iter([10.0, 10.03, 10.03, 10.03005])
     walls = iter([1000.0, 1000.03002])
     monkeypatch.setattr("vllm_repro.client.load.time.perf_counter", lambda: next(ticks))
@@ -185,7 +214,9 @@ def test_an_arrival_is_not_earlier_than_its_stamp_and_not_read_from_clocks_far_a
     assert 9.9 <= arrival <= 9.9001
 
 
-def test_a_write_that_is_late_is_known_and_so_is_an_answer_without_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_is_late_is_known_and_so_is_an_answer_without_stamps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Late(socket.socket):
         def send(self, *given: Any) -> int:
             time.sleep(0.1)  # the kernel takes the core away between the stamp and the write
@@ -288,7 +319,8 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     assert answer.ok
 
 
-# What a dying or broken server does. Each request that it hits has failed, and keeps the tokens that came.
+# What a dying or broken server does. Each request that it hits has failed, and keeps the tokens
+# that came.
 
 DEAD = event(error={"message": "EngineCore encountered an issue.", "code": 500})
 BUSY = b'{"error": {"message": "busy"}}'
@@ -299,14 +331,25 @@ REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % 
     ("raw", "close", "status", "kind", "text"),
     [
         pytest.param(STREAM + chunked(*EVENTS[:2]), False, 200, None, "aé", id="no finish_reason"),
-        pytest.param(STREAM + chunked(EVENTS[0], DEAD, EVENTS[-1]), False, 200, "event", "a", id="error event"),
-        pytest.param(STREAM + chunked(*EVENTS, end=False), True, 200, "transport", "aéc", id="no last chunk"),
+        pytest.param(
+            STREAM + chunked(EVENTS[0], DEAD, EVENTS[-1]),
+            False,
+            200,
+            "event",
+            "a",
+            id="error event",
+        ),
+        pytest.param(
+            STREAM + chunked(*EVENTS, end=False), True, 200, "transport", "aéc", id="no last chunk"
+        ),
         pytest.param(REFUSAL, False, 503, "body", "", id="refusal"),
         pytest.param(b"SSH-2.0-OpenSSH\r\n", False, None, "transport", "", id="no HTTP"),
         pytest.param(b"", True, None, "transport", "", id="closed"),
     ],
 )
-def test_an_answer_that_is_not_whole(raw: bytes, close: bool, status: int | None, kind: str | None, text: str) -> None:
+def test_an_answer_that_is_not_whole(
+    raw: bytes, close: bool, status: int | None, kind: str | None, text: str
+) -> None:
     (answer,) = answers(sends(raw, close=close))
     assert (answer.ok, answer.status, answer.error_kind, answer.text) == (False, status, kind, text)
     assert answer.names_dead_engine is (kind == "event")
@@ -322,7 +365,12 @@ def test_a_killed_server_resets_its_streams() -> None:
         writer.transport.abort()
 
     (answer,) = answers(handler)
-    assert (answer.ok, answer.error_kind, answer.text, len(answer.arrivals)) == (False, "transport", "a", 1)
+    assert (answer.ok, answer.error_kind, answer.text, len(answer.arrivals)) == (
+        False,
+        "transport",
+        "a",
+        1,
+    )
 
 
 def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:

@@ -25,7 +25,11 @@ def test_pages_of_real_servers(name: str) -> None:
     assert reading.step_count > 0
     assert reading.steps[float("inf")] == reading.step_count
     assert reading.preemptions == 0.0
-    assert (reading.cache_hits, reading.cache_queries, reading.kv_most) == (0.0, reading.prompt_tokens, 0.0)
+    assert (reading.cache_hits, reading.cache_queries, reading.kv_most) == (
+        0.0,
+        reading.prompt_tokens,
+        0.0,
+    )
     assert (reading.draft_tokens, reading.accepted_tokens) == (None, None)  # served without drafts
 
 
@@ -48,11 +52,14 @@ def test_a_value_that_is_no_count_is_left_out(value: str) -> None:
         'iteration_tokens_total_bucket{le="8.0"}',
         "prefix_cache_hits_total",
     )
-    page = "".join(f"vllm:{name} {value}\n" for name in names) + f"process_start_time_seconds {value}\n"
-    assert read_metrics(page) == Reading()
-    assert steps_between(Reading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')) == (
-        "3 steps of over -1 tokens",
+    page = (
+        "".join(f"vllm:{name} {value}\n" for name in names)
+        + f"process_start_time_seconds {value}\n"
     )
+    assert read_metrics(page) == Reading()
+    assert steps_between(
+        Reading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')
+    ) == ("3 steps of over -1 tokens",)
 
 
 def test_a_page_that_is_no_metrics_is_an_empty_reading() -> None:

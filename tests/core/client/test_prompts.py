@@ -27,7 +27,9 @@ class Counter:
         self.calls += 1
         pieces = re.findall(r" ?\w+|\s+|[^\w\s]", text)
         if self.merges:  # the same piece twice in a row is one token: boundaries do not add up
-            pieces = [piece for i, piece in enumerate(pieces) if i == 0 or pieces[i - 1] != piece or i % 2]
+            pieces = [
+                piece for i, piece in enumerate(pieces) if i == 0 or pieces[i - 1] != piece or i % 2
+            ]
         long = sum(self.cost if len(piece) > 3 else 1 for piece in pieces)
         return self.overhead + long
 
@@ -42,7 +44,9 @@ def test_an_ordinary_vocabulary_takes_two_calls(tokens: int) -> None:
 
 @given(st.integers(40, 5000), st.integers(1, 4), st.integers(0, 20), st.booleans())
 @settings(max_examples=80)
-def test_any_vocabulary_gives_the_exact_length(tokens: int, cost: int, overhead: int, merges: bool) -> None:
+def test_any_vocabulary_gives_the_exact_length(
+    tokens: int, cost: int, overhead: int, merges: bool
+) -> None:
     count = Counter(cost, overhead, merges)
     text, calls = asyncio.run(fit(count, tokens, "seed"))
     assert asyncio.run(count(text)) == tokens
@@ -71,21 +75,31 @@ class Tokenizer:
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         assert path == "/tokenize"
         messages = body.get("messages")
-        text = str(body["prompt"]) if messages is None else " ".join(str(message["content"]) for message in messages)
+        text = (
+            str(body["prompt"])
+            if messages is None
+            else " ".join(str(message["content"]) for message in messages)
+        )
         ids = [zlib.crc32(word.encode()) % self._vocabulary for word in text.split()]
         overhead = 0 if messages is None else 3 * len(messages) + 5 * len(body.get("tools", ()))
         content = {"tokens": ids, "count": len(ids) + overhead}
-        return httpx.Response(200, json=content, request=httpx.Request("POST", "http://server/tokenize"))
+        return httpx.Response(
+            200, json=content, request=httpx.Request("POST", "http://server/tokenize")
+        )
 
 
 def completed(tokens: int, seed: str, shared: int = 0, vocabulary: int = 2**32) -> list[int]:
     client = cast("Client", Tokenizer(vocabulary))
-    made = asyncio.run(build_completion(client, "m", tokens, seed, shared=shared, shared_seed="head"))
+    made = asyncio.run(
+        build_completion(client, "m", tokens, seed, shared=shared, shared_seed="head")
+    )
     return list(made.body["prompt"])
 
 
 @given(st.integers(0, 60), st.integers(1, 60))
-def test_completions_that_share_begin_alike_and_differ_at_once_after_it(shared: int, rest: int) -> None:
+def test_completions_that_share_begin_alike_and_differ_at_once_after_it(
+    shared: int, rest: int
+) -> None:
     one, other = (completed(shared + rest, seed, shared) for seed in ("1/a", "1/b"))
     assert len(one) == len(other) == shared + rest
     assert one[:shared] == other[:shared]
@@ -93,7 +107,9 @@ def test_completions_that_share_begin_alike_and_differ_at_once_after_it(shared: 
 
 
 @given(st.integers(1, 60), st.integers(8, 60), st.text(max_size=4))
-def test_no_more_is_shared_than_was_asked_for_however_few_tokens_there_are(shared: int, rest: int, seed: str) -> None:
+def test_no_more_is_shared_than_was_asked_for_however_few_tokens_there_are(
+    shared: int, rest: int, seed: str
+) -> None:
     whole = completed(shared + 1, "", shared + 1, vocabulary=3)
     made = completed(shared + rest, seed, shared, vocabulary=3)
     assert len(made) == shared + rest

@@ -13,7 +13,11 @@ from vllm_repro.client.answer import DEAD_MESSAGE, Answer
 from vllm_repro.client.sdk import FailedRequest, SdkView, sdk_view
 
 # Before its third version the SDK lets the HTTP library's own error through if a stream is cut.
-CUT = ("APIConnectionError", "Connection error.") if int(version("openai")[0]) > 2 else ("ReadError", DEAD_MESSAGE)
+CUT = (
+    ("APIConnectionError", "Connection error.")
+    if int(version("openai")[0]) > 2
+    else ("ReadError", DEAD_MESSAGE)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +48,11 @@ def test_a_refused_connection() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         seen = asyncio.run(sdk_view(f"http://127.0.0.1:{unused.getsockname()[1]}", "tiny", 5.0))
-    assert (seen.error, seen.message, seen.retries) == ("APIConnectionError", "Connection error.", 2)
+    assert (seen.error, seen.message, seen.retries) == (
+        "APIConnectionError",
+        "Connection error.",
+        2,
+    )
 
 
 def test_a_hang_is_a_timeout(tmp_path: Path) -> None:
@@ -60,20 +68,28 @@ def test_a_malformed_success_is_an_error_of_the_program(tmp_path: Path, body: ob
     assert seen.text is None
 
 
-def test_an_answer_that_never_stops_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_never_stops_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vllm_repro.client.client.MOST_BYTES", 1 << 20)
     seen = view(tmp_path, never_ending)
     assert (seen.error, seen.retries, seen.text) == ("APIConnectionError", 2, None)
 
 
 def test_a_long_message_is_cut(tmp_path: Path) -> None:
-    seen = view(tmp_path, lambda exchange: exchange.answer(400, {"error": {"message": "x" * 100_000}}))
+    seen = view(
+        tmp_path, lambda exchange: exchange.answer(400, {"error": {"message": "x" * 100_000}})
+    )
     assert (seen.error, seen.retries, len(seen.message)) == ("BadRequestError", 0, 2_000)
 
 
-def failed(body: dict[str, object], status: int | None, kind: str, endpoint: str = "/v1/completions") -> FailedRequest:
+def failed(
+    body: dict[str, object], status: int | None, kind: str, endpoint: str = "/v1/completions"
+) -> FailedRequest:
     streamed = body.get("stream") is True
-    answer = Answer(sent=0, ended=1, status=status, error=DEAD_MESSAGE, error_kind=kind, streamed=streamed)
+    answer = Answer(
+        sent=0, ended=1, status=status, error=DEAD_MESSAGE, error_kind=kind, streamed=streamed
+    )
     return FailedRequest(endpoint, body, answer)
 
 
@@ -82,7 +98,8 @@ def failed(body: dict[str, object], status: int | None, kind: str, endpoint: str
     [
         (False, 500, "body", "InternalServerError", "no engine", (500, 503, 503)),
         (False, None, "transport", "InternalServerError", "no engine", (None, 503, 503)),
-        (False, 200, "transport", "InternalServerError", "no engine", (None, 503, 503)),  # cut off in the body
+        # cut off in the body
+        (False, 200, "transport", "InternalServerError", "no engine", (None, 503, 503)),
         (True, 500, "body", "InternalServerError", "no engine", (500, 503, 503)),
         (True, 200, "event", "APIError", DEAD_MESSAGE, (200,)),  # too late for a retry
         (True, 200, "transport", *CUT, (200,)),
@@ -107,17 +124,28 @@ def test_the_recorded_failure_is_the_first_attempt_and_the_same_request_is_retri
     with FakeVllm(tmp_path / "log", {"/v1/chat/completions": dying}) as server:
         request = failed(body, status, kind, "/v1/chat/completions")
         seen = asyncio.run(sdk_view(server.base_url, "tiny", 5.0, failed=request))
-    assert (seen.error, seen.attempts, seen.retries, seen.text) == (error, attempts, len(attempts) - 1, None)
+    assert (seen.error, seen.attempts, seen.retries, seen.text) == (
+        error,
+        attempts,
+        len(attempts) - 1,
+        None,
+    )
     assert bodies == [body] * (len(attempts) - 1)
     assert message in seen.message
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "text"), [("/v1/completions", "x"), ("/v1/chat/completions", "hi"), ("/v1/embeddings", "")]
+    ("endpoint", "text"),
+    [("/v1/completions", "x"), ("/v1/chat/completions", "hi"), ("/v1/embeddings", "")],
 )
 def test_a_retry_that_is_answered_is_a_success(tmp_path: Path, endpoint: str, text: str) -> None:
-    good = {"choices": [{"index": 0, "text": "x", "message": {"role": "assistant", "content": "hi"}}], "data": []}
-    with FakeVllm(tmp_path / "log", {endpoint: lambda exchange: exchange.answer(200, good)}) as server:
+    good = {
+        "choices": [{"index": 0, "text": "x", "message": {"role": "assistant", "content": "hi"}}],
+        "data": [],
+    }
+    with FakeVllm(
+        tmp_path / "log", {endpoint: lambda exchange: exchange.answer(200, good)}
+    ) as server:
         request = failed({"model": "tiny"}, 500, "body", endpoint)
         seen = asyncio.run(sdk_view(server.base_url, "tiny", 5.0, failed=request))
     assert (seen.error, seen.attempts, seen.text) == (None, (500, 200), text)

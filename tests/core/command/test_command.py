@@ -18,7 +18,9 @@ COMMAND = parse("vllm serve m --port 1 --enable-prefix-caching -cc.mode 3 --seed
 
 
 def test_the_last_one_wins() -> None:
-    command = parse("vllm serve m --port 1 --enable-prefix-caching --port 2 --no-enable-prefix-caching")
+    command = parse(
+        "vllm serve m --port 1 --enable-prefix-caching --port 2 --no-enable-prefix-caching"
+    )
     assert command.get("port") == "2"
     assert not command.has("--enable-prefix-caching")
     assert command.has("--no-enable-prefix-caching")
@@ -49,7 +51,11 @@ def test_the_model_is_replaced_in_its_place() -> None:
     assert command.argv() == ("--port", "1", "--model=b", "--seed", "2")
     assert command.with_flags("--model c").argv() == ("--port", "1", "--model", "c", "--seed", "2")
     positional = parse("vllm serve a --port 1")
-    assert positional.with_model("b").argv() == positional.with_flags("--model b").argv() == ("b", "--port", "1")
+    assert (
+        positional.with_model("b").argv()
+        == positional.with_flags("--model b").argv()
+        == ("b", "--port", "1")
+    )
 
 
 def test_a_bare_word_is_no_flag() -> None:

@@ -34,7 +34,11 @@ def test_every_field_is_written() -> None:
 def test_gpus_may_be_a_count(gpus: str, count: object) -> None:
     body = service(ContainerSpec(image="i", gpus=gpus))
     assert body["deploy"] == {
-        "resources": {"reservations": {"devices": [{"driver": "nvidia", "capabilities": ["gpu"], "count": count}]}}
+        "resources": {
+            "reservations": {
+                "devices": [{"driver": "nvidia", "capabilities": ["gpu"], "count": count}]
+            }
+        }
     }
 
 

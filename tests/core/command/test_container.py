@@ -21,9 +21,9 @@ from vllm_repro.command.parse import parse
 from vllm_repro.errors import UsageError
 
 DOCKER = parse(
-    "docker run --gpus all -p 9000:8000 -v /home/reporter:/x -e HF_TOKEN=hf_reporter -e VLLM_USE_V1=1"
-    " --ipc host --ulimit memlock=-1 --network host"
-    " --name theirs vllm/vllm-openai:v1 --model m --port 9 --host 1.2.3.4"
+    "docker run --gpus all -p 9000:8000 -v /home/reporter:/x -e HF_TOKEN=hf_reporter -e"
+    " VLLM_USE_V1=1 --ipc host --ulimit memlock=-1 --network host --name theirs vllm/vllm-openai:v1"
+    " --model m --port 9 --host 1.2.3.4"
 )
 SPEC = ContainerSpec(
     image="i:1",
@@ -56,7 +56,9 @@ class TestFromCommand:
         )
 
     def test_takes_what_this_machine_adds(self) -> None:
-        spec = ContainerSpec.from_command(DOCKER, image="i", port=1, env={"HF_TOKEN": "t", "VLLM_USE_V1": "0"})
+        spec = ContainerSpec.from_command(
+            DOCKER, image="i", port=1, env={"HF_TOKEN": "t", "VLLM_USE_V1": "0"}
+        )
         assert dict(spec.env) == {"HF_TOKEN": "t", "VLLM_USE_V1": "0"}
 
     @pytest.mark.parametrize(
@@ -68,7 +70,9 @@ class TestFromCommand:
             ("docker run --shm-size 2g i m -tp 2", 2 * 1024**3),
         ],
     )
-    def test_several_ranks_get_shared_memory_unless_the_report_has_some(self, text: str, shm: int | None) -> None:
+    def test_several_ranks_get_shared_memory_unless_the_report_has_some(
+        self, text: str, shm: int | None
+    ) -> None:
         assert ContainerSpec.from_command(parse(text), image="i", port=1, env={}).shm_size == shm
 
     @pytest.mark.parametrize(
@@ -80,7 +84,9 @@ class TestFromCommand:
             ("docker run i m", None),
         ],
     )
-    def test_only_an_entrypoint_that_starts_vllm_is_kept(self, text: str, entrypoint: tuple[str, ...] | None) -> None:
+    def test_only_an_entrypoint_that_starts_vllm_is_kept(
+        self, text: str, entrypoint: tuple[str, ...] | None
+    ) -> None:
         spec = ContainerSpec.from_command(parse(text), image="i", port=1, env={})
         assert spec.entrypoint == entrypoint
         assert spec.argv == ("m",)
@@ -155,7 +161,13 @@ def test_other_gpus_sizes_and_ulimits_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("16g", 16 * 1024**3), ("64MB", 64 * 1024**2), ("512", 512), ("1.5GiB", 3 * 512 * 1024**2), ("8b", 8)],
+    [
+        ("16g", 16 * 1024**3),
+        ("64MB", 64 * 1024**2),
+        ("512", 512),
+        ("1.5GiB", 3 * 512 * 1024**2),
+        ("8b", 8),
+    ],
 )
 def test_sizes_are_parsed_and_printed(text: str, size: int) -> None:
     assert parse_size(text) == size
@@ -167,4 +179,9 @@ def test_sizes_are_parsed_and_printed(text: str, size: int) -> None:
 @given(PATHS, PATHS, st.booleans())
 def test_a_mount_is_one_line_of_csv(source: str, target: str, readonly: bool) -> None:
     fields = next(csv.reader([Mount(source, target, readonly).render()]))
-    assert fields == ["type=bind", f"source={source}", f"target={target}", *(["readonly"] if readonly else [])]
+    assert fields == [
+        "type=bind",
+        f"source={source}",
+        f"target={target}",
+        *(["readonly"] if readonly else []),
+    ]

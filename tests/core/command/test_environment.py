@@ -35,8 +35,9 @@ def test_a_variable_that_may_run_a_strangers_code_is_a_mistake(name: str, value:
 
 def test_switches_urls_and_secrets_are_allowed() -> None:
     command = parse(
-        "export VLLM_LOGGING_LEVEL=DEBUG VLLM_USAGE_STATS_SERVER=https://stats.example\n"
-        "HF_TOKEN=$HF_TOKEN CUDA_VISIBLE_DEVICES=0,1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True vllm serve m"
+        "export VLLM_LOGGING_LEVEL=DEBUG"
+        " VLLM_USAGE_STATS_SERVER=https://stats.example\nHF_TOKEN=$HF_TOKEN"
+        " CUDA_VISIBLE_DEVICES=0,1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True vllm serve m"
     )
     assert len(command.env) == 5
     assert variable_mistakes(command.env) == []
@@ -57,6 +58,8 @@ def test_switches_urls_and_secrets_are_allowed() -> None:
     ],
 )
 def test_a_flag_that_loads_code_or_files_is_named(flag: str) -> None:
-    command = parse(f"vllm serve org/model --max-model-len 8192 --dtype bfloat16 {flag} --served-model-name a/b")
+    command = parse(
+        f"vllm serve org/model --max-model-len 8192 --dtype bfloat16 {flag} --served-model-name a/b"
+    )
     (named,) = loading_flags(command.flags)
     assert named.split()[0].partition("=")[0] == flag.split()[0].partition("=")[0]

@@ -33,7 +33,15 @@ def test_several_values_stay_together() -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25600), ("1m", 10**6), ("2G", 2 * 1024**3), ("-1", -1)],
+    [
+        ("4096", 4096),
+        ("4k", 4000),
+        ("4K", 4096),
+        ("25.6k", 25600),
+        ("1m", 10**6),
+        ("2G", 2 * 1024**3),
+        ("-1", -1),
+    ],
 )
 def test_numbers_as_vllm_reads_them(text: str, number: int) -> None:
     assert parse(f"vllm serve m --max-model-len {text}").number("max_model_len") == number
@@ -53,7 +61,11 @@ def test_auto_length_and_numbers_with_units_inside_json_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("value", "hint"),
-    [("'{\u201ca\u201d: 1}'", "typographic"), ('{"a": 1}', "single quotes"), ("'{\"a\": '", "closed")],
+    [
+        ("'{\u201ca\u201d: 1}'", "typographic"),
+        ('{"a": 1}', "single quotes"),
+        ("'{\"a\": '", "closed"),
+    ],
 )
 def test_wrong_json_comes_with_advice(value: str, hint: str) -> None:
     with pytest.raises(CommandError, match="is not JSON") as caught:
@@ -96,14 +108,19 @@ def test_other_flags_pass(flags: str) -> None:
     assert mistakes(flags) == []
 
 
-@pytest.mark.parametrize("flags", ["--scheduling-policy", "--seed --enforce-eager", "--served-model-name --seed 1"])
+@pytest.mark.parametrize(
+    "flags", ["--scheduling-policy", "--seed --enforce-eager", "--served-model-name --seed 1"]
+)
 def test_a_flag_lacks_its_value(flags: str) -> None:
     assert mistakes(flags) == [f"{flags.split()[0]}: has no value"]
 
 
 @pytest.mark.parametrize(
     ("flag", "advice"),
-    [("--disable-log-requests", "write --no-enable-log-requests"), ("--swap-space 4", "leave it out")],
+    [
+        ("--disable-log-requests", "write --no-enable-log-requests"),
+        ("--swap-space 4", "leave it out"),
+    ],
 )
 def test_flags_of_old_recipes_are_named_with_advice(flag: str, advice: str) -> None:
     (mistake,) = mistakes(flag)
@@ -121,4 +138,6 @@ def test_table_is_consistent() -> None:
     }
     assert spelled <= flag_table.KNOWN
     assert not flag_table.KNOWN & set(flag_table.NEVER_DEFINED)
-    assert all(canonical(name) == name and not name.startswith("--no-") for name in flag_table.KNOWN)
+    assert all(
+        canonical(name) == name and not name.startswith("--no-") for name in flag_table.KNOWN
+    )

@@ -28,7 +28,8 @@ def flags(command: ServeCommand) -> dict[str, tuple[str, ...]]:
 def reported(issue: str) -> ServeCommand:
     text = (ISSUES / f"{issue}.txt").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    if lines[0].startswith("- "):  # a compose file's list of arguments; the model stands elsewhere in the issue
+    # a compose file's list of arguments; the model stands elsewhere in the issue
+    if lines[0].startswith("- "):
         words = [line.removeprefix("- ") for line in lines]
         return parse("vllm serve reported " + " ".join(f"'{word}'" for word in words))
     return parse("\n".join(lines))
@@ -36,13 +37,22 @@ def reported(issue: str) -> ServeCommand:
 
 @pytest.mark.parametrize(
     ("scenario", "issue"),
-    [("tq-chunked-prefill", "41726"), ("tq-mtp-cudagraphs", "40807"), ("dsv4-tp2", "41700"), ("sco-hybrid", "42085")],
+    [
+        ("tq-chunked-prefill", "41726"),
+        ("tq-mtp-cudagraphs", "40807"),
+        ("dsv4-tp2", "41700"),
+        ("sco-hybrid", "42085"),
+    ],
 )
-def test_the_flags_of_the_issue_are_those_of_the_process(tmp_path: Path, scenario: str, issue: str) -> None:
+def test_the_flags_of_the_issue_are_those_of_the_process(
+    tmp_path: Path, scenario: str, issue: str
+) -> None:
     declared = find(scenario)
     assert len(flags(reported(issue))) > 5
     assert flags(declared.reported()) == flags(reported(issue))
-    site = open_site(declared, ServerOptions(server="rehearsal"), ServerChoice(ServerKind.REHEARSAL, ""), print)
+    site = open_site(
+        declared, ServerOptions(server="rehearsal"), ServerChoice(ServerKind.REHEARSAL, ""), print
+    )
 
     async def started() -> list[str]:
         _, server = site.server(declared, declared.arms[0], 1, tmp_path / "log", "run")

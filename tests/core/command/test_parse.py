@@ -37,14 +37,23 @@ REPORTED = {
         "docker run --entrypoint vllm image:1 serve org/m --max-model-len 4096 --enforce-eager",
         "docker run --gpus all\nimage:1 org/m --max-model-len 4096\n--enforce-eager",
         "docker run i bash -lc 'true && vllm serve org/m --max-model-len 4096 --enforce-eager'",
-        "docker run --entrypoint sh i -c 'exec vllm serve org/m --max-model-len 4096 --enforce-eager'",
-        "vllm serve org/m --max-model-len 4096 --enforce-eager\n\nvllm serve org/m --max-model-len=4096 --enforce-eager",
+        (
+            "docker run --entrypoint sh i -c 'exec vllm serve org/m --max-model-len 4096"
+            " --enforce-eager'"
+        ),
+        (
+            "vllm serve org/m --max-model-len 4096 --enforce-eager\n\nvllm serve org/m"
+            " --max-model-len=4096 --enforce-eager"
+        ),
     ],
 )
 def test_all_are_the_same_command(text: str) -> None:
     command = parse(text)
     assert command.model_argument == "org/m"
-    assert command.flags == (Flag(name="--max-model-len", values=("4096",)), Flag(name="--enforce-eager"))
+    assert command.flags == (
+        Flag(name="--max-model-len", values=("4096",)),
+        Flag(name="--enforce-eager"),
+    )
 
 
 def test_a_reported_placeholder_and_short_form_stay() -> None:

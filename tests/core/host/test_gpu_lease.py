@@ -39,7 +39,9 @@ def taken(count: int = 1) -> tuple[tuple[str, ...], list[str]]:
 
 def hold(count: int) -> tuple[subprocess.Popen[str], str]:
     """Return another process that holds `count` cards, and which."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(count)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(count)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -58,7 +60,10 @@ def test_two_processes_share_no_card_and_a_killed_one_gives_its_cards_back() -> 
 
 def test_one_process_cannot_wait_for_its_own_card(stub_gpus: StubGpus) -> None:
     stub_gpus.say(cards=[{}])
-    with leased_gpus(1, any_card), pytest.raises(InfraError, match="GPU 0 is in use by this process"):
+    with (
+        leased_gpus(1, any_card),
+        pytest.raises(InfraError, match="GPU 0 is in use by this process"),
+    ):
         taken()
     assert taken()[0] == ("0",)
 
@@ -88,7 +93,10 @@ def test_memory_that_is_not_freed_is_trouble_with_the_card_and_the_mib(
 
 def test_a_busy_card_is_set_aside_and_named(stub_gpus: StubGpus) -> None:
     stub_gpus.say(cards=[{"memory.used": 70000}, {}])
-    assert taken() == (("1",), ["GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use; set aside"])
+    assert taken() == (
+        ("1",),
+        ["GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use; set aside"],
+    )
 
 
 def dmesg(line: str) -> None:
@@ -102,7 +110,10 @@ def dmesg(line: str) -> None:
 @pytest.mark.usefixtures("stub_gpus")
 @pytest.mark.parametrize(
     ("xid", "expected"),
-    [("79, pid='<unknown>', GPU has fallen off the bus.", ("1",)), ("31, pid=1, name=VLLM::EngineCor", ("0",))],
+    [
+        ("79, pid='<unknown>', GPU has fallen off the bus.", ("1",)),
+        ("31, pid=1, name=VLLM::EngineCor", ("0",)),
+    ],
 )
 def test_an_xid_of_the_hardware_sets_a_card_aside_and_one_of_a_program_does_not(
     xid: str, expected: tuple[str, ...]
@@ -111,7 +122,9 @@ def test_an_xid_of_the_hardware_sets_a_card_aside_and_one_of_a_program_does_not(
     cards, lines = taken()
     assert cards == expected
     assert lines == (
-        ["GPU 0 (stub of an H200) had Xid 79 since this machine booted; set aside"] if cards == ("1",) else []
+        ["GPU 0 (stub of an H200) had Xid 79 since this machine booted; set aside"]
+        if cards == ("1",)
+        else []
     )
 
 
@@ -148,7 +161,9 @@ def test_the_words_of_a_failing_nvidia_smi_are_kept(stub_gpus: StubGpus) -> None
     assert gpu_trouble() == ""
 
 
-def test_a_hanging_nvidia_smi_is_waited_for_once(stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_nvidia_smi_is_waited_for_once(
+    stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "_PATIENCE_S", 1.0)
     stub_gpus.say(sleep=30)
     began = time.monotonic()

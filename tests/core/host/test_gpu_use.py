@@ -10,9 +10,15 @@ from vllm_repro.host.machine import GpuUse, gpu_use, worst_use
 
 
 def test_the_worst_of_the_leased_cards(stub_gpus: StubGpus) -> None:
-    hot = {"temperature.gpu": 70, "clocks.sm": 1200, "clocks_throttle_reasons.hw_slowdown": "Active"}
+    hot = {
+        "temperature.gpu": 70,
+        "clocks.sm": 1200,
+        "clocks_throttle_reasons.hw_slowdown": "Active",
+    }
     stub_gpus.say(cards=[{}, hot, {"power.draw": "[N/A]", "temperature.gpu": 90}, {}])
-    assert gpu_use(["0", "1"]) == GpuUse(memory_mib=4, temperature_c=70, power_w=120.5, clock_mhz=1200, slowed=True)
+    assert gpu_use(["0", "1"]) == GpuUse(
+        memory_mib=4, temperature_c=70, power_w=120.5, clock_mhz=1200, slowed=True
+    )
     alone = gpu_use(["2"])
     assert alone is not None
     assert (alone.power_w, alone.temperature_c, alone.slowed) == (None, 90, False)

@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 from vllm_repro.host.host_id import hardware, host_id, hosted_by
 from vllm_repro.host.machine import look
 
-MACHINE: dict[str, Any] = {"os": "Linux 6.1", "cpus": 16, "memory_gb": 125.7, "gpus": [{"name": "NVIDIA H200"}] * 2}
+MACHINE: dict[str, Any] = {
+    "os": "Linux 6.1",
+    "cpus": 16,
+    "memory_gb": 125.7,
+    "gpus": [{"name": "NVIDIA H200"}] * 2,
+}
 
 
 def test_the_same_machine_has_the_same_id_whatever_kernel_it_runs() -> None:
     assert host_id(MACHINE) == host_id({**MACHINE, "os": "Linux 6.2", "memory_gb": 125.9})
     assert host_id(MACHINE) != host_id({**MACHINE, "gpus": []})
-    assert host_id(MACHINE, ["GPU-b", "GPU-a"]) == host_id({**MACHINE, "cpus": 8}, ["GPU-a", "GPU-b"], "x")
+    assert host_id(MACHINE, ["GPU-b", "GPU-a"]) == host_id(
+        {**MACHINE, "cpus": 8}, ["GPU-a", "GPU-b"], "x"
+    )
     assert host_id(MACHINE, ["GPU-a"]) != host_id(MACHINE, ["GPU-b"])
     assert host_id(MACHINE, number="x") != host_id(MACHINE, number="y")
 

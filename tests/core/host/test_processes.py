@@ -16,7 +16,8 @@ from vllm_repro.errors import InfraError
 from vllm_repro.host.lease import Lease, free_leases, lease_folder
 from vllm_repro.host.processes import end_sessions, session_members, sessions_writing_to, start
 
-# A leader with a child that ignores SIGTERM and leaves the process group, as a stubborn worker might.
+# A leader with a child that ignores SIGTERM and leaves the process group, as a stubborn worker
+# might.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"],
@@ -46,7 +47,10 @@ def test_a_session_ends_whole_even_a_child_that_left_the_group(tmp_path: Path) -
 
 
 def test_the_sessions_of_a_log_end_whole_and_no_other(tmp_path: Path) -> None:
-    ours, other = (start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / name) for name in ("log", "other"))
+    ours, other = (
+        start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / name)
+        for name in ("log", "other")
+    )
     try:
         for name in ("log", "other"):
             wait_for("up", tmp_path / name)
@@ -62,8 +66,9 @@ def test_the_sessions_of_a_log_end_whole_and_no_other(tmp_path: Path) -> None:
 
 def test_shared_memory_of_a_process_that_sigterm_ends_is_removed(tmp_path: Path) -> None:
     script = (
-        "import time; from multiprocessing import resource_tracker, shared_memory; kept = shared_memory.SharedMemory(create=True, size=9);"
-        "resource_tracker.unregister(kept._name, 'shared_memory'); print(kept.name, flush=True); time.sleep(600)"
+        "import time; from multiprocessing import resource_tracker, shared_memory; kept ="
+        " shared_memory.SharedMemory(create=True, size=9);resource_tracker.unregister(kept._name,"
+        " 'shared_memory'); print(kept.name, flush=True); time.sleep(600)"
     )
     started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
     wait_for("\n", tmp_path / "log")
@@ -76,12 +81,15 @@ def test_shared_memory_of_a_process_that_sigterm_ends_is_removed(tmp_path: Path)
 
 def test_a_semaphore_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     script = (
-        "import signal, time; from multiprocessing import get_context; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "kept = get_context('spawn').Lock(); print(kept._semlock.name, flush=True); time.sleep(600)"
+        "import signal, time; from multiprocessing import get_context;"
+        " signal.signal(signal.SIGTERM, signal.SIG_IGN);kept = get_context('spawn').Lock();"
+        " print(kept._semlock.name, flush=True); time.sleep(600)"
     )
     started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
     wait_for("\n", tmp_path / "log")
-    semaphore = Path(f"/dev/shm/sem.{(tmp_path / 'log').read_text(encoding='utf-8').strip().strip('/')}")
+    semaphore = Path(
+        f"/dev/shm/sem.{(tmp_path / 'log').read_text(encoding='utf-8').strip().strip('/')}"
+    )
     assert semaphore.exists()
     end_sessions([started.id], grace=0.2)
     started.end()
@@ -96,7 +104,9 @@ def test_output_of_a_process_that_dies_at_once_is_whole(tmp_path: Path) -> None:
     assert set((tmp_path / "log").read_text(encoding="utf-8").split()) == {"out", "err"}
 
 
-def test_temporary_files_of_a_process_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_a_process_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (temporary := tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     script = "import tempfile; print(tempfile.mkstemp(), flush=True); input()"
@@ -108,11 +118,15 @@ def test_temporary_files_of_a_process_go_with_it(tmp_path: Path, monkeypatch: py
 
 
 def test_the_first_variable_of_a_process_is_the_callers(tmp_path: Path) -> None:
-    script = "import pathlib; print(pathlib.Path('/proc/self/environ').read_text().split(chr(0))[0])"
+    script = (
+        "import pathlib; print(pathlib.Path('/proc/self/environ').read_text().split(chr(0))[0])"
+    )
     started = start([sys.executable, "-c", script], {"FIRST": "1", **os.environ}, tmp_path / "log")
     started.popen.wait(timeout=30)
     started.end()
-    assert (tmp_path / "log").read_text(encoding="utf-8") == "FIRST=1\n", "setproctitle may fail with another one"
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "FIRST=1\n", (
+        "setproctitle may fail with another one"
+    )
 
 
 def test_what_cannot_be_started_leaves_no_lease(tmp_path: Path) -> None:
@@ -135,22 +149,34 @@ def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
 @pytest.fixture
 def holder() -> Iterator[subprocess.Popen[str]]:
     """Return a process that holds a lease."""
-    script = "from vllm_repro.host.lease import Lease; lease = Lease('x'); print(lease.path.name, flush=True); input()"
+    script = (
+        "from vllm_repro.host.lease import Lease; lease = Lease('x'); print(lease.path.name,"
+        " flush=True); input()"
+    )
     words = [sys.executable, "-c", script]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         yield process
         process.kill()
 
 
-def test_a_lease_is_free_once_its_process_ended_before_and_after_it_is_reaped(holder: subprocess.Popen[str]) -> None:
+def test_a_lease_is_free_once_its_process_ended_before_and_after_it_is_reaped(
+    holder: subprocess.Popen[str],
+) -> None:
     assert holder.stdout is not None
     name = holder.stdout.readline().strip()
     assert free_leases() == {}
     holder.kill()
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
     ((path, facts),) = free_leases().items()
-    assert (path.name, facts.pid, facts.folder, facts.log) == (name, holder.pid, str(Path.cwd()), None)
+    assert (path.name, facts.pid, facts.folder, facts.log) == (
+        name,
+        holder.pid,
+        str(Path.cwd()),
+        None,
+    )
 
 
 def test_a_damaged_lease_and_one_of_another_host_are_skipped() -> None:

@@ -18,11 +18,18 @@ from vllm_repro.verdict.outcome import Outcome
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
-        journal.write("started", finding=TriggerResult(True, ("proof",)), outcome=Outcome.CRASH, path=tmp_path)
+        journal.write(
+            "started", finding=TriggerResult(True, ("proof",)), outcome=Outcome.CRASH, path=tmp_path
+        )
         journal.write("run-ended", interrupted=None)
     recording = read(tmp_path / "journal.jsonl")
     assert [entry.event for entry in recording.entries] == ["started", "run-ended"]
-    assert recording.entries[0]["finding"] == {"crossed": True, "evidence": ["proof"], "brief": "", "amounts": []}
+    assert recording.entries[0]["finding"] == {
+        "crossed": True,
+        "evidence": ["proof"],
+        "brief": "",
+        "amounts": [],
+    }
     assert recording.entries[0]["outcome"] == "crash"
     assert not recording.cut
     assert recording.damaged == 0
@@ -37,7 +44,9 @@ def test_a_line_is_on_disk_before_write_returns(tmp_path: Path) -> None:
     assert len((tmp_path / "j").read_text().splitlines()) == 1
 
 
-def test_a_disk_that_is_full_for_a_while_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_for_a_while_costs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
     room = [10]
 
@@ -93,7 +102,9 @@ def test_a_journal_cut_at_any_byte_is_readable(tmp_path: Path, cut: int) -> None
     ended = bool(recording.entries) and recording.entries[-1].event == "run-ended"
     assert recording.cut is not ended
     assert recording.damaged <= 1
-    assert [entry["number"] for entry in recording.of("step")] == list(range(len(list(recording.of("step")))))
+    assert [entry["number"] for entry in recording.of("step")] == list(
+        range(len(list(recording.of("step"))))
+    )
 
 
 def test_no_journal_is_wrong_usage(tmp_path: Path) -> None:
@@ -101,7 +112,9 @@ def test_no_journal_is_wrong_usage(tmp_path: Path) -> None:
         read(tmp_path / "missing.jsonl")
 
 
-def test_the_end_of_a_trial_is_on_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_trial_is_on_the_disk_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)
     with Journal(tmp_path / "journal.jsonl") as journal:

@@ -11,7 +11,9 @@ from vllm_repro.journal.log_excerpts import PAGE_SIZES, ExcerptSizes, LogExcerpt
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.text import size
 
-SMALL = ExcerptSizes(head=1_024, error=6_144, root=5_120, traceback=12_288, tail=4_096, whole=12_288)
+SMALL = ExcerptSizes(
+    head=1_024, error=6_144, root=5_120, traceback=12_288, tail=4_096, whole=12_288
+)
 LARGEST = 28_000
 """Bytes of all excerpts of these sizes."""
 
@@ -19,7 +21,8 @@ LARGEST = 28_000
 def excerpt(log: LogExcerpts) -> str:
     """Return the excerpts of a log with what is left out before each."""
     parts = (
-        (f"[… {one.before:,} bytes left out …]" if one.before else "", one.text.strip("\n")) for one in log.excerpts
+        (f"[… {one.before:,} bytes left out …]" if one.before else "", one.text.strip("\n"))
+        for one in log.excerpts
     )
     return "\n".join(text for part in parts for text in part if text)
 
@@ -38,15 +41,23 @@ def test_a_small_log_is_whole_and_in_order(tmp_path: Path) -> None:
     assert all(one.before == 0 for one in log.excerpts)
     assert log.size == len(text)
     assert excerpts_of(tmp_path, "").excerpts == ()
-    assert excerpt(excerpts_of(tmp_path, "(Worker pid=4) ERROR boom")) == "(Worker pid=4) ERROR boom"
+    assert (
+        excerpt(excerpts_of(tmp_path, "(Worker pid=4) ERROR boom")) == "(Worker pid=4) ERROR boom"
+    )
 
 
 def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
     filling = "INFO filling\n" * 20_000
-    text = f"begin\n{filling}ERROR first\n{filling}Traceback (most recent call last):\n  x\nAssertionError: root\n{filling}the end\n"
+    text = (
+        f"begin\n{filling}ERROR first\n{filling}Traceback (most recent call last):\n "
+        f" x\nAssertionError: root\n{filling}the end\n"
+    )
     log = excerpts_of(tmp_path, text)
     shown = excerpt(log)
-    places = [shown.index(word) for word in ("begin", "ERROR first", "Traceback", "AssertionError: root", "the end")]
+    places = [
+        shown.index(word)
+        for word in ("begin", "ERROR first", "Traceback", "AssertionError: root", "the end")
+    ]
     assert places == sorted(places)
     assert shown.count("bytes left out") == 3
     assert size(shown) <= LARGEST
@@ -55,13 +66,21 @@ def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [SMALL, PAGE_SIZES])
 @pytest.mark.parametrize(("over", "whole"), [(-1_000, True), (1_000, False)])
-def test_a_long_traceback_is_whole_up_to_its_limit(tmp_path: Path, sizes: ExcerptSizes, over: int, whole: bool) -> None:
-    frame = '(EngineCore_DP0 pid=7) ERROR 11-23 15:00:00 [core.py:1]   File "a.py", line {}, in step\n'
+def test_a_long_traceback_is_whole_up_to_its_limit(
+    tmp_path: Path, sizes: ExcerptSizes, over: int, whole: bool
+) -> None:
+    frame = (
+        '(EngineCore_DP0 pid=7) ERROR 11-23 15:00:00 [core.py:1]   File "a.py", line {}, in step\n'
+    )
     frames = "".join(
-        frame.format(1_000 + number) for number in range((sizes.traceback + over) // len(frame.format(1_000)))
+        frame.format(1_000 + number)
+        for number in range((sizes.traceback + over) // len(frame.format(1_000)))
     )
     filling = "INFO filling\n" * 30_000
-    text = f"{filling}ERROR first\n{filling}Traceback (most recent call last):\n{frames}AssertionError: root\n{filling}"
+    text = (
+        f"{filling}ERROR first\n{filling}Traceback (most recent call"
+        f" last):\n{frames}AssertionError: root\n{filling}"
+    )
     (tmp_path / "a.log").write_text(text, encoding="utf-8")
     log = read_excerpts(tmp_path, "a.log", Redactor(), "AssertionError", sizes)
     assert log is not None
@@ -73,7 +92,10 @@ def test_a_long_traceback_is_whole_up_to_its_limit(tmp_path: Path, sizes: Excerp
 
 def test_an_error_that_a_warning_quotes_is_not_the_first(tmp_path: Path) -> None:
     filling = "INFO filling\n" * 10_000
-    text = f"WARNING this can cause errors like `OSError: [Errno 24]`\n{filling}(Worker pid=4) ERROR it hit an exception.\n{filling}"
+    text = (
+        f"WARNING this can cause errors like `OSError: [Errno 24]`\n{filling}(Worker pid=4) ERROR"
+        f" it hit an exception.\n{filling}"
+    )
     assert "ERROR it hit an exception." in excerpt(excerpts_of(tmp_path, text))
 
 
@@ -129,4 +151,6 @@ def test_a_key_of_several_lines_whose_head_a_window_cuts(tmp_path: Path) -> None
     key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\n-----END PRIVATE KEY-----\n"
     for filling in range(900, 1100):
         text = "x" * 20_000 + key + "y\n" * (filling // 2) + "ERROR boom\n"
-        assert all("MIIEvQ" not in one.text for one in excerpts_of(tmp_path, text).excerpts), filling
+        assert all("MIIEvQ" not in one.text for one in excerpts_of(tmp_path, text).excerpts), (
+            filling
+        )

@@ -67,13 +67,20 @@ def test_the_plants_would_be_seen() -> None:
     st.integers(0, 40_000),
 )
 def test_no_part_of_a_log_lets_one_through(
-    tmp_path_factory: pytest.TempPathFactory, sizes: ExcerptSizes, plants: list[Plant], before: int, after: int
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: ExcerptSizes,
+    plants: list[Plant],
+    before: int,
+    after: int,
 ) -> None:
     """Place log windows anywhere, also inside a key."""
     folder = tmp_path_factory.mktemp("log")
     middle = "\n".join(plant.written for plant in plants)
     filling = "x" * (before // 2) + " " + "y\n" * (before // 4)
-    text = f"{middle}\n{filling}\n{middle} ERROR {middle}\n{'z ' * after}\nAssertionError: {middle}\n{'w' * after}\n{middle}"
+    text = (
+        f"{middle}\n{filling}\n{middle} ERROR {middle}\n{'z ' * after}\nAssertionError:"
+        f" {middle}\n{'w' * after}\n{middle}"
+    )
     (folder / "a.log").write_text(text, encoding="utf-8")
     log = read_excerpts(folder, "a.log", Redactor(), "AssertionError", sizes)
     assert log is not None
@@ -84,9 +91,15 @@ def test_no_part_of_a_log_lets_one_through(
 def test_the_journal_keeps_a_marker_in_the_place_of_a_secret(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
         for plant in SECRETS.values():
-            journal.write("answer", error=plant.written, deep={"argv": ["vllm", plant.written], "path": "/home/me/x"})
+            journal.write(
+                "answer",
+                error=plant.written,
+                deep={"argv": ["vllm", plant.written], "path": "/home/me/x"},
+            )
     lines = (tmp_path / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-    for plant, line, entry in zip(SECRETS.values(), lines, read(tmp_path / "journal.jsonl").entries, strict=True):
+    for plant, line, entry in zip(
+        SECRETS.values(), lines, read(tmp_path / "journal.jsonl").entries, strict=True
+    ):
         assert plant.hidden not in json.dumps(entry.fields)
         assert plant.hidden not in line
         assert "[redacted:" in line
@@ -104,10 +117,17 @@ def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> N
 
 
 def test_a_host_and_a_user_are_known_by_the_names_that_the_journal_has() -> None:
-    recording, place, way = next(field for field in text_fields() if field[2] == ("trigger", "evidence", 0))
+    recording, place, way = next(
+        field for field in text_fields() if field[2] == ("trigger", "evidence", 0)
+    )
     entries = list(recording.entries)
-    entries[0] = replace(entries[0], fields={**entries[0].fields, "hosts": ["quietname"], "users": ["jane"]})
+    entries[0] = replace(
+        entries[0], fields={**entries[0].fields, "hosts": ["quietname"], "users": ["jane"]}
+    )
     made = planted(
-        replace(recording, entries=tuple(entries)), place, way, lambda was: f"{was} on quietname in /mnt/jane"
+        replace(recording, entries=tuple(entries)),
+        place,
+        way,
+        lambda was: f"{was} on quietname in /mnt/jane",
     )
     assert all("quietname" not in text and "/mnt/jane" not in text for _, text in outputs(made))

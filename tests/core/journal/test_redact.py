@@ -11,7 +11,10 @@ from tests.secrets_planted import PRIVATE, SECRETS, Plant
 from vllm_repro.journal.redact import Redactor, known_secrets
 
 REDACTOR = Redactor(
-    [("/home/me/work/checkout", "."), ("/home/me", "~")], ["gpu-box"], {"plainvalue": "VLLM_API_KEY"}, ["max"]
+    [("/home/me/work/checkout", "."), ("/home/me", "~")],
+    ["gpu-box"],
+    {"plainvalue": "VLLM_API_KEY"},
+    ["max"],
 )
 
 
@@ -38,7 +41,10 @@ def test_secrets_and_private_names_go(text: str, expected: str) -> None:
     "text",
     [
         "max() arg is an empty sequence, --max-model-len 9, max_seqs",
-        "/usr/lib/python3/dist-packages/max/core.py, site-packages/max/a.py, /mnt/maxwell/m, /mnt/max-1/m, 3/max",
+        (
+            "/usr/lib/python3/dist-packages/max/core.py, site-packages/max/a.py, /mnt/maxwell/m,"
+            " /mnt/max-1/m, 3/max"
+        ),
     ],
 )
 def test_an_account_may_be_named_as_a_word_or_a_package(text: str) -> None:
@@ -48,7 +54,10 @@ def test_an_account_may_be_named_as_a_word_or_a_package(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "means"),
     [
-        ("vllm-repro run '/home/me/a scenario.py' --seed 1", "vllm-repro run /home/you/a scenario.py --seed 1"),
+        (
+            "vllm-repro run '/home/me/a scenario.py' --seed 1",
+            "vllm-repro run /home/you/a scenario.py --seed 1",
+        ),
         (
             "vllm-repro run /home/me/a.py --patch '/home/me/a; b.diff'",
             "vllm-repro run /home/you/a.py --patch /home/you/a; b.diff",
@@ -70,15 +79,43 @@ def test_a_command_without_names_still_means_the_same_to_a_shell(line: str, mean
 
 
 def test_a_key_that_is_a_word_of_its_own() -> None:
-    argv = ["vllm", "--api-key", "sekrit", "and more", "--hf-token", "other", "--port", "1", "X_TOKEN=a b"]
+    argv = [
+        "vllm",
+        "--api-key",
+        "sekrit",
+        "and more",
+        "--hf-token",
+        "other",
+        "--port",
+        "1",
+        "X_TOKEN=a b",
+    ]
     key, token = "[redacted:api-key]", "[redacted:hf-token]"
-    expected = ["vllm", "--api-key", key, key, "--hf-token", token, "--port", "1", "X_TOKEN=[redacted:x-token]"]
+    expected = [
+        "vllm",
+        "--api-key",
+        key,
+        key,
+        "--hf-token",
+        token,
+        "--port",
+        "1",
+        "X_TOKEN=[redacted:x-token]",
+    ]
     assert REDACTOR.deep(argv) == expected
 
 
 def test_everything_in_a_structure() -> None:
-    data = {"a": ["/home/me/x", 1, None], "env": {"HF_TOKEN": "x", "N": 1}, "b": ("AKIAIOSFODNN7EXAMPLE",)}
-    expected = {"a": ["~/x", 1, None], "env": {"HF_TOKEN": "[redacted:hf-token]", "N": 1}, "b": ["[redacted:aws-key]"]}
+    data = {
+        "a": ["/home/me/x", 1, None],
+        "env": {"HF_TOKEN": "x", "N": 1},
+        "b": ("AKIAIOSFODNN7EXAMPLE",),
+    }
+    expected = {
+        "a": ["~/x", 1, None],
+        "env": {"HF_TOKEN": "[redacted:hf-token]", "N": 1},
+        "b": ["[redacted:aws-key]"],
+    }
     assert REDACTOR.deep(data) == expected
 
 
@@ -114,7 +151,8 @@ def test_twice_is_once_and_nothing_is_left(parts: list[tuple[str, Plant]], end: 
 
 
 PIECES = (
-    "a _ - a- a_ token cookie -u ['-- pypi- :// a:b@ --api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split()  # noqa: SIM905  # shorter than a list
+    # shorter than a list
+    "a _ - a- a_ token cookie -u ['-- pypi- :// a:b@ --api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split()  # noqa: SIM905
 )
 
 

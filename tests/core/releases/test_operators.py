@@ -40,13 +40,16 @@ def fit(package: Path, source: str) -> Fit:
         ("experts(a)", False),
     ],
 )
-def test_a_call_fits_if_the_operator_takes_its_arguments(package: Path, call: str, fits: bool) -> None:
+def test_a_call_fits_if_the_operator_takes_its_arguments(
+    package: Path, call: str, fits: bool
+) -> None:
     found = fit(package, f"import torch\ntorch.ops._C.{call}\n")
     assert (found.fits, len(found.misfits)) == ((1, 0) if fits else (0, 1))
 
 
 @pytest.mark.parametrize(
-    "call", ["linear(*args)", "linear(a, **more)", "placeholder(a)", "unknown(a)", "linear.default(a)"]
+    "call",
+    ["linear(*args)", "linear(a, **more)", "placeholder(a)", "unknown(a)", "linear.default(a)"],
 )
 def test_a_call_that_cannot_be_compared_is_left_out(package: Path, call: str) -> None:
     assert fit(package, f"import torch\ntorch.ops._C.{call}\n") == Fit(fits=0)
@@ -54,9 +57,13 @@ def test_a_call_that_cannot_be_compared_is_left_out(package: Path, call: str) ->
 
 def test_a_misfit_names_operator_place_and_counts(package: Path) -> None:
     found = fit(package, "import torch\n\ntorch.ops._C_cpu.experts(a)\n")
-    assert found.misfits == (Misfit(operator="experts", where="_custom_ops.py:3", given=1, takes=3),)
-    assert str(found) == (
-        "0 of 1 calls of compiled operators fit; not experts (_custom_ops.py:3: 1 arguments, compiled for 3)"
+    assert found.misfits == (
+        Misfit(operator="experts", where="_custom_ops.py:3", given=1, takes=3),
+    )
+    assert (
+        str(found)
+        == "0 of 1 calls of compiled operators fit; not experts (_custom_ops.py:3: 1 arguments,"
+        " compiled for 3)"
     )
     assert found.missing(["experts"]) == list(found.misfits)
     assert found.missing(["linear", "attention"]) == []

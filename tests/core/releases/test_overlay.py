@@ -33,7 +33,9 @@ def answer(folder: Path) -> str:
     return done.stdout
 
 
-def test_the_patched_file_is_imported_and_the_package_stays_as_it_is(tmp_path: Path, packages: Path) -> None:
+def test_the_patched_file_is_imported_and_the_package_stays_as_it_is(
+    tmp_path: Path, packages: Path
+) -> None:
     made = make_overlay(tmp_path, packages, [PATCH], print)
     assert made.folder.parent == tmp_path / "patched"
     assert answer(made.folder) == f"42 {made.folder / FILE}\n"
@@ -69,7 +71,14 @@ sys.stdin.read()
 
 def test_the_overlays_used_last_are_kept_and_those_in_use(tmp_path: Path, packages: Path) -> None:
     def maker(first: int, count: int) -> tuple[subprocess.Popen[str], list[str]]:
-        words = [sys.executable, "-c", MAKER, str(tmp_path), str(packages), *map(str, range(first, first + count))]
+        words = [
+            sys.executable,
+            "-c",
+            MAKER,
+            str(tmp_path),
+            str(packages),
+            *map(str, range(first, first + count)),
+        ]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout
         return process, [process.stdout.readline().strip() for _ in range(count)]
@@ -100,9 +109,14 @@ def test_an_interrupted_overlay_is_made_again(tmp_path: Path, packages: Path) ->
 
 @pytest.mark.parametrize(
     ("patch", "message"),
-    [(Patch("vllm/absent.py", "a", "b"), "it has no vllm/absent.py"), (Patch(FILE, "QUESTION", "b"), "nowhere")],
+    [
+        (Patch("vllm/absent.py", "a", "b"), "it has no vllm/absent.py"),
+        (Patch(FILE, "QUESTION", "b"), "nowhere"),
+    ],
 )
-def test_a_patch_that_does_not_fit_leaves_nothing(tmp_path: Path, packages: Path, patch: Patch, message: str) -> None:
+def test_a_patch_that_does_not_fit_leaves_nothing(
+    tmp_path: Path, packages: Path, patch: Patch, message: str
+) -> None:
     with pytest.raises(Unsupported, match=message):
         make_overlay(tmp_path, packages, [PATCH, patch], print)
     assert not (tmp_path / "patched").exists()

@@ -21,19 +21,32 @@ from vllm_repro.releases.sources import Source, parse_source
 
 def output_of(release: Release, folder: Path) -> str:
     done = subprocess.run(
-        [release.executable, "serve", "a model"], cwd=folder, capture_output=True, text=True, check=True
+        [release.executable, "serve", "a model"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
 
-def test_a_release_is_installed_once_and_runs_from_anywhere(cache: ReleaseCache, tmp_path: Path) -> None:
+def test_a_release_is_installed_once_and_runs_from_anywhere(
+    cache: ReleaseCache, tmp_path: Path
+) -> None:
     lines: list[str] = []
     assert cache.get(Source(release="0.28.0")) is None
     release = cache.provision(parse_source("v0.28.0"), lines.append)
     assert "vLLM 0.28.0 is not in the cache" in lines[0]
-    assert any("installing torch 2.13.0" in line and "2.7 GB (900 MB to download)" in line for line in lines)
+    assert any(
+        "installing torch 2.13.0" in line and "2.7 GB (900 MB to download)" in line
+        for line in lines
+    )
     lines.clear()
-    assert cache.provision(Source(release="0.28.0"), lines.append) == release == cache.get(Source(release="0.28.0"))
+    assert (
+        cache.provision(Source(release="0.28.0"), lines.append)
+        == release
+        == cache.get(Source(release="0.28.0"))
+    )
     assert lines == []
     assert (release.version, release.torch) == ("0.28.0", "2.13.0")
     assert (release.packages / "vllm" / "__init__.py").exists()
@@ -43,7 +56,10 @@ def test_a_release_is_installed_once_and_runs_from_anywhere(cache: ReleaseCache,
 
 
 def test_releases_share_their_files(cache: ReleaseCache) -> None:
-    first, second = cache.provision(Source(release="0.28.0"), silent), cache.provision(Source(release="0.29.0"), silent)
+    first, second = (
+        cache.provision(Source(release="0.28.0"), silent),
+        cache.provision(Source(release="0.29.0"), silent),
+    )
     assert (first.packages / "pooch.py").samefile(second.packages / "pooch.py")
     assert [release.version for release in cache.cached()] == ["0.28.0", "0.29.0"]
 
@@ -64,7 +80,9 @@ def test_a_failed_install_leaves_no_release(
 
     with monkeypatch.context() as patched:
         patched.setattr(Installer, step, fail)
-        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InfraError):
+        with pytest.raises(
+            KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else InfraError
+        ):
             cache.provision(Source(release="0.28.0"), silent)
     assert list((cache.root / "releases").glob("*")) == []
     assert cache.cached() == []
@@ -84,16 +102,25 @@ def test_an_incomplete_install_is_not_used(cache: ReleaseCache) -> None:
 
 @pytest.mark.parametrize(
     ("name", "removed"),
-    [("vllm/__init__.py", False), ("pooch.py", True), ("../../../bin/vllm", False), ("../../../bin/python", True)],
+    [
+        ("vllm/__init__.py", False),
+        ("pooch.py", True),
+        ("../../../bin/vllm", False),
+        ("../../../bin/python", True),
+    ],
 )
-def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Path, name: str, removed: bool) -> None:
+def test_a_damaged_release_is_installed_again(
+    cache: ReleaseCache, tmp_path: Path, name: str, removed: bool
+) -> None:
     release = cache.provision(Source(release="0.28.0"), silent)
     path = release.packages / name
     if removed or path.is_symlink():
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes().replace(b"41", b"42").replace(b"xx", b"x"))  # the file in uv's cache too
-        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1))  # as an edit a second later would
+        # the file in uv's cache too
+        path.write_bytes(path.read_bytes().replace(b"41", b"42").replace(b"xx", b"x"))
+        # as an edit a second later would
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1))
     if name.endswith("vllm") and not removed:
         path.write_text("")
     if cache.get(Source(release="0.28.0")) is not None:  # without its python there is none
@@ -107,7 +134,9 @@ def test_a_damaged_release_is_installed_again(cache: ReleaseCache, tmp_path: Pat
     assert (release.packages / "pooch.py").stat().st_size == 500_000
 
 
-def test_a_damaged_release_that_runs_is_not_replaced(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_release_that_runs_is_not_replaced(
+    cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release = cache.provision(Source(release="0.28.0"), silent)
     (release.packages / "pooch.py").unlink()
     monkeypatch.setattr(module, "processes_using", lambda _: [4711])
@@ -142,7 +171,9 @@ def test_a_missing_torch_is_reported_with_uvs_message(cache: ReleaseCache, wheel
         cache.provision(Source(release="0.30.0"), silent)
 
 
-def test_two_runs_at_once_install_once(cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_at_once_install_once(
+    cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, made = Installer.make_environment, []
     installing, waiting = threading.Event(), threading.Event()
     lines: list[str] = []

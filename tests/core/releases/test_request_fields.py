@@ -27,7 +27,10 @@ def app_of(*fields: str, parameters: str = "args, supported_tasks=None", last: s
     body: dict[str, object] = {
         "content": {"application/json": {"schema": {"properties": {name: {} for name in fields}}}}
     }
-    page = {"paths": {"/v1/completions": {"post": {"requestBody": body}}}, "components": {"schemas": {}}}
+    page = {
+        "paths": {"/v1/completions": {"post": {"requestBody": body}}},
+        "components": {"schemas": {}},
+    }
     return "\n".join(
         (
             "print('INFO: a line of the log')",
@@ -54,13 +57,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         executable=tmp_path / "vllm",
     )
     monkeypatch.setattr(
-        "vllm_repro.releases.provision.ReleaseCache.get", lambda _, asked: release if asked == source else None
+        "vllm_repro.releases.provision.ReleaseCache.get",
+        lambda _, asked: release if asked == source else None,
     )
     return folder
 
 
 def test_the_app_of_the_release_names_its_fields(installed: Path) -> None:
-    (installed / "openai" / "api_server.py").write_text(app_of("prompt", parameters="args"), encoding="utf-8")
+    (installed / "openai" / "api_server.py").write_text(
+        app_of("prompt", parameters="args"), encoding="utf-8"
+    )
     assert request_fields(Source(release="0.23.0")) == {"/v1/completions": {"prompt"}}
     (installed / "launchers").mkdir()
     for name, text in (("app", app_of("newer")), ("cli_args", ARGUMENTS)):
@@ -71,7 +77,9 @@ def test_the_app_of_the_release_names_its_fields(installed: Path) -> None:
 def test_a_release_that_does_not_show_them_is_refused(installed: Path) -> None:
     with pytest.raises(Unsupported, match="No module named"):
         request_fields(Source(release="0.23.0"))
-    (installed / "openai" / "api_server.py").write_text(app_of(last="raise SystemExit(3)"), encoding="utf-8")
+    (installed / "openai" / "api_server.py").write_text(
+        app_of(last="raise SystemExit(3)"), encoding="utf-8"
+    )
     with pytest.raises(Unsupported, match="it has no schema"):
         request_fields(Source(release="0.23.0"))
     with pytest.raises(InfraError, match="is not in the cache"):
@@ -109,7 +117,14 @@ def make_arg_parser(parser):
 
 def test_the_parser_of_the_release_names_its_flags(installed: Path) -> None:
     (installed / "openai" / "cli_args.py").write_text(PARSER, encoding="utf-8")
-    defined = {"-h", "--help", "--max-model-len", "-m", "--async-scheduling", "--no-async-scheduling"}
+    defined = {
+        "-h",
+        "--help",
+        "--max-model-len",
+        "-m",
+        "--async-scheduling",
+        "--no-async-scheduling",
+    }
     assert server_flags(Source(release="0.23.0")) == frozenset(defined)
     for unpublished in ("0.24.0", "0.20.2rc1.dev35+g4845aee6b"):
         assert server_flags(Source(release=unpublished)) is None

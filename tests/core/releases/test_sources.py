@@ -57,7 +57,9 @@ def output_of(release: Release) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(("branch", "compiled"), [("near-28", "0.28.0"), ("near-29", "0.29.0"), ("v0.28.0", "0.28.0")])
+@pytest.mark.parametrize(
+    ("branch", "compiled"), [("near-28", "0.28.0"), ("near-29", "0.29.0"), ("v0.28.0", "0.28.0")]
+)
 def test_a_commit_runs_over_the_release_that_differs_least(
     cache: ReleaseCache, checkout: Path, branch: str, compiled: str
 ) -> None:
@@ -66,11 +68,17 @@ def test_a_commit_runs_over_the_release_that_differs_least(
     assert (source, f"{source}") == (Source(folder=checkout, commit=sha), f"{checkout}@{sha}")
     before = git(checkout, "status", "--porcelain=v2", "--branch")
     release = cache.provision(source, silent)
-    assert (release.source, release.compiled, release.version) == (source, compiled, f"{compiled}+commit.{sha[:10]}")
+    assert (release.source, release.compiled, release.version) == (
+        source,
+        compiled,
+        f"{compiled}+commit.{sha[:10]}",
+    )
     assert release.version == source.version
     assert output_of(release)[0] == f"{compiled}+commit.{sha[:10]}.cpu"
     as_worker = f"import runpy; runpy.run_path({str(release.executable)!r}, run_name='__mp_main__')"
-    spawned = subprocess.run([release.python, "-c", as_worker], capture_output=True, text=True, check=True)
+    spawned = subprocess.run(
+        [release.python, "-c", as_worker], capture_output=True, text=True, check=True
+    )
     assert spawned.stdout == ""
     for letter in "abc":
         text = (release.packages / "vllm" / f"{letter}.py").read_text()
@@ -79,7 +87,9 @@ def test_a_commit_runs_over_the_release_that_differs_least(
     assert cache.provision(source, silent) == release
 
 
-def test_files_of_the_base_are_linked_and_the_others_compiled(cache: ReleaseCache, checkout: Path) -> None:
+def test_files_of_the_base_are_linked_and_the_others_compiled(
+    cache: ReleaseCache, checkout: Path
+) -> None:
     released = cache.provision(Source(release="0.29.0"), silent).packages / "vllm"
     laid = cache.provision(parse_source(f"{checkout}@near-29"), silent).packages / "vllm"
     assert (laid / "entrypoints/cli/main.py").samefile(released / "entrypoints/cli/main.py")
@@ -117,13 +127,23 @@ def test_a_release_without_a_cpu_build_runs_over_the_nearest_one(
     cache: ReleaseCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "nearest_cpu_build", lambda _: "0.29.0")
-    files = {"vllm/__init__.py": "ANSWER = 42\n", "vllm/entrypoints/cli/main.py": MAIN, "vllm/_C.abi3.so": "for a GPU"}
-    write_wheel(wheels, "vllm", "0.77.0", files, ("torch==9.9", "nvidia-nccl", "pooch>=2", "extra-part"))
+    files = {
+        "vllm/__init__.py": "ANSWER = 42\n",
+        "vllm/entrypoints/cli/main.py": MAIN,
+        "vllm/_C.abi3.so": "for a GPU",
+    }
+    write_wheel(
+        wheels, "vllm", "0.77.0", files, ("torch==9.9", "nvidia-nccl", "pooch>=2", "extra-part")
+    )
     write_wheel(wheels, "extra_part", "1.0", {"extra_part.py": ""}, ("deeper",))
     write_wheel(wheels, "deeper", "1.0", {"deeper.py": ""})
     lines: list[str] = []
     release = cache.provision(Source(release="0.77.0"), lines.append)
-    assert (release.version, release.compiled, release.source) == ("0.77.0", "0.29.0", Source(release="0.77.0"))
+    assert (release.version, release.compiled, release.source) == (
+        "0.77.0",
+        "0.29.0",
+        Source(release="0.77.0"),
+    )
     assert output_of(release)[:2] == ["0.77.0+cpu", "2.13.0"]
     names = {path.name for path in release.packages.iterdir()}
     assert {"extra_part.py", "deeper.py"} <= names

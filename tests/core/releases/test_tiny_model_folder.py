@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from vllm_repro.releases.families import model_config
 from vllm_repro.releases.tiny_model_folder import cached_model, make_tiny_model
-from vllm_repro.releases.tiny_tokenizer import MARKERS, SPECIAL_TOKENS, byte_alphabet, tokenizer_json
+from vllm_repro.releases.tiny_tokenizer import (
+    MARKERS,
+    SPECIAL_TOKENS,
+    byte_alphabet,
+    tokenizer_json,
+)
 from vllm_repro.tiny_model import TinyModel
 
 MODELS = [
@@ -23,7 +28,15 @@ MODELS = [
     TinyModel("llama"),
     TinyModel("gemma3", ("full", "sliding"), window=128),
     TinyModel("mimo", ("full",), heads=24, kv_heads=4, head_dim=256, drafts=1),
-    TinyModel("deepseek_v4", ("sliding", "sparse", "compressed", "sparse"), 8, 1, 512, window=128, hidden=256),
+    TinyModel(
+        "deepseek_v4",
+        ("sliding", "sparse", "compressed", "sparse"),
+        8,
+        1,
+        512,
+        window=128,
+        hidden=256,
+    ),
     TinyModel("blip2"),
     TinyModel("granite_hybrid", ("mamba", "full")),
 ]
@@ -36,13 +49,19 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)
-def test_a_folder_holds_what_a_server_reads_and_nothing_else(tmp_path: Path, model: TinyModel) -> None:
+def test_a_folder_holds_what_a_server_reads_and_nothing_else(
+    tmp_path: Path, model: TinyModel
+) -> None:
     folder = make_tiny_model(tmp_path / "model", model)
-    images = ["preprocessor_config.json", "processor_config.json"] if model.family == "blip2" else []
+    images = (
+        ["preprocessor_config.json", "processor_config.json"] if model.family == "blip2" else []
+    )
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, *images])
     config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
     assert len(tokenizer["model"]["vocab"]) == config["vocab_size"] == 4096
-    assert read(folder, "tokenizer_config.json")["eos_token"] == SPECIAL_TOKENS[config["eos_token_id"]]
+    assert (
+        read(folder, "tokenizer_config.json")["eos_token"] == SPECIAL_TOKENS[config["eos_token_id"]]
+    )
 
 
 def test_a_model_that_reads_images_has_a_token_for_them(tmp_path: Path) -> None:
@@ -56,7 +75,9 @@ def test_a_model_that_reads_images_has_a_token_for_them(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_with_weights_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_weights_is_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     model = TinyModel("mimo", ("full",), heads=2, kv_heads=1, head_dim=8, drafts=1, vocab=4096)
     plain, weighed = cached_model(model), cached_model(model, weights=True)
@@ -70,7 +91,9 @@ def test_a_model_with_weights_is_another_folder(tmp_path: Path, monkeypatch: pyt
 def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "a", TinyModel())
     again = make_tiny_model(tmp_path / "b", TinyModel())
-    assert [(folder / name).read_bytes() for name in FILES] == [(again / name).read_bytes() for name in FILES]
+    assert [(folder / name).read_bytes() for name in FILES] == [
+        (again / name).read_bytes() for name in FILES
+    ]
     for name in FILES:
         os.utime(folder / name, ns=(1, 1))
     (folder / "config.json").write_text("{}")
@@ -80,9 +103,15 @@ def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None
 
 
 def test_a_config_has_the_shape_of_its_model() -> None:
-    shape = TinyModel("llama", ("full",) * 3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100)
+    shape = TinyModel(
+        "llama", ("full",) * 3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100
+    )
     config = model_config(shape)
-    assert (config["architectures"], config["hidden_size"], config["vocab_size"]) == (["LlamaForCausalLM"], 512, 300)
+    assert (config["architectures"], config["hidden_size"], config["vocab_size"]) == (
+        ["LlamaForCausalLM"],
+        512,
+        300,
+    )
     assert (config["num_key_value_heads"], config["max_position_embeddings"]) == (4, 100)
     hybrid = model_config(TinyModel("gemma3", ("full", "sliding"), window=128))
     assert hybrid["layer_types"] == ["full_attention", "sliding_attention"]
@@ -97,7 +126,11 @@ def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
     config = model_config(MODELS[4])
     assert config["compress_ratios"] == [0, 4, 128, 4]
     assert (config["head_dim"], config["sliding_window"]) == (512, 128)
-    assert (config["index_head_dim"], config["index_topk"], config["qk_rope_head_dim"]) == (128, 512, 64)
+    assert (config["index_head_dim"], config["index_topk"], config["qk_rope_head_dim"]) == (
+        128,
+        512,
+        64,
+    )
     assert "quantization_config" not in config
     on_gpu = model_config(replace(MODELS[4], fp8=True))
     assert on_gpu["quantization_config"]["scale_fmt"] == "ue8m0"
@@ -132,11 +165,17 @@ def test_ids_and_bytes() -> None:
 
 def encode(text: str, tokenizer: dict[str, Any]) -> list[int]:
     """Encode `text` by byte-level BPE, without the split into words, which only prevents merges."""
-    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(tokenizer["model"]["merges"])}
+    ranks = {
+        tuple(merge.split(" ")): rank for rank, merge in enumerate(tokenizer["model"]["merges"])
+    }
     parts = [byte_alphabet()[byte] for byte in text.encode()]
     while True:
         best = min(
-            ((ranks[pair], index) for index, pair in enumerate(itertools.pairwise(parts)) if pair in ranks),
+            (
+                (ranks[pair], index)
+                for index, pair in enumerate(itertools.pairwise(parts))
+                if pair in ranks
+            ),
             default=None,
         )
         if best is None:

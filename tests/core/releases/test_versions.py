@@ -12,7 +12,12 @@ from vllm_repro.releases.versions import Needs, needs_of, release_version
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("v0.28.0", "0.28.0"), (" 0.28 ", "0.28.0"), ("0.20.2.post1", "0.20.2.post1"), ("0.28.0+cpu", "0.28.0")],
+    [
+        ("v0.28.0", "0.28.0"),
+        (" 0.28 ", "0.28.0"),
+        ("0.20.2.post1", "0.20.2.post1"),
+        ("0.28.0+cpu", "0.28.0"),
+    ],
 )
 def test_the_forms_of_a_release_number(text: str, version: str) -> None:
     assert release_version(text) == version

@@ -16,7 +16,9 @@ MODEL = TinyModel("mimo", ("full",), heads=4, kv_heads=2, head_dim=16, drafts=1,
 
 
 def numbers(content: bytes) -> list[float]:
-    return [struct.unpack("<f", b"\0\0" + content[at : at + 2])[0] for at in range(0, len(content), 2)]
+    return [
+        struct.unpack("<f", b"\0\0" + content[at : at + 2])[0] for at in range(0, len(content), 2)
+    ]
 
 
 def test_the_file_is_valid_safetensors() -> None:
@@ -53,7 +55,8 @@ def test_weights_have_the_documented_scales() -> None:
 def test_other_families_have_none() -> None:
     kinds, sizes = ("sliding", "sparse", "compressed"), {"heads": 4, "kv_heads": 1, "head_dim": 64}
     with pytest.raises(ValueError, match="not for deepseek_v4"):
-        list(tensors(TinyModel("deepseek_v4", kinds, window=8, **sizes), 32))  # type: ignore[arg-type]  # sizes by name
+        # sizes by name
+        list(tensors(TinyModel("deepseek_v4", kinds, window=8, **sizes), 32))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])

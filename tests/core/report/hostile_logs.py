@@ -50,11 +50,17 @@ def write_hostile(folder: Path) -> None:
     """Write markup, broken UTF-8, a line of 50 MB, and 200 MB in all into the first arms' logs."""
     logs = folder / "logs"
     (logs / "reported-1.log").write_bytes(
-        MARKUP.encode() * 20 + b"ERROR \xff\xfe\xc3( broken \xed\xa0\x80\nAssertionError: " + MARKUP.encode()
+        MARKUP.encode() * 20
+        + b"ERROR \xff\xfe\xc3( broken \xed\xa0\x80\nAssertionError: "
+        + MARKUP.encode()
     )
     (logs / "eager-1.log").write_bytes(b"x" * (50 << 20))
     with (logs / "near-miss-129-1.log").open("wb") as file:
-        line = b"(EngineCore pid=7) INFO 11-21 10:00:00 [core.py:1] " + MARKUP.splitlines()[1].encode() + b"\n"
+        line = (
+            b"(EngineCore pid=7) INFO 11-21 10:00:00 [core.py:1] "
+            + MARKUP.splitlines()[1].encode()
+            + b"\n"
+        )
         block = line * ((1 << 20) // len(line))
         for _ in range(200):
             file.write(block)

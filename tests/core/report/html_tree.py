@@ -23,7 +23,9 @@ _CHILDREN = {
     "html": {"head", "body"},
 }
 """The only children of these elements, which hold no text."""
-_CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufdd0-\\ufdef\\ufffe\\uffff]")
+_CONTROLS = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufdd0-\\ufdef\\ufffe\\uffff]"
+)
 
 
 class _Strict(HTMLParser):
@@ -38,7 +40,9 @@ class _Strict(HTMLParser):
         inside = self.open[-1] if self.open else None
         assert inside is not None or tag == "html", f"<{tag}> is not in <html>"
         assert tag in _CHILDREN.get(inside or "", {tag}), f"<{tag}> is in <{inside}>"
-        assert "p" not in self.open or not _ENDS_A_PARAGRAPH.fullmatch(tag), f"<{tag}> ends an open <p>"
+        assert "p" not in self.open or not _ENDS_A_PARAGRAPH.fullmatch(tag), (
+            f"<{tag}> ends an open <p>"
+        )
         assert tag != "a" or "a" not in self.open, "<a> is in <a>"
         self.tree.start(tag, named)
         if tag in _VOID:

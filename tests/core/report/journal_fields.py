@@ -36,13 +36,42 @@ def changed(value: Any, at: tuple[Any, ...], change: Callable[[str], str]) -> An
     if not at:
         return change(value)
     if isinstance(value, dict):
-        return {key: changed(item, at[1:], change) if key == at[0] else item for key, item in value.items()}
-    return [changed(item, at[1:], change) if number == at[0] else item for number, item in enumerate(value)]
+        return {
+            key: changed(item, at[1:], change) if key == at[0] else item
+            for key, item in value.items()
+        }
+    return [
+        changed(item, at[1:], change) if number == at[0] else item
+        for number, item in enumerate(value)
+    ]
 
 
 MEANINGFUL = {
-    *("event", "outcome", "expected", "expect", "evidence", "signature", "bad", "good", "arm", "name", "server"),
-    *("issue", "related", "version", "phase", "weights", "log", "vllm_version", "kind", "endpoint", "file"),
+    *(
+        "event",
+        "outcome",
+        "expected",
+        "expect",
+        "evidence",
+        "signature",
+        "bad",
+        "good",
+        "arm",
+        "name",
+        "server",
+    ),
+    *(
+        "issue",
+        "related",
+        "version",
+        "phase",
+        "weights",
+        "log",
+        "vllm_version",
+        "kind",
+        "endpoint",
+        "file",
+    ),
 }
 """Fields that the harness itself reads, and so refuses when they are something else."""
 
@@ -56,7 +85,9 @@ def patched(recording: Recording) -> Recording:
         if entry.event == "run-started":
             fields["arms"][0]["patches"] = [change]
         if entry.event == "server-started":
-            fields["facts"]["patched"] = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}]
+            fields["facts"]["patched"] = [
+                {"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}
+            ]
         return replace(entry, fields=fields)
 
     return replace(recording, entries=tuple(map(one, recording.entries)))
@@ -70,9 +101,15 @@ def text_fields() -> list[Field]:
         recording = patched(read(folder / "journal.jsonl"))
         for place, entry in enumerate(recording.entries):
             for way in strings(json.loads(json.dumps(dict(entry.fields)))):
-                if way[-1] in MEANINGFUL or (len(way) > 1 and way[-2] in ("output", "loads", "said", "wishes")):
+                if way[-1] in MEANINGFUL or (
+                    len(way) > 1 and way[-2] in ("output", "loads", "said", "wishes")
+                ):
                     continue
-                kind = (folder.name[:5], entry.event, *("*" if isinstance(step, int) else step for step in way))
+                kind = (
+                    folder.name[:5],
+                    entry.event,
+                    *("*" if isinstance(step, int) else step for step in way),
+                )
                 found.setdefault(kind, (recording, place, way))
     return list(found.values())
 
@@ -80,8 +117,12 @@ def text_fields() -> list[Field]:
 TEXT_FIELDS = st.deferred(lambda: st.sampled_from(text_fields()))
 
 
-def planted(recording: Recording, place: int, way: tuple[Any, ...], change: Callable[[str], str]) -> RunReport:
+def planted(
+    recording: Recording, place: int, way: tuple[Any, ...], change: Callable[[str], str]
+) -> RunReport:
     """Return the report of a recording whose text at `way` of the entry at `place` is changed."""
     entries = list(recording.entries)
-    entries[place] = Entry(entries[place].t, entries[place].event, changed(dict(entries[place].fields), way, change))
+    entries[place] = Entry(
+        entries[place].t, entries[place].event, changed(dict(entries[place].fields), way, change)
+    )
     return report_of(replace(recording, entries=tuple(entries)), Path("reports/x"))

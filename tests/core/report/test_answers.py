@@ -8,14 +8,23 @@ from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import client_views
 from vllm_repro.verdict.output import Checks, Probe, sample_output
 
-CHECKS = {"longest_run": 24, "distinct": 0.1, "same": 2, "needle": None, "baseline": "eager", "tokens": 64}
+CHECKS = {
+    "longest_run": 24,
+    "distinct": 0.1,
+    "same": 2,
+    "needle": None,
+    "baseline": "eager",
+    "tokens": 64,
+}
 
 Event = tuple[str, dict[str, Any]]
 
 
 def recording(*entries: Event) -> Recording:
     return Recording(
-        tuple(Entry(float(at), event, fields) for at, (event, fields) in enumerate(entries)), cut=False, damaged=0
+        tuple(Entry(float(at), event, fields) for at, (event, fields) in enumerate(entries)),
+        cut=False,
+        damaged=0,
     )
 
 
@@ -91,7 +100,10 @@ def test_arms_are_compared_with_the_baseline() -> None:
     ("entries", "expected"),
     [
         ([output("same", 1, 2), ended("same")], {"same": "plausible"}),  # no baseline
-        ([output("eager", 1, 2), ended("eager", weights="dummy"), ended("reported", "crash")], {"eager": "not judged"}),
+        (
+            [output("eager", 1, 2), ended("eager", weights="dummy"), ended("reported", "crash")],
+            {"eager": "not judged"},
+        ),
         ([output("eager", 1, 1), ended("eager", "wrong-output")], {"eager": "wrong"}),
     ],
 )
@@ -104,14 +116,25 @@ def test_made_weights_are_compared_only_if_the_baseline_reads_its_prompt() -> No
     asked = [output(arm, *tokens, margins=(2.0,) * len(tokens)) for arm, tokens in greedy.items()]
     ends = [ended(arm, weights="made") for arm in greedy]
     other_beginning = output("eager", 5, 2, 3, probe="beginning")
-    assert words(*asked, other_beginning, *ends) == {"eager": "plausible", "same": "as eager", "other": "wrong"}
+    assert words(*asked, other_beginning, *ends) == {
+        "eager": "plausible",
+        "same": "as eager",
+        "other": "wrong",
+    }
     assert words(*asked, *ends) == dict.fromkeys(greedy, "not judged")
 
 
 def test_equal_requests_of_a_workload_are_alike_or_not_judged() -> None:
     checks = vars(Checks(alike=[("first", "again")]))
     first, again = (
-        ("output", {"arm": "reported", "trial": 1, "said": vars(sample_output(Probe.WORKLOAD, ["a"], "a", name=name))})
+        (
+            "output",
+            {
+                "arm": "reported",
+                "trial": 1,
+                "said": vars(sample_output(Probe.WORKLOAD, ["a"], "a", name=name)),
+            },
+        )
         for name in ("first", "again")
     )
     end = ended("reported", weights="dummy")
@@ -132,8 +155,13 @@ def test_without_a_check_there_are_no_words() -> None:
         (1, 2.0, "dummy", "not judged"),
     ],
 )
-def test_answers_compared_with_those_alone_have_a_word(other: int, margin: float, weights: str, word: str) -> None:
-    alone = (sample_output(probe, [1], "", margins=(margin,), prompt="p") for probe in (Probe.ALONE, Probe.CACHED))
+def test_answers_compared_with_those_alone_have_a_word(
+    other: int, margin: float, weights: str, word: str
+) -> None:
+    alone = (
+        sample_output(probe, [1], "", margins=(margin,), prompt="p")
+        for probe in (Probe.ALONE, Probe.CACHED)
+    )
     samples = (*alone, sample_output(Probe.BURST, [other], "", prompt="p"))
     entries = [("output", {"arm": "eager", "trial": 1, "said": vars(one)}) for one in samples]
     assert words(*entries, ended("eager", weights=weights), checks=None) == {"eager": word}

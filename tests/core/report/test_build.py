@@ -29,7 +29,10 @@ from vllm_repro.verdict.verdict import Verdict
 SMALLEST = min(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 LARGEST = max(EXAMPLES, key=lambda folder: (folder / "journal.jsonl").stat().st_size)
 
-KILLED, DAMAGED = "The journal is incomplete: the run was killed", "The journal is damaged: some lines cannot be read"
+KILLED, DAMAGED = (
+    "The journal is incomplete: the run was killed",
+    "The journal is damaged: some lines cannot be read",
+)
 
 
 def says_so(form: str, text: str, *, killed: bool) -> bool:
@@ -44,7 +47,11 @@ def says_so(form: str, text: str, *, killed: bool) -> bool:
     cut = [one.get("value") for one in root.iter("property") if one.get("name") == "journal_cut"]
     errors = [error.get("message", "") for error in root.iter("error")]
     counted = int(root.get("errors", "0")) == len(errors)
-    return cut == ["true"] and counted and ("the run was killed, its journal is incomplete" in errors) is killed
+    return (
+        cut == ["true"]
+        and counted
+        and ("the run was killed, its journal is incomplete" in errors) is killed
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +99,10 @@ def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: 
     entries = [*lines[: ended[1]], *(json.dumps(entry).encode() + b"\n" for entry in (cut, last))]
     (tmp_path / "journal.jsonl").write_bytes(b"".join(entries))
     interrupted = build(tmp_path)
-    rest = "; interrupted: eager; not run: graphs-off, bigger-chunk, near-miss-128, near-miss-129, prefix-hit, growing-chat"
+    rest = (
+        "; interrupted: eager; not run: graphs-off, bigger-chunk, near-miss-128, near-miss-129,"
+        " prefix-hit, growing-chat"
+    )
     for made, word in ((killed, "interrupted"), (interrupted, "cancelled")):
         assert made.verdict is Verdict.REPRODUCES
         assert made.as_expected is None
@@ -100,7 +110,9 @@ def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: 
         rows = [row[-2] for row in arms_table(made).rows]
         assert rows == ["crash, match", word, *["not run"] * 6]
         table = summary(made).splitlines()[3 : 3 + len(rows)]
-        assert [line.endswith(word) for line, word in zip(table, rows, strict=True)] == [True] * len(rows)
+        assert [line.endswith(word) for line, word in zip(table, rows, strict=True)] == [
+            True
+        ] * len(rows)
 
 
 @settings(
@@ -121,7 +133,8 @@ def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataOb
     lines = (LARGEST / "journal.jsonl").read_bytes().splitlines(keepends=True)
     torn = data.draw(st.sets(st.integers(1, len(lines) - 1), min_size=1, max_size=len(lines) // 2))
     report = rendered(
-        [line[: len(line) // 2] + b"\n" if at in torn else line for at, line in enumerate(lines)], tmp_path
+        [line[: len(line) // 2] + b"\n" if at in torn else line for at, line in enumerate(lines)],
+        tmp_path,
     )
     assert report is not None
     assert report.killed is (len(lines) - 1 in torn)
@@ -130,7 +143,9 @@ def test_a_journal_that_lost_lines_in_its_middle(tmp_path: Path, data: st.DataOb
 def changed(event: str, /, **fields: object) -> list[bytes]:
     """Return a journal with other fields in its first such line; None removes a field."""
     lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)[:-1]
-    at, entry = next((at, one) for at, one in enumerate(map(json.loads, lines)) if one["event"] == event)
+    at, entry = next(
+        (at, one) for at, one in enumerate(map(json.loads, lines)) if one["event"] == event
+    )
     listed = {key: value for key, value in {**entry, **fields}.items() if value is not None}
     return [*lines[:at], json.dumps(listed).encode() + b"\n", *lines[at + 1 :]]
 
@@ -139,7 +154,10 @@ def changed(event: str, /, **fields: object) -> list[bytes]:
 @pytest.mark.parametrize(
     ("journal", "message"),
     [
-        (changed("run-started", schema=99, harness_version="9.9"), "has schema 99, and this release reads schema 1"),
+        (
+            changed("run-started", schema=99, harness_version="9.9"),
+            "has schema 99, and this release reads schema 1",
+        ),
         (changed("run-started", arms=None, reproduce=None), "it lacks '"),
         (changed("trial-ended", outcome="exploded"), "'exploded' is not a valid Outcome"),
         (changed("run-started") * 2, "holds 2 runs, or one of them several times"),
@@ -147,7 +165,11 @@ def changed(event: str, /, **fields: object) -> list[bytes]:
     ids=["schema", "arms", "outcome", "twice"],
 )
 def test_a_journal_that_this_release_did_not_write_is_wrong_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, journal: list[bytes], message: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    journal: list[bytes],
+    message: str,
 ) -> None:
     (tmp_path / "journal.jsonl").write_bytes(b"".join(journal))
     assert main([*verb.split(), str(tmp_path)]) == 64
@@ -177,7 +199,14 @@ def test_a_folder_of_several_runs_is_named_and_its_text(
 
 
 def test_whatever_a_journal_lacks_is_no_fault_of_the_harness(tmp_path: Path) -> None:
-    for event in ("run-started", "trial-started", "server-started", "answer", "sign", "trial-ended"):
+    for event in (
+        "run-started",
+        "trial-started",
+        "server-started",
+        "answer",
+        "sign",
+        "trial-ended",
+    ):
         fields = next(entry for entry in map(json.loads, changed(event)) if entry["event"] == event)
         for name in fields:
             (tmp_path / "journal.jsonl").write_bytes(b"".join(changed(event, **{name: None})))

@@ -19,7 +19,9 @@ from vllm_repro.report.text import cell, code, printable
 
 
 def page(title: str = "A page", text: str = "text") -> str:
-    return document(title=title, body=Markup("<main id=main><p>{}</p></main>").format(printable(text)))
+    return document(
+        title=title, body=Markup("<main id=main><p>{}</p></main>").format(printable(text))
+    )
 
 
 def test_the_policy_allows_the_pages_own_style_and_nothing_else() -> None:
@@ -46,8 +48,22 @@ def test_any_text_stays_text(text: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        *("<p>", "</p>", "<p><div></div></p>", "<b><i></b></i>", "<table><td>x</td></table>", "<ul>x</ul>"),
-        *("<!-- x -->", "<br id=a id=b>", "<div/>", "<a href=b><a href=c></a></a>", "<p>\x07</p>", "<![CDATA[x]]>"),
+        *(
+            "<p>",
+            "</p>",
+            "<p><div></div></p>",
+            "<b><i></b></i>",
+            "<table><td>x</td></table>",
+            "<ul>x</ul>",
+        ),
+        *(
+            "<!-- x -->",
+            "<br id=a id=b>",
+            "<div/>",
+            "<a href=b><a href=c></a></a>",
+            "<p>\x07</p>",
+            "<![CDATA[x]]>",
+        ),
     ],
 )
 def test_a_page_that_a_browser_would_repair_is_no_page(body: str) -> None:

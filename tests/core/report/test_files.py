@@ -40,7 +40,9 @@ def test_no_link_of_an_example_is_dead() -> None:
     root = EXAMPLES[0].parent
     pages = sorted((*root.rglob("*.md"), *root.rglob("*.html")))
     links = [
-        (page, link) for page in pages for link in re.findall(r'(?:\]\(|href=")([^)"#]+)', page.read_text("utf-8"))
+        (page, link)
+        for page in pages
+        for link in re.findall(r'(?:\]\(|href=")([^)"#]+)', page.read_text("utf-8"))
     ]
     near = [(page, link) for page, link in links if not link.startswith("https://")]
     assert ("report.json" in {link for _, link in near}, len(pages) > 30) == (True, True)
@@ -58,7 +60,11 @@ def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
 def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
     folder = Path("o ut; echo") / "it's"
     ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
-    shown = dict(line.split(":", 1) for line in summary(ended).splitlines() if line.startswith(("draft:", "resume:")))
+    shown = dict(
+        line.split(":", 1)
+        for line in summary(ended).splitlines()
+        if line.startswith(("draft:", "resume:"))
+    )
     assert shlex.split(shown["draft"]) == ["vllm-repro", "draft", str(folder)]
     # Without the scenario, whose name is not enough where it is a file of one's own.
     assert shlex.split(shown["resume"]) == ["vllm-repro", "run", "--resume", str(folder)]
@@ -67,14 +73,22 @@ def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -
 def test_no_private_path_in_any_example() -> None:
     for folder in EXAMPLES:
         for name in FORMATS.values():
-            assert not re.search(r"/(root|home/(?!\[user\])|Users)/", (folder / name).read_text(encoding="utf-8")), name
+            assert not re.search(
+                r"/(root|home/(?!\[user\])|Users)/", (folder / name).read_text(encoding="utf-8")
+            ), name
 
 
 def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunReport:
     """Return the example with a changed trial in its first arm."""
     first = source.arms[0]
-    trial = replace(first.trials[0], outcome=outcome, death=None if outcome is Outcome.CLEAN else first.trials[0].death)
-    arm = replace(first, trials=(trial,), **arm_fields(arm_result(first.name, first.expected, [outcome])))
+    trial = replace(
+        first.trials[0],
+        outcome=outcome,
+        death=None if outcome is Outcome.CLEAN else first.trials[0].death,
+    )
+    arm = replace(
+        first, trials=(trial,), **arm_fields(arm_result(first.name, first.expected, [outcome]))
+    )
     return replace(source, arms=(arm,), **verdict_fields(verdict))
 
 
@@ -97,10 +111,14 @@ def changed(source: RunReport, outcome: Outcome, verdict: VerdictReport) -> RunR
 def test_junit_tells_failure_error_and_skipped_apart(
     outcome: Outcome, expected: bool | None, surprises: tuple[str, ...], element: str | None
 ) -> None:
-    verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=expected, because="because", surprises=surprises)
+    verdict = VerdictReport(
+        verdict=Verdict.INCONCLUSIVE, expected=expected, because="because", surprises=surprises
+    )
     root = ET.fromstring(junit(changed(report(REHEARSAL), outcome, verdict)))
     (case,) = root.iter("testcase")
-    assert [child.tag for child in case if child.tag != "system-out"] == ([element] if element else [])
+    assert [child.tag for child in case if child.tag != "system-out"] == (
+        [element] if element else []
+    )
     counts = {kind: int(root.get(kind, "0")) for kind in ("failures", "errors", "skipped")}
     assert sum(counts.values()) == (element is not None)
 
@@ -110,7 +128,11 @@ def with_refused_requests() -> RunReport:
 
     def of_eager(entry: Entry) -> Entry:
         first = entry.event == "answer" and entry["arm"] == "eager" and entry["status"] == 200
-        return replace(entry, fields={**entry.fields, "status": 400, "error": "too long"}) if first else entry
+        return (
+            replace(entry, fields={**entry.fields, "status": 400, "error": "too long"})
+            if first
+            else entry
+        )
 
     recording = read(REHEARSAL / "journal.jsonl")
     return report_of(replace(recording, entries=tuple(map(of_eager, recording.entries))), REHEARSAL)
@@ -140,8 +162,12 @@ def test_reports_are_written_whole(tmp_path: Path) -> None:
         render(report(REHEARSAL), "pdf")
 
 
-@pytest.mark.parametrize(("imported", "verdict"), [(["vllm/a.py"], "quiet"), ([], "inconclusive"), (None, "quiet")])
-def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | None, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("imported", "verdict"), [(["vllm/a.py"], "quiet"), ([], "inconclusive"), (None, "quiet")]
+)
+def test_a_change_that_no_process_imported_was_not_tried(
+    imported: list[str] | None, verdict: str
+) -> None:
     """None: a journal from before this was recorded."""
     changed = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}]
 
@@ -165,7 +191,10 @@ def test_a_change_that_no_process_imported_was_not_tried(imported: list[str] | N
     for text in (markdown(made), summary(made)):
         assert "the lab runs something else for kernel, so that change was not tried" in text
         assert ("no process of the server imported it" in text) is (imported == [])
-    assert "> **With vLLM's source changed, as shown below, in reported: vllm/a.py.**" in markdown(made).splitlines()
+    assert (
+        "> **With vLLM's source changed, as shown below, in reported: vllm/a.py.**"
+        in markdown(made).splitlines()
+    )
     suite = ET.fromstring(junit(made))
     assert [one.get("value") for one in suite.iter("property") if one.get("name") == "patched"] == [
         "reported: vllm/a.py"
@@ -182,10 +211,15 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
             idle = {**fields["arms"][0], "patches": [{"file": "vllm/a.py", "was": "a", "now": "b"}]}
             fields["arms"] = [
                 idle,
-                next({**arm, "expected": "lives"} for arm in fields["arms"] if arm["name"] == "eager"),
+                next(
+                    {**arm, "expected": "lives"} for arm in fields["arms"] if arm["name"] == "eager"
+                ),
             ]
         if entry.event == "server-started" and fields["arm"] == "reported":
-            fields["facts"] = {**fields["facts"], "patched": [{"file": "vllm/a.py", "sha256": "0" * 64}]}
+            fields["facts"] = {
+                **fields["facts"],
+                "patched": [{"file": "vllm/a.py", "sha256": "0" * 64}],
+            }
         if entry.event == "trial-ended" and fields["arm"] == "reported":
             fields |= {"outcome": "clean", "death": None, "imported": []}
         if entry.event == "trial-ended" and fields["arm"] == "eager":
@@ -194,7 +228,11 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
 
     recording = read(REHEARSAL / "journal.jsonl")
     made = report_of(replace(recording, entries=tuple(map(given, recording.entries))), REHEARSAL)
-    assert (made.verdict, made.as_expected, made.surprises) == (Verdict.INCONCLUSIVE, False, ("eager",))
+    assert (made.verdict, made.as_expected, made.surprises) == (
+        Verdict.INCONCLUSIVE,
+        False,
+        ("eager",),
+    )
     assert "so the patch was not tested" in made.because
     assert "unexpected in arm eager: crash" in made.because
 
@@ -202,7 +240,9 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
 def without_a_tested_boundary() -> RunReport:
     """Return the example after host trouble before the boundary was crossed."""
     source = changed(
-        report(REHEARSAL), Outcome.INFRA, VerdictReport(verdict=Verdict.REPRODUCES, expected=True, because="because")
+        report(REHEARSAL),
+        Outcome.INFRA,
+        VerdictReport(verdict=Verdict.REPRODUCES, expected=True, because="because"),
     )
     trial = source.arms[0].trials[0]
     lost = replace(trial, death=None, trigger=replace(trial.trigger, crossed=False, evidence=()))
@@ -223,8 +263,14 @@ def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
         rank_logs=("logs/reported-1.rank1.log",),
         outlasted=(Outlasted(rank=1, watched_s=10.0, silent=True, ended_s=9.04),),
     )
-    ranked = replace(example, arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms))
-    shown = "The server of rank 1 kept running for 10 s after that of rank 0 was gone and logged nothing; stopping it took 9.0 s."
+    ranked = replace(
+        example,
+        arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms),
+    )
+    shown = (
+        "The server of rank 1 kept running for 10 s after that of rank 0 was gone and logged"
+        " nothing; stopping it took 9.0 s."
+    )
     assert shown in markdown(ranked)
     assert shown in summary(ranked)
     assert f"Logs by rank: {trial.log}, logs/reported-1.rank1.log." in markdown(ranked)
@@ -237,20 +283,43 @@ def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
         (
             [500, None, 503],
             (
-                'A program that sends this request with the openai SDK sees InternalServerError "Error <b> 500" after 1.3 s. Its attempts '
-                "got 500, no answer, 503: 1 of 2 retries reached a server."
+                "A program that sends this request with the openai SDK sees InternalServerError"
+                ' "Error <b> 500" after 1.3 s. Its attempts got 500, no answer, 503: 1 of 2 retries'
+                " reached a server."
             ),
         ),
-        ([], 'A program with the openai SDK then saw InternalServerError "Error <b> 500" after 1.3 s (retries: 2).'),
-        (None, 'A program with the openai SDK then saw InternalServerError "Error <b> 500" after 1.3 s (retries: 2).'),
+        (
+            [],
+            (
+                'A program with the openai SDK then saw InternalServerError "Error <b> 500" after'
+                " 1.3 s (retries: 2)."
+            ),
+        ),
+        (
+            None,
+            (
+                'A program with the openai SDK then saw InternalServerError "Error <b> 500" after'
+                " 1.3 s (retries: 2)."
+            ),
+        ),
     ],
 )
-def test_a_report_says_what_a_client_sees_of_the_crash(attempts: list[int | None] | None, shown: str) -> None:
+def test_a_report_says_what_a_client_sees_of_the_crash(
+    attempts: list[int | None] | None, shown: str
+) -> None:
     recording = read(REHEARSAL / "journal.jsonl")
     entries = [entry for entry in recording.entries if entry.event != "client-saw"]
-    at = next(at for at, entry in enumerate(entries) if entry.event == "trial-ended" and entry["death"])
+    at = next(
+        at for at, entry in enumerate(entries) if entry.event == "trial-ended" and entry["death"]
+    )
     ended = entries[at]
-    saw = {"error": "InternalServerError", "message": "Error <b>\n500", "retries": 2, "seconds": 1.26, "text": None}
+    saw = {
+        "error": "InternalServerError",
+        "message": "Error <b>\n500",
+        "retries": 2,
+        "seconds": 1.26,
+        "text": None,
+    }
     saw |= {} if attempts is None else {"attempts": attempts}
     entry = Entry(ended.t, "client-saw", {"arm": ended["arm"], "trial": ended["trial"], **saw})
     made = report_of(replace(recording, entries=(*entries[:at], entry, *entries[at:])), REHEARSAL)
@@ -261,10 +330,14 @@ def test_a_report_says_what_a_client_sees_of_the_crash(attempts: list[int | None
     old = report_of(replace(recording, entries=tuple(entries)), REHEARSAL)
     assert made.verdict == old.verdict
     assert "openai SDK" not in markdown(old)
-    assert {trial["client_saw"] for arm in report_dict(old)["arms"] for trial in arm["trials"]} == {None}
+    assert {trial["client_saw"] for arm in report_dict(old)["arms"] for trial in arm["trials"]} == {
+        None
+    }
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Path, *_: object, **__: object) -> int:
         self.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -279,7 +352,9 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("version", ["0.24.0+commit.ecf4854429", "0.20.1rc1.dev12+g363ffa145", "dev"])
+@pytest.mark.parametrize(
+    "version", ["0.24.0+commit.ecf4854429", "0.20.1rc1.dev12+g363ffa145", "dev"]
+)
 def test_a_run_of_what_is_no_release_has_reports_and_no_diff(tmp_path: Path, version: str) -> None:
     made = replace(report(DIED), folder=tmp_path, vllm_version=version)
     assert write_diffs(made) == []

@@ -41,7 +41,17 @@ def assert_sound(page: str) -> Element:
     """Check for valid HTML that runs and fetches nothing and links only to the page, its folder and the issue."""
     tree = parsed(page)
     tags = [one.tag for one in tree.iter()]
-    assert not {"planted-tag", "script", "img", "iframe", "base", "object", "embed", "link", "form"} & set(tags)
+    assert not {
+        "planted-tag",
+        "script",
+        "img",
+        "iframe",
+        "base",
+        "object",
+        "embed",
+        "link",
+        "form",
+    } & set(tags)
     assert tags.count("style") == 1
     ids = [one.attrib["id"] for one in tree.iter() if "id" in one.attrib]
     assert len(ids) == len(set(ids))
@@ -120,7 +130,8 @@ def test_the_planted_text_is_on_the_page() -> None:
     """Otherwise the test above could not fail."""
     plant = MARKUP[0]
     seen = sum(
-        escape(plant) in html_page(planted(*field, lambda was: f"{was} {plant}")) for field in text_fields()[::40]
+        escape(plant) in html_page(planted(*field, lambda was: f"{was} {plant}"))
+        for field in text_fields()[::40]
     )
     assert seen >= 2
 
@@ -138,7 +149,9 @@ def test_a_trial_that_a_cut_journal_does_not_end_is_shown() -> None:
 def test_of_many_trials_the_first_of_each_outcome_are_shown() -> None:
     made = report(REHEARSAL)
     arm = made.arms[0]
-    many = replace(arm, trials=tuple(replace(arm.trials[0], number=number) for number in range(1, 201)))
+    many = replace(
+        arm, trials=tuple(replace(arm.trials[0], number=number) for number in range(1, 201))
+    )
     text = text_of(assert_sound(html_page(replace(made, arms=(many,)))))
     assert text.count("reported trial ") == 3
     assert "reported: 197 more: crash, the boundary crossed in 197" in text
@@ -151,7 +164,13 @@ def test_logs_have_limited_room_and_the_rest_is_named(tmp_path: Path) -> None:
     more = replace(
         made,
         arms=tuple(
-            replace(arm, trials=(*arm.trials, replace(arm.trials[0], number=2, log=f"logs/{arm.name}-2.log")))
+            replace(
+                arm,
+                trials=(
+                    *arm.trials,
+                    replace(arm.trials[0], number=2, log=f"logs/{arm.name}-2.log"),
+                ),
+            )
             for arm in made.arms
         ),
     )
@@ -159,7 +178,9 @@ def test_logs_have_limited_room_and_the_rest_is_named(tmp_path: Path) -> None:
     for name in names[1:]:
         (folder / name).write_text(line * 10_000 + "ERROR boom\n" + line * 10_000)
     page = render(more, "html")
-    assert [f'href="{name}"' in page for name in names] == [False] + [True] * (len(names) - 1), "where a log is missing"
+    assert [f'href="{name}"' in page for name in names] == [False] + [True] * (len(names) - 1), (
+        "where a log is missing"
+    )
     assert len(page) < LOG_ROOM * 1.5
     text = text_of(assert_sound(page))
     assert text.count("bytes left out: logs/") >= 8
@@ -168,7 +189,10 @@ def test_logs_have_limited_room_and_the_rest_is_named(tmp_path: Path) -> None:
 
 def test_the_first_error_and_the_root_exception_are_marked(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    log = "INFO boots\nERROR first\nERROR second\nAssertionError: Workspace is locked\nAssertionError: again\nend\n"
+    log = (
+        "INFO boots\nERROR first\nERROR second\nAssertionError: Workspace is"
+        " locked\nAssertionError: again\nend\n"
+    )
     (folder / "logs" / "reported-1.log").write_text(log)
     tree = assert_sound(render(build(folder), "html"))
     (lines,) = (one for one in tree.iter("div") if one.get("aria-label") == "logs/reported-1.log")

@@ -13,8 +13,10 @@ from tests.report_examples import EXAMPLES, replace, report
 from vllm_repro.report.json_report import PatchedFile, RunJson, report_dict
 
 CONTRACT = {
-    "": "scenario issue verdict expected evidence rehearsal harness_version started_at duration_s environment arms throughput infra "
-    "reproduce",
+    "": (
+        "scenario issue verdict expected evidence rehearsal harness_version started_at duration_s"
+        " environment arms throughput infra reproduce"
+    ),
     "arms": "name command server result k n bound trials",
     "server": "kind image digest vllm_version argv replaced patched weights env",
     "trials": "outcome phase trigger death client_saw boot_s duration_s requests throughput log",
@@ -59,7 +61,9 @@ def assert_sound(record: type[Struct]) -> None:
     schema = msgspec.json.schema(record)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert "additionalProperties" not in schema["$defs"][record.__name__]
-    assert set(schema["$defs"][record.__name__]["required"]) == set(record.__struct_fields__) - {"schema"}
+    assert set(schema["$defs"][record.__name__]["required"]) == set(record.__struct_fields__) - {
+        "schema"
+    }
 
 
 @pytest.mark.parametrize(("key", "value"), [("verdict", "dunno"), ("schema", 2), ("arms", [{}])])

@@ -1,7 +1,7 @@
 """JUnit as those read it who will: junitparser, which a popular GitHub action is built on, and what three more take from a file.
 
-Of those (mikepenz/action-junit-report and dorny/test-reporter for GitHub, the junit-annotate plugin for Buildkite) the rules that matter
-here are written down below, read off their sources.
+Of those (mikepenz/action-junit-report and dorny/test-reporter for GitHub, the junit-annotate plugin
+for Buildkite) the rules that matter here are written down below, read off their sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ listed: Callable[[TestSuite], Iterable[Property]] = TestSuite.properties
 KINDS = {Failure: "failure", Error: "error", Skipped: "skipped"}
 
 
-def mixed(why: str = "it died of this", message: str = "boom", frame: str = "vllm/a.py:f") -> RunReport:
+def mixed(
+    why: str = "it died of this", message: str = "boom", frame: str = "vllm/a.py:f"
+) -> RunReport:
     """Return one arm of each kind: expected, surprise, host trouble, unsupported."""
     death = Death(
         detected_by="answer",
@@ -47,8 +49,14 @@ def mixed(why: str = "it died of this", message: str = "boom", frame: str = "vll
     for arm, outcome in zip(EXAMPLE.arms, outcomes, strict=False):
         died = death if outcome is Outcome.CRASH else None
         trial = replace(arm.trials[0], outcome=outcome, death=died, why=why)
-        arms.append(replace(arm, trials=(trial,), **arm_fields(arm_result(arm.name, arm.expected, [outcome]))))
-    verdict = VerdictReport(verdict=Verdict.REGRESSED, expected=False, because="because", surprises=(arms[1].name,))
+        arms.append(
+            replace(
+                arm, trials=(trial,), **arm_fields(arm_result(arm.name, arm.expected, [outcome]))
+            )
+        )
+    verdict = VerdictReport(
+        verdict=Verdict.REGRESSED, expected=False, because="because", surprises=(arms[1].name,)
+    )
     return replace(EXAMPLE, arms=tuple(arms), **verdict_fields(verdict))
 
 
@@ -67,7 +75,9 @@ def test_junitparser_reads_what_was_meant(source: RunReport, tmp_path: Path) -> 
     assert suite.time == pytest.approx(source.duration_s, abs=1e-3)
     assert [case.name for case in cases] == [arm.name for arm in source.arms if arm.trials]
     for case, arm in zip(cases, source.arms, strict=True):
-        assert case.time == pytest.approx(sum(trial.duration_s or 0 for trial in arm.trials), abs=1e-3)
+        assert case.time == pytest.approx(
+            sum(trial.duration_s or 0 for trial in arm.trials), abs=1e-3
+        )
         assert len(case.result) <= 1
     before = (suite.tests, suite.failures, suite.errors, suite.skipped)
     counted(suite)  # its own count of what it read
@@ -83,9 +93,10 @@ def test_junitparser_reads_what_was_meant(source: RunReport, tmp_path: Path) -> 
 def assert_read_by_github_and_buildkite(text: str) -> None:
     """Check that each case is read alike, and that something is shown of it.
 
-    Both GitHub readers take `testsuites/testsuite/testcase`, count a case as failed by a failure or error, show the first one's `message`
-    (dorny's with `type` before it) and its text; a case with `skipped` beside a failure would count as skipped for one and failed for the
-    other. Buildkite's shows name, classname, message and text, and the message of a skip.
+    Both GitHub readers take `testsuites/testsuite/testcase`, count a case as failed by a failure or
+    error, show the first one's `message` (dorny's with `type` before it) and its text; a case with
+    `skipped` beside a failure would count as skipped for one and failed for the other. Buildkite's
+    shows name, classname, message and text, and the message of a skip.
     """
     for case in ET.fromstring(text).findall("testsuite/testcase"):
         states = [one for one in case if one.tag in ("failure", "error", "skipped")]
@@ -104,18 +115,35 @@ def assert_read_by_github_and_buildkite(text: str) -> None:
 
 
 def test_the_traceback_is_trimmed() -> None:
-    (failure,) = ET.fromstring(junit(mixed(why="x " * 50_000, frame="vllm/a.py:" + "f" * 3_000))).iter("failure")
+    (failure,) = ET.fromstring(
+        junit(mixed(why="x " * 50_000, frame="vllm/a.py:" + "f" * 3_000))
+    ).iter("failure")
     assert len(failure.get("message", "")) < 1_100
     assert len(failure.text or "") <= 8_000
 
 
 # What XML 1.0 has, by its grammar (section 2.2).
 LEGAL = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
-NASTY = ["\x00", "\x1b[31mred", "\x0c", "\ufffe", "\ud800", "]]>", "<![CDATA[", "&amp;", "--", "\u2028", "\r\n", "\x85"]
+NASTY = [
+    "\x00",
+    "\x1b[31mred",
+    "\x0c",
+    "\ufffe",
+    "\ud800",
+    "]]>",
+    "<![CDATA[",
+    "&amp;",
+    "--",
+    "\u2028",
+    "\r\n",
+    "\x85",
+]
 
 
 @settings(max_examples=25)
-@given(st.text(alphabet=st.characters(), max_size=60), st.sampled_from(NASTY), st.sampled_from(NASTY))
+@given(
+    st.text(alphabet=st.characters(), max_size=60), st.sampled_from(NASTY), st.sampled_from(NASTY)
+)
 def test_only_characters_that_xml_has(text: str, one: str, other: str) -> None:
     for why, message in product((text + one, other + text), (one + other,)):
         made = junit(mixed(why=f"w {why}", message=message, frame=f"{why}:{message}"))

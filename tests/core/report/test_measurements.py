@@ -52,25 +52,46 @@ class Journal:
         lines = (REHEARSAL / "journal.jsonl").read_text(encoding="utf-8").splitlines()
         entries = [json.loads(line) for line in lines]
         self.header = next(entry for entry in entries if entry["event"] == "run-started")
-        self.ended = next(e for e in entries if e["event"] == "trial-ended" and e["outcome"] == "clean")
+        self.ended = next(
+            e for e in entries if e["event"] == "trial-ended" and e["outcome"] == "clean"
+        )
         names = ("reported", "eager", "graphs-off")
         arms = [arm for arm in self.header["arms"] if arm["name"] in names]
-        self.header |= {"evidence": evidence, "arms": arms, "loads": [vars(LOAD)], "output": None, "version": "0.24.0"}
+        self.header |= {
+            "evidence": evidence,
+            "arms": arms,
+            "loads": [vars(LOAD)],
+            "output": None,
+            "version": "0.24.0",
+        }
         self.header |= {"wishes": {"throughput": True}, **header}
         self.entries = [self.header]
 
     def add(self, event: str, arm: str, trial: int, **fields: Any) -> None:
-        self.entries.append({"t": self.header["t"] + 1, "event": event, "arm": arm, "trial": trial, **fields})
+        self.entries.append(
+            {"t": self.header["t"] + 1, "event": event, "arm": arm, "trial": trial, **fields}
+        )
 
     def rounds(self, arm: str, trial: int, *speeds: float, counted: int | None = None) -> None:
         for number, speed in enumerate(speeds, 1):
-            self.add("throughput-round", arm, trial, point=POINT, round=number, figures=figures(speed))
+            self.add(
+                "throughput-round", arm, trial, point=POINT, round=number, figures=figures(speed)
+            )
         usage = {"prompt": 3584, "output": 14336}
         seen = usage if counted is None else {**usage, "output": counted}
         self.add("throughput-point", arm, trial, point=POINT, rounds=5, usage=usage, counted=seen)
 
-    def end(self, arm: str, trial: int, outcome: str = "clean", weights: str | None = "real") -> None:
-        fields = {**self.ended, "arm": arm, "trial": trial, "outcome": outcome, "weights": weights, "version": "0.24.0"}
+    def end(
+        self, arm: str, trial: int, outcome: str = "clean", weights: str | None = "real"
+    ) -> None:
+        fields = {
+            **self.ended,
+            "arm": arm,
+            "trial": trial,
+            "outcome": outcome,
+            "weights": weights,
+            "version": "0.24.0",
+        }
         self.entries.append(fields)
 
     def report(self, folder: Path) -> RunReport:
@@ -99,7 +120,12 @@ def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
     (ratio,) = found["ratios"]
     assert ratio["ratio"] == pytest.approx(2.0)
     assert 1.9 < ratio["low"] <= 2.0 <= ratio["high"] < 2.1
-    assert (ratio["arm"], ratio["n"], ratio["boots"], ratio["change"]) == ("reported", 10, 2, "faster")
+    assert (ratio["arm"], ratio["n"], ratio["boots"], ratio["change"]) == (
+        "reported",
+        10,
+        2,
+        "faster",
+    )
     trial = report_dict(report)["arms"][0]["trials"][0]["throughput"]
     assert trial["output_tok_s"] == pytest.approx(206.0)
     assert (trial["ttft_s"], trial["rounds"], trial["concurrency"]) == (0.1, 5, 4)
@@ -137,11 +163,23 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
         assert "207" not in text.replace(str(tmp_path), "")  # pytest numbers its folders
 
 
-@pytest.mark.parametrize("given", ["dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3", "", None])
-def test_a_report_says_which_weights_were_served_where_that_is_known(tmp_path: Path, given: str | None) -> None:
+@pytest.mark.parametrize(
+    "given", ["dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3", "", None]
+)
+def test_a_report_says_which_weights_were_served_where_that_is_known(
+    tmp_path: Path, given: str | None
+) -> None:
     journal = measured("gpu", "dummy")
     known = {} if given is None else {"weights": given}  # an older journal says nothing of them
-    journal.add("trial-started", "reported", 1, command="vllm serve x", server="process", differences=[], **known)
+    journal.add(
+        "trial-started",
+        "reported",
+        1,
+        command="vllm serve x",
+        server="process",
+        differences=[],
+        **known,
+    )
     report = journal.report(tmp_path)
     assert report_dict(report)["arms"][0]["server"]["weights"] == (given or None)
     assert ("- Weights: dummy: 1 layer, 16 heads" in markdown(report)) is bool(given)
@@ -157,12 +195,12 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
     assert (trial["ttft_s"], trial["quartiles"]["tpot_s"]) == (None, None)
     assert trial["output_tok_s"] == pytest.approx(206.0)
     assert (
-        "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | - | 12 % CPU, late 2.0 ms |"
-        in markdown(report)
+        "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | - | 12 % CPU,"
+        " late 2.0 ms |" in markdown(report)
     )
     assert (
-        "`reported` has no times at 128 -> 512 tokens, 4 at once: the client was late in too many rounds."
-        in markdown(report)
+        "`reported` has no times at 128 -> 512 tokens, 4 at once: the client was late in too many"
+        " rounds." in markdown(report)
     )
 
 
@@ -171,7 +209,10 @@ def test_a_point_at_which_the_client_was_the_limit_is_left_out(tmp_path: Path) -
     rounds = [entry for entry in journal.entries if entry["event"] == "throughput-round"]
     rounds[3]["figures"]["cpu"], rounds[4]["figures"]["cpu"] = 0.9, 0.95
     report = journal.report(tmp_path)
-    left_out = "reported, trial 1: 128 -> 512 tokens, 4 at once is left out: the client used 95 % of a core"
+    left_out = (
+        "reported, trial 1: 128 -> 512 tokens, 4 at once is left out: the client used 95 % of a"
+        " core"
+    )
     assert left_out in markdown(report)
     (ratio,) = report_dict(report)["throughput"]["ratios"]
     assert (ratio["n"], ratio["boots"]) == (5, 1)  # of the other boot
@@ -189,8 +230,14 @@ def test_a_round_that_the_client_falsified_does_not_count(tmp_path: Path) -> Non
     journal.entries.append(spare)
     report = journal.report(tmp_path)
     text = markdown(report)
-    assert "eager, trial 1: 128 -> 512 tokens, 4 at once is left out: in 1 of 5 rounds the client was late by" in text
-    assert "reported, trial 1: 128 -> 512 tokens, 4 at once: 1 of 6 rounds are left out: the client was late by" in text
+    assert (
+        "eager, trial 1: 128 -> 512 tokens, 4 at once is left out: in 1 of 5 rounds the client was"
+        " late by" in text
+    )
+    assert (
+        "reported, trial 1: 128 -> 512 tokens, 4 at once: 1 of 6 rounds are left out: the client"
+        " was late by" in text
+    )
     (ratio,) = report_dict(report)["throughput"]["ratios"]
     assert (ratio["n"], ratio["boots"]) == (5, 1)
     assert report_dict(report)["arms"][0]["trials"][0]["throughput"]["rounds"] == 5
@@ -204,17 +251,39 @@ def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -
     for trial in (1, 2):
         journal.add("counters", "reported", trial, phase="workload", counted=counted)
         for phase in ("warm-up", "rounds", "rounds"):
-            fields: dict[str, Any] = {"phase": phase, "point": POINT, "counted": {**counted, **drafts}}
+            fields: dict[str, Any] = {
+                "phase": phase,
+                "point": POINT,
+                "counted": {**counted, **drafts},
+            }
             journal.add("counters", "reported", trial, **fields)
-    card = {"memory_mib": 60000.0, "temperature_c": 64.0, "power_w": None, "clock_mhz": 1345.0, "slowed": True}
+    card = {
+        "memory_mib": 60000.0,
+        "temperature_c": 64.0,
+        "power_w": None,
+        "clock_mhz": 1345.0,
+        "slowed": True,
+    }
     fields = {"phase": "rounds", "point": POINT, "gpus": card}
     journal.add("counters", "eager", 1, **fields, counted={**counted, "kv_most": 0.75})
     report = journal.report(tmp_path)
-    heads = "load | arm | output tokens | KV cache in use, at most | preemptions | prompt tokens from the prefix cache"
+    heads = (
+        "load | arm | output tokens | KV cache in use, at most | preemptions | prompt tokens from"
+        " the prefix cache"
+    )
     for row in (
-        f"{heads} | draft tokens accepted | hottest GPU | lowest GPU clock | slowed by its hardware",
-        "128 -> 512 tokens, 4 at once | reported | 8,192 | 50.0 % | 4 | 64 of 2,048 | 160 of 400 | - | - | -",
-        "128 -> 512 tokens, 4 at once | eager | 2,048 | 75.0 % | 1 | - | - | 64 °C | 1,345 MHz | yes",
+        (
+            f"{heads} | draft tokens accepted | hottest GPU | lowest GPU clock | slowed by its"
+            " hardware"
+        ),
+        (
+            "128 -> 512 tokens, 4 at once | reported | 8,192 | 50.0 % | 4 | 64 of 2,048 | 160 of"
+            " 400 | - | - | -"
+        ),
+        (
+            "128 -> 512 tokens, 4 at once | eager | 2,048 | 75.0 % | 1 | - | - | 64 °C | 1,345 MHz"
+            " | yes"
+        ),
     ):
         assert f"| {row} |" in markdown(report)
         assert all(f">{escape(word)}</t" in html_page(report) for word in row.split(" | "))
@@ -246,7 +315,10 @@ def test_servers_of_different_releases_are_not_compared(tmp_path: Path) -> None:
             entry["version"] = "0.23.0"
     report = journal.report(tmp_path)
     assert report_dict(report)["throughput"]["ratios"] == []
-    assert "arms are not compared: their servers reported different releases: 0.23.0, 0.24.0" in markdown(report)
+    assert (
+        "arms are not compared: their servers reported different releases: 0.23.0, 0.24.0"
+        in markdown(report)
+    )
     assert "| 128 -> 512 tokens, 4 at once | reported | 207 (204 to 210) |" in markdown(report)
 
 
@@ -255,13 +327,17 @@ def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal.rounds("eager", 1, 100, 101, 102, 103, 104)
     journal.end("eager", 1)
     journal.rounds("reported", 1, 200, 201, 202, 203, 204)
-    journal.add("measure-stopped", "reported", 1, doing="throughput (x)", why="the engine died or hung")
+    journal.add(
+        "measure-stopped", "reported", 1, doing="throughput (x)", why="the engine died or hung"
+    )
     journal.end("reported", 1, outcome="other-crash")
     report = journal.report(tmp_path)
     found = report_dict(report)
     assert found["throughput"] == {"baseline_arm": "eager", "ratios": []}
     assert found["arms"][0]["trials"][0]["throughput"] is None
-    assert "reported, trial 1: throughput (x) was not measured: the engine died or hung" in summary(report)
+    assert "reported, trial 1: throughput (x) was not measured: the engine died or hung" in summary(
+        report
+    )
     assert "202" not in markdown(report).replace("2026", "")
 
 
@@ -275,7 +351,9 @@ def test_a_load_whose_tokens_the_server_counts_otherwise_is_left_out(tmp_path: P
     assert "102" not in markdown(report)
 
 
-@pytest.mark.parametrize(("name", "evidence"), [("claimed", "gpu"), ("rehearsal", "rehearsal"), ("lab", "lab")])
+@pytest.mark.parametrize(
+    ("name", "evidence"), [("claimed", "gpu"), ("rehearsal", "rehearsal"), ("lab", "lab")]
+)
 def test_what_people_read(tmp_path: Path, name: str, evidence: str) -> None:
     report = measured(evidence).report(tmp_path)
     text = throughput_section(report.measured)
@@ -303,11 +381,15 @@ def test_what_earlier_versions_measured_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "now").mkdir()
     now = report_dict(measured("gpu").report(tmp_path / "now"))
     assert report_dict(report) == {**now, "reproduce": report.reproduce}
-    assert "eager, trial 2: the soak (x) was not measured: the engine died or hung" in markdown(report)
+    assert "eager, trial 2: the soak (x) was not measured: the engine died or hung" in markdown(
+        report
+    )
 
 
 def answered(weights: str = "real") -> Journal:
-    journal = Journal("gpu", output=vars(Checks(same=8, baseline="eager")), wishes={"throughput": False})
+    journal = Journal(
+        "gpu", output=vars(Checks(same=8, baseline="eager")), wishes={"throughput": False}
+    )
     for arm, tokens in (
         ("reported", [1, 2, 3, 9] * 16),
         ("eager", [1, 2, 3, 4] * 16),
@@ -331,7 +413,9 @@ def erring(journal: Journal) -> Journal:
     """Return `journal` with a reported arm whose bug is a wrong answer."""
     expected = {"reported": "errs", "eager": "lives", "graphs-off": "lives"}
     journal.header["errs"] = True
-    journal.header["arms"] = [{**arm, "expected": expected[arm["name"]]} for arm in journal.header["arms"]]
+    journal.header["arms"] = [
+        {**arm, "expected": expected[arm["name"]]} for arm in journal.header["arms"]
+    ]
     journal.header["version"] = "0.23.0"
     return journal
 
@@ -348,12 +432,16 @@ def test_where_a_wrong_answer_is_the_bug_it_reproduces(tmp_path: Path) -> None:
     assert "(answered wrongly in 1 of 1)" in markdown(report)
 
 
-def test_where_a_wrong_answer_is_the_bug_nothing_is_clean_that_was_not_compared(tmp_path: Path) -> None:
+def test_where_a_wrong_answer_is_the_bug_nothing_is_clean_that_was_not_compared(
+    tmp_path: Path,
+) -> None:
     report = erring(answered("dummy")).report(tmp_path)
     assert {arm.trials[0].outcome.value for arm in report.arms} == {"untriggered"}
     assert "dummy weights" in report.arms[0].trials[0].why
     alone = erring(answered())
-    alone.entries = [entry for entry in alone.entries if entry.get("arm") not in ("eager", "graphs-off")]
+    alone.entries = [
+        entry for entry in alone.entries if entry.get("arm") not in ("eager", "graphs-off")
+    ]
     (tmp_path / "alone").mkdir()
     trial = alone.report(tmp_path / "alone").arms[0].trials[0]
     assert (trial.outcome.value, trial.why) == (

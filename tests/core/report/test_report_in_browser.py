@@ -29,7 +29,9 @@ def page(tmp_path: Path) -> Path:
     """Write the rehearsal's page with logs for its first two arms."""
     folder = run_folder(tmp_path / "run")
     (folder / "logs" / "reported-1.log").write_text(LOG, encoding="utf-8")
-    (folder / "logs" / "eager-1.log").write_text("INFO line 7 of the boot, nothing else\n", encoding="utf-8")
+    (folder / "logs" / "eager-1.log").write_text(
+        "INFO line 7 of the boot, nothing else\n", encoding="utf-8"
+    )
     return written(folder)
 
 
@@ -48,7 +50,13 @@ def test_it_renders_without_a_word_and_without_the_network(page: Path, opened: O
 
 def test_the_first_screen_has_verdict_cause_and_command(page: Path, opened: Open) -> None:
     made = opened(page)
-    for words in ("says nothing about vLLM", "reproduces", "as expected", "AssertionError", "Workspace is locked but"):
+    for words in (
+        "says nothing about vLLM",
+        "reproduces",
+        "as expected",
+        "AssertionError",
+        "Workspace is locked but",
+    ):
         box = made.page.get_by_text(words, exact=False).first.bounding_box()
         assert box is not None, words
         assert box["y"] + box["height"] <= 800, words
@@ -71,7 +79,11 @@ def test_logs_and_keyboard(page: Path, opened: Open) -> None:
     assert made.page.locator(".trial").nth(1).get_attribute("open") is not None
     made.page.locator(".log").first.get_by_role("link", name="root exception").click()
     assert made.page.evaluate("location.hash") == "#root-1"
-    assert made.page.evaluate("document.querySelector(':target').textContent").strip().startswith("AssertionError")
+    assert (
+        made.page.evaluate("document.querySelector(':target').textContent")
+        .strip()
+        .startswith("AssertionError")
+    )
 
 
 OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = true"
@@ -113,7 +125,11 @@ def test_dark_and_light_differ_and_paper_is_white(page: Path, opened: Open) -> N
         made.page.emulate_media(color_scheme=scheme)
         seen.append(made.page.evaluate("getComputedStyle(document.body).backgroundColor"))
     made.page.emulate_media(color_scheme="dark", media="print")
-    assert made.page.evaluate("getComputedStyle(document.body).backgroundColor") == seen[0] == "rgb(255, 255, 255)"
+    assert (
+        made.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        == seen[0]
+        == "rgb(255, 255, 255)"
+    )
     assert seen[1] != seen[0]
 
 
@@ -159,11 +175,18 @@ def whole_page(tmp_path: Path) -> Path:
     """Write a page with all that a page can have: bars with long names, and a wide and a high text."""
     made = report(DIED)
     arm = made.arms[0]
-    bars = (("needed for 102,400 cached tokens", 400.0), ("decoding locks", 1.02), ("this release locks", 123456.78))
+    bars = (
+        ("needed for 102,400 cached tokens", 400.0),
+        ("decoding locks", 1.02),
+        ("this release locks", 123456.78),
+    )
     amounts = (Amounts("MB", bars), Amounts("blocks", (("asked for", 50), ("in the free list", 0))))
     trial = replace(arm.trials[0], trigger=replace(arm.trials[0].trigger, amounts=amounts))
     path = tmp_path / "whole.html"
-    path.write_text(html_page(replace(made, arms=(replace(arm, trials=(trial,)), *made.arms[1:]))), encoding="utf-8")
+    path.write_text(
+        html_page(replace(made, arms=(replace(arm, trials=(trial,)), *made.arms[1:]))),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -188,7 +211,9 @@ def assert_fits(path: Path, opened: Open, width: int) -> None:
 def test_text_that_lies_on_another_is_found(page: Path, opened: Open) -> None:
     """Otherwise the test above could not fail."""
     made = opened(page)
-    made.page.evaluate("document.querySelector('h1').style.cssText = 'position: relative; top: 30px'")
+    made.page.evaluate(
+        "document.querySelector('h1').style.cssText = 'position: relative; top: 30px'"
+    )
     assert len(made.page.evaluate(OVERLAPS)[1]) >= 1
 
 
@@ -206,6 +231,12 @@ def test_a_hostile_log_neither_runs_nor_freezes_the_page(tmp_path: Path, opened:
     assert made.asked == [path.as_uri()]
     assert made.page.url == path.as_uri()
     text = made.page.locator(".log").first.inner_text()
-    for words in ("<script>window.hacked", "{{ 7 * 7 }}", "{% for x in y %}", "-->", "\N{REPLACEMENT CHARACTER}"):
+    for words in (
+        "<script>window.hacked",
+        "{{ 7 * 7 }}",
+        "{% for x in y %}",
+        "-->",
+        "\N{REPLACEMENT CHARACTER}",
+    ):
         assert words in text, words
     assert "\x1b" not in text

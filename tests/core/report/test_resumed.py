@@ -19,7 +19,10 @@ WHOLE = read(REHEARSAL / "journal.jsonl")
 
 
 def resumed(*, outcome: str, sent: bool) -> Iterator[Entry]:
-    """Yield the example's run with its first boot repeated. outcome: of the first one. sent: whether it had sent a request."""
+    """Yield the example's run with its first boot repeated.
+
+    outcome: of the first one. sent: whether it had sent a request.
+    """
     first = next(WHOLE.of("trial-started"))
     ended = next(entry for entry in WHOLE.of("trial-ended") if entry["arm"] == first["arm"])
 
@@ -39,7 +42,9 @@ def resumed(*, outcome: str, sent: bool) -> Iterator[Entry]:
         yield changed(entry, trial=2) if repeated else entry
 
 
-@pytest.mark.parametrize(("outcome", "sent"), [("cancelled", False), ("cancelled", True), ("infra", True)])
+@pytest.mark.parametrize(
+    ("outcome", "sent"), [("cancelled", False), ("cancelled", True), ("infra", True)]
+)
 def test_a_repeated_boot_is_shown_and_not_counted(outcome: str, sent: bool) -> None:
     made = report_of(Recording(tuple(resumed(outcome=outcome, sent=sent)), cut=False), REHEARSAL)
     arm = made.arms[0]
@@ -53,4 +58,7 @@ def test_a_repeated_boot_is_shown_and_not_counted(outcome: str, sent: bool) -> N
     first, second = [line for line in summary(made).splitlines() if line.startswith("reported ")]
     assert (first.endswith(f"{outcome}, repeated"), second.endswith("crash, match")) == (True, True)
     root = ET.fromstring(render(made, "junit"))
-    assert next((one.get("name"), one.find("error")) for one in root.iter("testcase")) == ("reported", None)
+    assert next((one.get("name"), one.find("error")) for one in root.iter("testcase")) == (
+        "reported",
+        None,
+    )

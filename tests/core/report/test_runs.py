@@ -33,7 +33,12 @@ def cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def reports(tmp_path: Path) -> Path:
     """Copy the examples, each into the folder of a run."""
     for number, example in enumerate(EXAMPLES):
-        folder = tmp_path / "reports" / build(example).scenario / f"202611{number + 10}T000000Z-{number:06}"
+        folder = (
+            tmp_path
+            / "reports"
+            / build(example).scenario
+            / f"202611{number + 10}T000000Z-{number:06}"
+        )
         folder.mkdir(parents=True)
         for name in ("journal.jsonl", "report.json"):
             shutil.copyfile(example / name, folder / name)
@@ -44,22 +49,30 @@ def test_a_report_gives_the_same_as_its_journal(reports: Path) -> None:
     """A report that is missing, older than its journal, of another version of vllm-repro, or edited is not used."""
     runs, unreadable = read_runs(reports)
     assert (len(runs), unreadable) == (len(EXAMPLES), [])
-    for run, spoil in zip(runs, ("missing", "older", "other", "no time", "no evidence") * 3, strict=False):
+    for run, spoil in zip(
+        runs, ("missing", "older", "other", "no time", "no evidence") * 3, strict=False
+    ):
         report = reports / run.id / "report.json"
         if spoil == "missing":
             report.unlink()
             continue
         if spoil.startswith("no "):
             fields = {"started_at": ""} if spoil == "no time" else {"evidence": "x"}
-            report.write_text(json.dumps(json.loads(report.read_text()) | fields | {"verdict": "quiet"}))
+            report.write_text(
+                json.dumps(json.loads(report.read_text()) | fields | {"verdict": "quiet"})
+            )
             continue
-        report.write_text(report.read_text().replace('"host"', '"hosted_by"').replace('"reproduces"', '"quiet"'))
+        report.write_text(
+            report.read_text().replace('"host"', '"hosted_by"').replace('"reproduces"', '"quiet"')
+        )
         if spoil == "older":
             os.utime(report, (1, 1))
     assert read_runs(reports) == (runs, [])
 
 
-def test_a_journal_without_a_report_is_rendered_once(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_without_a_report_is_rendered_once(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a folder that cannot be written, until its journal or the code changes."""
     folders = [journal.parent for journal in sorted(reports.glob("*/*/journal.jsonl"))]
     for folder in folders:
@@ -78,7 +91,9 @@ def test_a_journal_without_a_report_is_rendered_once(reports: Path, monkeypatch:
     assert len(built) == len(folders)
     journal = folders[0] / "journal.jsonl"
     journal.write_bytes(journal.read_bytes() + b'{"t": 1')
-    assert [run.journal_cut for run in read_runs(reports)[0] if run.id.endswith(folders[0].name)] == [True]
+    assert [
+        run.journal_cut for run in read_runs(reports)[0] if run.id.endswith(folders[0].name)
+    ] == [True]
     assert built[len(folders) :] == [folders[0]]
     monkeypatch.setattr("vllm_repro.__version__", "9")
     read_runs(reports)
@@ -109,7 +124,7 @@ def test_only_so_many_folders_of_reports_are_kept(tmp_path: Path) -> None:
 def test_a_run_is_read_when_it_ends_and_when_it_is_killed(harness: Harness, tmp_path: Path) -> None:
     assert harness(*RUN).status == 0
     root = tmp_path / "reports"
-    ((run,), _) = read_runs(root)
+    (run,), _ = read_runs(root)
     assert (run.verdict, run.evidence, run.died is not None) == ("reproduces", "rehearsal", True)
     journal = root / run.id / "journal.jsonl"
     cut = root / run.scenario / "20260101T000000Z-abcdef"
@@ -140,7 +155,7 @@ def test_a_report_with_figures_at_a_rate_is_read_from_its_journal(tmp_path: Path
     for rate, concurrencies in ((0.0, {9}), (0.5, {4})):
         point |= {"concurrency": 9, "rate": rate, "arrivals": "poisson"}
         (folder / "report.json").write_text(json.dumps(data), encoding="utf-8")
-        ((run,), _) = read_runs(tmp_path)
+        (run,), _ = read_runs(tmp_path)
         shown = run.arms[0].trials[0].throughput
         assert shown is not None
         assert {one.concurrency for one in shown.points} == concurrencies

@@ -1,4 +1,7 @@
-"""`repro.py`: short, without this package, and right about the rehearsal engine. tests/live runs it on real releases."""
+"""`repro.py`: short, without this package, and right about the rehearsal engine.
+
+tests/live runs it on real releases.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,23 @@ SCRIPTED = [scenario for scenario in all_scenarios() if not no_script(scenario)]
 ARMS = [(scenario, arm) for scenario in SCRIPTED for arm in scenario.arms if not arm.patches]
 
 
-@pytest.mark.parametrize(("scenario", "arm"), ARMS, ids=lambda one: one.id if isinstance(one, Scenario) else one.name)
+@pytest.mark.parametrize(
+    ("scenario", "arm"), ARMS, ids=lambda one: one.id if isinstance(one, Scenario) else one.name
+)
 def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> None:
     text = script(scenario, arm)
     assert sum(bool(line.strip()) for line in text.splitlines()) <= 150
     tree = ast.parse(text)
-    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"openai"}
-    (node,) = (node for node in tree.body if isinstance(node, ast.Assign) and "STEPS" in ast.unparse(node.targets[0]))
+    (node,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "STEPS" in ast.unparse(node.targets[0])
+    )
     steps = eval(ast.unparse(node.value))
     sent = [request["name"] for step in steps if isinstance(step, list) for request in step]
     assert sent == [request.label for request in requests_of(scenario.workload_of(arm))]
@@ -41,7 +52,9 @@ def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> Non
     assert sum(not isinstance(step, list) for step in steps) == len(waits)
 
 
-def test_a_plain_vllm_has_no_route_of_the_lab_no_pool_of_its_blocks_and_nobody_who_sends_blocks() -> None:
+def test_a_plain_vllm_has_no_route_of_the_lab_no_pool_of_its_blocks_and_nobody_who_sends_blocks() -> (
+    None
+):
     without = [scenario for scenario in all_scenarios() if scenario not in SCRIPTED]
     assert len(without) == 11
     for scenario in without:
@@ -62,11 +75,15 @@ def test_what_is_secret_or_private_leaves_a_script_whole(example: Path) -> None:
     ast.parse((example / "repro.py").read_text(encoding="utf-8"))
 
 
-def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> tuple[int | None, str]:
+def run_on_rehearsal(
+    folder: Path, text: str, version: str, fault: str = ""
+) -> tuple[int | None, str]:
     """Run a script with the rehearsal engine as `vllm`."""
     vllm = folder / "bin" / "vllm"
     vllm.parent.mkdir()
-    vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {rehearsal_engine()} "$@"\n', encoding="utf-8")
+    vllm.write_text(
+        f'#!/bin/sh\nexec {sys.executable} {rehearsal_engine()} "$@"\n', encoding="utf-8"
+    )
     vllm.chmod(0o755)
     text = (
         text.replace("SETTLE_S = 5", "SETTLE_S = 0.5")
@@ -84,7 +101,14 @@ def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> 
 @pytest.mark.parametrize(
     ("scenario", "arm", "version", "fault", "status", "printed"),
     [
-        ("tq-chunked-prefill", "reported", "0.23.0", "", 1, "The engine died: AssertionError: Workspace is locked"),
+        (
+            "tq-chunked-prefill",
+            "reported",
+            "0.23.0",
+            "",
+            1,
+            "The engine died: AssertionError: Workspace is locked",
+        ),
         ("tq-chunked-prefill", "near-miss-128", "0.23.0", "", 0, "The engine lives."),
         ("tq-chunked-prefill", "prefix-hit", "0.23.0", "", 1, "The engine died: AssertionError"),
         ("tq-chunked-prefill", "growing-chat", "0.23.0", "", 1, "The engine died: AssertionError"),
@@ -92,7 +116,14 @@ def run_on_rehearsal(folder: Path, text: str, version: str, fault: str = "") -> 
         ("tq-mtp-cudagraphs", "reported", "0.24.0", "boot", 2, "The server did not start: "),
         ("tq-mtp-cudagraphs", "reported", "0.20.2", "", 1, "The server did not start: "),
         ("tq-chunked-prefill", "reported", "0.23.0", "boot", 2, "The server did not start: "),
-        ("min-tokens-stop-ids", "reported", "0.28.0", "", 1, "The engine died: IndexError: index 999999"),
+        (
+            "min-tokens-stop-ids",
+            "reported",
+            "0.28.0",
+            "",
+            1,
+            "The engine died: IndexError: index 999999",
+        ),
         ("min-tokens-stop-ids", "reported", "0.29.0", "", 0, "The engine lives."),
         ("sco-lazy-never-rests", "reported", "0.24.0", "busy", 1, "The engine never goes idle."),
     ],
@@ -110,17 +141,26 @@ def test_it_finds_what_the_harness_finds(
 def test_it_decides_nothing_about_a_server_that_refuses_all_prompts(tmp_path: Path) -> None:
     known = find("tq-chunked-prefill")
     status, shown = run_on_rehearsal(
-        tmp_path, script(known, known.arms[0]).replace("--max-model-len 102400", "--max-model-len 50"), "0.23.0"
+        tmp_path,
+        script(known, known.arms[0]).replace("--max-model-len 102400", "--max-model-len 50"),
+        "0.23.0",
     )
     assert (status, "a request failed" in shown) == (2, True), shown
 
 
 def test_what_goes_wrong_in_it_is_no_crash(tmp_path: Path) -> None:
-    (tmp_path / "repro.py").write_text(script(find("sco-hybrid"), find("sco-hybrid").arms[0]), encoding="utf-8")
+    (tmp_path / "repro.py").write_text(
+        script(find("sco-hybrid"), find("sco-hybrid").arms[0]), encoding="utf-8"
+    )
     for words in ([], ["--url", "http://127.0.0.1:9/v1"]):
         command = [sys.executable, "repro.py", *words]
         done = subprocess.run(
-            command, cwd=tmp_path, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+            command,
+            cwd=tmp_path,
+            env={"PATH": "/nowhere"},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert (done.returncode, done.stderr) == (2, ""), done.stdout
 
@@ -134,7 +174,9 @@ def test_an_arm_that_changes_the_source_has_none() -> None:
 
 def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
     text = script(find("sco-lazy-starves"), find("sco-lazy-starves").arms[0])
-    status, shown = run_on_rehearsal(tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2")
+    status, shown = run_on_rehearsal(
+        tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2"
+    )
     assert (status, "The engine hangs." in shown) == (1, True), shown
 
 
@@ -146,7 +188,8 @@ def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path:
     _, _, sent = text.partition("# The requests")
     keep = 'if [ "${@: -1}" = @- ]; then cat; else echo "${@: -1}"; fi > sent.$BASHPID.$RANDOM'
     fake = f"sleep() {{ :; }}; curl() {{ {keep}; }}\n#{sent}"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # python3, in place of a slow one of pyenv
+    # python3, in place of a slow one of pyenv
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-e", "-c", fake],
         cwd=tmp_path,
@@ -161,5 +204,7 @@ def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path:
     command = scenario.command_of(scenario.arms[0])
     asked = [resolve(one.prompt, command) for one in requests if isinstance(one.prompt, int | Size)]
     asked += [len(one.prompt) for one in requests if isinstance(one.prompt, tuple)]
-    assert sorted(len(body["prompt"]) for body in bodies if isinstance(body.get("prompt"), list)) == sorted(asked)
+    assert sorted(
+        len(body["prompt"]) for body in bodies if isinstance(body.get("prompt"), list)
+    ) == sorted(asked)
     assert all(body["model"] for body in bodies)

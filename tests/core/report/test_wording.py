@@ -18,22 +18,46 @@ def test_the_sentence_of_each_example() -> None:
 
 
 def with_outcomes(arm: ArmReport, *outcomes: Outcome) -> ArmReport:
-    trials = tuple(replace(arm.trials[0], outcome=outcome, number=n) for n, outcome in enumerate(outcomes, 1))
+    trials = tuple(
+        replace(arm.trials[0], outcome=outcome, number=n) for n, outcome in enumerate(outcomes, 1)
+    )
     return replace(arm, trials=trials, **arm_fields(arm_result(arm.name, arm.expected, outcomes)))
 
 
 @pytest.mark.parametrize(
     ("outcomes", "verdict", "said"),
     [
-        ([Outcome.CRASH, Outcome.CLEAN], Verdict.REPRODUCES, "shows this bug: it died in 1 of 2 boots; it lived with "),
-        ([Outcome.OTHER_CRASH], Verdict.CHANGED, "failed in another way than this bug; declared fixed"),
-        ([Outcome.UNTRIGGERED], Verdict.INCONCLUSIVE, "was not shown to have this bug, nor to be free of it; declared"),
-        ([Outcome.CLEAN], Verdict.QUIET, "crossed the boundary of this bug and did not show it; declared fixed"),
+        (
+            [Outcome.CRASH, Outcome.CLEAN],
+            Verdict.REPRODUCES,
+            "shows this bug: it died in 1 of 2 boots; it lived with ",
+        ),
+        (
+            [Outcome.OTHER_CRASH],
+            Verdict.CHANGED,
+            "failed in another way than this bug; declared fixed",
+        ),
+        (
+            [Outcome.UNTRIGGERED],
+            Verdict.INCONCLUSIVE,
+            "was not shown to have this bug, nor to be free of it; declared",
+        ),
+        (
+            [Outcome.CLEAN],
+            Verdict.QUIET,
+            "crossed the boundary of this bug and did not show it; declared fixed",
+        ),
         # The rehearsal does not imitate the bug.
-        ([Outcome.CLEAN], Verdict.INCONCLUSIVE, "was not shown to have this bug, nor to be free of it; declared"),
+        (
+            [Outcome.CLEAN],
+            Verdict.INCONCLUSIVE,
+            "was not shown to have this bug, nor to be free of it; declared",
+        ),
     ],
 )
-def test_it_claims_only_what_the_run_saw(outcomes: list[Outcome], verdict: Verdict, said: str) -> None:
+def test_it_claims_only_what_the_run_saw(
+    outcomes: list[Outcome], verdict: Verdict, said: str
+) -> None:
     made = report(DIED)
     arms = (with_outcomes(made.arms[0], *outcomes), *made.arms[1:])
     made = replace(made, arms=arms, verdict=verdict)

@@ -21,7 +21,14 @@ from vllm_repro.verdict.output import Probe
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
-SENT = {"model": "tiny", "prompt": [7, 8], "max_tokens": 2, "temperature": 0, "stream": True, "stream_options": {}}
+SENT = {
+    "model": "tiny",
+    "prompt": [7, 8],
+    "max_tokens": 2,
+    "temperature": 0,
+    "stream": True,
+    "stream_options": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +43,9 @@ SENT = {"model": "tiny", "prompt": [7, 8], "max_tokens": 2, "temperature": 0, "s
         (request(path="/v1/completions", body={"prompt": ["a", "b"], "temperature": 0}), {}, False),
     ],
 )
-def test_requests_whose_answer_an_engine_must_repeat(sent: Request, changes: dict[str, Any], repeatable: bool) -> None:
+def test_requests_whose_answer_an_engine_must_repeat(
+    sent: Request, changes: dict[str, Any], repeatable: bool
+) -> None:
     assert (greedy(sent, SENT | changes) is not None) is repeatable
 
 
@@ -48,15 +57,28 @@ def found(**changes: Any) -> Greedy:
 
 def test_the_prompt_is_what_decides_the_answer() -> None:
     assert found().prompt == found(stream=False, cache_salt="x", return_token_ids=True).prompt
-    assert len({found(**change).prompt for change in ({}, {"max_tokens": 3}, {"prompt": [7, 9]}, {"seed": 1})}) == 4
+    assert (
+        len(
+            {
+                found(**change).prompt
+                for change in ({}, {"max_tokens": 3}, {"prompt": [7, 9]}, {"seed": 1})
+            }
+        )
+        == 4
+    )
 
 
 def test_a_burst_has_each_prompt_with_and_without_its_cached_blocks() -> None:
     one, other = found(), found(prompt=[7, 9])
     salts = [(probe, sent.prompt, body["cache_salt"]) for probe, sent, body in burst([one, other])]
-    cold = [(Probe.BURST, each.prompt, f"burst {copy} {each.prompt}") for copy in range(2) for each in (one, other)]
+    cold = [
+        (Probe.BURST, each.prompt, f"burst {copy} {each.prompt}")
+        for copy in range(2)
+        for each in (one, other)
+    ]
     assert sorted(salts) == sorted(
-        cold + [(Probe.BURST_CACHED, each.prompt, f"alone {each.prompt}") for each in (one, other)] * 2
+        cold
+        + [(Probe.BURST_CACHED, each.prompt, f"alone {each.prompt}") for each in (one, other)] * 2
     )
     assert [(probe, body["cache_salt"]) for probe, _, body in alone(one)] == [
         (probe, f"alone {one.prompt}") for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)
@@ -81,10 +103,17 @@ def engine(wrong: str) -> Any:
         salt = body.get("cache_salt", "")
         where = salt.rpartition(" ")[0] or "workload"
         other = bool(wrong) and wrong == where and body["prompt"] == [7, 8]
-        choice: dict[str, Any] = {"index": 0, "text": "x", "finish_reason": "length", "token_ids": [2 if other else 1]}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": "x",
+            "finish_reason": "length",
+            "token_ids": [2 if other else 1],
+        }
         if body.get("logprobs"):
             choice["logprobs"] = {"top_logprobs": [{"a": -0.1, "b": -3.0}]}
-        exchange.answer(200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
+        exchange.answer(
+            200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
+        )
 
     return completions
 
@@ -93,7 +122,11 @@ def engine(wrong: str) -> Any:
     ("wrong", "outcome", "why"),
     [
         ("", Outcome.CLEAN, ""),
-        ("workload", Outcome.WRONG_OUTPUT, "first was answered differently in the workload and alone"),
+        (
+            "workload",
+            Outcome.WRONG_OUTPUT,
+            "first was answered differently in the workload and alone",
+        ),
         (
             "burst 1",
             Outcome.WRONG_OUTPUT,

@@ -39,17 +39,29 @@ def sign(channel: Channel, *, at: float, since: float, decisive: bool = True) ->
         ({"infra": "no space"}, Outcome.INFRA, "no space"),
         ({"unsupported": "no GPU"}, Outcome.UNSUPPORTED, "no GPU"),
         ({"cancelled": "the run was interrupted"}, Outcome.CANCELLED, "interrupted"),
-        ({"exit": Exit(code=None, detail="gone", at=1.0, lost=True)}, Outcome.INFRA, "the container engine was lost"),
-        ({"exit": Exit(code=137, detail="killed", at=1.0, oom_killed=True)}, Outcome.INFRA, "out of memory"),
+        (
+            {"exit": Exit(code=None, detail="gone", at=1.0, lost=True)},
+            Outcome.INFRA,
+            "the container engine was lost",
+        ),
+        (
+            {"exit": Exit(code=137, detail="killed", at=1.0, oom_killed=True)},
+            Outcome.INFRA,
+            "out of memory",
+        ),
     ],
 )
-def test_each_observation_has_its_outcome(tmp_path: Path, observed: dict[str, Any], outcome: Outcome, why: str) -> None:
+def test_each_observation_has_its_outcome(
+    tmp_path: Path, observed: dict[str, Any], outcome: Outcome, why: str
+) -> None:
     conclusion = concluded(tmp_path, **observed)
     assert conclusion.outcome is outcome
     assert why in conclusion.why
 
 
-def test_a_death_is_dated_from_its_first_evidence_and_detected_by_its_first_sign(tmp_path: Path) -> None:
+def test_a_death_is_dated_from_its_first_evidence_and_detected_by_its_first_sign(
+    tmp_path: Path,
+) -> None:
     signs = [
         sign(Channel.HEALTH, at=12.0, since=12.0),
         sign(Channel.LOG, at=11.5, since=11.0),
@@ -57,17 +69,26 @@ def test_a_death_is_dated_from_its_first_evidence_and_detected_by_its_first_sign
     ]
     death = concluded(tmp_path, signs=signs).death
     assert death is not None
-    assert (death.detected_by, death.latency_s, death.channels) == (Channel.LOG, 0.5, (Channel.LOG, Channel.HEALTH))
+    assert (death.detected_by, death.latency_s, death.channels) == (
+        Channel.LOG,
+        0.5,
+        (Channel.LOG, Channel.HEALTH),
+    )
 
 
 def test_signs_that_do_not_decide_are_no_death(tmp_path: Path) -> None:
-    assert concluded(tmp_path, signs=[sign(Channel.ANSWER, at=1.0, since=1.0, decisive=False)]).death is None
+    assert (
+        concluded(tmp_path, signs=[sign(Channel.ANSWER, at=1.0, since=1.0, decisive=False)]).death
+        is None
+    )
 
 
 ATTACHED = ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.UNKNOWN, argv=())
 PAGE, CUT = (
     Answer(sent=1.0, ended=2.0, status=500, error="<html>Sign in</html>", error_kind="body"),
-    Answer(sent=1.0, ended=2.0, status=200, error="ConnectionError: closed", error_kind="transport"),
+    Answer(
+        sent=1.0, ended=2.0, status=200, error="ConnectionError: closed", error_kind="transport"
+    ),
 )
 RESET, GATEWAY, BROKEN = (
     Answer(sent=1.0, ended=2.0, error="ReadError", error_kind="transport"),
@@ -94,7 +115,9 @@ def test_what_a_gateway_answers_is_no_answer_of_the_engine(
 ) -> None:
     assert concluded(tmp_path, facts=facts, answers=[answer]).outcome is outcome
     # A death explains the same answers, whoever started the server.
-    dead = concluded(tmp_path, facts=facts, answers=[answer], signs=[sign(Channel.LOG, at=2.0, since=2.0)])
+    dead = concluded(
+        tmp_path, facts=facts, answers=[answer], signs=[sign(Channel.LOG, at=2.0, since=2.0)]
+    )
     assert dead.outcome is Outcome.OTHER_CRASH
 
 
@@ -103,29 +126,39 @@ ALIVE = (
     "(APIServer pid=1) INFO:     Application startup complete.\n"
 )
 DEATH = (
-    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
-    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call last):\n"
-    '(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n'
-    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] ValueError: something else\n"
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal"
+    " error.\n(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call"
+    " last):\n(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File"
+    ' "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n(EngineCore pid=9) ERROR 11-20'
+    " 08:24:30 [core.py:1138] ValueError: something else\n"
 )
 
 
-@pytest.mark.parametrize(("refuted", "outcome"), [(0, Outcome.OTHER_CRASH), (1, Outcome.UNTRIGGERED)])
+@pytest.mark.parametrize(
+    ("refuted", "outcome"), [(0, Outcome.OTHER_CRASH), (1, Outcome.UNTRIGGERED)]
+)
 def test_a_run_and_diagnose_agree_on_a_death_that_only_the_finished_log_shows(
     tmp_path: Path, refuted: int, outcome: Outcome
 ) -> None:
-    """The engine may die after the last look. A line after which it gave a token was a quotation."""
+    """The engine may die after the last look.
+
+    A line after which it gave a token was a quotation.
+    """
     log = tmp_path / "log"
     log.write_text(DEATH, encoding="utf-8")
     seen = Observed(facts=FACTS, ready=True, canary_ok=True, refuted_lines=refuted)
     conclusion = assess(SCENARIO, SCENARIO.reported(), seen, log)
     assert conclusion.outcome is outcome
-    assert (conclusion.death.exception if conclusion.death else None) == (None if refuted else "ValueError")
+    assert (conclusion.death.exception if conclusion.death else None) == (
+        None if refuted else "ValueError"
+    )
 
 
 def of(log: str, folder: Path) -> Conclusion:
     (folder / "log").write_text(log, encoding="utf-8")
-    seen = Observed(facts=FACTS, ready=True, canary_ok=True, signs=[sign(Channel.LOG, at=2.0, since=2.0)])
+    seen = Observed(
+        facts=FACTS, ready=True, canary_ok=True, signs=[sign(Channel.LOG, at=2.0, since=2.0)]
+    )
     return assess(SCENARIO, SCENARIO.reported(), seen, folder / "log")
 
 
@@ -134,7 +167,10 @@ def of(log: str, folder: Path) -> Conclusion:
     [
         ("", "the process is gone, ended by signal 11; no log names the cause"),
         (ALIVE, "the process is gone, ended by signal 11; no log names the cause"),
-        (ALIVE + "Aborted (core dumped)\n", "What started the server reports that a signal ended it: Aborted"),
+        (
+            ALIVE + "Aborted (core dumped)\n",
+            "What started the server reports that a signal ended it: Aborted",
+        ),
     ],
 )
 def test_a_death_that_the_log_does_not_show_is_told_in_the_words_of_its_sign(
@@ -154,7 +190,10 @@ def test_the_exit_code_of_a_lost_worker_is_the_cause(tmp_path: Path) -> None:
     )
     cancelled = DEATH.replace("ValueError: something else", "RuntimeError: cancelled")
     conclusion = of(lost + cancelled, tmp_path)
-    assert (conclusion.outcome, "SIGILL" in conclusion.why) == (Outcome.OTHER_CRASH, True), conclusion.why
+    assert (conclusion.outcome, "SIGILL" in conclusion.why) == (
+        Outcome.OTHER_CRASH,
+        True,
+    ), conclusion.why
     assert conclusion.death is not None
     assert (conclusion.death.exception, conclusion.death.signature) == (None, How.OTHER)
 

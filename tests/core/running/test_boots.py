@@ -19,7 +19,9 @@ REPORTED, EAGER, NEAR = (
 )
 
 
-def boots(arms: list[Arm], does: Callable[[str, int], Outcome], record: Record | None = None) -> dict[str, int]:
+def boots(
+    arms: list[Arm], does: Callable[[str, int], Outcome], record: Record | None = None
+) -> dict[str, int]:
     """Return how often each arm is booted in a run whose boot n of an arm ends as `does` returns."""
     done = Boots()
 
@@ -40,24 +42,49 @@ def fixed(**outcomes: Outcome) -> Callable[[str, int], Outcome]:
     ("arms", "outcomes", "record", "expected"),
     [
         ([REPORTED], {"reported": CRASH}, None, {"reported": 1}),
-        ([REPORTED, EAGER, NEAR], {"reported": CRASH, "eager": CLEAN, "near": UNTRIGGERED}, None, (5, 4, 1)),
+        (
+            [REPORTED, EAGER, NEAR],
+            {"reported": CRASH, "eager": CLEAN, "near": UNTRIGGERED},
+            None,
+            (5, 4, 1),
+        ),
         ([REPORTED, EAGER], {"reported": CRASH, "eager": CRASH}, None, (1, 1)),
         ([REPORTED, EAGER], {"reported": CRASH, "eager": UNTRIGGERED}, None, (1, 1)),
         ([REPORTED, EAGER], {"reported": CLEAN, "eager": CLEAN}, None, (4, 1)),
-        ([REPORTED], {"reported": CLEAN}, Record(crashed=5, boots=5, run="r", version="0.23.0"), (4,)),
-        ([REPORTED], {"reported": CLEAN}, Record(crashed=3, boots=5, run="r", version="0.23.0"), (15,)),
+        (
+            [REPORTED],
+            {"reported": CLEAN},
+            Record(crashed=5, boots=5, run="r", version="0.23.0"),
+            (4,),
+        ),
+        (
+            [REPORTED],
+            {"reported": CLEAN},
+            Record(crashed=3, boots=5, run="r", version="0.23.0"),
+            (15,),
+        ),
         # Fifty-nine boots would be needed, so none is added.
-        ([REPORTED], {"reported": CLEAN}, Record(crashed=1, boots=1, run="r", version="0.23.0"), (1,)),
+        (
+            [REPORTED],
+            {"reported": CLEAN},
+            Record(crashed=1, boots=1, run="r", version="0.23.0"),
+            (1,),
+        ),
         ([REPORTED], {"reported": Outcome.INFRA}, None, (2,)),
         ([REPORTED], {"reported": Outcome.OTHER_CRASH}, None, (1,)),
         ([REPORTED, EAGER], {"reported": Outcome.HANG, "eager": CLEAN}, None, (1, 1)),
     ],
 )
 def test_boots_until_it_is_decided(
-    arms: list[Arm], outcomes: dict[str, Outcome], record: Record | None, expected: tuple[int, ...] | dict[str, int]
+    arms: list[Arm],
+    outcomes: dict[str, Outcome],
+    record: Record | None,
+    expected: tuple[int, ...] | dict[str, int],
 ) -> None:
     found = boots(arms, fixed(**outcomes), record)
-    assert tuple(found.values()) == (tuple(expected.values()) if isinstance(expected, dict) else expected)
+    assert tuple(found.values()) == (
+        tuple(expected.values()) if isinstance(expected, dict) else expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,14 +94,19 @@ def test_boots_until_it_is_decided(
             Record(crashed=3, boots=3, run="r", version="0.24.0"),
             7,
         ),  # of the release that is patched: what its own deaths ask for
-        (Record(crashed=3, boots=3, run="r", version="0.23.0"), 4),  # of another release: it decides nothing
+        # of another release: it decides nothing
+        (Record(crashed=3, boots=3, run="r", version="0.23.0"), 4),
         (Record(crashed=3, boots=3, run="r", version="0.24.0", arm="near"), 4),
         (None, 4),
     ],
 )
-def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(record: Record | None, needed: int) -> None:
+def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(
+    record: Record | None, needed: int
+) -> None:
     boots = 0
-    while undecided_arms([arm_result("reported", Expected.DIES, [CLEAN] * boots)], record, "0.24.0+cpu", patched=True):
+    while undecided_arms(
+        [arm_result("reported", Expected.DIES, [CLEAN] * boots)], record, "0.24.0+cpu", patched=True
+    ):
         boots += 1
     assert boots == needed
 
@@ -82,10 +114,18 @@ def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(record:
 def test_one_boot_that_the_host_spoiled_is_repeated_and_does_not_count() -> None:
     arms = [REPORTED, EAGER]
     done = Boots()
-    for booted in done.in_turn(arms, lambda: [arm.name for arm in arms if len(done.outcomes[arm.name]) < 2]):
+    for booted in done.in_turn(
+        arms, lambda: [arm.name for arm in arms if len(done.outcomes[arm.name]) < 2]
+    ):
         done.last[booted.name] += 1
         spoiled = booted is EAGER and done.last[booted.name] == 1
-        done.finish(booted.name, booted.expected, Outcome.INFRA if spoiled else Outcome.CLEAN, "", crossed=True)
+        done.finish(
+            booted.name,
+            booted.expected,
+            Outcome.INFRA if spoiled else Outcome.CLEAN,
+            "",
+            crossed=True,
+        )
     assert done.last == {"reported": 2, "eager": 3}
     assert done.outcomes["eager"] == [Outcome.CLEAN] * 2
 
@@ -101,10 +141,15 @@ def test_a_bug_that_shows_in_four_of_five_boots_takes_more_quiet_ones() -> None:
 def test_a_hang_that_is_not_the_bug_is_no_reason_to_boot_again(arms: list[tuple[str, int]]) -> None:
     expected = {"reported": Expected.SPINS, "eager": Expected.LIVES}
     outcomes = {"reported": Outcome.HANG, "eager": CLEAN}
-    assert not undecided_arms([arm_result(name, expected[name], [outcomes[name]], strange=odd) for name, odd in arms])
+    assert not undecided_arms(
+        [arm_result(name, expected[name], [outcomes[name]], strange=odd) for name, odd in arms]
+    )
 
 
-@given(st.lists(st.sampled_from([CRASH, CLEAN, CLEAN, UNTRIGGERED]), min_size=60, max_size=60), st.booleans())
+@given(
+    st.lists(st.sampled_from([CRASH, CLEAN, CLEAN, UNTRIGGERED]), min_size=60, max_size=60),
+    st.booleans(),
+)
 @settings(max_examples=60)
 def test_it_always_ends(outcomes: list[Outcome], compared: bool) -> None:
     arms = [REPORTED, EAGER] if compared else [REPORTED]
@@ -123,4 +168,7 @@ def test_what_quiet_arms_show_beside_a_dying_one() -> None:
     (sentence,) = comparisons([result(REPORTED, CRASH), result(EAGER, CLEAN)])
     assert "too few boots to say that it helps" in sentence
     assert comparisons([result(REPORTED, CLEAN), result(EAGER, CLEAN)]) == ()
-    assert comparisons([result(REPORTED, CRASH), result(EAGER, CRASH), result(NEAR, UNTRIGGERED)]) == ()
+    assert (
+        comparisons([result(REPORTED, CRASH), result(EAGER, CRASH), result(NEAR, UNTRIGGERED)])
+        == ()
+    )

@@ -15,15 +15,20 @@ def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_HOME", "/srv/jane/models/")
     monkeypatch.delenv("VLLM_REPRO_CACHE", raising=False)
     text = "/srv/jane/caches/vllm-repro/releases/0.23.0 /srv/jane/caches/torch /srv/jane/models/hub"
-    assert Redactor(private_folders()).text(text) == (
-        "$VLLM_REPRO_CACHE/releases/0.23.0 $XDG_CACHE_HOME/torch $HF_HOME/hub"
+    assert (
+        Redactor(private_folders()).text(text)
+        == "$VLLM_REPRO_CACHE/releases/0.23.0 $XDG_CACHE_HOME/torch $HF_HOME/hub"
     )
 
 
 @pytest.mark.parametrize(
     ("source", "text", "shown"),
     [
-        (Source(folder=Path("/data/vllm"), commit="0a1b2c"), "--vllm /data/vllm@0a1b2c", "--vllm $VLLM_SOURCE@0a1b2c"),
+        (
+            Source(folder=Path("/data/vllm"), commit="0a1b2c"),
+            "--vllm /data/vllm@0a1b2c",
+            "--vllm $VLLM_SOURCE@0a1b2c",
+        ),
         (Source(folder=Path("/data/vllm")), "/data/vllm/vllm/core.py", "$VLLM_SOURCE/vllm/core.py"),
         (
             Source(wheel=Path("/data/vllm-0.33.0.whl")),
@@ -45,12 +50,16 @@ def test_a_checkout_beside_a_known_folder_is_not_named(
     (tmp_path / "work" / "vllm").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / here)
     source = Source(folder=tmp_path / "work-vllm", commit="abc")
-    assert Redactor([*private_folders(), *private_sources([source])]).text(f"{source}") == "$VLLM_SOURCE@abc"
+    assert (
+        Redactor([*private_folders(), *private_sources([source])]).text(f"{source}")
+        == "$VLLM_SOURCE@abc"
+    )
 
 
 @pytest.mark.parametrize(
     ("account", "shown"),
-    [("jane", "/mnt/[user]/m"), ("root", "/mnt/root/m"), ("vllm", "/mnt/vllm/m")],  # the last is in each command
+    # the last is in each command
+    [("jane", "/mnt/[user]/m"), ("root", "/mnt/root/m"), ("vllm", "/mnt/vllm/m")],
 )
 def test_a_folder_named_after_the_account_is_not_named(
     monkeypatch: pytest.MonkeyPatch, account: str, shown: str

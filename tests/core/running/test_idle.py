@@ -93,7 +93,9 @@ def test_only_engine_core_processes_count(tmp_path: Path) -> None:
 
 def run(harness: Harness, folder: Path, text: str, fault: str) -> Done:
     file = folder / f"{'hangs' if 'hangs' in text else 'spins'}.py"
-    file.write_text(text.replace("within=3", "within=1.5") if fault == "busy" else text, encoding="utf-8")
+    file.write_text(
+        text.replace("within=3", "within=1.5") if fault == "busy" else text, encoding="utf-8"
+    )
     words = ("--server", "rehearsal", "--answer-stall", "2")
     return harness("run", str(file), *words, env={"VLLM_REHEARSAL_FAULT": fault})
 
@@ -109,12 +111,24 @@ def run(harness: Harness, folder: Path, text: str, fault: str) -> Done:
     ],
 )
 def test_requests_that_hang_and_an_engine_that_never_idles_are_two_bugs(
-    harness: Harness, tmp_path: Path, kind: str, fault: str, outcome: str, k: int, verdict: str, status: int
+    harness: Harness,
+    tmp_path: Path,
+    kind: str,
+    fault: str,
+    outcome: str,
+    k: int,
+    verdict: str,
+    status: int,
 ) -> None:
     done = run(harness, tmp_path, SPINS.replace("spins", kind), fault)
     (arm,) = done.report["arms"]
     (trial,) = arm["trials"]
-    assert (trial["outcome"], arm["k"], done.report["verdict"], done.status) == (outcome, k, verdict, status), done.err
+    assert (trial["outcome"], arm["k"], done.report["verdict"], done.status) == (
+        outcome,
+        k,
+        verdict,
+        status,
+    ), done.err
     assert trial["requests"]["sent"] == 1
     assert ("EngineCore never became idle" in trial["why"]) is (fault == "busy")
 
@@ -122,13 +136,18 @@ def test_requests_that_hang_and_an_engine_that_never_idles_are_two_bugs(
 def test_a_hang_short_of_the_boundary_is_unproved(harness: Harness, tmp_path: Path) -> None:
     done = run(harness, tmp_path, SPINS.replace("sent_with", "attention_backend"), "busy")
     (arm,) = done.report["arms"]
-    assert (arm["trials"][0]["outcome"], arm["k"], arm["trials"][0]["trigger"]["crossed"]) == ("hang", 0, False)
+    assert (arm["trials"][0]["outcome"], arm["k"], arm["trials"][0]["trigger"]["crossed"]) == (
+        "hang",
+        0,
+        False,
+    )
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "reported: nothing can be said: 1 hang, 1 short of the boundary" in done.out
 
 
 def test_a_death_while_waiting_for_idle_is_a_death(harness: Harness, tmp_path: Path) -> None:
-    # The death comes with the second request, which is sent when the first look is over; its own look must not hide it.
+    # The death comes with the second request, which is sent when the first look is over; its own
+    # look must not hide it.
     text = SPINS.replace("rest(within=3)]", "rest(within=3), completion(prompt=9), rest(within=3)]")
     (trial,) = run(harness, tmp_path, text, "kill:2").report["arms"][0]["trials"]
     assert trial["outcome"] == "other-crash"

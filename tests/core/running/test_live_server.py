@@ -38,7 +38,9 @@ def booted(**options: Any) -> VllmServer:
 
 
 def complete(server: VllmServer, **more: Any) -> str:
-    answer = server.client().completions.create(model=server.model, prompt="hello", max_tokens=4, extra_body=more)
+    answer = server.client().completions.create(
+        model=server.model, prompt="hello", max_tokens=4, extra_body=more
+    )
     return answer.choices[0].text
 
 
@@ -48,7 +50,8 @@ def gone(pids: tuple[int, ...]) -> bool:
 
 def lives(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # whose parent is gone: init reaps it in a moment
+        # whose parent is gone: init reaps it in a moment
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -77,7 +80,8 @@ def test_a_server_that_lives_leaves_nothing() -> None:
 def test_the_root_exception_comes_in_place_of_what_the_program_saw(tmp_path: Path) -> None:
     import openai  # here, because each worker would wait for it
 
-    with pytest.raises(EngineDied) as caught, booted(folder=tmp_path) as server:  # noqa: PT012  # the body
+    # the body
+    with pytest.raises(EngineDied) as caught, booted(folder=tmp_path) as server:  # noqa: PT012
         pids = server.pids
         complete(server, **ODD)
     died = caught.value
@@ -141,7 +145,8 @@ def test_an_interrupt_goes_on_whatever_the_engine_did() -> None:
 
 def test_an_interrupt_of_the_boot_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "stuck-boot")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
+    # a shell ignores it in what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     server = booted()
     interrupt = threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,))
     interrupt.start()
@@ -165,14 +170,19 @@ def test_an_engine_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch
     import openai  # here, because each worker would wait for it
 
     monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "hang")
-    with pytest.raises(EngineDied, match=r"nothing moved for \d+ s") as caught, booted(answer_stall=2) as server:
+    with (
+        pytest.raises(EngineDied, match=r"nothing moved for \d+ s") as caught,
+        booted(answer_stall=2) as server,
+    ):
         complete(server)
     assert caught.value.exception is None
     assert isinstance(caught.value.__cause__, openai.APIConnectionError)
 
 
 @pytest.mark.parametrize("when", ["boot", "later"])
-def test_a_fault_of_the_harness_is_no_living_engine(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_harness_is_no_living_engine(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken(*_: object) -> None:
         raise HarnessBug("broken")
 
@@ -199,7 +209,10 @@ def test_auto_never_takes_an_imitation(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(Unsupported, match="no vLLM is installed here") as caught, VllmServer(COMMAND):
+    with (
+        pytest.raises(Unsupported, match="no vLLM is installed here") as caught,
+        VllmServer(COMMAND),
+    ):
         pytest.fail("there is none")
     assert 'vllm="' in caught.value.hint
 
@@ -213,7 +226,9 @@ def test_auto_never_takes_an_imitation(monkeypatch: pytest.MonkeyPatch, tmp_path
         (COMMAND, {"image": "x"}, UsageError, "no meaning with --server rehearsal"),
     ],
 )
-def test_wrong_arguments(command: str, options: dict[str, Any], kind: type[Exception], text: str) -> None:
+def test_wrong_arguments(
+    command: str, options: dict[str, Any], kind: type[Exception], text: str
+) -> None:
     with pytest.raises(kind, match=text), VllmServer(command, **{"server": "rehearsal", **options}):
         pytest.fail("it must not boot")
     assert live_server.RUNNING == []

@@ -35,7 +35,8 @@ ROUNDS = 2 + 5
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001  # a fixture, used for its effect
+# a fixture, used for its effect
+def patient(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001
     """Let all rounds count, and two warm up: those of this server take milliseconds, and it runs in the client's process."""
     monkeypatch.setattr("vllm_repro.running.measure.STEADY", 1.0)
     monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_CPU", float("inf"))
@@ -44,7 +45,10 @@ def patient(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa
 
 @dataclass
 class Engine:
-    """Server that streams answers and counts tokens as vLLM does. `wrong`: its answer to a measured request."""
+    """Server that streams answers and counts tokens as vLLM does.
+
+    `wrong`: its answer to a measured request.
+    """
 
     wrong: Callable[[Exchange, int], bool] = lambda *_: False
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -65,11 +69,22 @@ class Engine:
         self.prompt += prompt
         self.output += output * (2 if self.counts_double else 1)
         events: list[dict[str, Any]] = [
-            {"choices": [{"index": 0, "text": f"t{i}", "token_ids": [self.token(i)], "finish_reason": None}]}
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": f"t{i}",
+                        "token_ids": [self.token(i)],
+                        "finish_reason": None,
+                    }
+                ]
+            }
             for i in range(output)
         ]
         events[-1]["choices"][0]["finish_reason"] = "length"
-        events.append({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}})
+        events.append(
+            {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}
+        )
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         exchange.answer(200, text, "text/event-stream")
 
@@ -84,11 +99,18 @@ class Engine:
 
 
 def tokenize(exchange: Exchange) -> None:
-    exchange.answer(200, {"tokens": [sum(map(ord, word)) for word in exchange.body["prompt"].split()], "count": 1})
+    exchange.answer(
+        200,
+        {"tokens": [sum(map(ord, word)) for word in exchange.body["prompt"].split()], "count": 1},
+    )
 
 
 def concluded(folder: Path, engine: Engine, **changes: Any) -> tuple[Conclusion, Recording, Trial]:
-    paths = {"/v1/completions": engine.completions, "/metrics": engine.metrics, "/tokenize": tokenize}
+    paths = {
+        "/v1/completions": engine.completions,
+        "/metrics": engine.metrics,
+        "/tokenize": tokenize,
+    }
     loads, output = changes.pop("throughput", ()), changes.pop("output", None)
     changes = {"measure": MeasureOptions(throughput=bool(loads)), **changes}
     scenario = replace(changes.pop("scenario", SCENARIO), throughput=loads, output=output)
@@ -103,7 +125,9 @@ def test_each_load_is_measured_in_rounds(tmp_path: Path) -> None:
     assert [entry["point"]["concurrency"] for entry in journal.of("throughput-point")] == [1, 3]
     for entry in journal.of("throughput-point"):
         requests = ROUNDS * entry["point"]["concurrency"]
-        assert entry["usage"] == entry["counted"] == {"prompt": 12 * requests, "output": 4 * requests}
+        assert (
+            entry["usage"] == entry["counted"] == {"prompt": 12 * requests, "output": 4 * requests}
+        )
     assert len(list(journal.of("throughput-round"))) == 2 * 5
     # The workload is what the trigger is about, and what the trial's requests are.
     assert conclusion.sent == 2
@@ -114,10 +138,17 @@ def test_each_load_is_measured_in_rounds(tmp_path: Path) -> None:
     assert len({body["prompt"][0] for body in engine.asked}) > len(engine.asked) / 2
     for body in engine.asked:
         assert len(body["prompt"]) == 12
-        assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["temperature"]) == (4, 4, True, 0)
+        assert (
+            body["max_tokens"],
+            body["min_tokens"],
+            body["ignore_eos"],
+            body["temperature"],
+        ) == (4, 4, True, 0)
 
 
-def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(tmp_path: Path) -> None:
+def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(
+    tmp_path: Path,
+) -> None:
     _, journal, _ = concluded(tmp_path, Engine(), throughput=LOADS)
     phases = list(journal.of("counters"))
     names = [one["phase"] for one in phases]
@@ -125,17 +156,30 @@ def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(tmp
     assert phases[0]["counted"]["generation_tokens"] == 0  # this server counts streams alone
     for one in phases[1:]:
         streams = one["point"]["concurrency"]
-        assert (one["counted"]["prompt_tokens"], one["counted"]["generation_tokens"]) == (12 * streams, 4 * streams)
+        assert (one["counted"]["prompt_tokens"], one["counted"]["generation_tokens"]) == (
+            12 * streams,
+            4 * streams,
+        )
         assert (one["counted"]["preemptions"], one["counted"]["kv_most"]) == (streams, 0.25)
         assert (one["counted"]["cache_hits"], one["counted"]["draft_tokens"]) == (None, None)
-    requests = [one for one in read(tmp_path / "requests.jsonl").of("request") if one["name"] == "throughput"]
+    requests = [
+        one
+        for one in read(tmp_path / "requests.jsonl").of("request")
+        if one["name"] == "throughput"
+    ]
     for phase in phases[1:]:
-        within = [one for one in requests if phase["began"] <= one["sent"] <= one["ended"] <= phase["ended"]]
+        within = [
+            one
+            for one in requests
+            if phase["began"] <= one["sent"] <= one["ended"] <= phase["ended"]
+        ]
         assert len(within) == phase["point"]["concurrency"]
 
 
 @pytest.mark.usefixtures("stub_gpus")
-def test_the_leased_cards_are_read_beside_a_load_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_leased_cards_are_read_beside_a_load_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vllm_repro.running.watch._GPU_POLL", 0.01)
     read_once = threading.Event()
 
@@ -162,11 +206,20 @@ def test_a_round_in_which_the_client_was_late_is_measured_again(
     _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
     point = next(journal.of("throughput-point"))
     assert point["rounds"] == rounds
-    assert point["counted"] == point["usage"] == {"prompt": 36 * (2 + rounds), "output": 12 * (2 + rounds)}
+    assert (
+        point["counted"]
+        == point["usage"]
+        == {
+            "prompt": 36 * (2 + rounds),
+            "output": 12 * (2 + rounds),
+        }
+    )
     assert len({tuple(body["prompt"]) for body in engine.asked}) == len(engine.asked)
 
 
-@pytest.mark.parametrize(("apart", "warm_ups"), [([0.3, 0.2, 0.04], 4), ([0.3] * 9, 5), ([0.04], 2)])
+@pytest.mark.parametrize(
+    ("apart", "warm_ups"), [([0.3, 0.2, 0.04], 4), ([0.3] * 9, 5), ([0.04], 2)]
+)
 def test_a_load_warms_up_until_it_is_steady(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: list[float], warm_ups: int
 ) -> None:
@@ -178,15 +231,28 @@ def test_a_load_warms_up_until_it_is_steady(
     engine = Engine()
     _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
     for point in journal.of("throughput-point"):
-        assert (point["warm_ups"], point["rounds"], point["unsteady"]) == (warm_ups, 5, apart[warm_ups - 2])
-        assert point["counted"] == point["usage"] == {"prompt": 36 * (warm_ups + 5), "output": 12 * (warm_ups + 5)}
+        assert (point["warm_ups"], point["rounds"], point["unsteady"]) == (
+            warm_ups,
+            5,
+            apart[warm_ups - 2],
+        )
+        assert (
+            point["counted"]
+            == point["usage"]
+            == {
+                "prompt": 36 * (warm_ups + 5),
+                "output": 12 * (warm_ups + 5),
+            }
+        )
     assert [one["round"] for one in list(journal.of("counters"))[1 : warm_ups + 6]] == [
         *range(1, warm_ups + 1),
         *range(1, 6),
     ]
 
 
-def test_answers_are_written_when_none_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_written_when_none_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To write one takes a fraction of a millisecond, in which the others are not read."""
     in_flight: list[int] = []
     write = WorkloadRunner.record_request
@@ -208,12 +274,20 @@ def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
         engine = Engine()
         arm = replace(SCENARIO.arms[0], name=name)
         load = replace(LOADS[0], concurrency=[1])
-        concluded(tmp_path / name, engine, scenario=replace(SCENARIO, arms=(arm,)), throughput=(load,), arm=arm)
+        concluded(
+            tmp_path / name,
+            engine,
+            scenario=replace(SCENARIO, arms=(arm,)),
+            throughput=(load,),
+            arm=arm,
+        )
         prompts.append(sorted(body["prompt"] for body in engine.asked))
     assert prompts[0] == prompts[1]
 
 
-def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(tmp_path: Path) -> None:
+def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(
+    tmp_path: Path,
+) -> None:
     cases: dict[str, dict[str, Any]] = {
         "unasked": {"measure": MeasureOptions()},
         "same-server": {"arm": SCENARIO.arms[1]},  # other requests, same command
@@ -254,7 +328,9 @@ def refuses(status: int) -> Wrong:
 
 
 def cuts(exchange: Exchange, _: int) -> bool:
-    exchange.answer(200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream")
+    exchange.answer(
+        200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream"
+    )
     return True
 
 
@@ -266,7 +342,8 @@ def shortens(exchange: Exchange, _: int) -> bool:
 @pytest.mark.parametrize(
     ("wrong", "outcome", "why", "last"),
     [
-        (refuses(400), Outcome.CLEAN, "a request failed: 400: no", "400"),  # too long for this server
+        # too long for this server
+        (refuses(400), Outcome.CLEAN, "a request failed: 400: no", "400"),
         (refuses(500), Outcome.WRONG_OUTPUT, "a request failed: 500: no", "500"),
         (cuts, Outcome.WRONG_OUTPUT, "an answer that is not whole", "200 (cut off)"),
         (shortens, Outcome.CLEAN, "12 -> 4 tokens: 12 -> 3", "200"),
@@ -284,7 +361,9 @@ def test_a_load_with_a_wrong_answer_gives_no_figure(
     assert [answer_word(entry) for entry in journal.of("answer")][-1] == last
 
 
-def test_a_server_that_counts_otherwise_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_counts_otherwise_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vllm_repro.running.measure._COUNTED_WITHIN", 0.1)
     _, journal, _ = concluded(tmp_path, Engine(counts_double=True), throughput=LOADS)
     first = next(journal.of("throughput-point"))
@@ -304,7 +383,9 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
 ) -> None:
     engine = Engine(token=token)
     launch = replace(LAUNCH, command=LAUNCH.command.with_flags(weights)) if weights else LAUNCH
-    conclusion, journal, _ = concluded(tmp_path, engine, output=Checks(longest_run=32, needle=200), launch=launch)
+    conclusion, journal, _ = concluded(
+        tmp_path, engine, output=Checks(longest_run=32, needle=200), launch=launch
+    )
     assert conclusion.weights is (ServedWeights.DUMMY if weights else ServedWeights.REAL)
     shown = [entry["said"] for entry in journal.of("output")]
     assert shown[0]["first"] == [token(number) for number in range(64)]
@@ -318,7 +399,9 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
     assert conclusion.outcome is outcome
 
 
-@pytest.mark.parametrize(("texts", "outcome"), [("aa", Outcome.CLEAN), ("ab", Outcome.WRONG_OUTPUT)])
+@pytest.mark.parametrize(
+    ("texts", "outcome"), [("aa", Outcome.CLEAN), ("ab", Outcome.WRONG_OUTPUT)]
+)
 def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
     tmp_path: Path, texts: str, outcome: Outcome
 ) -> None:
@@ -327,15 +410,22 @@ def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
     def completions(exchange: Exchange) -> None:
         text = "canary" if exchange.body["max_tokens"] == 1 else next(answers)
         choice = {"index": 0, "text": text, "finish_reason": "length"}
-        exchange.answer(200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 2}})
+        exchange.answer(
+            200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 2}}
+        )
 
     steps = [completion(prompt=[7, 8], max_tokens=2, name=name) for name in ("first", "again")]
-    scenario = replace(SCENARIO, output=Checks(alike=[("first", "again")]), trigger=answered("again", 200))
+    scenario = replace(
+        SCENARIO, output=Checks(alike=[("first", "again")]), trigger=answered("again", 200)
+    )
     arm = replace(SCENARIO.arms[0], workload=tuple(steps))
     conclusion, _ = tried(tmp_path, {"/v1/completions": completions}, scenario=scenario, arm=arm)
     assert conclusion.outcome is outcome
     said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
-    assert [(one["name"], one["first"]) for one in said] == [("first", [texts[0]]), ("again", [texts[1]])]
+    assert [(one["name"], one["first"]) for one in said] == [
+        ("first", [texts[0]]),
+        ("again", [texts[1]]),
+    ]
     if outcome is Outcome.WRONG_OUTPUT:
         assert conclusion.why == "the equal requests 'first' and 'again' were answered differently"
 

@@ -35,7 +35,9 @@ def run(harness: Harness, path: str, version: str, arms: str, *words: str, fault
     return harness("run", path, "--server", "rehearsal", "--vllm", version, *named, *words, env=env)
 
 
-def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tmp_path: Path) -> None:
+def test_arms_that_live_are_measured_and_nothing_is_claimed(
+    harness: Harness, tmp_path: Path
+) -> None:
     arms = "reported eager bigger-chunk near-miss-128"
     done = run(harness, scenario(tmp_path, LOADS), "0.23.0", arms, "--throughput")
     assert done.status == 0, done.out + done.err
@@ -44,11 +46,13 @@ def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tm
     assert "REHEARSAL" in report["throughput_withheld"]
     assert done.folder is not None
     journal = read(done.folder / "journal.jsonl")
-    # The one that died has no figure; the near miss has the server of the one that died, and would only die of the longer load.
+    # The one that died has no figure; the near miss has the server of the one that died, and would
+    # only die of the longer load.
     points = list(journal.of("throughput-point"))
     assert {entry["arm"] for entry in points} == {"eager", "bigger-chunk"}
     assert all(entry["usage"] == entry["counted"] for entry in points)
-    # Each load has a figure with the mark, or the reason why not: a busy machine is late by a hundredth of 15 ms.
+    # Each load has a figure with the mark, or the reason why not: a busy machine is late by a
+    # hundredth of 15 ms.
     lines = [line for line in done.out.splitlines() if "at once" in line]
     shown = [line for line in lines if ", trial " not in line]
     assert len(shown) + sum("at once is left out: " in line for line in lines) == 6
@@ -56,8 +60,12 @@ def test_arms_that_live_are_measured_and_nothing_is_claimed(harness: Harness, tm
     assert "--throughput" in report["reproduce"]
 
 
-def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(harness: Harness, tmp_path: Path) -> None:
-    done = run(harness, scenario(tmp_path, LOADS), "0.24.0", "reported", "--throughput", fault="other:20")
+def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(
+    harness: Harness, tmp_path: Path
+) -> None:
+    done = run(
+        harness, scenario(tmp_path, LOADS), "0.24.0", "reported", "--throughput", fault="other:20"
+    )
     trial = done.report["arms"][0]["trials"][0]
     assert trial["outcome"] == "other-crash"
     assert trial["during"].startswith("throughput (32 -> 8 tokens, 2 at once)")
@@ -65,10 +73,14 @@ def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(harness: Harne
     assert "reported (REHEARSAL)" not in done.out
     assert "was not measured: the engine died or hung" in done.out
     assert done.folder is not None
-    assert "after the workload, in throughput" in (done.folder / "report.md").read_text(encoding="utf-8")
+    assert "after the workload, in throughput" in (done.folder / "report.md").read_text(
+        encoding="utf-8"
+    )
 
 
-def test_an_arm_that_says_something_else_than_the_baseline(harness: Harness, tmp_path: Path) -> None:
+def test_an_arm_that_says_something_else_than_the_baseline(
+    harness: Harness, tmp_path: Path
+) -> None:
     """Spoil the fourth request of each arm: it is an output check only in the reported arm."""
     path = scenario(tmp_path, '    output=checks(same=16, baseline="bigger-chunk"),\n')
     done = run(harness, path, "0.24.0", "reported bigger-chunk", fault="garbage:4")
@@ -83,7 +95,10 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
     done = harness("run", "tq-chunked-prefill", "--server", "rehearsal", "--trials", "auto", *arms)
     assert done.status == 0, done.out + done.err
     assert "--trials auto" in done.report["reproduce"]
-    assert {arm["name"]: len(arm["trials"]) for arm in done.report["arms"]} == {"reported": 4, "eager": 1}
+    assert {arm["name"]: len(arm["trials"]) for arm in done.report["arms"]} == {
+        "reported": 4,
+        "eager": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -31,24 +31,38 @@ DIED_HERE = "AssertionError in _ensure_workspace_size"
 
 def test_patches_are_compared_with_the_release_as_it_is(harness: Harness, diffs: Diffs) -> None:
     done = harness("run", *TQ, "--vllm", "0.23.0", *diffs("fix", "hide", "misfit"))
-    assert (done.status, done.report["verdict"]) == (1, "reproduces"), "a patch with which it dies is a surprise"
+    assert (done.status, done.report["verdict"]) == (
+        1,
+        "reproduces",
+    ), "a patch with which it dies is a surprise"
     assert done.folder is not None
     assert_golden(
         "patches.md",
-        render(build(done.folder), "md").partition("## Patches compared\n\n")[2].partition("\n\n")[0] + "\n",
+        render(build(done.folder), "md")
+        .partition("## Patches compared\n\n")[2]
+        .partition("\n\n")[0]
+        + "\n",
     )
     shown = done.out.partition("\npatch ")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in shown[1:4]] == ["reported", "fix", "hide"]
     assert "still failing" in shown[3]
-    assert '<caption class="unseen">Patches compared</caption>' in render(build(done.folder), "html")
+    assert '<caption class="unseen">Patches compared</caption>' in render(
+        build(done.folder), "html"
+    )
     fix, hide, misfit = (arm for arm in done.report["arms"] if arm["patched"])
-    assert [arm["trials"][0]["outcome"] for arm in (fix, hide, misfit)] == ["clean", "crash", "unsupported"]
+    assert [arm["trials"][0]["outcome"] for arm in (fix, hide, misfit)] == [
+        "clean",
+        "crash",
+        "unsupported",
+    ]
     assert [(one["arm"], one["failed"], one["boots"], one["requests"]) for one in done.report["compared_patches"]] == [
         ("reported", 1, 1, ["long chat"]), ("fix", 0, 1, []), ("hide", 1, 1, ["long chat"]), ("misfit", 0, 0, []),
     ]  # fmt: skip
     assert done.report["reproduce"].count("--patch") == 3
     assert [
-        *harness("run", *TQ, "--vllm", "0.23.0", "--arm", "reported", *diffs("fix")).report["compared_patches"]
+        *harness("run", *TQ, "--vllm", "0.23.0", "--arm", "reported", *diffs("fix")).report[
+            "compared_patches"
+        ]
     ] == []
 
 
@@ -72,7 +86,10 @@ def test_every_patch_is_to_live_and_the_release_to_die(harness: Harness, diffs: 
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(("fix", "fix"), "two arms would have the name fix"), (("eager", "fix"), "two arms would have the name eager")],
+    [
+        (("fix", "fix"), "two arms would have the name fix"),
+        (("eager", "fix"), "two arms would have the name eager"),
+    ],
 )
 def test_two_arms_of_one_name_are_refused(
     diffs: Diffs, capsys: pytest.CaptureFixture[str], names: tuple[str, ...], message: str
@@ -88,11 +105,15 @@ def test_show_takes_one_patch(diffs: Diffs, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_patched_arm_has_a_server_of_its_own_to_measure() -> None:
     scenario = find("tq-chunked-prefill")
-    assert scenario.has_own_server(Arm("fix", Expected.LIVES, patches=(Patch("vllm/a.py", "a", "b"),)))
+    assert scenario.has_own_server(
+        Arm("fix", Expected.LIVES, patches=(Patch("vllm/a.py", "a", "b"),))
+    )
     assert not scenario.has_own_server(Arm("none", Expected.LIVES))
 
 
-def arm(name: str, outcome: Outcome, *, like: ArmReport, boots: int = 1, imported: bool = True) -> ArmReport:
+def arm(
+    name: str, outcome: Outcome, *, like: ArmReport, boots: int = 1, imported: bool = True
+) -> ArmReport:
     trial = replace(like.trials[0], outcome=outcome, why="it is so")
     file = PatchedFile(file="vllm/a.py", sha256="0", imported=imported)
     return replace(
@@ -120,11 +141,15 @@ def arm(name: str, outcome: Outcome, *, like: ArmReport, boots: int = 1, importe
         (Outcome.UNTRIGGERED, 1, True, "undecided: untriggered: it is so"),
     ],
 )
-def test_what_a_patch_did_in_a_word(outcome: Outcome, boots: int, imported: bool, reading: str) -> None:
+def test_what_a_patch_did_in_a_word(
+    outcome: Outcome, boots: int, imported: bool, reading: str
+) -> None:
     released, lived = report(DIED).arms[0], report(LIVED).arms[0]
     death = released.trials[0].death
     assert death is not None
-    other = replace(death, exception="RuntimeError", frames=("vllm/v1/worker/workspace.py:get_simultaneous",))
+    other = replace(
+        death, exception="RuntimeError", frames=("vllm/v1/worker/workspace.py:get_simultaneous",)
+    )
     like = {
         Outcome.CRASH: released,
         Outcome.OTHER_CRASH: replace(lived, trials=(replace(lived.trials[0], death=other),)),
@@ -138,7 +163,11 @@ def test_what_a_patch_did_in_a_word(outcome: Outcome, boots: int, imported: bool
 @pytest.mark.parametrize(
     ("outcome", "first_reading", "reading"),
     [
-        (Outcome.INFRA, "undecided: infra: it is so", "not compared: the release as it is was not tested"),
+        (
+            Outcome.INFRA,
+            "undecided: infra: it is so",
+            "not compared: the release as it is was not tested",
+        ),
         (
             Outcome.WRONG_OUTPUT,
             "fails: wrong output",
@@ -147,7 +176,9 @@ def test_what_a_patch_did_in_a_word(outcome: Outcome, boots: int, imported: bool
         (Outcome.CLEAN, "does not fail, so there is nothing to compare", "does not fail either"),
     ],
 )
-def test_a_release_that_did_not_show_the_bug(outcome: Outcome, first_reading: str, reading: str) -> None:
+def test_a_release_that_did_not_show_the_bug(
+    outcome: Outcome, first_reading: str, reading: str
+) -> None:
     lived = report(LIVED).arms[0]
     released = replace(arm("reported", outcome, like=lived), patches=())
     made = (released, arm("x", Outcome.CLEAN, like=lived, boots=200))
@@ -159,7 +190,7 @@ def test_a_patch_that_ran_in_part_says_so() -> None:
     made = arm("x", Outcome.CLEAN, like=lived, boots=59)
     other = PatchedFile(file="vllm/b.py", sha256="0", imported=False)
     made = replace(made, server=replace(made.server, patched=(*made.server.patched, other)))
-    (_, row) = compared_patches((released, made))
+    _, row = compared_patches((released, made))
     assert row.reading == "fixed; part of the patch did not run"
 
 

@@ -35,19 +35,29 @@ HEADER = {
 
 def recording(*entries: tuple[str, dict[str, Any]], cut: bool = True) -> Recording:
     whole = (("run-started", HEADER), *entries)
-    return Recording(tuple(Entry(float(t), event, fields) for t, (event, fields) in enumerate(whole)), cut=cut)
+    return Recording(
+        tuple(Entry(float(t), event, fields) for t, (event, fields) in enumerate(whole)), cut=cut
+    )
 
 
 def boot(arm: str, number: int, outcome: str | None = "crash") -> list[tuple[str, dict[str, Any]]]:
     started = ("trial-started", {"arm": arm, "trial": number})
-    ended = {"arm": arm, "trial": number, "outcome": outcome, "during": "", "trigger": {"crossed": True}}
+    ended = {
+        "arm": arm,
+        "trial": number,
+        "outcome": outcome,
+        "during": "",
+        "trigger": {"crossed": True},
+    }
     return [started] if outcome is None else [started, ("trial-ended", ended)]
 
 
 def remaining(boots: Boots, trials: int) -> list[str]:
     """Return the arms in the order of their boots, each of which crashes."""
     found = []
-    for arm in boots.in_turn(ARMS, lambda: [one.name for one in ARMS if len(boots.outcomes[one.name]) < trials]):
+    for arm in boots.in_turn(
+        ARMS, lambda: [one.name for one in ARMS if len(boots.outcomes[one.name]) < trials]
+    ):
         boots.outcomes[arm.name].append(Outcome.CRASH)
         found.append(arm.name)
     return found
@@ -57,7 +67,9 @@ def remaining(boots: Boots, trials: int) -> list[str]:
 def test_what_was_done_and_what_is_left_are_the_whole_plan(trials: int, done: int) -> None:
     whole = remaining(Boots(), trials)
     assert "".join(whole) == ("abba" * trials)[: 2 * trials], "neither arm is always the first"
-    entries = [entry for place, arm in enumerate(whole[:done]) for entry in boot(arm, 1 + place // 2)]
+    entries = [
+        entry for place, arm in enumerate(whole[:done]) for entry in boot(arm, 1 + place // 2)
+    ]
     assert remaining(unfinished_run(recording(*entries), Path("run")).boots, trials) == whole[done:]
 
 
@@ -72,14 +84,20 @@ def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
 
 def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_cut_either() -> None:
     assert dict(
-        unfinished_run(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")).boots.strange
+        unfinished_run(
+            recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")
+        ).boots.strange
     ) == {"c": 1}
 
 
 def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:
     with pytest.raises(UsageError, match="is finished"):
-        unfinished_run(recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run"))
-    unfinished_run(recording(*boot("a", 1), ("run-ended", {"interrupted": "SIGINT"}), cut=False), Path("run"))
+        unfinished_run(
+            recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run")
+        )
+    unfinished_run(
+        recording(*boot("a", 1), ("run-ended", {"interrupted": "SIGINT"}), cut=False), Path("run")
+    )
 
 
 @pytest.mark.parametrize("name", ["scenario", "machine"])
@@ -112,13 +130,28 @@ def test_a_journal_has_one_writer_and_goes_on_after_a_torn_line(tmp_path: Path) 
             Journal(path)
         journal.write("run-ended", interrupted=None)
     found = read(path)
-    assert ([entry.event for entry in found.entries], found.damaged) == (["run-started", "run-ended"], 1)
+    assert ([entry.event for entry in found.entries], found.damaged) == (
+        ["run-started", "run-ended"],
+        1,
+    )
 
 
-WORDS = ("tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported", "--arm", "eager", "--trials", "2")
+WORDS = (
+    "tq-chunked-prefill",
+    "--server",
+    "rehearsal",
+    "--arm",
+    "reported",
+    "--arm",
+    "eager",
+    "--trials",
+    "2",
+)
 
 
-def test_the_log_of_a_boot_that_the_journal_lost_is_not_that_of_the_next_one(harness: Harness) -> None:
+def test_the_log_of_a_boot_that_the_journal_lost_is_not_that_of_the_next_one(
+    harness: Harness,
+) -> None:
     done = harness("run", *WORDS[:-1], "1")
     assert done.folder is not None
     journal, logs = done.folder / "journal.jsonl", done.folder / "logs"
@@ -146,9 +179,19 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     done = harness("run", *named, "--resume", str(folder))
     assert (done.status, done.folder) == (0, folder), done.out + done.err
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert (report["verdict"], report["interrupted"], report["journal_cut"]) == ("reproduces", None, False)
-    assert [(arm["name"], arm["k"], arm["n"]) for arm in report["arms"]] == [("reported", 2, 2), ("eager", 0, 2)]
+    assert (report["verdict"], report["interrupted"], report["journal_cut"]) == (
+        "reproduces",
+        None,
+        False,
+    )
+    assert [(arm["name"], arm["k"], arm["n"]) for arm in report["arms"]] == [
+        ("reported", 2, 2),
+        ("eager", 0, 2),
+    ]
     numbers = {arm["name"]: [trial["trial"] for trial in arm["trials"]] for arm in report["arms"]}
-    assert numbers == {"reported": [1, 2], "eager": [1, 2, 3] if number is signal.SIGINT else [2, 3]}
+    assert numbers == {
+        "reported": [1, 2],
+        "eager": [1, 2, 3] if number is signal.SIGINT else [2, 3],
+    }
     assert len(list((folder / "logs").glob("eager-*.log"))) == 3
     assert harness("run", "tq-chunked-prefill", "--resume", str(folder)).status == 64

@@ -71,7 +71,9 @@ def test_the_bug_reproduces(harness: Harness) -> None:
         assert "REHEARSAL" in (done.folder / name).read_text(encoding="utf-8")
 
 
-def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harness: Harness) -> None:
+def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(
+    harness: Harness,
+) -> None:
     done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported")
     assert (done.status, done.report["verdict"]) == (0, "quiet")
     assert done.report["arms"][0]["trials"][0]["trigger"]["crossed"] is True
@@ -84,12 +86,24 @@ def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(harne
 
 
 def recorded(
-    out: Path, run: str, arm: str, version: str, k: int, *, evidence: str = "lab", patched: bool = False
+    out: Path,
+    run: str,
+    arm: str,
+    version: str,
+    k: int,
+    *,
+    evidence: str = "lab",
+    patched: bool = False,
 ) -> None:
     (out / "tq-chunked-prefill" / run).mkdir(parents=True)
-    server = {"vllm_version": version, "patched": [{"file": "vllm/a.py", "sha256": "0"}] if patched else []}
+    server = {
+        "vllm_version": version,
+        "patched": [{"file": "vllm/a.py", "sha256": "0"}] if patched else [],
+    }
     report = {"evidence": evidence, "arms": [{"name": arm, "k": k, "n": k, "server": server}]}
-    (out / "tq-chunked-prefill" / run / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    (out / "tq-chunked-prefill" / run / "report.json").write_text(
+        json.dumps(report), encoding="utf-8"
+    )
 
 
 @pytest.mark.usefixtures("short_waits")
@@ -97,13 +111,26 @@ def test_a_fix_is_reported_after_enough_boots(tmp_path: Path) -> None:
     """Compare with deaths of the same arm only."""
     reports = tmp_path / "reports"
     recorded(reports, "a", "reported", "0.23.0", 5, evidence="rehearsal")
-    words = ("--vllm", "0.24.0", "--trials", "4", "--arm", "reported", "--arm", "near-miss-129", "--out", str(reports))
+    words = (
+        "--vllm",
+        "0.24.0",
+        "--trials",
+        "4",
+        "--arm",
+        "reported",
+        "--arm",
+        "near-miss-129",
+        "--out",
+        str(reports),
+    )
     assert main([*TQ, *words]) == 0
     (path,) = reports.glob("*/2*/report.json")
     report = json.loads(path.read_text(encoding="utf-8"))
     assert (report["verdict"], report["arms"][0]["n"]) == ("fixed", 4)
     assert "died in 5 of 5 boots" in report["because"]
-    record = strongest_record(reports, find("tq-chunked-prefill"), "rehearsal", [Arm("near-miss-129", Expected.DIES)])
+    record = strongest_record(
+        reports, find("tq-chunked-prefill"), "rehearsal", [Arm("near-miss-129", Expected.DIES)]
+    )
     assert record is None
 
 
@@ -129,9 +156,12 @@ def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path
 
 def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harness) -> None:
     done = harness(
-        *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"), *("--arm", "patched", "--arm", "reported")
+        *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"),
+        *("--arm", "patched", "--arm", "reported"),
     )
-    outcomes = {arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in done.report["arms"]}
+    outcomes = {
+        arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in done.report["arms"]
+    }
     assert outcomes == {"reported": ["crash"], "patched": ["unsupported"]}
 
 
@@ -148,7 +178,12 @@ def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harne
     ],
 )  # fmt: skip
 def test_the_reported_bugs_live_and_die_with_the_releases(
-    harness: Harness, scenario: str, arms: list[str], version: str, outcomes: list[str], verdict: str
+    harness: Harness,
+    scenario: str,
+    arms: list[str],
+    version: str,
+    outcomes: list[str],
+    verdict: str,
 ) -> None:
     named = [word for arm in arms for word in ("--arm", arm)]
     done = harness("run", scenario, "--server", "rehearsal", "--vllm", version, *named)
@@ -171,7 +206,10 @@ def test_both_ranks_of_two_are_named(harness: Harness) -> None:
     }
     assert trial["death"]["ranks"] == [0, 1]
     assert done.folder is not None
-    assert {path.name for path in (done.folder / "logs").iterdir()} == {"reported-1.log", "reported-1.rank1.log"}
+    assert {path.name for path in (done.folder / "logs").iterdir()} == {
+        "reported-1.log",
+        "reported-1.rank1.log",
+    }
 
 
 @pytest.mark.parametrize(
@@ -197,8 +235,12 @@ def test_every_fault_has_its_outcome(
     # Limits are short only where a stall is ordered: elsewhere a crowded machine would make one.
     short = ("--answer-stall", "2") if fault == "hang:2" else ()
     if fault == "stuck-boot":
-        monkeypatch.setattr("vllm_repro.cli.options.TimeLimits", partial(TimeLimits, boot_stall=2.0))
-    done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault})
+        monkeypatch.setattr(
+            "vllm_repro.cli.options.TimeLimits", partial(TimeLimits, boot_stall=2.0)
+        )
+    done = harness(
+        *TQ, "--vllm", "0.24.0", "--arm", "reported", *short, env={"VLLM_REHEARSAL_FAULT": fault}
+    )
     trial = done.report["arms"][0]["trials"][0]
     assert trial["outcome"] == outcome, trial
     assert trial["why"]
@@ -223,7 +265,9 @@ def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Pat
     first = (done.folder / "report.json").read_text(encoding="utf-8")
     (done.folder / "report.json").unlink()
     assert harness("report", str(done.folder)).status == 0
-    assert json.loads((done.folder / "report.json").read_text(encoding="utf-8")) == json.loads(first)
+    assert json.loads((done.folder / "report.json").read_text(encoding="utf-8")) == json.loads(
+        first
+    )
     journal = (done.folder / "journal.jsonl").read_bytes()
     cut = tmp_path / "cut"
     cut.mkdir()
@@ -235,7 +279,10 @@ def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Pat
 
 
 def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], harness: Harness
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    harness: Harness,
 ) -> None:
     def refuse(path: Path, _: object, *, hint: str) -> None:
         raise InfraError(f"cannot write {path}: No space left on device", hint=hint)
@@ -254,7 +301,9 @@ def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
 _DEATH = '"event": "sign"'
 
 
-def _interrupt(tmp_path: Path, state: Path, number: signal.Signals, wait_for: str) -> tuple[int, Path]:
+def _interrupt(
+    tmp_path: Path, state: Path, number: signal.Signals, wait_for: str
+) -> tuple[int, Path]:
     """Start a long run, signal it when its journal contains `wait_for`, and return status and folder."""
     out = tmp_path / "reports"
     fault = {"request-sent": "hang", _DEATH: ""}.get(wait_for, "slow-boot:60")
@@ -291,7 +340,9 @@ def test_an_interrupted_run_leaves_nothing_and_a_report(
     assert list((own_state / "vllm-repro" / "leases").glob("*")) == []
 
 
-def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(tmp_path: Path, own_state: Path) -> None:
+def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(
+    tmp_path: Path, own_state: Path
+) -> None:
     """The trial counts as interrupted, and every rendering shows the death."""
     status, folder = _interrupt(tmp_path, own_state, signal.SIGTERM, _DEATH)
     assert status == 130
@@ -366,7 +417,9 @@ def test_a_run_whose_output_nobody_reads_has_the_same_status(
 
 
 def test_any_body_field_can_be_what_a_trigger_waits_for(harness: Harness, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "data" / "declared" / "two_ranks.py").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "data" / "declared" / "two_ranks.py").read_text(
+        encoding="utf-8"
+    )
     scenario = tmp_path / "two_ranks.py"
     scenario.write_text(text.replace("max_tokens=3500", "max_tokens=35"), encoding="utf-8")
     trial = harness("run", str(scenario), "--server", "rehearsal").report["arms"][0]["trials"][0]
@@ -378,7 +431,10 @@ def test_other_endpoints_are_asked_and_shown(harness: Harness) -> None:
     reported, other = harness("run", str(scenario), "--server", "rehearsal").report["arms"]
     (crossed,), (missed,) = reported["trials"], other["trials"]
     assert (crossed["outcome"], crossed["requests"]) == ("clean", {"sent": 3, "ok": 2, "failed": 1})
-    assert 'ids carried input=[7, 8, 9], encoding_format="base64": answered 200' in crossed["trigger"]["evidence"]
+    assert (
+        'ids carried input=[7, 8, 9], encoding_format="base64": answered 200'
+        in crossed["trigger"]["evidence"]
+    )
     assert (missed["outcome"], missed["trigger"]["crossed"]) == ("untriggered", False)
     assert reported["requests"][:2] == [
         'ids: POST /v1/embeddings {"input": [7, 8, 9], "encoding_format": "base64"}',
@@ -400,7 +456,9 @@ def test_a_signal_after_the_last_boot_does_not_lose_the_report(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_report_is_written_waits_for_its_end(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_while_a_report_is_written_waits_for_its_end(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     """Two Ctrl-C in a row are common, and the second one must not cost the report."""
 
     def written() -> None:

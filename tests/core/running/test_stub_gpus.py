@@ -1,4 +1,7 @@
-"""Runs on four stub cards: stubs of nvidia-smi and of a vllm with GPUs (fixtures/gpu_stubs). They say nothing about a GPU."""
+"""Runs on four stub cards: stubs of nvidia-smi and of a vllm with GPUs (fixtures/gpu_stubs).
+
+They say nothing about a GPU.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ from tests.scenario_texts import text_of
 
 
 @pytest.fixture
-def suite(tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def suite(
+    tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
     """Return a function that writes a scenario; the stub vllm is on PATH."""
     assert stub_gpus.servers.is_dir()
     monkeypatch.setenv("PATH", str(GPU_STUBS), prepend=":")
@@ -41,16 +46,30 @@ def suite(tmp_path: Path, stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch) 
 def scenarios_with(workers: int, tmp_path: Path) -> subprocess.Popen[str]:
     """Start `pytest scenarios -n WORKERS` on the stub vllm."""
     (tmp_path / "conftest.py").write_text(WITHOUT_SDK, encoding="utf-8")
-    words = ["scenarios", "-k", "near-miss", "--scenario-server", "process", "--scenario-weights", "real"]
+    words = [
+        "scenarios",
+        "-k",
+        "near-miss",
+        "--scenario-server",
+        "process",
+        "--scenario-weights",
+        "real",
+    ]
     words += ["-n", str(workers), "-p", "no:cacheprovider", "-rA"]
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-m", "pytest", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
     )
 
 
 def servers(stub_gpus: StubGpus) -> list[dict[str, Any]]:
     """Return what each server wrote about itself."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in stub_gpus.servers.glob("*.json")]
+    return [
+        json.loads(path.read_text(encoding="utf-8")) for path in stub_gpus.servers.glob("*.json")
+    ]
 
 
 def shared(served: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
@@ -89,20 +108,42 @@ def test_workers_share_no_card_and_a_killed_one_gives_its_card_back_and_its_tria
 
 
 def test_a_card_that_is_not_free_between_boots_is_trouble_of_the_host(
-    suite: Callable[..., None], stub_gpus: StubGpus, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite: Callable[..., None],
+    stub_gpus: StubGpus,
+    harness: Harness,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 4.0)
     suite("leaks", seconds=0)
     stub_gpus.say(cards=[{"memory.used": [4, 4, 50000, 4, 60000]}])
     path = str(tmp_path / "scenarios" / "leaks.py")
-    done = harness("run", path, "--server", "process", "--weights", "real", "--arm", "near-miss", "--trials", "3")
+    done = harness(
+        "run",
+        path,
+        "--server",
+        "process",
+        "--weights",
+        "real",
+        "--arm",
+        "near-miss",
+        "--trials",
+        "3",
+    )
     assert done.status == 2, done.out + done.err
     trials = done.report["arms"][0]["trials"]
-    assert [trial["outcome"] for trial in trials] == ["untriggered", "untriggered", "infra", "infra"]
+    assert [trial["outcome"] for trial in trials] == [
+        "untriggered",
+        "untriggered",
+        "infra",
+        "infra",
+    ]
     assert "GPU 0 (stub of an H200) is busy: 60,000 MiB of it are in use" in trials[-1]["why"]
     assert "vllm-repro clean" in trials[-1]["why"]
     assert done.folder is not None
     journal = (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-    waited = [event["waited_s"] for line in journal if (event := json.loads(line))["event"] == "gpus-free"]
+    waited = [
+        event["waited_s"] for line in journal if (event := json.loads(line))["event"] == "gpus-free"
+    ]
     assert len(waited) == 2
     assert [server["cards"] for server in servers(stub_gpus)] == [["0"], ["0"]]

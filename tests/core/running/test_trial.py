@@ -40,10 +40,11 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 
 SCENARIO = find("min-tokens-stop-ids")
 FATAL = (
-    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
-    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call last):\n"
-    '(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n'
-    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] ValueError: something else"
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal"
+    " error.\n(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] Traceback (most recent call"
+    " last):\n(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138]   File"
+    ' "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop\n(EngineCore pid=9) ERROR 11-20'
+    " 08:24:30 [core.py:1138] ValueError: something else"
 )
 
 
@@ -68,7 +69,9 @@ def trial_on(fake: FakeVllm, folder: Path) -> Trial:
     )
 
 
-def tried(folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any) -> tuple[Conclusion, Trial]:
+def tried(
+    folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any
+) -> tuple[Conclusion, Trial]:
     """Run a trial, with `changes` of its fields, on a fake server with these `paths`."""
     with FakeVllm(folder / "log", paths) as fake:
         trial = replace(trial_on(fake, folder), **changes)
@@ -76,12 +79,15 @@ def tried(folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **chang
             return asyncio.run(run_trial(trial)), trial
 
 
-def concluded(folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any) -> Conclusion:
+def concluded(
+    folder: Path, paths: Mapping[str, Callable[[Exchange], None]], **changes: Any
+) -> Conclusion:
     return tried(folder, paths, **changes)[0]
 
 
 @pytest.fixture
-def sdk(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001  # whose limit it replaces
+# whose limit it replaces
+def sdk(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001
     """Ask a dead engine as a program with the SDK does, with short pauses between the attempts."""
     monkeypatch.setattr(trial_module, "_SDK_TOTAL", 60.0)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
@@ -114,12 +120,16 @@ def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(
     assert conclusion.death is not None
 
 
-def test_a_death_on_a_full_disk_is_trouble_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_on_a_full_disk_is_trouble_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def completions(exchange: Exchange) -> None:
         exchange.fake.write(FATAL)
         exchange.reset()
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
+    monkeypatch.setattr(
+        tempfile, "TemporaryFile", lambda **_: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")
+    )
     conclusion = concluded(tmp_path, {"/v1/completions": completions})
     assert conclusion.outcome is Outcome.INFRA
     assert "No space left on device" in conclusion.why
@@ -149,7 +159,8 @@ def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
     sent: list[bool] = []
 
     def completions(exchange: Exchange) -> None:
-        # The first request that crosses is answered; an ordinary one before it is cut off, and the server goes on.
+        # The first request that crosses is answered; an ordinary one before it is cut off, and the
+        # server goes on.
         if not sent:
             sent.append(True)
             exchange.reset()
@@ -191,7 +202,9 @@ def without_the_field(exchange: Exchange) -> None:
     exchange.answer(200, json.dumps(OPENAPI).replace("stop_token_ids", "stop_tokens"))
 
 
-@pytest.mark.parametrize("openapi", [without_the_field, lambda exchange: exchange.answer(404), Exchange.reset])
+@pytest.mark.parametrize(
+    "openapi", [without_the_field, lambda exchange: exchange.answer(404), Exchange.reset]
+)
 def test_a_field_that_the_release_is_not_known_to_read_proves_nothing(
     tmp_path: Path, openapi: Callable[[Exchange], None]
 ) -> None:
@@ -214,11 +227,16 @@ def test_a_cached_release_is_asked_once_for_its_fields_and_again_when_it_is_patc
     launch = replace(LAUNCH, release=release)
     patch = patched("vllm/x.py", was="a", now="b", why="any")
     for arm, times in ((ARM, 1), (ARM, 1), (replace(ARM, patches=(patch,)), 2)):
-        assert concluded(tmp_path, {"/openapi.json": openapi}, arm=arm, launch=launch).outcome is Outcome.CLEAN
+        assert (
+            concluded(tmp_path, {"/openapi.json": openapi}, arm=arm, launch=launch).outcome
+            is Outcome.CLEAN
+        )
         assert len(asked) == times
 
 
-def test_a_release_whose_files_changed_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_whose_files_changed_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def changed(*_: object) -> None:
         raise InfraError("files of vLLM 0.28.0 were changed", hint="Repeat the command.")
 
@@ -235,14 +253,22 @@ def test_a_release_whose_files_changed_proves_nothing(tmp_path: Path, monkeypatc
 def test_a_request_may_be_declared_to_fail(tmp_path: Path, may_fail: tuple[int, ...]) -> None:
     def completions(exchange: Exchange) -> None:
         odd = is_the_odd_one(exchange)
-        exchange.answer(500, {"error": {"message": "no"}}) if odd else exchange.answer(200, COMPLETION)
+        (
+            exchange.answer(500, {"error": {"message": "no"}})
+            if odd
+            else exchange.answer(200, COMPLETION)
+        )
 
     request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=may_fail)
-    conclusion = concluded(tmp_path, {"/v1/completions": completions}, arm=replace(ARM, workload=(request,)))
+    conclusion = concluded(
+        tmp_path, {"/v1/completions": completions}, arm=replace(ARM, workload=(request,))
+    )
     assert conclusion.outcome is (Outcome.CLEAN if may_fail else Outcome.WRONG_OUTPUT)
 
 
-@pytest.mark.parametrize(("path", "outcome"), [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA)])
+@pytest.mark.parametrize(
+    ("path", "outcome"), [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA)]
+)
 def test_an_answer_that_never_stops_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, outcome: Outcome
 ) -> None:
@@ -252,7 +278,9 @@ def test_an_answer_that_never_stops_ends_no_run(
     assert outcome is Outcome.CLEAN or "larger than 4 MiB" in conclusion.why
 
 
-@pytest.mark.parametrize("body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"])
+@pytest.mark.parametrize(
+    "body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"]
+)
 def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str) -> None:
     def completions(exchange: Exchange) -> None:
         exchange.answer(200, body if is_the_odd_one(exchange) else COMPLETION)
@@ -307,7 +335,9 @@ def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
         running = asyncio.create_task(run_trial(trial))
         while not begun.is_set():
             await asyncio.sleep(0.02)
-        assert '"canary"' in trial.journal.path.read_text(encoding="utf-8"), "the last answer was there"
+        assert '"canary"' in trial.journal.path.read_text(encoding="utf-8"), (
+            "the last answer was there"
+        )
         running.cancel()
         cancelled.set()
         with pytest.raises(asyncio.CancelledError):
@@ -325,7 +355,9 @@ def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
 
 
 @pytest.mark.parametrize("given", ["nothing", "a reset"])
-def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path: Path, given: str) -> None:
+def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(
+    tmp_path: Path, given: str
+) -> None:
     def completions(exchange: Exchange) -> None:
         if not is_the_odd_one(exchange):
             exchange.answer(200, COMPLETION)
@@ -339,7 +371,9 @@ def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(tmp_path:
     assert "the engine died with it in flight" in conclusion.trigger.evidence[0]
 
 
-def test_the_server_of_another_node_that_stays_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_another_node_that_stays_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ranks = [tmp_path / f"log.rank{rank}.log" for rank in (1, 2)]
     for log in ranks:
         log.write_text("up\n", encoding="utf-8")
@@ -395,7 +429,11 @@ def test_a_program_with_the_sdk_retries_the_request_that_killed(tmp_path: Path) 
     conclusion = concluded(tmp_path, {"/v1/completions": completions})
     saw = client_saw(tmp_path)
     assert saw is not None
-    assert (saw["arm"], saw["trial"], saw["error"]) == (SCENARIO.arms[0].name, 1, "APIConnectionError")
+    assert (saw["arm"], saw["trial"], saw["error"]) == (
+        SCENARIO.arms[0].name,
+        1,
+        "APIConnectionError",
+    )
     assert (saw["retries"], saw["attempts"]) == (2, [500, None, None])
     assert bodies[1:] == [bodies[1]] * 3
     assert conclusion.outcome is Outcome.OTHER_CRASH
@@ -408,7 +446,8 @@ def test_a_program_asks_a_dead_engine_that_no_request_failed_on(tmp_path: Path) 
 
     def completions(exchange: Exchange) -> None:
         bodies.append(exchange.body)
-        if len(bodies) == 1:  # cut off, and the canary then gets a token: this request is not the one that killed
+        # cut off, and the canary then gets a token: this request is not the one that killed
+        if len(bodies) == 1:
             exchange.reset()
             return
         exchange.answer(200, COMPLETION)
@@ -471,8 +510,13 @@ def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "unknown"])
-def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(tmp_path: Path, device: str) -> None:
-    core = f"(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.28.0) with config: device_config={device}"
+def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(
+    tmp_path: Path, device: str
+) -> None:
+    core = (
+        "(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.28.0)"
+        f" with config: device_config={device}"
+    )
 
     def health(exchange: Exchange) -> None:
         if not exchange.fake.log_path.read_text(encoding="utf-8"):
@@ -484,15 +528,20 @@ def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(
     assert ("log shows gpu" in conclusion.why) is (device == "cuda")
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)])
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)]
+)
 def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcome: Outcome) -> None:
     refuse = {
-        path: lambda exchange: exchange.answer(status, {"detail": "x"}) for path in ("/v1/completions", "/pooling")
+        path: lambda exchange: exchange.answer(status, {"detail": "x"})
+        for path in ("/v1/completions", "/pooling")
     }
     assert concluded(tmp_path, refuse).outcome is outcome
 
 
-def test_our_own_imports_are_no_part_of_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_imports_are_no_part_of_the_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vllm_repro.running.trial._while_booting", lambda _: time.sleep(1))
     conclusion = concluded(tmp_path, {})
     assert conclusion.boot_s is not None
@@ -519,6 +568,9 @@ new = set(sys.modules) - before - {"rich._emoji_codes"}
 print(sorted(new), len(document._environment(document.TEMPLATES).cache.keys()) - len(compiled))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "[] 0\n"

@@ -77,7 +77,8 @@ async def ask(watch: Watch, client: Client, *, stream: bool = False) -> None:
 
 
 @pytest.mark.parametrize(
-    ("works", "kind"), [(0.0, ServerKind.PROCESS), (0.01, ServerKind.PROCESS), (0.0, ServerKind.ATTACH)]
+    ("works", "kind"),
+    [(0.0, ServerKind.PROCESS), (0.01, ServerKind.PROCESS), (0.0, ServerKind.ATTACH)],
 )
 def test_the_last_look_ends_early_at_an_idle_engine_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: float, kind: ServerKind
@@ -121,7 +122,9 @@ def test_without_any_counter_a_long_request_decides_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("running", "values", "hung"), [(0, 1000, True), (1, 1000, False), (1, 2, True)], ids=["waits", "runs", "repeats"]
+    ("running", "values", "hung"),
+    [(0, 1000, True), (1, 1000, False), (1, 2, True)],
+    ids=["waits", "runs", "repeats"],
 )
 def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
     tmp_path: Path, running: int, values: int, hung: bool
@@ -132,7 +135,9 @@ def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
 
     def metrics(exchange: Exchange) -> None:
         usage = f"vllm:kv_cache_usage_perc {next(scrapes) % values / 1000}\n"
-        waiting = f"vllm:num_requests_running {running}.0\nvllm:num_requests_waiting {1 - running}.0\n"
+        waiting = (
+            f"vllm:num_requests_running {running}.0\nvllm:num_requests_waiting {1 - running}.0\n"
+        )
         exchange.answer(200, f"{waiting}{usage}process_start_time_seconds 1000.0\n", "text/plain")
 
     def completions(exchange: Exchange) -> None:
@@ -155,14 +160,19 @@ def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Pa
         exchange.close_connection = True
 
     fake = FakeVllm(tmp_path / "log", {"/v1/completions": completions})
-    assert watched(fake, lambda watch, client: ask(watch, client, stream=True), tmp_path).hung is None
+    assert (
+        watched(fake, lambda watch, client: ask(watch, client, stream=True), tmp_path).hung is None
+    )
 
 
 @pytest.mark.parametrize("status", [None, 500, 503])
 @pytest.mark.parametrize(
-    ("bad", "steps", "dead"), [(1, False, False), (2, False, False), (50, False, True), (50, True, False)]
+    ("bad", "steps", "dead"),
+    [(1, False, False), (2, False, False), (50, False, True), (50, True, False)],
 )
-def test_health_alone_is_no_death(tmp_path: Path, status: int | None, bad: int, steps: bool, dead: bool) -> None:
+def test_health_alone_is_no_death(
+    tmp_path: Path, status: int | None, bad: int, steps: bool, dead: bool
+) -> None:
     """A gateway may answer `/health`, or lose it: a death needs an engine that gives no token, too."""
     asked: list[float] = []
     canaries: list[bool] = []
@@ -194,13 +204,17 @@ def test_health_alone_is_no_death(tmp_path: Path, status: int | None, bad: int, 
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(tmp_path: Path, balanced: bool) -> None:
+def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(
+    tmp_path: Path, balanced: bool
+) -> None:
     asked: list[bool] = []
 
     def metrics(exchange: Exchange) -> None:
         asked.append(True)
         other = len(asked) % 2 if balanced else len(asked) > 2
-        exchange.answer(200, METRICS.replace("1000.0", "2000.0") if other else METRICS, "text/plain")
+        exchange.answer(
+            200, METRICS.replace("1000.0", "2000.0") if other else METRICS, "text/plain"
+        )
 
     async def work(watch: Watch, _: Client) -> None:
         async with asyncio.timeout(10):
@@ -232,7 +246,9 @@ def test_preemptions_count_from_the_start_of_the_server_or_of_the_watch(
 
 
 @pytest.mark.parametrize("boots", [True, False])
-def test_another_node_that_ends_is_a_death_while_the_server_boots_only(tmp_path: Path, boots: bool) -> None:
+def test_another_node_that_ends_is_a_death_while_the_server_boots_only(
+    tmp_path: Path, boots: bool
+) -> None:
     class TwoNodes(FakeVllm):
         async def rank_exited(self) -> tuple[int, Exit]:
             while boots and not ready.is_set():
@@ -244,7 +260,9 @@ def test_another_node_that_ends_is_a_death_while_the_server_boots_only(tmp_path:
         await asyncio.sleep(0.1)
 
     ready = threading.Event()
-    fake = TwoNodes(tmp_path / "log", {} if boots else {"/health": lambda exchange: exchange.answer(503)})
+    fake = TwoNodes(
+        tmp_path / "log", {} if boots else {"/health": lambda exchange: exchange.answer(503)}
+    )
     watch = watched(fake, work, tmp_path, boots=boots)
     assert [sign.channel for sign in watch.signs] == ([] if boots else [Channel.RANK])
     assert "rank-exited" in (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
@@ -264,7 +282,8 @@ def test_a_channel_that_falls_over_is_not_taken_for_a_quiet_one(tmp_path: Path) 
     assert "channel-broken" in (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
 
 
-# An engine that starts something: for a moment after the fork the copy bears the name of what it was copied from.
+# An engine that starts something: for a moment after the fork the copy bears the name of what it
+# was copied from.
 ENGINE = """
 import os, sys, time
 pid = os.fork()
@@ -277,8 +296,12 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("channels", [[], [Channel.ENGINE_PROCESS]])
-def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(tmp_path: Path, channels: list[Channel]) -> None:
-    engine = subprocess.Popen(["VLLM::EngineCore", "-c", ENGINE], executable=sys.executable, stdout=subprocess.DEVNULL)
+def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(
+    tmp_path: Path, channels: list[Channel]
+) -> None:
+    engine = subprocess.Popen(
+        ["VLLM::EngineCore", "-c", ENGINE], executable=sys.executable, stdout=subprocess.DEVNULL
+    )
 
     class WithEngine(FakeVllm):
         looks = 0
@@ -366,7 +389,9 @@ def test_signs_after_the_first_are_kept_and_the_end_is_awaited(tmp_path: Path) -
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_process_that_ends_during_the_boot_is_no_sign(tmp_path: Path, ready: bool) -> None:
     """A boot starts and ends helper processes; afterwards the end of a process named by vLLM is a death."""
-    child = subprocess.Popen(["VLLM::Worker", "-c", "import time; time.sleep(600)"], executable=sys.executable)
+    child = subprocess.Popen(
+        ["VLLM::Worker", "-c", "import time; time.sleep(600)"], executable=sys.executable
+    )
     looks: list[bool] = []
 
     class Booting(FakeVllm):
@@ -418,7 +443,14 @@ def lines_of(path: Path, writes: list[bytes], expected: int) -> list[str]:
 
 def test_lines_come_whole_however_they_were_written(tmp_path: Path) -> None:
     writes = [b"one\ntw", b"o\nthree\r25%", b"\r50%\nfour\xff\n"]
-    assert lines_of(tmp_path / "log", writes, 6) == ["one", "two", "three", "25%", "50%", "four\ufffd"]
+    assert lines_of(tmp_path / "log", writes, 6) == [
+        "one",
+        "two",
+        "three",
+        "25%",
+        "50%",
+        "four\ufffd",
+    ]
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:

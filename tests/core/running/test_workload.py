@@ -25,7 +25,9 @@ def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path
 
     def tokenize(exchange: Exchange) -> None:
         words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
-        extra = 7 * len(exchange.body.get("tools", ())) + 5 * len(exchange.body.get("chat_template_kwargs", ()))
+        extra = 7 * len(exchange.body.get("tools", ())) + 5 * len(
+            exchange.body.get("chat_template_kwargs", ())
+        )
         exchange.answer(200, {"count": words + extra})
 
     sent: list[dict[str, object]] = []
@@ -35,16 +37,23 @@ def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path
         exchange.answer(200, COMPLETION)
 
     request = chat(
-        prompt=60, stream=False, tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": True}
+        prompt=60,
+        stream=False,
+        tools=[{"type": "function"}],
+        chat_template_kwargs={"enable_thinking": True},
     )
     paths = {"/tokenize": tokenize, "/v1/chat/completions": chats}
     tried(tmp_path, paths, arm=replace(ARM, workload=(request,)))
-    assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5  # type: ignore[index]  # of plain JSON
+    # of plain JSON
+    assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5  # type: ignore[index]
 
 
 def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path) -> None:
     def tokenize(exchange: Exchange) -> None:
-        exchange.answer(200, {"count": sum(len(str(one["content"]).split()) for one in exchange.body["messages"])})
+        exchange.answer(
+            200,
+            {"count": sum(len(str(one["content"]).split()) for one in exchange.body["messages"])},
+        )
 
     sent: list[dict[str, Any]] = []
 
@@ -58,8 +67,14 @@ def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path)
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(turns,)))
     roles = [message["role"] for message in sent[2]["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant", "tool"]
-    calls = [message["tool_calls"][0] for message in sent[2]["messages"] if message["role"] == "assistant"]
-    results = [message["tool_call_id"] for message in sent[2]["messages"] if message["role"] == "tool"]
+    calls = [
+        message["tool_calls"][0]
+        for message in sent[2]["messages"]
+        if message["role"] == "assistant"
+    ]
+    results = [
+        message["tool_call_id"] for message in sent[2]["messages"] if message["role"] == "tool"
+    ]
     assert [call["id"] for call in calls] == results == ["call_1", "call_2"]
     assert calls[0]["function"] == {"name": "look", "arguments": "{}"}
     assert sent[2]["messages"][:3] == sent[1]["messages"]
@@ -67,7 +82,9 @@ def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("kind", "repeats"), [(ServerKind.LAB, 32), (ServerKind.PROCESS, 96)])
-def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKind, repeats: int) -> None:
+def test_a_shared_head_has_the_size_that_was_sent(
+    tmp_path: Path, kind: ServerKind, repeats: int
+) -> None:
     def tokenize(exchange: Exchange) -> None:
         words = [hash(word) for word in exchange.body["prompt"].split()]
         exchange.answer(200, {"count": len(words), "tokens": words})
@@ -77,7 +94,11 @@ def test_a_shared_head_has_the_size_that_was_sent(tmp_path: Path, kind: ServerKi
     arm = replace(ARM, workload=(request, request))
     _, trial = tried(tmp_path, {"/tokenize": tokenize}, arm=arm, launch=replace(LAUNCH, kind=kind))
     assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
-    sent = [entry["body"] for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "request-sent"]
+    sent = [
+        entry["body"]
+        for entry in read(tmp_path / "journal.jsonl").entries
+        if entry.event == "request-sent"
+    ]
     assert {body["prompt"] for body in sent} == {f"(128 tokens, the first {repeats} shared)"}
 
 
@@ -88,19 +109,40 @@ def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) ->
         sent.append(exchange.body)
         exchange.answer(200, {"choices": COMPLETION["choices"]})
 
-    stated: dict[str, Any] = {"temperature": 0.5, "seed": 0, "stop": [], "suffix": "", "echo": False}
-    first, second = completion(prompt=[7] * 64), completion(prompt=[*[7] * 48, 8], name="second", **stated)
+    stated: dict[str, Any] = {
+        "temperature": 0.5,
+        "seed": 0,
+        "stop": [],
+        "suffix": "",
+        "echo": False,
+    }
+    first, second = (
+        completion(prompt=[7] * 64),
+        completion(prompt=[*[7] * 48, 8], name="second", **stated),
+    )
     paths = {"/v1/completions": completions, "/tokenize": lambda exchange: exchange.answer(500)}
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(first, second)))
     assert sent[1].items() >= {**stated, "prompt": [*[7] * 48, 8]}.items()
     asked = trial.seen.asked
-    assert [(one.prompt_tokens, one.counted_by, one.repeats) for one in asked] == [(64, "ids", 0), (49, "ids", 48)]
-    assert asked[1].fields == {**stated, "stop": ()}, "what the scenario states can be the evidence of a trigger"
-    entry = next(entry for entry in read(tmp_path / "journal.jsonl").entries if entry.get("name") == "second")
+    assert [(one.prompt_tokens, one.counted_by, one.repeats) for one in asked] == [
+        (64, "ids", 0),
+        (49, "ids", 48),
+    ]
+    assert asked[1].fields == {
+        **stated,
+        "stop": (),
+    }, "what the scenario states can be the evidence of a trigger"
+    entry = next(
+        entry for entry in read(tmp_path / "journal.jsonl").entries if entry.get("name") == "second"
+    )
     assert entry["body"]["prompt"] == [*[7] * 48, 8]
 
 
-EMBEDDED = {"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+EMBEDDED = {
+    "object": "list",
+    "data": [{"embedding": [0.5]}],
+    "usage": {"prompt_tokens": 3, "total_tokens": 3},
+}
 
 
 def test_any_endpoint_may_be_asked_of_a_server_without_completions(tmp_path: Path) -> None:
@@ -115,37 +157,57 @@ def test_any_endpoint_may_be_asked_of_a_server_without_completions(tmp_path: Pat
     body = {"input": [1, 2, 3], "dimensions": 0}
     workload = (
         request(path="/v1/embeddings", body=body, name="one"),
-        request(path="/v1/embeddings", body={"model": "adapter", "input": [[1], [2, 3]]}, name="two"),
+        request(
+            path="/v1/embeddings", body={"model": "adapter", "input": [[1], [2, 3]]}, name="two"
+        ),
     )
-    conclusion, trial = tried(tmp_path, paths, arm=replace(ARM, workload=workload, trigger=answered("one", 200)))
+    conclusion, trial = tried(
+        tmp_path, paths, arm=replace(ARM, workload=workload, trigger=answered("one", 200))
+    )
     assert (conclusion.outcome, conclusion.sent, conclusion.ok) == (Outcome.CLEAN, 2, 2)
     assert sent[0] == {"model": "tiny", **body}
     assert sent[1]["model"] == "adapter"
     assert sent[2]["input"] == "hello", "the canary"
-    assert [one.prompt_tokens for one in trial.seen.asked] == [3, None], "two prompts are no prompt of their sum"
-    bodies = [entry["body"] for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "request-sent"]
+    assert [one.prompt_tokens for one in trial.seen.asked] == [
+        3,
+        None,
+    ], "two prompts are no prompt of their sum"
+    bodies = [
+        entry["body"]
+        for entry in read(tmp_path / "journal.jsonl").entries
+        if entry.event == "request-sent"
+    ]
     assert bodies == [body, {"model": "adapter", "input": [[1], [2, 3]]}]
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"), [(200, Outcome.UNTRIGGERED), (400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)]
+    ("status", "outcome"),
+    [(200, Outcome.UNTRIGGERED), (400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)],
 )
 def test_the_failure_of_any_request_counts(tmp_path: Path, status: int, outcome: Outcome) -> None:
-    paths = {"/score": lambda exchange: exchange.answer(status, {} if status == 200 else {"error": "no"})}
+    paths = {
+        "/score": lambda exchange: exchange.answer(status, {} if status == 200 else {"error": "no"})
+    }
     scored = request(path="/score", body={"text_1": "a", "text_2": "b"}, name="score")
     assert (
-        concluded(tmp_path, paths, arm=replace(ARM, workload=(scored,), trigger=answered("score", 400))).outcome
+        concluded(
+            tmp_path, paths, arm=replace(ARM, workload=(scored,), trigger=answered("score", 400))
+        ).outcome
         is outcome
     )
 
 
 @pytest.mark.parametrize(("hits", "cached"), [(96, 96), (0, 0), (128, None), (5000, None)])
-def test_hits_of_other_clients_are_not_those_of_a_request(tmp_path: Path, hits: int, cached: int | None) -> None:
+def test_hits_of_other_clients_are_not_those_of_a_request(
+    tmp_path: Path, hits: int, cached: int | None
+) -> None:
     answered: list[bool] = []
 
     def completions(exchange: Exchange) -> None:
         answered.append(True)
-        exchange.answer(200, {**COMPLETION, "usage": {"prompt_tokens": 128, "completion_tokens": 1}})
+        exchange.answer(
+            200, {**COMPLETION, "usage": {"prompt_tokens": 128, "completion_tokens": 1}}
+        )
 
     def metrics(exchange: Exchange) -> None:
         counted = hits * bool(answered)
@@ -157,8 +219,14 @@ def test_hits_of_other_clients_are_not_those_of_a_request(tmp_path: Path, hits: 
 
 
 def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
-    usage = {"prompt_tokens": 128, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": -1}}
-    paths = {"/v1/completions": lambda exchange: exchange.answer(200, {**COMPLETION, "usage": usage})}
+    usage = {
+        "prompt_tokens": 128,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": -1},
+    }
+    paths = {
+        "/v1/completions": lambda exchange: exchange.answer(200, {**COMPLETION, "usage": usage})
+    }
     assert tried(tmp_path, paths)[1].seen.asked[0].cached_tokens is None
 
 
@@ -166,7 +234,9 @@ def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
     ("takes", "waiting", "outcome"),
     [(0.6, 1, Outcome.CLEAN), (0.6, 0, Outcome.UNTRIGGERED), (0.0, 1, Outcome.UNTRIGGERED)],
 )
-def test_a_client_may_leave_before_its_answer(tmp_path: Path, takes: float, waiting: int, outcome: Outcome) -> None:
+def test_a_client_may_leave_before_its_answer(
+    tmp_path: Path, takes: float, waiting: int, outcome: Outcome
+) -> None:
     """It is no failure of the server, and a trigger only if the server counted a waiting request then."""
     came: list[str] = []
 
@@ -183,8 +253,14 @@ def test_a_client_may_leave_before_its_answer(tmp_path: Path, takes: float, wait
     }
     leaving = completion(name="leaves", prompt="short", starts_after=0.2, leaves_after=0.3)
     workload = (together(leaving, completion(name="busy", prompt="long")),)
-    conclusion, _ = tried(tmp_path, paths, arm=replace(ARM, workload=workload, trigger=left_waiting("leaves")))
+    conclusion, _ = tried(
+        tmp_path, paths, arm=replace(ARM, workload=workload, trigger=left_waiting("leaves"))
+    )
     assert (conclusion.outcome, conclusion.sent - conclusion.ok) == (outcome, 0)
     assert came[:2] == ["long", "short"]
-    left = [entry.get("waiting") for entry in read(tmp_path / "journal.jsonl").entries if entry.event == "client-left"]
+    left = [
+        entry.get("waiting")
+        for entry in read(tmp_path / "journal.jsonl").entries
+        if entry.event == "client-left"
+    ]
     assert left == ([waiting] if takes else [])

@@ -16,10 +16,18 @@ MIN_TOKENS = "min_tokens_stop_ids.py"
     ("old", "new", "shown"),
     [
         ('why="the lazy mode', 'bad="<1", why="the lazy mode', "bad= is only for an arm that"),
-        ('bad=">=0.20.0,<0.24.0"', 'bad=">=0.20.0"', "arm 'small-cpu-pool': 0.24.0 is both bad and good"),
+        (
+            'bad=">=0.20.0,<0.24.0"',
+            'bad=">=0.20.0"',
+            "arm 'small-cpu-pool': 0.24.0 is both bad and good",
+        ),
         ('bad=">=0.20.0,<0.24.0"', 'bad="0.20"', "is no version specifier"),
         ("lab=5_693)", "lab=0)", "takes two numbers of tokens"),
-        ('layers=["full", "sliding"]', 'layers=["full", "local"]', "must be a whole number or a list"),
+        (
+            'layers=["full", "sliding"]',
+            'layers=["full", "local"]',
+            "must be a whole number or a list",
+        ),
         ("        window=128,\n", "", "window=… goes with sliding layers"),
         ('family="deepseek_v4"', 'family="deepseek"', "family='deepseek' must be"),
         ('"compressed", "sparse"]', '"full"]', "dummy: deepseek_v4 has no full layers"),
@@ -44,7 +52,11 @@ def test_mistakes_of_the_offload_scenario_are_found(old: str, new: str, shown: s
         ("gpus=1", "gpus=-2", "needs are counts and sizes"),
         ("prompt=100", 'prompt="90k"', "a size in tokens is a number without quotes"),
         ('good=">=0.24.0"', 'good=">=0.22.0"', "0.22.0 is both bad and good"),
-        ('flag("--max-num-batched-tokens")', 'flag("--max-num-batched-tokns")', "is sized by --max-num-batched-tokns"),
+        (
+            'flag("--max-num-batched-tokens")',
+            'flag("--max-num-batched-tokns")',
+            "is sized by --max-num-batched-tokns",
+        ),
     ],
 )
 def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
@@ -62,7 +74,9 @@ def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
         ('added",\n                "0.20.2"', 'added",\n                "v0.20.2"', "release 'v0.20.2': write it", "sco_hybrid.py"),
     ],
 )  # fmt: skip
-def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str, shown: str, name: str) -> None:
+def test_a_release_is_written_as_tags_and_pins_are_made_of_it(
+    old: str, new: str, shown: str, name: str
+) -> None:
     found = broken(old, new, name)
     assert len(found) == 1, found
     assert shown in found[0][1]
@@ -79,7 +93,9 @@ def test_a_release_is_written_as_tags_and_pins_are_made_of_it(old: str, new: str
         ('with_flags("--dtype bfloat16"', 'with_flags("--dtyp bfloat16"', "lab=Lab(", "lab, arm 'reported': --dtyp: probably a typo"),
     ],
 )  # fmt: skip
-def test_a_mistyped_flag_is_told_once_where_it_stands(old: str, new: str, line: str, shown: str) -> None:
+def test_a_mistyped_flag_is_told_once_where_it_stands(
+    old: str, new: str, line: str, shown: str
+) -> None:
     found = broken(old, new)
     assert len(found) == 1, found
     number, problem = found[0]
@@ -114,10 +130,15 @@ def test_a_near_miss_may_leave_out_what_its_trigger_wants() -> None:
 
 def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
     text = (
-        text_of(MIN_TOKENS).replace("min_tokens=1,\n", "").replace("max_tokens=4),", "max_tokens=4, min_tokens=1),", 1)
+        text_of(MIN_TOKENS)
+        .replace("min_tokens=1,\n", "")
+        .replace("max_tokens=4),", "max_tokens=4, min_tokens=1),", 1)
     )
     assert [problem for _, problem in problems(text, MIN_TOKENS)] == [
-        "no request has min_tokens and stop_token_ids together, so sent_with(min_tokens, stop_token_ids) can never be met"
+        (
+            "no request has min_tokens and stop_token_ids together, so sent_with(min_tokens,"
+            " stop_token_ids) can never be met"
+        )
     ]
 
 
@@ -137,7 +158,9 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
 def test_what_vllm_would_refuse_is_told_once(old: str, new: str, line: str, shown: str) -> None:
     found = broken(old, new)
     assert len([problem for _, problem in found if shown in problem]) == 1, found
-    assert {number for number, _ in found} == {text_of()[: text_of().index(line)].count("\n") + 1}, found
+    assert {number for number, _ in found} == {
+        text_of()[: text_of().index(line)].count("\n") + 1
+    }, found
 
 
 @pytest.mark.parametrize(
@@ -154,15 +177,26 @@ def test_what_vllm_takes_is_no_mistake(old: str, new: str) -> None:
     assert broken(old, new) == []
 
 
-def test_a_file_without_a_release_does_not_blind_the_others(tmp_path: Path, harness: Harness) -> None:
-    wrong = text_of().replace('try_with="0.23.0"', 'try_with="latest"').replace("--max-num-seqs 1", "--max-num-sesq 1")
+def test_a_file_without_a_release_does_not_blind_the_others(
+    tmp_path: Path, harness: Harness
+) -> None:
+    wrong = (
+        text_of()
+        .replace('try_with="0.23.0"', 'try_with="latest"')
+        .replace("--max-num-seqs 1", "--max-num-sesq 1")
+    )
     (tmp_path / "tq_chunked_prefill.py").write_text(wrong, encoding="utf-8")
-    (tmp_path / "tq_second.py").write_text(text_of().replace('title="', 'title="" and "'), encoding="utf-8")
+    (tmp_path / "tq_second.py").write_text(
+        text_of().replace('title="', 'title="" and "'), encoding="utf-8"
+    )
     given = harness("check", str(tmp_path), "--json")
     assert given.status == 1
     found = {(Path(problem["file"]).name, problem["line"]) for problem in json.loads(given.out)}
     assert ("tq_chunked_prefill.py", line_of("try_with=")) in found
-    assert ("tq_chunked_prefill.py", line_of("command=")) in found, "the flags are looked at all the same"
+    assert (
+        "tq_chunked_prefill.py",
+        line_of("command="),
+    ) in found, "the flags are looked at all the same"
     assert "tq_second.py" in {file for file, _ in found}
     shown: list[str] = []
     assert all_scenarios(tmp_path, warn=shown.append) == []
@@ -173,7 +207,10 @@ def test_a_signature_without_frames_is_refused() -> None:
     text = text_of()
     start = text.index("frames=[")
     end = text.index("]", start)
-    assert any("without frames" in problem for _, problem in problems(text[:start] + "frames=[" + text[end:]))
+    assert any(
+        "without frames" in problem
+        for _, problem in problems(text[:start] + "frames=[" + text[end:])
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,8 +236,12 @@ def test_a_signature_without_frames_is_refused() -> None:
 )  # fmt: skip
 def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> None:
     text = text_of()
-    text = text.replace('    throughput=throughput(prompt=1024, output=256, baseline="eager"),\n', "", 1)
-    found = problems(text.replace("    related=[", f"    {declared}\n    related=["), "tq_chunked_prefill.py")
+    text = text.replace(
+        '    throughput=throughput(prompt=1024, output=256, baseline="eager"),\n', "", 1
+    )
+    found = problems(
+        text.replace("    related=[", f"    {declared}\n    related=["), "tq_chunked_prefill.py"
+    )
     assert len(found) == 1, found
     line, problem = found[0]
     assert shown in problem
@@ -211,20 +252,40 @@ def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> No
     ("again", "shown"),
     [
         ('completion(name="again", prompt="hello", max_tokens=4)', ""),
-        ('completion(name="again", prompt="hello", max_tokens=4, kv_transfer_params={"do_remote_prefill": True})', ""),
-        ('completion(name="again", prompt="hello", max_tokens=5)', "'again' and 'first' are not equal"),
-        ('completion(name="again", prompt="hello", max_tokens=4, temperature=1)', "'again' is not greedy"),
+        (
+            (
+                'completion(name="again", prompt="hello", max_tokens=4,'
+                ' kv_transfer_params={"do_remote_prefill": True})'
+            ),
+            "",
+        ),
+        (
+            'completion(name="again", prompt="hello", max_tokens=5)',
+            "'again' and 'first' are not equal",
+        ),
+        (
+            'completion(name="again", prompt="hello", max_tokens=4, temperature=1)',
+            "'again' is not greedy",
+        ),
         ('completion(name="again", prompt=9, max_tokens=4)', "'again' has a new prompt each time"),
         ('completion(name="first", prompt="hello", max_tokens=4)', "'first' is sent twice"),
-        ('request(name="again", path="/v1/completions", body={"prompt": "hello"})', "'again' is not greedy"),
+        (
+            'request(name="again", path="/v1/completions", body={"prompt": "hello"})',
+            "'again' is not greedy",
+        ),
     ],
 )
 def test_requests_that_need_equal_answers_are_equal(again: str, shown: str) -> None:
     text = text_of(MIN_TOKENS)
     first = 'completion(name="first", prompt="hello", max_tokens=4)'
-    text = text.replace("    workload=[\n", f"    workload=[\n        {first},\n        {again},\n", 1)
+    text = text.replace(
+        "    workload=[\n", f"    workload=[\n        {first},\n        {again},\n", 1
+    )
     found = problems(
-        text.replace("    related=[", '    output=checks(alike=[("first", "again")]),\n    related=['), MIN_TOKENS
+        text.replace(
+            "    related=[", '    output=checks(alike=[("first", "again")]),\n    related=['
+        ),
+        MIN_TOKENS,
     )
     texts = [problem for _, problem in found]
     assert any(shown in one for one in texts) if shown else texts == []
@@ -238,9 +299,21 @@ def test_requests_that_need_equal_answers_are_equal(again: str, shown: str) -> N
             "prompt=[7] * 8192",
             "of 8192 token ids and an answer of 4 tokens exceed --max-model-len 8192",
         ),
-        ("vocab_size=151936", "vocab_size=200", "model: a byte-level tokenizer needs at least 265 tokens, not 200"),
-        ("layers=28", "layers=28, full_attention_interval=4", "model: tiny_will_do=True serves a Qwen3ForCausalLM or"),
-        ("layers=28", 'layers=28, architecture="X"', "of full attention alone: declare dummy=Dummy(…) instead"),
+        (
+            "vocab_size=151936",
+            "vocab_size=200",
+            "model: a byte-level tokenizer needs at least 265 tokens, not 200",
+        ),
+        (
+            "layers=28",
+            "layers=28, full_attention_interval=4",
+            "model: tiny_will_do=True serves a Qwen3ForCausalLM or",
+        ),
+        (
+            "layers=28",
+            'layers=28, architecture="X"',
+            "of full attention alone: declare dummy=Dummy(…) instead",
+        ),
     ],
 )
 def test_what_a_tiny_model_cannot_do_is_told(old: str, new: str, shown: str) -> None:

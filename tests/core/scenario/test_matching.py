@@ -12,7 +12,9 @@ from vllm_repro.scenario.matching import matches, twins
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro_diagnosis.signature import How
 
-CHUNKED, UNRESERVED, MIN_TOKENS = map(find, ("tq-chunked-prefill", "tq-prefix-hit-unreserved", "min-tokens-stop-ids"))
+CHUNKED, UNRESERVED, MIN_TOKENS = map(
+    find, ("tq-chunked-prefill", "tq-prefix-hit-unreserved", "min-tokens-stop-ids")
+)
 DEATH = """\
 Traceback (most recent call last):
   File "vllm/v1/attention/backends/turboquant_attn.py", line 600, in _prefill_attention
@@ -40,9 +42,13 @@ def dead_of(version: str | None) -> Diagnosis:
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_two_that_share_a_death_the_release_decides(version: str | None, scenario: object, turned: bool) -> None:
+def test_of_two_that_share_a_death_the_release_decides(
+    version: str | None, scenario: object, turned: bool
+) -> None:
     known = [CHUNKED, UNRESERVED, MIN_TOKENS][:: -1 if turned else 1]
-    assert [(match.scenario, match.how) for match in matches(dead_of(version), known)] == [(scenario, How.MATCH)]
+    assert [(match.scenario, match.how) for match in matches(dead_of(version), known)] == [
+        (scenario, How.MATCH)
+    ]
 
 
 def test_a_scenario_whose_twin_is_not_known_here_is_named() -> None:
@@ -58,16 +64,29 @@ SCO = find("sco-hybrid")
     [
         ("0.21.0", "SimpleCPUOffloadConnector", How.MATCH, ""),
         ("0.21.0", None, How.MATCH, ""),
-        (None, "NixlConnector", How.NEAR, "its KV connector is NixlConnector, not SimpleCPUOffloadConnector"),
+        (
+            None,
+            "NixlConnector",
+            How.NEAR,
+            "its KV connector is NixlConnector, not SimpleCPUOffloadConnector",
+        ),
         ("0.28.0", None, How.NEAR, "0.28.0 is declared good"),
     ],
 )
 def test_what_contradicts_a_scenario_makes_it_near(
     version: str | None, connector: str | None, how: How, against: str
 ) -> None:
-    config = f"INFO 08-21 08:30:00 [core.py:105] Initializing a V1 LLM engine (v{version or '0'}) with config: "
-    config += f"kv_transfer_config=KVTransferConfig(kv_connector='{connector}')\n" if connector else "\n"
-    found = diagnose((config if version or connector else "") + (PASTED / "sco-hybrid.txt").read_text(encoding="utf-8"))
+    config = (
+        f"INFO 08-21 08:30:00 [core.py:105] Initializing a V1 LLM engine (v{version or '0'}) with"
+        " config: "
+    )
+    config += (
+        f"kv_transfer_config=KVTransferConfig(kv_connector='{connector}')\n" if connector else "\n"
+    )
+    found = diagnose(
+        (config if version or connector else "")
+        + (PASTED / "sco-hybrid.txt").read_text(encoding="utf-8")
+    )
     assert found.connector == connector
     (match,) = matches(replace(found, vllm_version=version), [SCO])
     assert (match.how, match.against) == (how, against)
@@ -75,7 +94,10 @@ def test_what_contradicts_a_scenario_makes_it_near(
 
 def test_what_keeps_the_engine_alive_is_told() -> None:
     (match,) = matches(dead_of("0.23.0"), [CHUNKED])
-    assert match.lives_with == ["with --enforce-eager", "with --compilation-config.cudagraph_mode none"]
+    assert match.lives_with == [
+        "with --enforce-eager",
+        "with --compilation-config.cudagraph_mode none",
+    ]
 
 
 def test_a_function_of_the_same_name_in_a_users_plugin_is_near() -> None:
@@ -101,10 +123,19 @@ def test_no_death_no_match() -> None:
     ("text", "found"),
     [
         (
-            "Workspace is locked but allocation from 'turboquant_attn.py:7:_continuation_prefill' requires 16 MB, current size is 1 MB",
+            (
+                "Workspace is locked but allocation from"
+                " 'turboquant_attn.py:7:_continuation_prefill' requires 16 MB, current size is 1 MB"
+            ),
             [CHUNKED.id],
         ),
-        ("Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires 607.70 MB", []),
+        (
+            (
+                "Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires"
+                " 607.70 MB"
+            ),
+            [],
+        ),
     ],
 )
 def test_prose_that_quotes_a_message_is_near_at_most(text: str, found: list[str]) -> None:
@@ -127,14 +158,16 @@ def raised(exception: str, message: str, *functions: str) -> str:
     for function in ("run_engine_core", "schedule", *functions):
         lines += [f'  File "/v/vllm/v1/x.py", line 1, in {function}', f"    self.{function}()"]
     return "\n".join(
-        f"(EngineCore pid=5) ERROR 11-20 08:13:11 [core.py:1142] {line}" for line in [*lines, f"{exception}: {message}"]
+        f"(EngineCore pid=5) ERROR 11-20 08:13:11 [core.py:1142] {line}"
+        for line in [*lines, f"{exception}: {message}"]
     )
 
 
 @pytest.mark.parametrize(
     ("text", "scenario"),
     [
-        # The neighbours of #42085: an ordinary shortage of blocks, and the race in the same connector (#39702).
+        # The neighbours of #42085: an ordinary shortage of blocks, and the race in the same
+        # connector (#39702).
         (raised("ValueError", "Cannot get 50 free blocks from the pool", "allocate_slots", "get_new_blocks"), None),
         (raised("AssertionError", "Expected 512 hit tokens, got 0", "update_state_after_alloc"), None),
         # A copy that CUDA refuses in capture, made by somebody else's code.
@@ -154,7 +187,9 @@ def raised(exception: str, message: str, *functions: str) -> str:
 def test_neighbours_are_not_taken_for_the_reported_deaths(text: str, scenario: str | None) -> None:
     diagnosis = diagnose(text)
     assert diagnosis.died
-    exact = [match.scenario.id for match in matches(diagnosis, all_scenarios()) if match.how is How.MATCH]
+    exact = [
+        match.scenario.id for match in matches(diagnosis, all_scenarios()) if match.how is How.MATCH
+    ]
     assert exact == ([scenario] if scenario else [])
 
 

@@ -29,7 +29,11 @@ LATE = f'"kv_connector":"LateConnector",{MODULE},"kv_role":"kv_both"'
         (
             assertion("n > 0", frames=["step", "schedule"]),
             signature(
-                phase="request", exception="AssertionError", message="", source="n > 0", frames=["step", "schedule"]
+                phase="request",
+                exception="AssertionError",
+                message="",
+                source="n > 0",
+                frames=["step", "schedule"],
             ),
         ),
         (
@@ -67,6 +71,9 @@ def test_a_preset_is_its_longer_form(preset: Any, written_out: Any) -> None:
 
 
 def test_a_model_without_a_kept_shape_is_a_mistake() -> None:
-    text = '"""A bug."""\nfrom vllm_repro.vocabulary import *\nscenario = public_model("nobody/model")\n'
+    text = (
+        '"""A bug."""\nfrom vllm_repro.vocabulary import *\nscenario ='
+        ' public_model("nobody/model")\n'
+    )
     _, (problem, *_) = read(Path("x.py"), text)
     assert "the shape of 'nobody/model' is not kept, only of Qwen/Qwen3-0.6B" in problem.text

@@ -44,7 +44,8 @@ def test_words_may_be_imported_by_name() -> None:
 
 
 @pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
-def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]  # parametrized
+# parametrized
+def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]
     assert scenario.issue_url.startswith("https://github.com/vllm-project/vllm/issues/")
     assert any(arm.expected is not Expected.DIES for arm in scenario.arms)
     assert scenario.status.standing(scenario.try_with) is Standing.BAD
@@ -59,25 +60,60 @@ def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # 
             "& (chunked_prefill",
             "did you mean 'chunked_prefill'?",
         ),
-        ("try_with=", "try_wiht=", "try_with=", "Scenario has no argument 'try_wiht'; did you mean 'try_with'?"),
+        (
+            "try_with=",
+            "try_wiht=",
+            "try_with=",
+            "Scenario has no argument 'try_wiht'; did you mean 'try_with'?",
+        ),
         ('try_with="0.23.0"', 'try_with="0.24.0"', "try_with=", "is not among the bad releases"),
         ('issue="vllm-project/vllm#41726"', 'issue="#41726"', "issue=", "is not an upstream issue"),
         ('id="tq-chunked-prefill"', 'id="tq-chunked"', "id=", "does not match the file's name"),
         ('bad=">=0.21.0,<0.24.0"', 'bad="0.21"', "status=", "is no version specifier"),
-        ("--kv-cache-dtype turboquant_4bit_nc", "--kv-cache-dtyp turboquant_4bit_nc", "command=", "--kv-cache-dtyp"),
-        ("'{\"enable_thinking\": true}'", '\'{"enable_thinking": true}', "--default-chat", "command:"),
+        (
+            "--kv-cache-dtype turboquant_4bit_nc",
+            "--kv-cache-dtyp turboquant_4bit_nc",
+            "command=",
+            "--kv-cache-dtyp",
+        ),
+        (
+            "'{\"enable_thinking\": true}'",
+            '\'{"enable_thinking": true}',
+            "--default-chat",
+            "command:",
+        ),
         ("dies)", "dyes)", 'arm("reported"', "did you mean 'dies'?"),
-        ("max_tokens=", "max_tokns=", "max_tokens=", "chat has no argument 'max_tokns'; did you mean 'max_tokens'?"),
+        (
+            "max_tokens=",
+            "max_tokns=",
+            "max_tokens=",
+            "chat has no argument 'max_tokns'; did you mean 'max_tokens'?",
+        ),
         ('arm("eager"', 'arm("reported"', 'arm("eager"', "two arms are named 'reported'"),
         ('arm("eager"', 'arm("Eager!"', 'arm("eager"', "lower-case words"),
         ("heads=16", 'heads="16"', "heads=16", "heads='16' must be a whole number"),
-        ("continuation_over(128)", "continuation_over()", "& continuation_over", "continuation_over: missing 'tokens'"),
+        (
+            "continuation_over(128)",
+            "continuation_over()",
+            "& continuation_over",
+            "continuation_over: missing 'tokens'",
+        ),
         ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
-        ('phase="request"', 'phase="serving"', "phase=", "phase='serving' must be 'boot' or 'warmup' or 'request'"),
+        (
+            'phase="request"',
+            'phase="serving"',
+            "phase=",
+            "phase='serving' must be 'boot' or 'warmup' or 'request'",
+        ),
         ("prompt=100", "prompt=0", "prompt=100", "a prompt of 0 tokens cannot be sent"),
         ("prompt=100", "prompt=[7]", "prompt=100", "must be a whole number or a size or a string"),
         ("prompt=100", "prompt=[7] * 2_000_000", "prompt=100", "too large: a number"),
-        ("prompt=100", "promt=100", "prompt=100", "chat has no argument 'promt'; did you mean 'prompt'?"),
+        (
+            "prompt=100",
+            "promt=100",
+            "prompt=100",
+            "chat has no argument 'promt'; did you mean 'prompt'?",
+        ),
     ],
 )
 def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text: str) -> None:
@@ -101,8 +137,12 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
         ('"type": "function"', '{"a": 1}: "function"', "READ_FILE =", "a key must be a string or a number"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_told_once_with_its_line(old: str, new: str, line: str, shown: str) -> None:
-    assert [number for number, problem in broken(old, new) if shown in problem] == [line_of(line)], broken(old, new)
+def test_what_does_not_go_together_is_told_once_with_its_line(
+    old: str, new: str, line: str, shown: str
+) -> None:
+    assert [number for number, problem in broken(old, new) if shown in problem] == [
+        line_of(line)
+    ], broken(old, new)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +179,20 @@ def test_what_is_wrong_in_a_list_makes_nothing_missing_elsewhere() -> None:
         .replace('chat(name="short chat"', 'chat(nam="short chat"')
         .replace('"long chat"', '"long chat", nam="x"')
     )
-    assert [problem for _, problem in problems(text)] == ["chat has no argument 'nam'; did you mean 'name'?"] * 2
+    assert [problem for _, problem in problems(text)] == [
+        "chat has no argument 'nam'; did you mean 'name'?"
+    ] * 2
     named = re.sub(r"workload=\[.*?\n    \],", "workload=WORK,", text, count=1, flags=re.DOTALL)
-    named = named.replace("scenario = ", "WORK = [together(chat(prompt=0), chat(prompt=8))]\nscenario = ")
-    assert [problem for _, problem in problems(named)] == ["chat: a prompt of 0 tokens cannot be sent"]
-    frames = '["_prefill_attention", "_continuation_prefill", "get_simultaneous", "_ensure_workspace_size"]'
+    named = named.replace(
+        "scenario = ", "WORK = [together(chat(prompt=0), chat(prompt=8))]\nscenario = "
+    )
+    assert [problem for _, problem in problems(named)] == [
+        "chat: a prompt of 0 tokens cannot be sent"
+    ]
+    frames = (
+        '["_prefill_attention", "_continuation_prefill", "get_simultaneous",'
+        ' "_ensure_workspace_size"]'
+    )
     for whole in ("[128, 128, 256]", frames):
         assert [problem for _, problem in broken(whole, "[none]")] == ["unknown name 'none'"]
     arms = (
@@ -151,11 +200,19 @@ def test_what_is_wrong_in_a_list_makes_nothing_missing_elsewhere() -> None:
         .replace('arm("eager", lives', 'arm("eager", live')
         .replace('arm("reported", dies)', 'arm("reported", dyes)')
     )
-    assert {line for line, _ in problems(arms)} == {line_of('arm("reported"'), line_of('arm("eager"')}
+    assert {line for line, _ in problems(arms)} == {
+        line_of('arm("reported"'),
+        line_of('arm("eager"'),
+    }
 
 
 def test_a_word_without_its_parentheses_is_no_condition() -> None:
-    text = re.sub(r"trigger=.*?workspace_outgrown\(\),", "trigger=workspace_outgrown,", text_of(), flags=re.DOTALL)
+    text = re.sub(
+        r"trigger=.*?workspace_outgrown\(\),",
+        "trigger=workspace_outgrown,",
+        text_of(),
+        flags=re.DOTALL,
+    )
     assert problems(text) == [
         (
             line_of("trigger="),
@@ -166,7 +223,9 @@ def test_a_word_without_its_parentheses_is_no_condition() -> None:
 
 def test_what_fills_the_memory_is_not_made() -> None:
     doubled = "\n".join(["LONG = 'ab'", *["LONG = LONG + LONG"] * 60, "scenario ="])
-    assert any("too large" in problem for _, problem in problems(text_of().replace("scenario =", doubled)))
+    assert any(
+        "too large" in problem for _, problem in problems(text_of().replace("scenario =", doubled))
+    )
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
@@ -189,10 +248,18 @@ def test_what_python_itself_cannot_read_is_told(text: str) -> None:
 
 
 def test_all_mistakes_of_words_come_first_and_then_all_of_meaning() -> None:
-    meaning = text_of().replace('id="tq-chunked-prefill"', 'id="tq"').replace('arm("eager"', 'arm("reported"')
+    meaning = (
+        text_of()
+        .replace('id="tq-chunked-prefill"', 'id="tq"')
+        .replace('arm("eager"', 'arm("reported"')
+    )
     meaning = re.sub(r'title=".*"', 'title=""', meaning)
-    words = meaning.replace("        heads=16,\n", "").replace('arm("reported", dies)', 'arm("reported", dyes)')
-    assert ["missing 'heads'" in problem or "'dyes'" in problem for _, problem in problems(words)] == [True, True]
+    words = meaning.replace("        heads=16,\n", "").replace(
+        'arm("reported", dies)', 'arm("reported", dyes)'
+    )
+    assert [
+        "missing 'heads'" in problem or "'dyes'" in problem for _, problem in problems(words)
+    ] == [True, True]
     found = " ".join(problem for _, problem in problems(meaning))
     for shown in ("does not match the file's name", "two arms are named", "title is empty"):
         assert shown in found, shown
@@ -232,7 +299,9 @@ def test_a_scenario_is_found_by_its_issue() -> None:
         find(url.replace("vllm-project", "somebody"))
 
 
-def test_two_scenarios_of_one_issue_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_scenarios_of_one_issue_are_both_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = text_of("min_tokens_stop_ids.py").replace('id="min-tokens-stop-ids"', 'id="own-bug"')
     (tmp_path / "own_bug.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("VLLM_REPRO_SCENARIOS", str(tmp_path))
@@ -241,15 +310,23 @@ def test_two_scenarios_of_one_issue_are_both_named(tmp_path: Path, monkeypatch: 
     assert "did you mean min-tokens-stop-ids or own-bug?" in caught.value.hint
 
 
-def test_an_installed_package_adds_its_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_adds_its_scenarios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package, metadata = tmp_path / "our_bugs", tmp_path / "our_bugs-1.dist-info"
     package.mkdir()
     metadata.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('it need not be imported')\n", encoding="utf-8")
+    (package / "__init__.py").write_text(
+        "raise RuntimeError('it need not be imported')\n", encoding="utf-8"
+    )
     text = text_of("min_tokens_stop_ids.py").replace('id="min-tokens-stop-ids"', 'id="our-bug"')
     (package / "our_bug.py").write_text(text, encoding="utf-8")
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: our-bugs\nVersion: 1\n", encoding="utf-8")
-    (metadata / "entry_points.txt").write_text("[vllm_repro.scenarios]\nours = our_bugs\n", encoding="utf-8")
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: our-bugs\nVersion: 1\n", encoding="utf-8"
+    )
+    (metadata / "entry_points.txt").write_text(
+        "[vllm_repro.scenarios]\nours = our_bugs\n", encoding="utf-8"
+    )
     assert "our-bug" not in {one.id for one in all_scenarios()}
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "our-bug" in {one.id for one in all_scenarios()}
@@ -292,7 +369,9 @@ def test_an_empty_prompt_cannot_be_counted() -> None:
 
 def test_loading_a_wrong_file_names_every_problem(tmp_path: Path) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
-    path.write_text(text_of().replace("heads=16", "haeds=16").replace("dies)", "dyes)", 1), encoding="utf-8")
+    path.write_text(
+        text_of().replace("heads=16", "haeds=16").replace("dies)", "dyes)", 1), encoding="utf-8"
+    )
     with pytest.raises(ScenarioError, match="haeds") as caught:
         load_file(path)
     assert "dyes" in str(caught.value)

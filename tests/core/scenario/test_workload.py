@@ -37,18 +37,23 @@ def test_each_turn_is_as_long_as_all_before_it(first: int, adds: list[int]) -> N
 def test_a_turn_may_be_sized_by_a_flag() -> None:
     command = parse("vllm serve m --max-num-batched-tokens 512")
     turns = conversation(first=flag("--max-num-batched-tokens") + 10, adds=[5, 6]).turns
-    assert [resolve(turn.prompt, command) for turn in turns if isinstance(turn.prompt, int | Size)] == [522, 527, 533]
+    assert [
+        resolve(turn.prompt, command) for turn in turns if isinstance(turn.prompt, int | Size)
+    ] == [522, 527, 533]
 
 
 def test_requests_come_in_order_whatever_holds_them() -> None:
     steps = (chat(prompt=1, name="a"), together(chat(prompt=1, name="b"), chat(prompt=1, name="c")))
-    names = [request.name for request in requests_of((*steps, conversation(first=9, adds=[1], name="d")))]
+    names = [
+        request.name for request in requests_of((*steps, conversation(first=9, adds=[1], name="d")))
+    ]
     assert names == ["a", "b", "c", "d 1", "d 2"]
 
 
 def test_tools_go_with_every_turn_and_a_declaration_equals_itself_however_it_was_written() -> None:
     listed = conversation(first=9, adds=[1], tools=[TOOL])
-    frozen: dict[str, Any] = {**TOOL, "function": {**TOOL["function"], "parameters": {"required": ("path",)}}}  # type: ignore[dict-item]  # a dict, as the line above says
+    function: Any = TOOL["function"]
+    frozen = {**TOOL, "function": {**function, "parameters": {"required": ("path",)}}}
     assert listed == conversation(first=9, adds=(1,), tools=(frozen,))
     assert all(turn.fields["tools"] for turn in listed.turns)
     assert "tools" not in conversation(first=9, adds=[1]).turns[0].fields
@@ -70,7 +75,10 @@ def test_what_cannot_be_sent_is_refused(make: Any, message: str) -> None:
 
 
 def test_a_report_says_what_is_shared() -> None:
-    assert str(completion(prompt=385, shared=256, name="again")) == "again of 385 tokens, 256 of them shared"
+    assert (
+        str(completion(prompt=385, shared=256, name="again"))
+        == "again of 385 tokens, 256 of them shared"
+    )
     assert isinstance(completion(prompt=1), Request)
 
 
@@ -84,7 +92,9 @@ def test_a_flags_size_follows_the_flag_everywhere(times: int, plus: int) -> None
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(-99, 99), st.integers(1, 9))
-def test_a_size_of_the_report_has_another_in_the_lab(tokens: int, lab: int, plus: int, times: int) -> None:
+def test_a_size_of_the_report_has_another_in_the_lab(
+    tokens: int, lab: int, plus: int, times: int
+) -> None:
     size = (sized(tokens, lab=lab) + plus) * times
     assert resolve(size, COMMAND) == (tokens + plus) * times
     assert resolve(size, COMMAND, in_lab=True) == (lab + plus) * times

@@ -38,7 +38,10 @@ def test_a_file_is_read_back(title: str, about: str) -> None:
     file.put("issue", "vllm-project/vllm#1")
     file.put("title", title)
     file.put("command", command_text("vllm serve m\n--seed 1"))
-    file.put("model", file.block("Model", "m/m", heads=2, kv_heads=1, head_dim=8, layers=1, vocab_size=64))
+    file.put(
+        "model",
+        file.block("Model", "m/m", heads=2, kv_heads=1, head_dim=8, layers=1, vocab_size=64),
+    )
     file.put("needs", file.call("Needs", gpus=1))
     file.put("status", file.call("Status", bad="==0.32.0"))
     file.put("try_with", "0.32.0")

@@ -30,7 +30,13 @@ def docker_engine() -> Iterator[Engine]:
 
 def build(*words: str) -> str:
     """Build an image of ours unless it is up to date, and return its name."""
-    done = subprocess.run([str(BUILD), *words], stdout=subprocess.PIPE, text=True, check=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [str(BUILD), *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
     return done.stdout.strip()
 
 
@@ -78,7 +84,12 @@ def serve(tmp_path: Path, run_id: str) -> Callable[..., DockerServer]:
     """Return a server for a spec, with the evidence of a plain CPU."""
 
     def make(spec: ContainerSpec, **fields: Any) -> DockerServer:
-        given: dict[str, Any] = {"log": tmp_path / "server.log", "run": run_id, "evidence": Evidence.CPU, "grace": 5.0}
+        given: dict[str, Any] = {
+            "log": tmp_path / "server.log",
+            "run": run_id,
+            "evidence": Evidence.CPU,
+            "grace": 5.0,
+        }
         return DockerServer(spec, **({"port": spec.publish[0].host_port} | given | fields))
 
     return make

@@ -23,7 +23,9 @@ def engine_or_reason(environment: Mapping[str, str]) -> Engine:
     try:
         return connect(environment)
     except InfraError as error:
-        cannot_run(f"{error}. Start one with: export DOCKER_HOST=$(.ci/dockerd.sh start)", environment)
+        cannot_run(
+            f"{error}. Start one with: export DOCKER_HOST=$(.ci/dockerd.sh start)", environment
+        )
 
 
 def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:
@@ -34,7 +36,10 @@ def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:
 
 
 async def until_logged(server: DockerServer, text: str, *, seconds: float = 30) -> None:
-    """Wait until `text` is in the server's log. Fail if the server exits first or after `seconds`."""
+    """Wait until `text` is in the server's log.
+
+    Fail if the server exits first or after `seconds`.
+    """
     ended = asyncio.create_task(server.exited())
     deadline = time.monotonic() + seconds
     try:

@@ -25,7 +25,14 @@ from vllm_repro.running.assess import assess
 from vllm_repro.running.job import first_line
 from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.servers.attach import AttachServer, AttachSite, evidence_of, find_log, find_process, own_lines_begin
+from vllm_repro.servers.attach import (
+    AttachServer,
+    AttachSite,
+    evidence_of,
+    find_log,
+    find_process,
+    own_lines_begin,
+)
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
@@ -36,7 +43,9 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 @contextlib.contextmanager
-def booted(output: int | BinaryIO, fault: str = "") -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def booted(
+    output: int | BinaryIO, fault: str = ""
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run a rehearsal engine by hand until the end of the test."""
     port = free_port()
     process = subprocess.Popen(
@@ -58,10 +67,15 @@ def booted(output: int | BinaryIO, fault: str = "") -> Iterator[tuple[str, subpr
 
 @pytest.fixture
 def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Path, int]]:
-    """Start a rehearsal engine whose log also holds an earlier server. `request.param`: its fault."""
+    """Start a rehearsal engine whose log also holds an earlier server.
+
+    `request.param`: its fault.
+    """
     log = tmp_path / "server.log"
     log.write_text(
-        "(APIServer pid=1) ERROR 01-01 00:00:00 [core.py:1] EngineCore encountered a fatal error.\n", encoding="utf-8"
+        "(APIServer pid=1) ERROR 01-01 00:00:00 [core.py:1] EngineCore encountered a fatal"
+        " error.\n",
+        encoding="utf-8",
     )
     with log.open("ab") as output, booted(output, getattr(request, "param", "")) as (url, process):
         yield url, log, process.pid
@@ -75,15 +89,24 @@ def test_process_and_log_of_a_running_server_are_found(running: tuple[str, Path,
     assert find_log(None) is None
 
 
-def test_the_bug_is_seen_on_a_server_that_runs_already(running: tuple[str, Path, int], harness: Harness) -> None:
+def test_the_bug_is_seen_on_a_server_that_runs_already(
+    running: tuple[str, Path, int], harness: Harness
+) -> None:
     url, _, _ = running
     done = harness("run", "min-tokens-stop-ids", "--server", "attach", "--url", url)
     assert done.status == 0, done.out + done.err
     report = done.report
-    assert report["evidence"] == "rehearsal", "a rehearsal must not pass for a vLLM because it was attached to"
+    assert report["evidence"] == "rehearsal", (
+        "a rehearsal must not pass for a vLLM because it was attached to"
+    )
     arms = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
-    assert (arms["reported"]["outcome"], arms["reported"]["death"]["signature"]) == ("crash", "match")
-    assert arms["near-miss"]["outcome"] == "untriggered", "an old fatal line in the file is not this server's"
+    assert (arms["reported"]["outcome"], arms["reported"]["death"]["signature"]) == (
+        "crash",
+        "match",
+    )
+    assert arms["near-miss"]["outcome"] == "untriggered", (
+        "an old fatal line in the file is not this server's"
+    )
 
 
 @pytest.mark.parametrize("running", ["busy"], indirect=True)
@@ -98,7 +121,10 @@ def test_a_server_that_others_ask_too_is_not_said_to_never_rest(
 
     def ask() -> None:
         while not done.wait(0.1):
-            httpx.post(f"{url}/v1/completions", json={"model": "some-model", "prompt": "hello", "max_tokens": 4})
+            httpx.post(
+                f"{url}/v1/completions",
+                json={"model": "some-model", "prompt": "hello", "max_tokens": 4},
+            )
 
     other = threading.Thread(target=ask)
     if others:
@@ -140,10 +166,14 @@ def test_without_a_log_the_cause_is_not_guessed(harness: Harness) -> None:
 
 
 def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+    ) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        done = harness("run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{server.server_port}")
+        done = harness(
+            "run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{server.server_port}"
+        )
         server.shutdown()
         thread.join()
     assert done.status == 64
@@ -160,7 +190,9 @@ def test_a_gateway_without_health_cannot_be_watched(harness: Harness, tmp_path: 
 
 BOOT = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] vLLM API server version 0.28.0\n"
 ARGS = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] non-default args: {{'model': 'm'}}\n"
-DEATH = "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+DEATH = (
+    "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error.\n"
+)
 OWN = "(APIServer pid={pid}) INFO:     Application startup complete.\n"
 
 
@@ -172,11 +204,13 @@ ELSE = BOOT.format(pid=5)
     [
         ((BOOT, OWN), 2),
         ((ARGS, DEATH, ARGS, OWN), 2),  # `vllm serve` logs no other line first
-        ((BOOT, DEATH, BOOT, OWN), 2),  # the first process of a container has the same pid in each of its lives
+        # the first process of a container has the same pid in each of its lives
+        ((BOOT, DEATH, BOOT, OWN), 2),
         ((ELSE, DEATH, BOOT, OWN), 2),
         ((DEATH, OWN), 1),
         ((ELSE, DEATH, ELSE, "ready\n"), 2),  # a server whose pid is not to be seen from here
-        ((DEATH, "ready\n"), 0),  # a log that was rotated since the boot, or belongs to something else
+        # a log that was rotated since the boot, or belongs to something else
+        ((DEATH, "ready\n"), 0),
     ],
 )
 def test_the_words_of_earlier_servers_are_not_taken_for_this_ones(
@@ -184,13 +218,18 @@ def test_the_words_of_earlier_servers_are_not_taken_for_this_ones(
 ) -> None:
     log = tmp_path / "server.log"
     log.write_text("".join(lines).format(pid=os.getpid()), encoding="utf-8")
-    server = AttachServer("http://127.0.0.1:1", log=log, copy_to=tmp_path / "copy", evidence=Evidence.CPU)
+    server = AttachServer(
+        "http://127.0.0.1:1", log=log, copy_to=tmp_path / "copy", evidence=Evidence.CPU
+    )
     server.pid = os.getpid()
     rest = log.read_bytes()[own_lines_begin(log, server.pid) :]
     assert rest.decode() == "".join(lines[len(lines) - kept :]).format(pid=os.getpid())
 
 
-CONFIG = "(EngineCore pid=9) INFO [core.py:133] Initializing a V1 LLM engine (v0.23.0) with config: model='m', device_config="
+CONFIG = (
+    "(EngineCore pid=9) INFO [core.py:133] Initializing a V1 LLM engine (v0.23.0) with config:"
+    " model='m', device_config="
+)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +242,23 @@ CONFIG = "(EngineCore pid=9) INFO [core.py:133] Initializing a V1 LLM engine (v0
         ("0.23.0", "prompt: 'device_config=cuda'\n", Evidence.UNKNOWN),
         (
             "0.23.0",
-            f"LAB: vllm_repro_lab replaces parts of this vLLM (mechanism turboquant)\n{CONFIG}cpu\n",
+            (
+                "LAB: vllm_repro_lab replaces parts of this vLLM (mechanism"
+                f" turboquant)\n{CONFIG}cpu\n"
+            ),
             Evidence.LAB,
         ),
-        ("0.23.0", f"REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0\n{CONFIG}cuda\n", Evidence.REHEARSAL),
+        (
+            "0.23.0",
+            f"REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0\n{CONFIG}cuda\n",
+            Evidence.REHEARSAL,
+        ),
         (None, f"{CONFIG}xpu\n", Evidence.UNKNOWN),
     ],
 )
-def test_an_attached_server_is_evidence_of_what_it_shows(version: str | None, log: str, evidence: Evidence) -> None:
+def test_an_attached_server_is_evidence_of_what_it_shows(
+    version: str | None, log: str, evidence: Evidence
+) -> None:
     """Evidence never follows from the GPUs that a scenario needs."""
     assert evidence_of(version, log) is evidence
 
@@ -225,12 +273,20 @@ def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: 
         canary_ok=True,
     )
     conclusion = assess(
-        replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none"
+        replace(scenario, trigger=chunked_prefill(chunks=2)),
+        scenario.reported(),
+        seen,
+        tmp_path / "none",
     )
     assert conclusion.outcome is Outcome.UNTRIGGERED
     assert "the batch size is not known" in conclusion.why
     seen.facts = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.GPU, argv=())
-    again = assess(replace(scenario, trigger=chunked_prefill(chunks=2)), scenario.reported(), seen, tmp_path / "none")
+    again = assess(
+        replace(scenario, trigger=chunked_prefill(chunks=2)),
+        scenario.reported(),
+        seen,
+        tmp_path / "none",
+    )
     assert again.outcome is Outcome.CLEAN
 
 
@@ -245,7 +301,9 @@ def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
                 await asyncio.sleep(0.02)
 
     async def follow() -> None:
-        server = AttachServer("http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN)
+        server = AttachServer(
+            "http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN
+        )
         await server.start()
         await copied(boot)
         source.write_text("", encoding="utf-8")
@@ -257,6 +315,8 @@ def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
 
 
 def test_the_first_line_names_the_release_that_runs_already() -> None:
-    site = AttachSite(ServerOptions(url="http://127.0.0.1:1"), find("min-tokens-stop-ids"), rehearsal=True)
+    site = AttachSite(
+        ServerOptions(url="http://127.0.0.1:1"), find("min-tokens-stop-ids"), rehearsal=True
+    )
     site.version = "0.24.0"
     assert "imitates vLLM 0.24.0. " in first_line(site, "", "0.28.0")

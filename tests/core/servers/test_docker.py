@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.core.servers.docker_helpers import IDLE, containers_of, engine_or_reason, running, until_logged
+from tests.core.servers.docker_helpers import (
+    IDLE,
+    containers_of,
+    engine_or_reason,
+    running,
+    until_logged,
+)
 from tests.web import httpx
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import InfraError, ReproError, Unsupported
@@ -36,7 +42,8 @@ def to_the_end(server: DockerServer) -> tuple[ServerFacts, Exit]:
     return asyncio.run(run())
 
 
-# ── how a server ends ───────────────────────────────────────────────────────────────────────────────────────
+# ── how a server ends
+# ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_flood_of_output_is_kept_whole(program: Program, serve: Serve) -> None:
@@ -133,7 +140,9 @@ def test_a_container_has_one_capability_for_a_model_folder_of_another_user(
     (folder / "weights").write_text("read")
     if os.geteuid() == 0:
         os.chown(folder, 1000, 1000)
-    server = serve(program(PRIVILEGES, mounts=(Mount(str(folder), "/model", readonly=True),), ipc=ipc))
+    server = serve(
+        program(PRIVILEGES, mounts=(Mount(str(folder), "/model", readonly=True),), ipc=ipc)
+    )
     _, ended = to_the_end(server)
     log = server.log_path.read_text()
     assert ended.code == 0, log
@@ -142,7 +151,8 @@ def test_a_container_has_one_capability_for_a_model_folder_of_another_user(
     assert json.loads(log) == expected
 
 
-# ── the rehearsal image ─────────────────────────────────────────────────────────────────────────────────────
+# ── the rehearsal image
+# ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_rehearsal_image_serves_and_stops(
@@ -175,15 +185,26 @@ def test_the_rehearsal_image_serves_and_stops(
     assert containers_of(docker_engine, run_id) == []
 
 
-def test_a_rehearsal_cannot_pass_for_a_vllm(rehearsal_image: str, base_image: str, serve: Serve) -> None:
+def test_a_rehearsal_cannot_pass_for_a_vllm(
+    rehearsal_image: str, base_image: str, serve: Serve
+) -> None:
     publish = (Publish(free_port()),)
     with pytest.raises(InfraError, match="holds the rehearsal engine"):
-        asyncio.run(serve(ContainerSpec(image=rehearsal_image, publish=publish), evidence=Evidence.GPU).start())
+        asyncio.run(
+            serve(
+                ContainerSpec(image=rehearsal_image, publish=publish), evidence=Evidence.GPU
+            ).start()
+        )
     with pytest.raises(InfraError, match="holds no rehearsal engine"):
-        asyncio.run(serve(ContainerSpec(image=base_image, publish=publish), evidence=Evidence.REHEARSAL).start())
+        asyncio.run(
+            serve(
+                ContainerSpec(image=base_image, publish=publish), evidence=Evidence.REHEARSAL
+            ).start()
+        )
 
 
-# ── what the engine refuses ─────────────────────────────────────────────────────────────────────────────────
+# ── what the engine refuses
+# ─────────────────────────────────────────────────────────────────────────────────
 
 
 def refused(server: DockerServer, engine: Engine) -> ReproError:
@@ -202,15 +223,28 @@ MISSING = Path("/nowhere/vllm-repro/model")
 @pytest.mark.parametrize(
     ("fields", "kind", "message"),
     [
-        ({"image": "example/nowhere:v0.0.1"}, InfraError, "image example/nowhere:v0.0.1 is not on this machine"),
-        ({"mounts": (Mount(str(MISSING), "/model"),)}, InfraError, f"bind source path does not exist: {MISSING}"),
+        (
+            {"image": "example/nowhere:v0.0.1"},
+            InfraError,
+            "image example/nowhere:v0.0.1 is not on this machine",
+        ),
+        (
+            {"mounts": (Mount(str(MISSING), "/model"),)},
+            InfraError,
+            f"bind source path does not exist: {MISSING}",
+        ),
         ({"entrypoint": ("vllm", "serve"), "init": False}, InfraError, "executable file not found"),
         # More open files than the kernel has: refused whatever the engine's privileges.
         ({"ulimits": (Ulimit("nofile", 1 << 40, 1 << 40),)}, Unsupported, "error setting rlimit"),
     ],
 )
 def test_what_the_engine_refuses_leaves_nothing(
-    fields: dict[str, Any], kind: type[ReproError], message: str, program: Program, serve: Serve, docker_engine: Engine
+    fields: dict[str, Any],
+    kind: type[ReproError],
+    message: str,
+    program: Program,
+    serve: Serve,
+    docker_engine: Engine,
 ) -> None:
     error = refused(serve(program(IDLE, **fields)), docker_engine)
     assert type(error) is kind
@@ -218,7 +252,9 @@ def test_what_the_engine_refuses_leaves_nothing(
     assert not MISSING.exists(), "the engine made an empty folder"
 
 
-def test_what_another_container_has(program: Program, serve: Serve, run_id: str, docker_engine: Engine) -> None:
+def test_what_another_container_has(
+    program: Program, serve: Serve, run_id: str, docker_engine: Engine
+) -> None:
     first = serve(program(IDLE))
     second = serve(program(IDLE, publish=first.spec.publish))
 
@@ -234,12 +270,16 @@ def test_what_another_container_has(program: Program, serve: Serve, run_id: str,
     asyncio.run(run())
 
 
-def test_a_log_that_cannot_be_written(program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written(
+    program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path
+) -> None:
     error = refused(serve(program(IDLE), log=tmp_path / "missing" / "server.log"), docker_engine)
     assert "cannot write the server's log" in str(error)
 
 
-def test_an_engine_on_another_machine(program: Program, serve: Serve, docker_engine: Engine) -> None:
+def test_an_engine_on_another_machine(
+    program: Program, serve: Serve, docker_engine: Engine
+) -> None:
     def elsewhere() -> Engine:
         return replace(engine_or_reason(os.environ), host="tcp://192.0.2.1:2375", local=False)
 
@@ -248,7 +288,8 @@ def test_an_engine_on_another_machine(program: Program, serve: Serve, docker_eng
     assert "on another machine" in str(error)
 
 
-# ── stop ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── stop
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_stop_at_any_time_and_any_number_of_times(

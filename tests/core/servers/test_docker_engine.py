@@ -40,7 +40,9 @@ def test_ci_fails_where_others_skip(tmp_path: Path) -> None:
     environment = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     with pytest.raises(pytest.skip.Exception, match="Start one with"):
         engine_or_reason(environment)
-    with pytest.raises(pytest.fail.Exception, match="CI promises what this test needs: no Docker Engine"):
+    with pytest.raises(
+        pytest.fail.Exception, match="CI promises what this test needs: no Docker Engine"
+    ):
         engine_or_reason({**environment, "CI": "true"})
 
 
@@ -54,7 +56,9 @@ def test_an_engine_says_what_it_is(docker_engine: Engine) -> None:
 def test_what_an_image_is(docker_engine: Engine, rehearsal_image: str, base_image: str) -> None:
     rehearsal = image_facts(docker_engine, rehearsal_image)
     assert rehearsal.rehearsal
-    assert rehearsal.digest.startswith("sha256:"), "an image that was never pushed is known by its id"
+    assert rehearsal.digest.startswith("sha256:"), (
+        "an image that was never pushed is known by its id"
+    )
     assert not image_facts(docker_engine, base_image).rehearsal
     with pytest.raises(InfraError, match="is not on this machine"):
         image_facts(docker_engine, "vllm-repro/nowhere:v0.0.1")
@@ -64,8 +68,14 @@ def test_what_an_image_is(docker_engine: Engine, rehearsal_image: str, base_imag
     ("image", "hint"),
     [
         ("vllm/vllm-openai:v0.20.2", "docker pull vllm/vllm-openai:v0.20.2"),
-        ("vllm-repro/rehearsal:latest", "Build it in a checkout: fixtures/images/build.sh rehearsal"),
-        ("vllm-repro/vllm-cpu:0.28.0", "Build it in a checkout: fixtures/images/build.sh vllm-cpu 0.28.0"),
+        (
+            "vllm-repro/rehearsal:latest",
+            "Build it in a checkout: fixtures/images/build.sh rehearsal",
+        ),
+        (
+            "vllm-repro/vllm-cpu:0.28.0",
+            "Build it in a checkout: fixtures/images/build.sh vllm-cpu 0.28.0",
+        ),
     ],
 )
 def test_how_to_get_an_image(image: str, hint: str) -> None:
@@ -75,7 +85,11 @@ def test_how_to_get_an_image(image: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("image", "known", "expected"),
     [
-        ("vllm/vllm-openai:v1", ["other@sha256:aa", "vllm/vllm-openai@sha256:bb"], "vllm/vllm-openai@sha256:bb"),
+        (
+            "vllm/vllm-openai:v1",
+            ["other@sha256:aa", "vllm/vllm-openai@sha256:bb"],
+            "vllm/vllm-openai@sha256:bb",
+        ),
         ("127.0.0.1:5000/x:v1", ["127.0.0.1:5000/x@sha256:cc"], "127.0.0.1:5000/x@sha256:cc"),
         ("renamed:v1", ["vllm/vllm-openai@sha256:bb"], "vllm/vllm-openai@sha256:bb"),
         ("x@sha256:dd", ["y@sha256:ee", "x@sha256:dd"], "x@sha256:dd"),
@@ -86,8 +100,14 @@ def test_the_digest_of_an_image(image: str, known: list[str], expected: str | No
     assert repository_digest(image, known) == expected
 
 
-SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
-HOOK = SHIM + "error running hook #0: error running hook: exit status 1, stdout: , stderr: nvidia-container-cli: "
+SHIM = (
+    "failed to create shim task: OCI runtime create failed: runc create failed: unable to start"
+    " container process: "
+)
+HOOK = (
+    SHIM + "error running hook #0: error running hook: exit status 1, stdout: , stderr:"
+    " nvidia-container-cli: "
+)
 
 
 def refusal(words: str) -> docker.errors.APIError:
@@ -107,8 +127,16 @@ def refusal(words: str) -> docker.errors.APIError:
             Unsupported,
             "older than the image",
         ),
-        (HOOK + "initialization error: nvml error: driver not loaded: unknown", InfraError, "driver does not work"),
-        (HOOK + "initialization error: load library failed: libnvidia-ml.so.1: x", InfraError, "driver does not work"),
+        (
+            HOOK + "initialization error: nvml error: driver not loaded: unknown",
+            InfraError,
+            "driver does not work",
+        ),
+        (
+            HOOK + "initialization error: load library failed: libnvidia-ml.so.1: x",
+            InfraError,
+            "driver does not work",
+        ),
         (HOOK + "device error: 7: unknown device: unknown", InfraError, "nvidia-smi -L"),
         (
             "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=7",
@@ -116,7 +144,11 @@ def refusal(words: str) -> docker.errors.APIError:
             "nvidia-ctk cdi generate",
         ),
         (HOOK + "something new", Unsupported, "Toolkit"),
-        (SHIM + "error setting rlimit type 8: operation not permitted: unknown", Unsupported, "runs as root"),
+        (
+            SHIM + "error setting rlimit type 8: operation not permitted: unknown",
+            Unsupported,
+            "runs as root",
+        ),
         ("Bind for 127.0.0.1:8000 failed: port is already allocated", InfraError, "--port"),
         ("something\n  new", InfraError, ""),
     ],
@@ -142,9 +174,21 @@ def test_an_engine_that_does_not_answer() -> None:
     [
         ({"ExitCode": 0, "OOMKilled": False, "Error": ""}, 0, "container exited 0", False, False),
         ({"ExitCode": 3, "OOMKilled": True}, 3, "container exited 3, OOM killed", True, False),
-        ({"ExitCode": 128, "Error": "no\nluck"}, 128, "container exited 128: no luck", False, False),
+        (
+            {"ExitCode": 128, "Error": "no\nluck"},
+            128,
+            "container exited 128: no luck",
+            False,
+            False,
+        ),
         ({}, None, "the container was removed by somebody else", False, False),
-        (None, None, "the Docker Engine does not answer, so nothing is known about the container", False, True),
+        (
+            None,
+            None,
+            "the Docker Engine does not answer, so nothing is known about the container",
+            False,
+            True,
+        ),
     ],
 )
 def test_how_a_server_ended(

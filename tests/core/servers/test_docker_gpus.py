@@ -37,7 +37,10 @@ def engine(docker_engine: Engine, base_image: str) -> Iterator[Engine]:
     try:
         assert gpu_prefix(docker_engine, base_image) == ""
     except Unsupported:
-        cannot_run("the engine has no NVIDIA hook: DOCKERD_PATH=$PWD/fixtures/gpu_stubs .ci/dockerd.sh start")
+        cannot_run(
+            "the engine has no NVIDIA hook: DOCKERD_PATH=$PWD/fixtures/gpu_stubs .ci/dockerd.sh"
+            " start"
+        )
     yield docker_engine
     assert containers_of(docker_engine, "gpu-request") == []
 
@@ -49,7 +52,8 @@ def asked(container: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cards"), [("all", "all"), ("1", "0"), ("2", "0,1"), ("device=3", "3"), ("device=1,3", "1,3")]
+    ("gpus", "cards"),
+    [("all", "all"), ("1", "0"), ("2", "0,1"), ("device=3", "3"), ("device=1,3", "1,3")],
 )
 def test_what_the_engine_makes_of_a_request(
     engine: Engine,
@@ -59,7 +63,9 @@ def test_what_the_engine_makes_of_a_request(
     cards: str,
 ) -> None:
     async def start() -> str:
-        async with running(serve(program("import time; time.sleep(60)", gpus=gpus), grace=0.0)) as facts:
+        async with running(
+            serve(program("import time; time.sleep(60)", gpus=gpus), grace=0.0)
+        ) as facts:
             return str(facts.container_id)
 
     assert engine.local
@@ -70,8 +76,20 @@ def test_what_the_engine_makes_of_a_request(
     ("gpus", "env", "error", "words", "hint"),
     [
         ("device=7", {}, InfraError, "unknown device", "nvidia-smi -L"),
-        ("all", {"NVIDIA_REQUIRE_CUDA": "cuda>=99.0"}, Unsupported, "unsatisfied condition: cuda>=99.0", "older than"),
-        ("all", {"STUB_REFUSAL": "nvml error: driver not loaded"}, InfraError, "driver not loaded", "Reload it"),
+        (
+            "all",
+            {"NVIDIA_REQUIRE_CUDA": "cuda>=99.0"},
+            Unsupported,
+            "unsatisfied condition: cuda>=99.0",
+            "older than",
+        ),
+        (
+            "all",
+            {"STUB_REFUSAL": "nvml error: driver not loaded"},
+            InfraError,
+            "driver not loaded",
+            "Reload it",
+        ),
     ],
 )
 def test_a_refusal_has_the_words_of_the_hook_and_a_hint_of_its_own(
@@ -96,7 +114,9 @@ def test_a_refusal_has_the_words_of_the_hook_and_a_hint_of_its_own(
 def stub_image(engine: Engine, rehearsal_image: str) -> Iterator[str]:
     """Return an image that passes for one of vLLM until its server answers: the rehearsal engine without its label."""
     text = f'FROM {rehearsal_image}\nLABEL org.vllm-repro.rehearsal=""\n'
-    engine.client.images.build(fileobj=io.BytesIO(text.encode()), tag=STUB_IMAGE, rm=True, forcerm=True)
+    engine.client.images.build(
+        fileobj=io.BytesIO(text.encode()), tag=STUB_IMAGE, rm=True, forcerm=True
+    )
     yield STUB_IMAGE
     engine.client.images.remove(STUB_IMAGE)
 
@@ -104,7 +124,16 @@ def stub_image(engine: Engine, rehearsal_image: str) -> Iterator[str]:
 def test_a_run_gets_the_cards_of_its_lease_and_a_rehearsal_is_no_evidence(
     harness: Harness, stub_gpus: StubGpus, stub_image: str
 ) -> None:
-    run = ("run", "tq-chunked-prefill", "--server", "docker", "--image", stub_image, "--arm", "reported")
+    run = (
+        "run",
+        "tq-chunked-prefill",
+        "--server",
+        "docker",
+        "--image",
+        stub_image,
+        "--arm",
+        "reported",
+    )
     with leased_gpus(2, lambda _: ""):
         done = harness(*run, "--weights", "dummy")
     assert done.folder is not None
@@ -123,7 +152,10 @@ def test_a_run_gets_the_cards_of_its_lease_and_a_rehearsal_is_no_evidence(
     assert "this server is the rehearsal engine, not vLLM" in trial["why"]
 
     stub_gpus.say(cards=[{"memory.used": 4}])
-    assert harness(*run, "--weights", "dummy").report["arms"][0]["command"].count("--gpus device=0") == 1
+    assert (
+        harness(*run, "--weights", "dummy").report["arms"][0]["command"].count("--gpus device=0")
+        == 1
+    )
 
 
 def test_auto_takes_an_engine_whose_hook_accepts_a_request(

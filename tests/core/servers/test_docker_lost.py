@@ -86,12 +86,17 @@ for i in range(3000):
 
 
 def test_connections_that_are_cut_cost_no_line_of_the_log(
-    proxy: Proxy, program: Callable[..., ContainerSpec], serve: Callable[..., DockerServer], tmp_path: Path
+    proxy: Proxy,
+    program: Callable[..., ContainerSpec],
+    serve: Callable[..., DockerServer],
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "go"
     folder.mkdir()
     mounts = (Mount(str(folder), "/go", readonly=True),)
-    server = serve(program(COUNT, mounts=mounts), engine=lambda: connect({"DOCKER_HOST": proxy.host}))
+    server = serve(
+        program(COUNT, mounts=mounts), engine=lambda: connect({"DOCKER_HOST": proxy.host})
+    )
 
     async def run() -> Exit:
         async with running(server):
@@ -106,5 +111,7 @@ def test_connections_that_are_cut_cost_no_line_of_the_log(
     assert (ended.code, ended.lost) == (0, False)
     lines = server.log_path.read_text().splitlines()
     for name in ("line", "error"):
-        assert [line for line in lines if line.startswith(name)] == [f"{name} {i}" for i in range(3000)]
+        assert [line for line in lines if line.startswith(name)] == [
+            f"{name} {i}" for i in range(3000)
+        ]
     assert len(lines) == 6000

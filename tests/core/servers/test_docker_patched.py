@@ -67,7 +67,9 @@ def spec(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contain
     return ContainerSpec(image=image, entrypoint=("vllm",), publish=(Publish(free_port()),))
 
 
-def with_overlay(engine: Engine, spec: ContainerSpec, run: str) -> tuple[ContainerSpec, PatchedSource]:
+def with_overlay(
+    engine: Engine, spec: ContainerSpec, run: str
+) -> tuple[ContainerSpec, PatchedSource]:
     source = patch_image(image_source(engine, spec, [FILE], run), [PATCH], print)
     return replace(spec, mounts=source.mounts, env=tuple(source.env.items())), source
 
@@ -87,7 +89,9 @@ def test_an_image_is_asked_by_the_python_of_its_command(
     source = image_source(docker_engine, spec, [FILE, "vllm/absent.py"], run_id)
     assert source.files.keys() == {FILE}
     assert source.files[FILE].path == "/opt/odd/packages/vllm/answer.py"
-    assert source.files[FILE].compiled == "/opt/odd/packages/vllm/__pycache__/answer.cpython-311.pyc"
+    assert (
+        source.files[FILE].compiled == "/opt/odd/packages/vllm/__pycache__/answer.cpython-311.pyc"
+    )
     assert source.files[FILE].text == BEFORE
     assert containers_of(docker_engine, run_id) == []
 
@@ -109,7 +113,9 @@ def test_an_image_without_a_vllm_is_unsupported(
         image_source(docker_engine, ContainerSpec(image=rehearsal_image), [FILE], run_id)
 
 
-def test_an_image_that_cannot_be_asked_says_so(docker_engine: Engine, base_image: str, run_id: str) -> None:
+def test_an_image_that_cannot_be_asked_says_so(
+    docker_engine: Engine, base_image: str, run_id: str
+) -> None:
     deaf = ContainerSpec(image=base_image, env=(("PYTHONHOME", "/nowhere"),))
     with pytest.raises(InfraError, match="does not say where its vLLM is"):
         image_source(docker_engine, deaf, [FILE], run_id)

@@ -29,7 +29,17 @@ OF_THE_CLIENT = {
     "Hostname",
 }
 
-ODD_WORDS = ("--speculative-config", '{"method": "mtp", "n": 1}', "it's", "", "$HOME", "a\nb", "ü", "-x", "--flag=1 2")
+ODD_WORDS = (
+    "--speculative-config",
+    '{"method": "mtp", "n": 1}',
+    "it's",
+    "",
+    "$HOME",
+    "a\nb",
+    "ü",
+    "-x",
+    "--flag=1 2",
+)
 
 
 def specs() -> dict[str, ContainerSpec]:
@@ -44,10 +54,14 @@ def specs() -> dict[str, ContainerSpec]:
         "GPUs by id": replace(plain, gpus="device=1,3"),
         "memory": replace(plain, ipc="host", shm_size=16 << 30),
         "odd shared memory": replace(plain, shm_size=(10 << 30) + 1),
-        "mounts": replace(plain, mounts=(Mount("FOLDER", "/models/a", readonly=True), Mount("FOLDER, odd", "/b"))),
+        "mounts": replace(
+            plain, mounts=(Mount("FOLDER", "/models/a", readonly=True), Mount("FOLDER, odd", "/b"))
+        ),
         "host network": replace(plain, network="host", publish=()),
         "ports": replace(plain, publish=(Publish(18000), Publish(18001, 9000))),
-        "entrypoint": replace(plain, entrypoint=("python3", "-m", "vllm.entrypoints.openai.api_server"), argv=("--x",)),
+        "entrypoint": replace(
+            plain, entrypoint=("python3", "-m", "vllm.entrypoints.openai.api_server"), argv=("--x",)
+        ),
         "one word of entrypoint": replace(plain, entrypoint=("vllm",)),
         "no init": replace(plain, init=False),
         "limits": replace(plain, ulimits=(Ulimit("memlock", -1, -1), Ulimit("nofile", 10, 20))),
@@ -89,7 +103,11 @@ def test_the_printed_line_makes_the_same_container(
     )
     # A shell reads the line, as when it is pasted; only `run` becomes `create`.
     script = 'docker() { shift; command docker create "$@"; }\n' + spec.render()
-    environment = {"DOCKER_HOST": docker_engine.host, "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    environment = {
+        "DOCKER_HOST": docker_engine.host,
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+    }
     printed = subprocess.run(
         ["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True, env=environment
     ).stdout.strip()
@@ -106,7 +124,11 @@ def test_every_field_of_a_spec_is_compared() -> None:
     """Check that each field of a spec is compared here."""
     default = ContainerSpec(image="IMAGE")
     varied = {
-        field for spec in specs().values() for field, value in vars(spec).items() if value != vars(default)[field]
+        field
+        for spec in specs().values()
+        for field, value in vars(spec).items()
+        if value != vars(default)[field]
     }
-    given = {"image", "labels", "name"}  # by each test, by each test, and as one container of a name
+    # by each test, by each test, and as one container of a name
+    given = {"image", "labels", "name"}
     assert varied | given == set(vars(default)), json.dumps(sorted(varied))

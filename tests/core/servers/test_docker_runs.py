@@ -25,7 +25,11 @@ pytestmark = pytest.mark.docker
 def engine(docker_engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     """Return the engine; afterwards no container of this test may be left."""
     yield docker_engine
-    left = [c for path in (tmp_path / "reports").glob("*/2*") for c in containers_of(docker_engine, path.name)]
+    left = [
+        c
+        for path in (tmp_path / "reports").glob("*/2*")
+        for c in containers_of(docker_engine, path.name)
+    ]
     for container in left:
         docker_engine.client.api.remove_container(container["Id"], force=True)
     assert left == [], "the run left a container behind"
@@ -37,7 +41,15 @@ def test_the_chunked_prefill_in_containers(
 ) -> None:
     arms = ("--arm", "reported", "--arm", "near-miss-128")
     done = harness(
-        "run", "tq-chunked-prefill", "--server", "docker", "--image", rehearsal_image, "--vllm", version, *arms
+        "run",
+        "tq-chunked-prefill",
+        "--server",
+        "docker",
+        "--image",
+        rehearsal_image,
+        "--vllm",
+        version,
+        *arms,
     )
     assert done.status == 0, done.out + done.err
     report = done.report
@@ -45,7 +57,10 @@ def test_the_chunked_prefill_in_containers(
     assert report["evidence"] == "rehearsal"
     assert report["environment"]["docker"]
     assert reported["server"]["image"] == rehearsal_image
-    assert reported["server"]["digest"].startswith("sha256:") or "@sha256:" in reported["server"]["digest"]
+    assert (
+        reported["server"]["digest"].startswith("sha256:")
+        or "@sha256:" in reported["server"]["digest"]
+    )
     assert reported["server"]["vllm_version"] == version
     assert reported["trials"][0]["outcome"] == ("crash" if version == "0.23.0" else "clean")
     if version == "0.23.0":
@@ -55,10 +70,14 @@ def test_the_chunked_prefill_in_containers(
     assert containers_of(engine, done.folder.name if done.folder else "") == []
 
 
-def test_two_nodes_in_two_containers(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
+def test_two_nodes_in_two_containers(
+    harness: Harness, engine: Engine, rehearsal_image: str
+) -> None:
     branch = "0.20.1rc1.dev12+g363ffa145"
     arms = ("--arm", "reported", "--arm", "eager")
-    done = harness("run", "dsv4-tp2", "--server", "docker", "--image", rehearsal_image, "--vllm", branch, *arms)
+    done = harness(
+        "run", "dsv4-tp2", "--server", "docker", "--image", rehearsal_image, "--vllm", branch, *arms
+    )
     assert done.status == 0, done.out + done.err
     reported, eager = (arm["trials"][0] for arm in done.report["arms"])
     assert (reported["outcome"], reported["death"]["ranks"]) == ("crash", [0, 1])
@@ -86,17 +105,32 @@ def test_a_container_that_somebody_else_runs_is_attached_with_its_log(
     try:
         while b"Application startup complete" not in container.logs():
             time.sleep(0.05)
-        done = harness("run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{port}", "--arm", "near-miss")
+        done = harness(
+            "run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{port}", "--arm", "near-miss"
+        )
         assert done.folder is not None
-        assert "Application startup complete" in (done.folder / "logs" / "near-miss-1.log").read_text(encoding="utf-8")
+        assert "Application startup complete" in (
+            done.folder / "logs" / "near-miss-1.log"
+        ).read_text(encoding="utf-8")
     finally:
         container.remove(force=True)
 
 
-def test_what_show_prints_is_what_was_run(harness: Harness, engine: Engine, rehearsal_image: str) -> None:
+def test_what_show_prints_is_what_was_run(
+    harness: Harness, engine: Engine, rehearsal_image: str
+) -> None:
     assert engine.local
     port = ("--port", "18417")
-    choice = ("tq-chunked-prefill", "--arm", "eager", "--image", rehearsal_image, "--vllm", "0.24.0", *port)
+    choice = (
+        "tq-chunked-prefill",
+        "--arm",
+        "eager",
+        "--image",
+        rehearsal_image,
+        "--vllm",
+        "0.24.0",
+        *port,
+    )
     shown = harness("show", *choice, "--as", "docker").out.strip()
     done = harness("run", *choice, "--server", "docker")
     assert done.status == 0, done.out + done.err
@@ -121,7 +155,9 @@ def test_an_engine_without_a_driver_for_gpus_is_unsupported(
     assert not any(arm["trials"] for arm in done.report["arms"][1:]), "one refusal is enough"
 
 
-def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str) -> tuple[int, Path]:
+def interrupted(
+    tmp_path: Path, image: str, number: signal.Signals, moment: str
+) -> tuple[int, Path]:
     """Start a long run in a container and signal it when its journal contains `moment`."""
     out = tmp_path / "reports"
     command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss --trials 50".split()
@@ -132,7 +168,11 @@ def interrupted(tmp_path: Path, image: str, number: signal.Signals, moment: str)
 
 @pytest.mark.parametrize(
     ("number", "moment"),
-    [(signal.SIGINT, "trial-started"), (signal.SIGTERM, "server-started"), (signal.SIGTERM, '"ready"')],
+    [
+        (signal.SIGINT, "trial-started"),
+        (signal.SIGTERM, "server-started"),
+        (signal.SIGTERM, '"ready"'),
+    ],
 )
 def test_an_interrupted_run_leaves_no_container(
     tmp_path: Path, engine: Engine, rehearsal_image: str, number: signal.Signals, moment: str
@@ -140,7 +180,10 @@ def test_an_interrupted_run_leaves_no_container(
     status, folder = interrupted(tmp_path, rehearsal_image, number, moment)
     assert status == 130
     assert containers_of(engine, folder.name) == []
-    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"] == number.name
+    assert (
+        json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"]
+        == number.name
+    )
 
 
 @pytest.mark.parametrize("moment", ["trial-started", '"ready"'])

@@ -19,7 +19,13 @@ from vllm_repro.errors import InfraError
 from vllm_repro.host.ports import free_port
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
-from vllm_repro.servers.multi_node import Meeting, MultiNodeServer, container_nodes, node_count, process_nodes
+from vllm_repro.servers.multi_node import (
+    Meeting,
+    MultiNodeServer,
+    container_nodes,
+    node_count,
+    process_nodes,
+)
 from vllm_repro.servers.process import ProcessServer
 from vllm_repro_diagnosis.evidence import Evidence
 
@@ -29,7 +35,14 @@ MEETING = Meeting(port=9000)
 def launch(flags: str, evidence: Evidence = Evidence.CPU) -> Launch:
     command = parse(f"vllm serve m --host 127.0.0.1 --port 8001 {flags}")
     argv = ("/r/bin/vllm", "serve", *command.argv())
-    return Launch(kind=ServerKind.PROCESS, evidence=evidence, command=command, argv=argv, env={"A": "1"}, port=8001)
+    return Launch(
+        kind=ServerKind.PROCESS,
+        evidence=evidence,
+        command=command,
+        argv=argv,
+        env={"A": "1"},
+        port=8001,
+    )
 
 
 @pytest.mark.parametrize("flags", ["", "--tensor-parallel-size 2", "--nnodes 1"])
@@ -41,7 +54,9 @@ def test_one_node_stays_as_it_is(flags: str) -> None:
 
 @given(st.integers(2, 8))
 def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int) -> None:
-    head, *followers = process_nodes(launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), MEETING)
+    head, *followers = process_nodes(
+        launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), MEETING
+    )
     lines = [head.argv, *(follower.argv for follower in followers)]
     commands = [parse(f"vllm serve {' '.join(argv[2:])}") for argv in lines]
     assert [command.number("--node-rank") for command in commands] == list(range(nodes))
@@ -55,12 +70,22 @@ def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int
 
 
 def test_on_gpus_each_node_gets_its_own() -> None:
-    head, follower = process_nodes(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), MEETING)
+    head, follower = process_nodes(
+        launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), MEETING
+    )
     assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
-    assert (head.env["CUDA_VISIBLE_DEVICES"], follower.env["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
+    assert (head.env["CUDA_VISIBLE_DEVICES"], follower.env["CUDA_VISIBLE_DEVICES"]) == (
+        "0,1",
+        "2,3",
+    )
     assert "GLOO_SOCKET_IFNAME" not in head.env
-    leased = replace(launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), gpus=("1", "4", "5", "7"))
-    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in process_nodes(leased, MEETING)] == ["1,4", "5,7"]
+    leased = replace(
+        launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), gpus=("1", "4", "5", "7")
+    )
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in process_nodes(leased, MEETING)] == [
+        "1,4",
+        "5,7",
+    ]
 
 
 def test_containers_share_the_network_of_the_first() -> None:
@@ -71,7 +96,11 @@ def test_containers_share_the_network_of_the_first() -> None:
     other = launched.container
     assert head.container is not None
     assert other is not None
-    assert (head.container.name, head.container.network, head.container.publish) == ("run-a-1", None, (Publish(8001),))
+    assert (head.container.name, head.container.network, head.container.publish) == (
+        "run-a-1",
+        None,
+        (Publish(8001),),
+    )
     assert (other.name, other.network, other.publish) == ("run-a-1-rank1", "container:run-a-1", ())
     assert other.argv[-1] == "--headless"
     commands = [parse(f"vllm serve {' '.join(one.argv)}") for one in (head.container, other)]
@@ -80,7 +109,10 @@ def test_containers_share_the_network_of_the_first() -> None:
 
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-WITH_CHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
+WITH_CHILD = (
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time;"
+    " time.sleep(600)']); time.sleep(600)"
+)
 
 
 def runs(pid: int) -> bool:
@@ -93,11 +125,19 @@ def server(tmp_path: Path, head: str, *others: str) -> MultiNodeServer:
         argv = (sys.executable, "-c", code)
         kind, evidence = ServerKind.PROCESS, Evidence.CPU
         return ProcessServer(
-            argv, port=free_port(), log=tmp_path / name, env={}, kind=kind, evidence=evidence, grace=2.0
+            argv,
+            port=free_port(),
+            log=tmp_path / name,
+            env={},
+            kind=kind,
+            evidence=evidence,
+            grace=2.0,
         )
 
     names = ["reported-1.log", "reported-1.rank1.log", "reported-1.rank2.log"]
-    return MultiNodeServer([process(name, code) for name, code in zip(names, (head, *others), strict=False)])
+    return MultiNodeServer(
+        [process(name, code) for name, code in zip(names, (head, *others), strict=False)]
+    )
 
 
 def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
@@ -105,7 +145,10 @@ def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
         ranked = server(tmp_path, SLEEP, SLEEP, WITH_CHILD)
         facts = await ranked.start()
         assert [rank.rank for rank in facts.ranks] == [1, 2]
-        assert [path.name for path in ranked.rank_logs] == ["reported-1.rank1.log", "reported-1.rank2.log"]
+        assert [path.name for path in ranked.rank_logs] == [
+            "reported-1.rank1.log",
+            "reported-1.rank2.log",
+        ]
         while len(ranked.processes()) < 2:
             await asyncio.sleep(0.05)
         pids = [facts.pid or 0, *(rank.pid or 0 for rank in facts.ranks), *ranked.processes()]
@@ -129,7 +172,9 @@ def test_the_end_of_another_node_is_told_with_its_rank(tmp_path: Path) -> None:
     assert asyncio.run(run()) == (2, 3)
 
 
-def test_a_node_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_cannot_be_started_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> tuple[int, ...]:
         ranked = server(tmp_path, SLEEP, SLEEP)
         monkeypatch.setattr(ranked.followers[0], "argv", ("/does/not/exist",))

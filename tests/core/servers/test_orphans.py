@@ -67,12 +67,17 @@ def kill_with_guard(harness: subprocess.Popen[str], server: str) -> None:
     harness.kill()
 
 
-def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(tmp_path: Path, harness: Harness) -> None:
+def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(
+    tmp_path: Path, harness: Harness
+) -> None:
     killed, pid = started(tmp_path, SERVE)
     assert "nothing is left" in harness("clean", "--yes").out
     with killed:
         kill_with_guard(killed, pid)
-    assert f"left: process {pid}, started by pid {killed.pid} in {Path.cwd()}: " in harness("clean").out
+    assert (
+        f"left: process {pid}, started by pid {killed.pid} in {Path.cwd()}: "
+        in harness("clean").out
+    )
     assert session_members(int(pid)), "clean without --yes touches nothing"
     temporary = Path((tmp_path / "log").read_text(encoding="utf-8").strip())
     assert temporary.exists()
@@ -114,7 +119,9 @@ def test_only_containers_whose_owner_is_gone_are_removed(
     serve: Callable[..., DockerServer],
     tmp_path: Path,
 ) -> None:
-    unleased = docker_engine.client.containers.create(base_image, ["true"], labels={RUN_LABEL: run_id})
+    unleased = docker_engine.client.containers.create(
+        base_image, ["true"], labels={RUN_LABEL: run_id}
+    )
     killed, orphan = started(tmp_path, SERVE_CONTAINER, base_image, run_id, IDLE)
     living = serve(program(IDLE))
 
@@ -125,9 +132,15 @@ def test_only_containers_whose_owner_is_gone_are_removed(
             with killed:
                 kill_with_guard(killed, orphan)
             (line,) = sweep()
-            assert f"running), started by pid {killed.pid} in {Path.cwd()} for the run {run_id}" in line
+            assert (
+                f"running), started by pid {killed.pid} in {Path.cwd()} for the run {run_id}"
+                in line
+            )
             assert sweep() == []
-            assert {one["Id"] for one in containers_of(docker_engine, run_id)} == {facts.container_id, unleased.id}
+            assert {one["Id"] for one in containers_of(docker_engine, run_id)} == {
+                facts.container_id,
+                unleased.id,
+            }
             assert docker_engine.client.containers.get(bystander).status == "created"
         finally:
             await living.stop()

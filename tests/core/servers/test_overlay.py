@@ -36,7 +36,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(script: Path, **env: str) -> str:
     done = subprocess.run(
-        [str(script)], env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+        [str(script)],
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
     )
     return done.stdout
 

@@ -34,7 +34,9 @@ def test_the_callers_environment_does_not_take_the_assertions_out_and_is_told_wh
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
     monkeypatch.setenv("VLLM_USE_V1", "0")
-    code = "import json, os, sys; print(json.dumps([sys.flags.optimize, os.environ['VLLM_USE_V1']]))"
+    code = (
+        "import json, os, sys; print(json.dumps([sys.flags.optimize, os.environ['VLLM_USE_V1']]))"
+    )
     server = ProcessServer(
         (sys.executable, "-c", code),
         port=free_port(),
@@ -88,7 +90,9 @@ NO_BUILD = Source(release="0.33.0")
 
 def release(folder: Path, *operators: str, source: Source = NO_BUILD) -> Release:
     """Return a release over the compiled parts of 0.32.0, which lack these operators."""
-    misfits = tuple(Misfit(operator=name, where="_custom_ops.py:1", given=3, takes=2) for name in operators)
+    misfits = tuple(
+        Misfit(operator=name, where="_custom_ops.py:1", given=3, takes=2) for name in operators
+    )
     return Release(
         version="0.33.0",
         torch="2.13.0",
@@ -114,10 +118,17 @@ def release(folder: Path, *operators: str, source: Source = NO_BUILD) -> Release
     ],
 )
 def test_only_an_operator_that_the_model_calls_makes_a_vllm_unsupported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, attention: bool, flags: str, unsupported: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: str,
+    attention: bool,
+    flags: str,
+    unsupported: bool,
 ) -> None:
     monkeypatch.setattr(module, "cpu_flags", lambda: frozenset(flags.split()))
-    why = misfit(release(tmp_path, operator), find("min-tokens-stop-ids").tiny_model, attention=attention)
+    why = misfit(
+        release(tmp_path, operator), find("min-tokens-stop-ids").tiny_model, attention=attention
+    )
     assert bool(why) is unsupported
     if unsupported:
         assert "the compiled parts of 0.32.0 do not fit the Python of 0.33.0" in why
@@ -152,7 +163,10 @@ def test_a_report_says_over_which_compiled_parts_a_tree_ran(tmp_path: Path) -> N
     assert with_release(launch, None) is launch
     made, text = shown(release(tmp_path, "fused_experts_cpu"))
     assert (made.source, made.compiled) == (None, "0.32.0")
-    assert "vLLM 0.33.0, which has no CPU build, over the compiled parts of 0.32.0: 54 of 55 calls" in text
+    assert (
+        "vLLM 0.33.0, which has no CPU build, over the compiled parts of 0.32.0: 54 of 55 calls"
+        in text
+    )
     made, text = shown(release(tmp_path, source=SOURCE))
     assert (made.source, made.compiled) == ("/src/vllm@abc", "0.32.0")
     assert "the Python of /src/vllm@abc, over the compiled parts of 0.32.0: 54 of 54 calls" in text

@@ -51,9 +51,13 @@ def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
         ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
 
 
-def test_the_release_that_is_installed_here_is_run_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_release_that_is_installed_here_is_run_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
-    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129"))
+    monkeypatch.setattr(
+        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129")
+    )
     here = ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
     assert here.evidence is Evidence.GPU
     assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
@@ -71,13 +75,17 @@ def test_an_installed_vllm_is_evidence_of_what_it_runs_on_and_not_of_what_the_sc
     monkeypatch: pytest.MonkeyPatch, version: str, cards: tuple[Gpu, ...], evidence: Evidence
 ) -> None:
     monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: cards)
-    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), version))
+    monkeypatch.setattr(
+        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), version)
+    )
     assert ProcessSite(ServerOptions(), STOP_IDS).evidence is evidence
     if cards:
         assert ProcessSite(ServerOptions(), TQ).evidence is evidence
 
 
-def test_the_lab_refuses_a_processor_that_lacks_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lab_refuses_a_processor_that_lacks_its_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     deepseek, options = find("dsv4-tp2"), ServerOptions()
     monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f"}))
     with pytest.raises(Unsupported, match="only for processors with avx512_bf16"):
@@ -86,7 +94,9 @@ def test_the_lab_refuses_a_processor_that_lacks_its_operators(monkeypatch: pytes
         False, "the lab needs a processor with avx512_bf16 for it"
     )
     assert LabSite.offer(TQ, options, missing="", download=True).accepted
-    monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
+    monkeypatch.setattr(
+        "vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"})
+    )
     assert LabSite.offer(deepseek, options, missing="", download=True).accepted
 
 
@@ -96,7 +106,10 @@ def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
     site = SchedulerSite(options, hybrid)
     launch = site.launch(hybrid, hybrid.arms[0], 1)
     assert (launch.kind, launch.evidence) == (ServerKind.SCHEDULER, Evidence.SCHEDULER)
-    assert (launch.env["REPRO_LAB_MECHANISM"], launch.env["REPRO_LAB_EVIDENCE"]) == ("scheduler", "SCHEDULER ONLY")
+    assert (launch.env["REPRO_LAB_MECHANISM"], launch.env["REPRO_LAB_EVIDENCE"]) == (
+        "scheduler",
+        "SCHEDULER ONLY",
+    )
     assert launch.differences[0].startswith("SCHEDULER ONLY: ")
     assert site.cannot(hybrid.arms[0]) == ""
     with pytest.raises(UsageError, match="needs a model"):
@@ -116,12 +129,19 @@ ATTACHED = AttachSite(ServerOptions(url="http://127.0.0.1:1"), STOP_IDS, rehears
 
 @pytest.mark.parametrize(
     ("where", "message"),
-    [(REHEARSAL, "a rehearsal runs no vLLM, so there is no source"), (ATTACHED, "that already runs cannot be changed")],
+    [
+        (REHEARSAL, "a rehearsal runs no vLLM, so there is no source"),
+        (ATTACHED, "that already runs cannot be changed"),
+    ],
 )
-def test_an_arm_that_changes_the_source_says_where_it_can_run(tmp_path: Path, where: Site, message: str) -> None:
+def test_an_arm_that_changes_the_source_says_where_it_can_run(
+    tmp_path: Path, where: Site, message: str
+) -> None:
     assert where.cannot(STOP_IDS.arms[0]) == ""
     launch, server = where.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
-    assert not any("patched" in difference for difference in launch.differences), "nothing was laid over anything"
+    assert not any("patched" in difference for difference in launch.differences), (
+        "nothing was laid over anything"
+    )
     with pytest.raises(Unsupported, match=message) as refused:
         asyncio.run(server.start())
     assert "docker, process or the lab" in str(refused.value)
@@ -135,7 +155,9 @@ def installed(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Proce
     (folder / "vllm").write_text(f"#!{sys.executable}\n", encoding="utf-8")
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(folder / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(folder / "packages"))
-    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: LocalVllm(folder / "vllm", "0.28.0"))
+    monkeypatch.setattr(
+        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(folder / "vllm", "0.28.0")
+    )
     return ProcessSite(ServerOptions(), STOP_IDS, lambda _: None)
 
 
@@ -148,15 +170,22 @@ def test_an_installed_vllm_is_run_with_the_changed_file_before_its_own(
     assert isinstance(server, ProcessServer)
     assert server.patched == here.patched_source(PATCHED).digests
     first, *others = launch.env["PYTHONPATH"].split(":")
-    assert (Path(first) / PATCHED.patches[0].file).read_text(encoding="utf-8") == PATCHED.patches[0].now
+    assert (Path(first) / PATCHED.patches[0].file).read_text(encoding="utf-8") == PATCHED.patches[
+        0
+    ].now
     assert others[-1] == str(tmp_path / "packages"), "the caller's own path stays"
     assert launch.argv[:2] == (str(tmp_path / "vllm"), "serve")
-    assert any(difference.startswith("patched vllm/sampling_params.py: ") for difference in launch.differences)
+    assert any(
+        difference.startswith("patched vllm/sampling_params.py: ")
+        for difference in launch.differences
+    )
     plain = here.launch(STOP_IDS, STOP_IDS.arms[0], 8000)
     assert not {"PYTHONPATH", "REPRO_PATCHED"} & plain.env.keys()
 
 
-def test_a_patch_that_does_not_fit_boots_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_that_does_not_fit_boots_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = installed(tmp_path, "VERSION = 1\n", monkeypatch)
     assert "the patch does not fit this release" in here.cannot(PATCHED)
 

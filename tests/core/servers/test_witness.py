@@ -49,7 +49,12 @@ def test_nothing_in_it_raises_on_purpose_and_it_needs_the_standard_library_alone
     tree = ast.parse((PLUGIN / "vllm_repro_witness" / "__init__.py").read_text(encoding="utf-8"))
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.Assert)]
     named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    named |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    named |= {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     assert {str(name).partition(".")[0] for name in named} <= sys.stdlib_module_names
 
 
@@ -68,12 +73,18 @@ def test_a_process_says_what_it_finds_and_what_it_runs(tmp_path: Path) -> None:
     assert [line.split()[2] for line in log.splitlines() if FILE in line] == ["found", "imported"]
     assert [line.split()[2] for line in log.splitlines() if NEVER in line] == ["found"]
     before = log_of(tmp_path, f"import vllm.answer\n{PROGRAM}", FILE)
-    assert [line.split()[2] for line in before.splitlines() if FILE in line] == ["found", "imported"]
+    assert [line.split()[2] for line in before.splitlines() if FILE in line] == [
+        "found",
+        "imported",
+    ]
 
 
 def test_a_change_that_is_no_python_fails_as_it_would_without_a_witness(tmp_path: Path) -> None:
     (write_package(tmp_path) / FILE).write_text("ANSWER = = 42\n", encoding="utf-8")
-    program = f"import traceback\ntry:\n    exec({PROGRAM!r})\nexcept SyntaxError:\n    traceback.print_exc()"
+    program = (
+        f"import traceback\ntry:\n    exec({PROGRAM!r})\nexcept SyntaxError:\n   "
+        " traceback.print_exc()"
+    )
     log = log_of(tmp_path, program, FILE)
     assert "SyntaxError: invalid syntax" in log
     assert "vllm_repro_witness" not in log
@@ -82,7 +93,9 @@ def test_a_change_that_is_no_python_fails_as_it_would_without_a_witness(tmp_path
 def test_a_compiled_file_of_another_text_does_not_pass(tmp_path: Path) -> None:
     log = log_of(write_package(tmp_path, stale=True), PROGRAM, FILE)
     assert "ANSWER 7" in log, "Python runs the compiled file, so there is something to see through"
-    with pytest.raises(InfraError, match=r"an outdated compiled file instead of the patched vllm/answer\.py"):
+    with pytest.raises(
+        InfraError, match=r"an outdated compiled file instead of the patched vllm/answer\.py"
+    ):
         witnessed(log, {FILE: DIGEST}, ready=True)
 
 

@@ -22,7 +22,10 @@ _FOLDER = Path(__file__).parents[3] / "fixtures" / "reference"
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A text completion. `shared` tokens at its head are those of every other prompt of its server that shares."""
+    """A text completion.
+
+    `shared` tokens at its head are those of every other prompt of its server that shares.
+    """
 
     tokens: int
     shared: int = 0
@@ -44,8 +47,9 @@ class Prefill:
 class Server:
     """One server in the lab: its flags over the scenario's command, its prompts until it died, and what they saw.
 
-    `answers` holds status and cached tokens of each prompt. `step` holds tokens computed before the step that died and
-    scheduled in it. `workspace` holds vLLM's lines about its size. `twice` and `lost` are as in `Pool`.
+    `answers` holds status and cached tokens of each prompt. `step` holds tokens computed before the
+    step that died and scheduled in it. `workspace` holds vLLM's lines about its size. `twice` and
+    `lost` are as in `Pool`.
     """
 
     release: str
@@ -70,7 +74,9 @@ class Server:
     @property
     def locked(self) -> int | None:
         """The bytes of workspace that were locked; None if it never was."""
-        found = [line.removeprefix("locked ") for line in self.workspace if line.startswith("locked ")]
+        found = [
+            line.removeprefix("locked ") for line in self.workspace if line.startswith("locked ")
+        ]
         return round(float(found[0]) * 2**20) if found else None
 
     @property
@@ -82,10 +88,10 @@ class Server:
 class Pool:
     """Prompts in vLLM's scheduler alone: `prompts` holds tokens of each and of its answer.
 
-    `groups` holds block size and window of each group of layers. `dies` is the request that killed, from 1, and `stuck`
-    one that was never answered. `twice` holds
-    the most blocks that one store event listed twice, by request. `lost` holds what the counter of free blocks said, what
-    the list had, and what was asked for.
+    `groups` holds block size and window of each group of layers. `dies` is the request that killed,
+    from 1, and `stuck` one that was never answered. `twice` holds the most blocks that one store
+    event listed twice, by request. `lost` holds what the counter of free blocks said, what the list
+    had, and what was asked for.
     """
 
     release: str
@@ -104,7 +110,10 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A pool of DeepSeek-V4's layers, and what a release logs as its size. `pages` holds the bytes of a block of each group."""
+    """A pool of DeepSeek-V4's layers, and what a release logs as its size.
+
+    `pages` holds the bytes of a block of each group.
+    """
 
     release: str
     ratios: tuple[int, ...]
@@ -151,7 +160,9 @@ def command_of(scenario_id: str, server: Server) -> ServeCommand:
     scenario = find(scenario_id)
     base = scenario.arm(server.arm) if server.arm else None
     edits = [edit.in_lab or edit for edit in base.edits] if base else []
-    return scenario.command_in_lab(Arm("recorded", Expected.UNTRIGGERED, (*edits, with_flags(*server.flags))))
+    return scenario.command_in_lab(
+        Arm("recorded", Expected.UNTRIGGERED, (*edits, with_flags(*server.flags)))
+    )
 
 
 def facts(scenario_id: str, server: Server, number: int) -> TriggerFacts:
@@ -177,7 +188,12 @@ def facts(scenario_id: str, server: Server, number: int) -> TriggerFacts:
         chunked=command.enabled("--enable-chunked-prefill"),
         command=command,
         shape=AttentionShape(
-            shape.heads, shape.kv_heads, shape.head_dim, scenario.model.block_size, shape.kinds, shape.window
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            scenario.model.block_size,
+            shape.kinds,
+            shape.window,
         ),
         locked=server.locked,
         reserved=server.reserved,

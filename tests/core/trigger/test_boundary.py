@@ -15,7 +15,9 @@ def predicted(name: str, longest: int = 20_000) -> int | None:
         batch=command.number("--max-num-batched-tokens"),
         chunked=command.enabled("--enable-chunked-prefill"),
         command=command,
-        shape=AttentionShape(model.heads, model.kv_heads, model.head_dim, block_size=model.block_size),
+        shape=AttentionShape(
+            model.heads, model.kv_heads, model.head_dim, block_size=model.block_size
+        ),
     )
     return shortest_prompt(scenario.trigger, facts, longest)
 
@@ -30,7 +32,12 @@ def test_no_length_is_predicted_beyond_the_longest_prompt() -> None:
 
 
 def test_a_bug_of_flags_or_fields_or_cached_prefixes_has_no_length() -> None:
-    names = ("tq-mtp-cudagraphs", "tq-mtp-first-request", "min-tokens-stop-ids", "tq-prefix-hit-unreserved")
+    names = (
+        "tq-mtp-cudagraphs",
+        "tq-mtp-first-request",
+        "min-tokens-stop-ids",
+        "tq-prefix-hit-unreserved",
+    )
     assert [predicted(name) for name in names] == [None] * 4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 from tests.golden_files import assert_golden
 from vllm_repro.command.command import ServeCommand
@@ -23,7 +24,11 @@ from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, T
 from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk
 
 SHAPE = AttentionShape(heads=16, kv_heads=8, head_dim=128, block_size=100)
-CHUNK, FIRST, TOKEN = ScheduledChunk(4096, 3497), ScheduledChunk(0, 4096, new=True), ScheduledChunk(500, 1)
+CHUNK, FIRST, TOKEN = (
+    ScheduledChunk(4096, 3497),
+    ScheduledChunk(0, 4096, new=True),
+    ScheduledChunk(500, 1),
+)
 HIT = ScheduledChunk(256, 129, new=True)
 KNOWN = frozenset(["min_tokens", "n"])
 
@@ -33,7 +38,8 @@ def chat(tokens: int | None = 7593, **given: object) -> SentRequest:
 
 
 def served(*requests: SentRequest, **given: object) -> TriggerFacts:
-    return TriggerFacts(requests=requests, **{"batch": 4096, "chunked": True} | given)  # type: ignore[arg-type]  # as above
+    # as above
+    return TriggerFacts(requests=requests, **{"batch": 4096, "chunked": True} | given)  # type: ignore[arg-type]
 
 
 def sent(number: int | None = 1, **given: object) -> SentRequest:
@@ -44,7 +50,10 @@ again = chat(385, counted_by="tokenize", repeats=256, status=None, died=True)
 PROMPTS = (
     served(batch=None),
     served(),
-    *(served(chat(tokens)) for tokens in (None, 128, 129, 759, 760, 4096, 4224, 4225, 8192, 8193, 12288, 20000)),
+    *(
+        served(chat(tokens))
+        for tokens in (None, 128, 129, 759, 760, 4096, 4224, 4225, 8192, 8193, 12288, 20000)
+    ),
     served(chat(), batch=None),
     served(chat(), batch=None, chunked=None),
     served(chat(), chunked=False),
@@ -59,7 +68,9 @@ PROMPTS = (
     served(chat(257, repeats=257, status=None, died=True)),
     served(again, shape=SHAPE),
     served(again, shape=SHAPE, command=parse("vllm serve m --block-size 200")),
-    served(again, shape=SHAPE, args={"block_size": 250}, command=parse("vllm serve m --block-size 200")),
+    served(
+        again, shape=SHAPE, args={"block_size": 250}, command=parse("vllm serve m --block-size 200")
+    ),
     served(again, command=parse("vllm serve m --no-enable-prefix-caching")),
     served(again, boot=BootFacts(prefix_caching=False)),
     served(again, boot=BootFacts(prefix_caching=True)),
@@ -69,7 +80,10 @@ PROMPTS = (
     served(chat(), chat(100)),
     served(chat(100), chat(None)),
     served(chat(385, cached_tokens=256), chat(900, cached_tokens=16), chat(5000, cached_tokens=0)),
-    *(served(dump=dump) for dump in ((CHUNK,), (FIRST,), (TOKEN,), (HIT,), (TOKEN, FIRST), (FIRST, CHUNK))),
+    *(
+        served(dump=dump)
+        for dump in ((CHUNK,), (FIRST,), (TOKEN,), (HIT,), (TOKEN, FIRST), (FIRST, CHUNK))
+    ),
     served(dump=(ScheduledChunk(500, 2),)),
     served(chat(100), chat(100, cached_tokens=0)),
     served(chat(4 * 4096)),
@@ -106,12 +120,18 @@ SERVERS = (
         served(boot=BootFacts(cudagraph_mode="FULL", graphs_captured=captured, ready=True))
         for captured in (False, True)
     ),
-    served(boot=BootFacts(cudagraph_mode="FULL", graphs_captured=True), observed=(Observation("store", {}), CAPTURE)),
+    served(
+        boot=BootFacts(cudagraph_mode="FULL", graphs_captured=True),
+        observed=(Observation("store", {}), CAPTURE),
+    ),
 )
 
 
 def groups() -> Iterator[tuple[Sequence[TriggerFacts], tuple[Condition, ...]]]:
-    """Yield facts and the conditions to apply to them. A mutation test sees only what is made in a test, so these are."""
+    """Yield facts and the conditions to apply to them.
+
+    A mutation test sees only what is made in a test, so these are.
+    """
     yield PROMPTS, (chunked_prefill(), continuation_over(128), prefill_over(759))
     yield PROMPTS[18:], (prefix_hit(),)
     yield PROMPTS[7:14], (chunked_prefill(chunks=3),)
@@ -123,14 +143,22 @@ def groups() -> Iterator[tuple[Sequence[TriggerFacts], tuple[Condition, ...]]]:
     twice = tuple(Observation("preempted", {"requests": count}) for count in (2, 1))
     logged = (served(observed=twice[:count]) for count in (1, 2))
     back = served(preemptions=0, dump=(ScheduledChunk(0, 32, resumed=True),))
-    yield (served(), *logged, *(served(preemptions=count) for count in (0, 3)), back), (preempted(),)
-    both = (chunked_prefill() & sent_with("min_tokens"), sent_with(min_tokens=9) | chunked_prefill())
+    yield (
+        (served(), *logged, *(served(preemptions=count) for count in (0, 3)), back),
+        (preempted(),),
+    )
+    both = (
+        chunked_prefill() & sent_with("min_tokens"),
+        sent_with(min_tokens=9) | chunked_prefill(),
+    )
     yield (served(chat()), served(sent(9)), served(chat(), sent(9)), served()), both
 
 
-def shown(record: object, usual: object) -> str:
+def shown(record: Any, usual: Any) -> str:
     """Return the fields of a record that differ from those of a usual one."""
-    values = [(one.name, getattr(record, one.name), getattr(usual, one.name)) for one in fields(record)]  # type: ignore[arg-type]  # a dataclass
+    values = [
+        (one.name, getattr(record, one.name), getattr(usual, one.name)) for one in fields(record)
+    ]
     return ", ".join(f"{name}={_text(value)}" for name, value, other in values if value != other)
 
 
@@ -161,5 +189,7 @@ def rows(condition: Condition, facts: Sequence[TriggerFacts]) -> Iterator[str]:
 
 
 def test_the_table_of_conditions() -> None:
-    lines = [line for facts, conditions in groups() for one in conditions for line in rows(one, facts)]
+    lines = [
+        line for facts, conditions in groups() for one in conditions for line in rows(one, facts)
+    ]
     assert_golden("conditions.txt", "\n".join(lines) + "\n")

@@ -1,4 +1,7 @@
-"""A KV block listed twice: computed and seen in the lab. `test_recorded.py` compares the numbers with vLLM's scheduler."""
+"""A KV block listed twice: computed and seen in the lab.
+
+`test_recorded.py` compares the numbers with vLLM's scheduler.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ import pytest
 from vllm_repro.command.parse import parse
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.trigger.offload_store import block_listed_twice, offload_outgrown
-from vllm_repro.trigger.trigger import Amounts, AttentionShape, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.trigger import (
+    Amounts,
+    AttentionShape,
+    SentRequest,
+    TriggerFacts,
+    TriggerResult,
+)
 from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, boot_facts
 from vllm_repro_diagnosis.log_text import read_lines
 
@@ -20,10 +29,15 @@ PLAIN = Observation("store", {"event": 0, "blocks": 128, "distinct": 128, "twice
 
 
 def judge(
-    *asked: SentRequest, blocks: int = 330, observed: tuple[Observation, ...] = (), shape: AttentionShape | None = LAB
+    *asked: SentRequest,
+    blocks: int = 330,
+    observed: tuple[Observation, ...] = (),
+    shape: AttentionShape | None = LAB,
 ) -> TriggerResult:
     command = parse(f"vllm serve m {FLAGS} {blocks}")
-    facts = TriggerFacts(requests=asked, batch=2048, chunked=True, command=command, shape=shape, observed=observed)
+    facts = TriggerFacts(
+        requests=asked, batch=2048, chunked=True, command=command, shape=shape, observed=observed
+    )
     return block_listed_twice().find(facts)
 
 
@@ -32,7 +46,10 @@ def test_a_workload_that_must_list_twice_crosses_in_any_release() -> None:
     assert found.crossed
     # One store event of 0.20.2 and of 0.21.0 listed 80 blocks, 54 of them distinct.
     assert found.brief == "26 would be listed twice up to 0.21.0; here none was"
-    assert "5693 prompt tokens by usage and an answer of 8, in a pool of 330 blocks" in found.evidence[0]
+    assert (
+        "5693 prompt tokens by usage and an answer of 8, in a pool of 330 blocks"
+        in found.evidence[0]
+    )
     assert found.evidence[1] == "seen: 2 store events, none lists a block twice"
 
 
@@ -46,7 +63,9 @@ def test_what_was_seen_stands_beside_what_was_computed() -> None:
         "seen: 50 blocks are asked for, the counter says 106 and the free list has 34",
     )
     (amounts,) = found.amounts
-    assert amounts == Amounts("blocks", (("asked for", 50), ("in the free list", 34), ("by its counter", 106)))
+    assert amounts == Amounts(
+        "blocks", (("asked for", 50), ("in the free list", 34), ("by its counter", 106))
+    )
 
 
 def test_what_was_seen_is_enough() -> None:
@@ -61,9 +80,14 @@ def test_what_was_seen_is_enough() -> None:
     ("asked", "blocks", "expected"),
     [
         (WHOLE, 330, "no block is listed twice"),  # no block waits to be filled
-        (SentRequest("a", 5693, answer_tokens=3), 330, "no block is listed twice"),  # the answer does not fill it
+        # the answer does not fill it
+        (SentRequest("a", 5693, answer_tokens=3), 330, "no block is listed twice"),
         (LONG, 1000, "no block is listed twice"),  # the pool is not short
-        (SentRequest("a", 5693, cached_tokens=2048, answer_tokens=8), 330, "2048 came from the prefix cache"),
+        (
+            SentRequest("a", 5693, cached_tokens=2048, answer_tokens=8),
+            330,
+            "2048 came from the prefix cache",
+        ),
         (SentRequest("a", 5693, answer_tokens=8, status=400), 330, "no request reached the engine"),
     ],
 )
@@ -74,7 +98,8 @@ def test_near_misses_do_not_cross(asked: SentRequest, blocks: int, expected: str
 
 
 @pytest.mark.parametrize(
-    "shape", [None, AttentionShape(64, 1, 512, 256), AttentionShape(4, 2, 32, 32, ("sliding", "full"), 128)]
+    "shape",
+    [None, AttentionShape(64, 1, 512, 256), AttentionShape(4, 2, 32, 32, ("sliding", "full"), 128)],
 )
 def test_another_model_is_not_computed(shape: AttentionShape | None) -> None:
     found = judge(LONG, shape=shape)
@@ -83,9 +108,12 @@ def test_another_model_is_not_computed(shape: AttentionShape | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunked", "given", "crossed"), [(True, 330, True), (None, 330, True), (False, 330, False), (True, 1000, False)]
+    ("chunked", "given", "crossed"),
+    [(True, 330, True), (None, 330, True), (False, 330, False), (True, 1000, False)],
 )
-def test_chunks_and_the_servers_own_flags_decide(chunked: bool | None, given: int, crossed: bool) -> None:
+def test_chunks_and_the_servers_own_flags_decide(
+    chunked: bool | None, given: int, crossed: bool
+) -> None:
     command = parse(f"vllm serve m {FLAGS} 330")
     facts = TriggerFacts(
         requests=(LONG,),
@@ -99,16 +127,24 @@ def test_chunks_and_the_servers_own_flags_decide(chunked: bool | None, given: in
 
 
 SCO = find("sco-hybrid").model
-REPORTED = AttentionShape(64, 1, 512, 256, window_groups=tuple(SCO.window_groups), group_pages=tuple(SCO.group_pages))
+REPORTED = AttentionShape(
+    64, 1, 512, 256, window_groups=tuple(SCO.window_groups), group_pages=tuple(SCO.group_pages)
+)
 
 
 def reported(
-    flags: str = "", *, prompt: int = 90_109, tokens: int | None = 145_274, version: str | None = None
+    flags: str = "",
+    *,
+    prompt: int = 90_109,
+    tokens: int | None = 145_274,
+    version: str | None = None,
 ) -> TriggerResult:
     command = parse(f"vllm serve m --block-size 256 --max-model-len 128000 {flags}")
     boot = BootFacts(kv_cache_tokens=tokens, vllm_version=version)
     asked = SentRequest("prompt A", prompt, answer_tokens=8)
-    facts = TriggerFacts(requests=(asked,), batch=16_384, chunked=True, command=command, shape=REPORTED, boot=boot)
+    facts = TriggerFacts(
+        requests=(asked,), batch=16_384, chunked=True, command=command, shape=REPORTED, boot=boot
+    )
     return block_listed_twice().find(facts)
 
 
@@ -132,11 +168,22 @@ ROOM = parse("vllm serve m --block-size 32 --num-gpu-blocks-override 31")
 
 
 def outgrown(
-    tokens: list[int], boot: BootFacts, *, flags: bool = True, observed: tuple[Observation, ...] = ()
+    tokens: list[int],
+    boot: BootFacts,
+    *,
+    flags: bool = True,
+    observed: tuple[Observation, ...] = (),
 ) -> TriggerResult:
-    asked = tuple(SentRequest(f"request {number}", one, cached_tokens=0) for number, one in enumerate(tokens))
+    asked = tuple(
+        SentRequest(f"request {number}", one, cached_tokens=0) for number, one in enumerate(tokens)
+    )
     facts = TriggerFacts(
-        requests=asked, batch=256, chunked=True, command=ROOM if flags else None, boot=boot, observed=observed
+        requests=asked,
+        batch=256,
+        chunked=True,
+        command=ROOM if flags else None,
+        boot=boot,
+        observed=observed,
     )
     return offload_outgrown().find(facts)
 
@@ -157,13 +204,16 @@ def test_the_threshold_of_the_connectors_room(tokens: list[int], room: int, cros
 
 def test_what_was_cached_filled_nothing_new() -> None:
     asked = (SentRequest("again", 4000, cached_tokens=3968),)
-    facts = TriggerFacts(requests=asked, batch=256, chunked=True, command=ROOM, boot=BootFacts(offload_blocks=16))
+    facts = TriggerFacts(
+        requests=asked, batch=256, chunked=True, command=ROOM, boot=BootFacts(offload_blocks=16)
+    )
     assert not offload_outgrown().find(facts).crossed
 
 
 def test_the_pool_may_be_known_from_the_log_alone() -> None:
     shown = BootFacts(offload_blocks=16, kv_cache_tokens=31 * 16)
-    assert outgrown([400, 400], shown, flags=False).crossed  # blocks of 16 tokens, unless a flag says otherwise
+    # blocks of 16 tokens, unless a flag says otherwise
+    assert outgrown([400, 400], shown, flags=False).crossed
     unknown = outgrown([400, 400, 400], BootFacts(offload_blocks=16), flags=False)
     assert not unknown.crossed
     assert "how many blocks the GPU's cache has" in unknown.evidence[0]
@@ -171,14 +221,21 @@ def test_the_pool_may_be_known_from_the_log_alone() -> None:
 
 
 def test_what_the_lab_saw_is_evidence() -> None:
-    stores = tuple(Observation("store", {"event": n, "blocks": 5, "distinct": 5, "twice": []}) for n in range(40))
+    stores = tuple(
+        Observation("store", {"event": n, "blocks": 5, "distinct": 5, "twice": []})
+        for n in range(40)
+    )
     found = outgrown([400, 400, 400], BootFacts(offload_blocks=16), observed=stores)
     assert found.evidence[-1] == "seen: 40 store events, 200 blocks in all"
     (amounts,) = found.amounts
     assert [amount for _, amount in amounts.bars] == [36, 30, 15]
 
 
-@pytest.mark.parametrize(("words", "room"), [("CPU blocks (1.00 GB, mode=lazy)", 12), ("offload blocks (1.00 GB", 12)])
+@pytest.mark.parametrize(
+    ("words", "room"), [("CPU blocks (1.00 GB, mode=lazy)", 12), ("offload blocks (1.00 GB", 12)]
+)
 def test_the_room_is_read_from_the_boot_line_of_each_release(words: str, room: int) -> None:
-    line = f"INFO 11-22 07:00:00 [manager.py:194] SimpleCPUOffloadScheduler: Allocating 12 {words}\n"
+    line = (
+        f"INFO 11-22 07:00:00 [manager.py:194] SimpleCPUOffloadScheduler: Allocating 12 {words}\n"
+    )
     assert boot_facts(read_lines(line)).offload_blocks == room

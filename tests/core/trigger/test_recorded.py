@@ -37,7 +37,9 @@ AMPLE = 32_768
 
 def rows() -> list[tuple[Server, int]]:
     """Return every prompt that a TurboQuant server answered or died of: the server, and the prompt's place."""
-    return [(server, number) for server in recorded.servers(TQ) for number in range(len(server.answers))]
+    return [
+        (server, number) for server in recorded.servers(TQ) for number in range(len(server.answers))
+    ]
 
 
 def died(server: Server, number: int) -> bool:
@@ -48,7 +50,9 @@ def largest(found: TriggerFacts) -> int:
     """Return the most bytes that a continuation of the prompt asks for."""
     assert found.shape is not None
     asked = [part.context for part in continuations(found) if part.tokens > DECODE_THRESHOLD]
-    return max((continuation_bytes(found.shape, context, found.block_size) for context in asked), default=0)
+    return max(
+        (continuation_bytes(found.shape, context, found.block_size) for context in asked), default=0
+    )
 
 
 def test_a_continuation_dies_if_and_only_if_it_asks_for_more_than_is_locked() -> None:
@@ -59,7 +63,8 @@ def test_a_continuation_dies_if_and_only_if_it_asks_for_more_than_is_locked() ->
         found = facts(TQ, server, number)
         assert (largest(found) > server.locked) == died(server, number), (server, number)
         judged += 1
-        if not (found.reserved and found.chunked):  # room for any context hides what would have been too much
+        # room for any context hides what would have been too much
+        if not (found.reserved and found.chunked):
             finding = workspace_outgrown().find(found)
             assert finding.crossed == died(server, number), (server, number, finding)
             crossed += finding.crossed
@@ -98,7 +103,9 @@ def test_decoding_locks_what_is_computed() -> None:
         assert found.shape is not None
         assert sequences is not None
         if server.locked and not (found.reserved and found.chunked):
-            assert server.locked == decode_bytes(found.shape, sequences if found.reserved else capture_batch(sequences))
+            assert server.locked == decode_bytes(
+                found.shape, sequences if found.reserved else capture_batch(sequences)
+            )
             seen.add(sequences)
     assert len(seen) >= 3
 
@@ -114,7 +121,9 @@ def test_a_workspace_without_a_lock_grows_to_what_is_computed() -> None:
             if found.shape and part.tokens > DECODE_THRESHOLD
         }
         # A line is "CALLER BEFORE -> AFTER".
-        sizes = [line.rsplit(" ", 1)[-1] for line in server.workspace if ":_continuation_prefill" in line]
+        sizes = [
+            line.rsplit(" ", 1)[-1] for line in server.workspace if ":_continuation_prefill" in line
+        ]
         assert set(sizes) <= asked
         grown += len(sizes)
     assert grown >= 3
@@ -126,7 +135,9 @@ def test_the_cached_tokens_computed_for_a_death_are_those_that_servers_count_for
         found = facts(TQ, server, number)
         (asked,) = found.requests
         if asked.cached_tokens is not None:
-            assert found.cached(replace(asked, cached_tokens=None, died=True)) == asked.cached_tokens, (server, number)
+            assert (
+                found.cached(replace(asked, cached_tokens=None, died=True)) == asked.cached_tokens
+            ), (server, number)
             computed += asked.cached_tokens > 0
             inside += asked.cached_tokens > 0 and asked.repeats % found.block_size > 0
     assert computed >= 10
@@ -141,7 +152,9 @@ def test_drafts_under_graphs_kill_with_turboquant_only() -> None:
         turboquant = (command.get("--kv-cache-dtype") or "").startswith("turboquant_")
         deadly = graphs and turboquant and command.has("--speculative-config")
         assert server.died == (deadly and Version(server.release) < Version("0.24.0")), server
-        assert server.phase == (("warmup" if server.release == "0.20.2" else "request") if server.died else None)
+        assert server.phase == (
+            ("warmup" if server.release == "0.20.2" else "request") if server.died else None
+        )
         if server.died and server.answers:
             found = facts(MTP, server, 0)
             assert found.shape is not None
@@ -155,7 +168,9 @@ def test_drafts_under_graphs_kill_with_turboquant_only() -> None:
 def sparse(server: Server) -> tuple[Shapes, Sizes]:
     """Return whose shapes a server's prefills have, and the sizes that they depend on."""
     command = command_of(DSV4, server)
-    longest, batch = (command.number(flag) or 0 for flag in ("--max-model-len", "--max-num-batched-tokens"))
+    longest, batch = (
+        command.number(flag) or 0 for flag in ("--max-model-len", "--max-num-batched-tokens")
+    )
     heads = find(DSV4).model.heads // (command.number("--tensor-parallel-size") or 1)
     return Shapes.BRANCH if server.arm == "branch" else Shapes.RELEASE, Sizes(longest, batch, heads)
 
@@ -170,14 +185,18 @@ def test_each_sparse_prefill_asks_for_the_bytes_that_are_computed() -> None:
             before = (sum(seen.prompts) - seen.tokens,) if len(seen.prompts) == 1 else ()
             tokens = (seen.tokens,) if before else seen.prompts
             assert sum(tokens) == seen.tokens
-            assert prefill_bytes(shapes, replace(sizes, kinds=(kind,)), tokens, before) == seen.bytes, (server, seen)
+            assert (
+                prefill_bytes(shapes, replace(sizes, kinds=(kind,)), tokens, before) == seen.bytes
+            ), (server, seen)
             ratios[seen.ratio] += 1
             continued += any(before)
     assert min(ratios[ratio] for ratio in (1, 4)) >= 5
     assert continued >= 3
 
 
-def test_a_sparse_prefill_dies_if_it_asks_for_more_than_the_indexer_and_nothing_is_reserved() -> None:
+def test_a_sparse_prefill_dies_if_it_asks_for_more_than_the_indexer_and_nothing_is_reserved() -> (
+    None
+):
     deaths = 0
     for server in recorded.servers(DSV4):
         shapes, sizes = sparse(server)
@@ -196,7 +215,9 @@ def test_a_sparse_prefill_dies_if_it_asks_for_more_than_the_indexer_and_nothing_
 
 def listed_twice(pool: Pool) -> int:
     """Return the computed blocks listed twice for the first prompt of a pool."""
-    return BlockPool(pool.blocks, [Group(*group) for group in pool.groups], pool.chunk).listed_twice(*pool.prompts[0])
+    return BlockPool(
+        pool.blocks, [Group(*group) for group in pool.groups], pool.chunk
+    ).listed_twice(*pool.prompts[0])
 
 
 def test_as_many_blocks_are_listed_twice_as_vllms_scheduler_lists() -> None:
@@ -221,15 +242,22 @@ def test_no_engine_dies_that_did_not_list_a_block_twice() -> None:
 def test_a_pool_logged_in_tokens_has_the_blocks_that_it_was_given() -> None:
     for size in recorded.sizes():
         groups = [Group(*group) for group in size.groups]
-        assert blocks_of_tokens(size.tokens, size.longest, size.batch, groups, size.pages) == size.blocks, size
+        assert (
+            blocks_of_tokens(size.tokens, size.longest, size.batch, groups, size.pages)
+            == size.blocks
+        ), size
 
 
 @pytest.mark.parametrize("layers", [43, 4])
-def test_the_scenarios_pool_is_the_reported_one_and_its_tiny_model_is_cut_alike(layers: int) -> None:
+def test_the_scenarios_pool_is_the_reported_one_and_its_tiny_model_is_cut_alike(
+    layers: int,
+) -> None:
     """By the report's own numbers: tokens, GiB, and the blocks that the tiny model's server is told to have."""
     model, command = find(SCO).model, find(SCO).command_with_dummy(find(SCO).arms[0])
     blocks = command.number("--num-gpu-blocks-override")
-    given = [size for size in recorded.sizes() if (size.release, size.longest) == ("0.21.0", 128_000)]
+    given = [
+        size for size in recorded.sizes() if (size.release, size.longest) == ("0.21.0", 128_000)
+    ]
     size = next(one for one in given if len(one.ratios) == layers)
     assert size.groups == ((256, 0), *map(tuple, model.window_groups))
     assert size.blocks == blocks

@@ -41,11 +41,21 @@ def facts(*prompts: int, flags: str = FLAGS, **more: Any) -> TriggerFacts:
     asked = tuple(SentRequest(f"chat {number}", tokens) for number, tokens in enumerate(prompts))
     shape = more.pop("shape", AttentionShape(64, 1, 512, 256))
     batch = more.pop("batch", command.number("--max-num-batched-tokens"))
-    return TriggerFacts(requests=asked, batch=batch, chunked=True, command=command, shape=shape, **more)
+    return TriggerFacts(
+        requests=asked, batch=batch, chunked=True, command=command, shape=shape, **more
+    )
 
 
-def prefill(tokens: int, asked: int, *, ratio: int = 4, prompts: tuple[int, ...] = ()) -> Observation:
-    values = {"bytes": asked, "prompts": list(prompts or (tokens,)), "tokens": tokens, "ratio": ratio, "locked": True}
+def prefill(
+    tokens: int, asked: int, *, ratio: int = 4, prompts: tuple[int, ...] = ()
+) -> Observation:
+    values = {
+        "bytes": asked,
+        "prompts": list(prompts or (tokens,)),
+        "tokens": tokens,
+        "ratio": ratio,
+        "locked": True,
+    }
     return Observation("prefill", values)
 
 
@@ -66,9 +76,12 @@ def test_the_branch_asks_for_the_numbers_of_the_report() -> None:
     [
         (Shapes.RELEASE, REPORTED, 1306),
         (Shapes.BRANCH, REPORTED, 759),
-        (Shapes.RELEASE, Sizes(16384, 4096, 32), 16384),  # a smaller batch needs fewer indices, and hides the bug
-        (Shapes.RELEASE, Sizes(8192, 8192, 32), 1),  # indices for a batch are more than the indexer's share already
-        (Shapes.RELEASE, Sizes(4096, 1574, 32), 3047),  # the second chunk gathers what the first one has compressed
+        # a smaller batch needs fewer indices, and hides the bug
+        (Shapes.RELEASE, Sizes(16384, 4096, 32), 16384),
+        # indices for a batch are more than the indexer's share already
+        (Shapes.RELEASE, Sizes(8192, 8192, 32), 1),
+        # the second chunk gathers what the first one has compressed
+        (Shapes.RELEASE, Sizes(4096, 1574, 32), 3047),
         (Shapes.BRANCH, Sizes(16384, 512, 32), 2023),
     ],
 )
@@ -77,7 +90,9 @@ def test_the_longest_prompt_that_fits(shapes: Shapes, given: Sizes, fits: int) -
 
 
 @given(every_shapes, sizes, prompts, st.integers(0, 4095))
-def test_a_longer_prompt_never_asks_for_less_alone(shapes: Shapes, given: Sizes, some: list[int], more: int) -> None:
+def test_a_longer_prompt_never_asks_for_less_alone(
+    shapes: Shapes, given: Sizes, some: list[int], more: int
+) -> None:
     assert prefill_bytes(shapes, given, [some[0] + more]) >= prefill_bytes(shapes, given, some[:1])
 
 
@@ -96,10 +111,13 @@ def test_the_longest_that_fits_is_the_last_that_does(shapes: Shapes, given: Size
         (760, FLAGS, True),
         (1304, FLAGS.replace("16384", "65536"), False),  # a longer context locks more
         (2023, FLAGS.replace("8192", "512"), False),  # cut into pieces that fit
-        (2024, FLAGS.replace("8192", "512"), True),  # the last of which gathers all that is compressed
+        # the last of which gathers all that is compressed
+        (2024, FLAGS.replace("8192", "512"), True),
     ],
 )
-def test_without_the_lab_it_is_computed_for_the_branch(tokens: int, flags: str, crossed: bool) -> None:
+def test_without_the_lab_it_is_computed_for_the_branch(
+    tokens: int, flags: str, crossed: bool
+) -> None:
     assert OUTGROWN.find(facts(tokens, flags=flags)).crossed is crossed
 
 
@@ -107,48 +125,71 @@ def test_prompts_that_died_in_one_step_are_taken_together() -> None:
     step = tuple(ScheduledChunk(0, 500, new=True) for _ in range(3))
     assert not OUTGROWN.find(facts(500)).crossed
     found = OUTGROWN.find(facts(500, dump=step))
-    assert found.crossed == (prefill_bytes(Shapes.BRANCH, REPORTED, [500] * 3) > indexer_bytes(16384))
+    assert found.crossed == (
+        prefill_bytes(Shapes.BRANCH, REPORTED, [500] * 3) > indexer_bytes(16384)
+    )
     assert found.evidence[0].startswith("a prefill of 500 and 500 and 500 tokens in one step needs")
 
 
 def test_the_lab_has_the_first_word() -> None:
     found = OUTGROWN.find(
-        facts(1304, 1307, observed=(prefill(20, 21_029_888), prefill(1307, 22_676_480)), locked=71_860_224)
+        facts(
+            1304,
+            1307,
+            observed=(prefill(20, 21_029_888), prefill(1307, 22_676_480)),
+            locked=71_860_224,
+        )
     )
     assert found.crossed
     assert found.evidence == (
-        "seen: a prefill of 1307 tokens requested 22,676,480 bytes in a layer of ratio 4, "  # noqa: ISC004  # one long sentence
-        "as computed from the flags for the shapes of the release: a lone prompt fits up to 1306 tokens",
+        # one long sentence
+        "seen: a prefill of 1307 tokens requested 22,676,480 bytes in a layer of ratio 4, "  # noqa: ISC004
+        "as computed from the flags for the shapes of the release: a lone prompt fits up to 1306"
+        " tokens",
         "the indexer alone locks 21.62 MB by --max-model-len 16384",
         "the log reports 68.53 MB locked",
     )
     assert found.brief == "needs 21.63 MB, 21.62 MB locked"
-    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [("MB", [21.63, 21.62, 68.53])]
+    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [
+        ("MB", [21.63, 21.62, 68.53])
+    ]
     assert not OUTGROWN.find(facts(1304, observed=(prefill(1306, 22_675_456),))).crossed
 
 
 def test_a_size_that_the_flags_do_not_give_is_said_to_be_so() -> None:
-    (first, *_) = OUTGROWN.find(facts(1307, observed=(prefill(1307, 22_676_736),))).evidence
+    first, *_ = OUTGROWN.find(facts(1307, observed=(prefill(1307, 22_676_736),))).evidence
     assert first.endswith("the flags give another size for all known shapes")
-    (first, *_) = OUTGROWN.find(facts(1307, observed=(prefill(7, 22_676_736, prompts=(1307,)),))).evidence
+    first, *_ = OUTGROWN.find(
+        facts(1307, observed=(prefill(7, 22_676_736, prompts=(1307,)),))
+    ).evidence
     assert first.endswith("7 of them new; the flags give another size for all known shapes")
     step = prefill(7, 22_676_736, prompts=(1307, 1200))
-    (first, *_) = OUTGROWN.find(facts(1307, observed=(step,))).evidence
+    first, *_ = OUTGROWN.find(facts(1307, observed=(step,))).evidence
     assert first.endswith("in a layer of ratio 4, 7 of them new")
 
 
 def test_the_death_says_it_itself() -> None:
     found = OUTGROWN.find(
-        facts(1304, captured={"asked": "21.80", "locked": "21.62"}, observed=(prefill(1304, 22_856_960, ratio=1),))
+        facts(
+            1304,
+            captured={"asked": "21.80", "locked": "21.62"},
+            observed=(prefill(1304, 22_856_960, ratio=1),),
+        )
     )
     assert (found.crossed, found.brief) == (True, "needs 21.80 MB, 21.62 MB locked")
-    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [("MB", [21.8, 21.62])]
+    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [
+        ("MB", [21.8, 21.62])
+    ]
     assert "for the shapes of the branch: a lone prompt fits up to 759 tokens" in found.evidence[1]
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"shape": None}, {"flags": "--max-num-batched-tokens 8192"}, {"flags": "--max-model-len 16384", "batch": None}],
+    [
+        {"shape": None},
+        {"flags": "--max-num-batched-tokens 8192"},
+        {"flags": "--max-model-len 16384", "batch": None},
+    ],
 )
 def test_what_is_not_known_proves_nothing(more: dict[str, Any]) -> None:
     assert not OUTGROWN.find(facts(5000, **more)).crossed
@@ -160,9 +201,16 @@ def test_the_prompts_of_the_scenario_are_those_that_the_flags_give() -> None:
     scenario = find("dsv4-tp2")
     command = scenario.reported()
     heads = scenario.model.heads // (command.number("--tensor-parallel-size") or 1)
-    given = Sizes(command.number("--max-model-len") or 0, command.number("--max-num-batched-tokens") or 0, heads)
+    given = Sizes(
+        command.number("--max-model-len") or 0,
+        command.number("--max-num-batched-tokens") or 0,
+        heads,
+    )
     fits = longest_that_fits(Shapes.BRANCH, given)
-    sent = {arm.name: [getattr(step, "prompt", None) for step in scenario.workload_of(arm)] for arm in scenario.arms}
+    sent = {
+        arm.name: [getattr(step, "prompt", None) for step in scenario.workload_of(arm)]
+        for arm in scenario.arms
+    }
     assert (sent["near-miss-759"], sent["near-miss-760"]) == ([fits], [fits + 1])
     fits = longest_that_fits(Shapes.RELEASE, given)
     assert sent["unreserved"][1:] == [fits, fits + 1]

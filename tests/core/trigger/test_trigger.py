@@ -26,24 +26,36 @@ from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChu
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
 
 
-def facts(tokens: int | None, *, batch: int | None = 4096, **asked: object) -> TriggerFacts:
-    return TriggerFacts(requests=(SentRequest("long chat", tokens, **asked),), batch=batch, chunked=True)  # type: ignore[arg-type]  # fields by name, as a test reads best
+def facts(tokens: int | None, *, batch: int | None = 4096, **asked: Any) -> TriggerFacts:
+    request = SentRequest("long chat", tokens, **asked)
+    return TriggerFacts(requests=(request,), batch=batch, chunked=True)
 
 
 @pytest.mark.parametrize(
     ("tokens", "crossed"),
-    [(100, False), (4096, False), (4096 + 128, False), (4096 + 129, True), (7593, True), (8192, True)],
+    [
+        (100, False),
+        (4096, False),
+        (4096 + 128, False),
+        (4096 + 129, True),
+        (7593, True),
+        (8192, True),
+    ],
 )
 def test_the_threshold_of_a_continued_prefill(tokens: int, crossed: bool) -> None:
     assert LONG.find(facts(tokens)).crossed is crossed
 
 
-@pytest.mark.parametrize(("held_back", "crossed"), [(0, True), (100, False), (200, True), (8192, True)])
+@pytest.mark.parametrize(
+    ("held_back", "crossed"), [(0, True), (100, False), (200, True), (8192, True)]
+)
 def test_long_prompts_may_be_held_back_to_smaller_chunks(held_back: int, crossed: bool) -> None:
     command = parse(f"vllm serve m --long-prefill-token-threshold {held_back}")
     asked = (SentRequest("long chat", 4096 + 129, cached_tokens=0),)
     assert (
-        continuation_over(128).find(TriggerFacts(requests=asked, batch=4096, chunked=True, command=command)).crossed
+        continuation_over(128)
+        .find(TriggerFacts(requests=asked, batch=4096, chunked=True, command=command))
+        .crossed
         is crossed
     )
 
@@ -53,7 +65,10 @@ def test_evidence_names_the_source_of_the_count_and_the_chunks() -> None:
         "long chat: 7593 prompt tokens by usage, cut at 4096 into 4096 + 3497",
         "a continuation of 3497 tokens, more than 128",
     )
-    assert "by /tokenize" in LONG.find(facts(7593, counted_by="tokenize", status=None, died=True)).evidence[0]
+    assert (
+        "by /tokenize"
+        in LONG.find(facts(7593, counted_by="tokenize", status=None, died=True)).evidence[0]
+    )
 
 
 LIVED = SentRequest("lived", 4096 + 300, cached_tokens=0)
@@ -67,7 +82,11 @@ DIED = SentRequest("died", 4096 + 129, "tokenize", status=None, died=True)
     [
         ((SentRequest("first", 4096 + 128, cached_tokens=0), DIED), "4096 + 129 tokens", 129),
         ((LIVED, DIED), "4096 + 129 tokens", 129),
-        ((SentRequest("first", 4096 + 129, cached_tokens=0), SHORT, LIVED), "4096 + 300 tokens", 300),
+        (
+            (SentRequest("first", 4096 + 129, cached_tokens=0), SHORT, LIVED),
+            "4096 + 300 tokens",
+            300,
+        ),
     ],
 )
 def test_the_evidence_is_of_the_prompt_in_flight_at_the_death_else_of_the_longest(
@@ -85,17 +104,29 @@ def test_a_prompt_that_crossed_counts_though_another_was_in_flight_at_the_death(
 
 def test_a_prompt_of_just_the_length_hides_no_longer_one() -> None:
     died = SentRequest("died", 128, died=True)
-    assert prefill_over(128).find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True)).crossed
+    assert (
+        prefill_over(128)
+        .find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True))
+        .crossed
+    )
 
 
 def test_a_prompt_of_unknown_length_hides_no_other_one() -> None:
     died = SentRequest("died", None, died=True)
-    assert chunked_prefill().find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True)).crossed
+    assert (
+        chunked_prefill()
+        .find(TriggerFacts(requests=(LIVED, died), batch=4096, chunked=True))
+        .crossed
+    )
 
 
 def test_without_a_crossing_the_evidence_is_of_the_longest_prompt_that_ran() -> None:
     long = SentRequest("longer", 3000)
-    (text,) = chunked_prefill().find(TriggerFacts(requests=(REFUSED, long, SHORT), batch=4096, chunked=True)).evidence
+    (text,) = (
+        chunked_prefill()
+        .find(TriggerFacts(requests=(REFUSED, long, SHORT), batch=4096, chunked=True))
+        .evidence
+    )
     assert text.startswith("longer: 3000 prompt tokens"), text
 
 
@@ -133,7 +164,9 @@ def test_the_dump_of_the_step_that_died_is_proof_enough() -> None:
         (ScheduledChunk(500, 1), False, False),  # a token that was being decoded
     ],
 )
-def test_the_step_that_died_tells_a_chunk_from_a_prefix_hit(chunk: ScheduledChunk, chunked: bool, hit: bool) -> None:
+def test_the_step_that_died_tells_a_chunk_from_a_prefix_hit(
+    chunk: ScheduledChunk, chunked: bool, hit: bool
+) -> None:
     dead = TriggerFacts(dump=(chunk,))
     assert (chunked_prefill().find(dead).crossed, prefix_hit().find(dead).crossed) == (chunked, hit)
 
@@ -154,13 +187,19 @@ def test_an_engine_that_lives_and_does_not_say_what_was_cached_proves_no_hit() -
     silent = facts(385, cached_tokens=None, repeats=256, batch=100)
     assert not prefix_hit().find(silent).crossed
     assert silent.cached(silent.requests[0]) == 0
-    assert silent.uncached(silent.requests[0]) == 129, "no more chunks are counted than there must have been"
+    assert silent.uncached(silent.requests[0]) == 129, (
+        "no more chunks are counted than there must have been"
+    )
 
 
-@pytest.mark.parametrize(("flags", "cached"), [("", 256), ("--block-size 200", 200), ("--no-enable-prefix-caching", 0)])
+@pytest.mark.parametrize(
+    ("flags", "cached"), [("", 256), ("--block-size 200", 200), ("--no-enable-prefix-caching", 0)]
+)
 def test_of_a_request_that_died_the_blocks_filled_before_it_count(flags: str, cached: int) -> None:
     asked = SentRequest("again", 385, "tokenize", repeats=256, status=None, died=True)
-    dead = TriggerFacts(requests=(asked,), batch=4096, chunked=True, command=parse(f"vllm serve m {flags}"))
+    dead = TriggerFacts(
+        requests=(asked,), batch=4096, chunked=True, command=parse(f"vllm serve m {flags}")
+    )
     found = prefix_hit().find(dead)
     assert found.crossed is (cached > 0)
     assert dead.cached(asked) == cached
@@ -172,25 +211,35 @@ def test_fields_count_when_the_server_read_them() -> None:
     sent = {"min_tokens": 0, "stop_token_ids": []}
 
     def crossed(**asked: Any) -> bool:
-        return condition.find(facts(2, **{"fields": sent, "known": frozenset(sent), **asked})).crossed
+        return condition.find(
+            facts(2, **{"fields": sent, "known": frozenset(sent), **asked})
+        ).crossed
 
     assert crossed()
     assert crossed(status=None, died=True)
-    assert crossed(status=400, refusal="token_id(s) [999999] in stop_token_ids contain out-of-vocab token ids")
+    assert crossed(
+        status=400, refusal="token_id(s) [999999] in stop_token_ids contain out-of-vocab token ids"
+    )
     assert crossed(status=400, refusal="no such token", may_fail=(400,))
     assert not crossed(status=400, refusal="maximum context length is 8192", may_fail=(500,))
     assert not crossed(status=None)
     assert not crossed(fields={"stop_token_ids": [999999]})
     assert not crossed(fields={**sent, "min_tokens": None})
     assert not crossed(known=None), "the server does not show its fields"
-    assert not crossed(known=frozenset(["min_tokens"])), "vLLM ignores a field that it does not know"
+    assert not crossed(known=frozenset(["min_tokens"])), (
+        "vLLM ignores a field that it does not know"
+    )
     assert not crossed(known=frozenset(), status=None, died=True)
 
 
 def test_a_harmless_request_with_the_same_fields_proves_nothing_of_another() -> None:
     known = frozenset(["min_tokens"])
     requests = [SentRequest("first", 2, fields={"min_tokens": 1}, known=known)]
-    requests += [SentRequest("second", 2, fields={"min_tokens": 9}, known=known, status=400, refusal="too long")]
+    requests += [
+        SentRequest(
+            "second", 2, fields={"min_tokens": 9}, known=known, status=400, refusal="too long"
+        )
+    ]
 
     def crossed(condition: Condition, *asked: SentRequest) -> bool:
         return condition.find(TriggerFacts(requests=asked)).crossed
@@ -216,9 +265,13 @@ def test_a_harmless_request_with_the_same_fields_proves_nothing_of_another() -> 
         ([], False, "long chat was not sent, not answered 400 or 500"),
     ],
 )
-def test_a_named_request_is_answered_with_a_status(statuses: list[int], crossed: bool, evidence: str) -> None:
+def test_a_named_request_is_answered_with_a_status(
+    statuses: list[int], crossed: bool, evidence: str
+) -> None:
     asked = tuple(SentRequest("long chat", 2, status=status) for status in statuses)
-    found = answered("long chat", 400, 500).find(TriggerFacts(requests=(SentRequest("other", 2), *asked)))
+    found = answered("long chat", 400, 500).find(
+        TriggerFacts(requests=(SentRequest("other", 2), *asked))
+    )
     assert (found.crossed, found.evidence) == (crossed, (evidence,))
     assert f"{evidence},".startswith(f"long chat was {found.brief},")
     assert str(answered("long chat", 400)) == "answered('long chat', 400)"
@@ -243,7 +296,10 @@ def test_an_answer_while_another_request_was_in_flight(
     condition = answered("reset", 200, during="busy")
     found = condition.find(TriggerFacts(requests=asked))
     words = "while" if crossed else "not while"
-    assert (found.crossed, found.evidence) == (crossed, (f"reset was answered 200, {words} busy was in flight",))
+    assert (found.crossed, found.evidence) == (
+        crossed,
+        (f"reset was answered 200, {words} busy was in flight",),
+    )
     assert not condition.find(TriggerFacts(requests=asked[:1])).crossed
     assert str(condition) == "answered('reset', 200, during='busy')"
     assert condition.wanted == (Wanted({}, "reset"), Wanted({}, "busy"))
@@ -264,13 +320,16 @@ def test_a_chunk_count_below_two_is_no_condition() -> None:
         sent_with()
     for statuses in ((), (99,), (600,)):
         with pytest.raises(
-            ValueError, match=r"^answered\(\) takes the name of a request, and HTTP statuses such as 400$"
+            ValueError,
+            match=r"^answered\(\) takes the name of a request, and HTTP statuses such as 400$",
         ):
             answered("long chat", *statuses)
 
 
 def test_a_stated_list_of_ids_is_its_own_count() -> None:
-    assert "7593 prompt tokens stated as ids" in LONG.find(facts(7593, counted_by="ids")).evidence[0]
+    assert (
+        "7593 prompt tokens stated as ids" in LONG.find(facts(7593, counted_by="ids")).evidence[0]
+    )
 
 
 @given(st.integers(1, 200_000), st.integers(1, 20_000))
@@ -300,7 +359,9 @@ def test_drafts_are_what_the_server_says_before_what_it_was_told() -> None:
     assert not drafting().find(TriggerFacts(command=parse("vllm serve m"))).crossed
     assert drafting().find(TriggerFacts(args={"speculative_config": {"method": "mtp"}})).crossed
     without = TriggerFacts(args={"max_num_seqs": 1}, command=parse(MTP))
-    assert drafting().find(without).brief == "no drafts", "a server that lists its arguments has the last word"
+    assert drafting().find(without).brief == "no drafts", (
+        "a server that lists its arguments has the last word"
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,21 +381,29 @@ def test_graphs_are_captured_or_were_about_to_be(boot: BootFacts, crossed: bool)
 def test_a_guarded_capture_says_what_was_looked_at() -> None:
     boot = BootFacts(cudagraph_mode="FULL_DECODE_ONLY", graphs_captured=True, ready=True)
     seen = Observation("capture", {"captures": 2, "checked": 190, "refused": 0, "recorded": True})
-    found = graphs_captured().find(TriggerFacts(boot=boot, observed=(Observation("store", {}), seen)))
+    found = graphs_captured().find(
+        TriggerFacts(boot=boot, observed=(Observation("store", {}), seen))
+    )
     assert found.evidence[1:] == ("2 captures under the guard: 190 operators checked, 0 refused",)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "batch", "crossed"), [(759, 8192, False), (760, 8192, True), (760, 512, False), (None, 8192, False)]
+    ("tokens", "batch", "crossed"),
+    [(759, 8192, False), (760, 8192, True), (760, 512, False), (None, 8192, False)],
 )
-def test_a_prefill_counts_what_runs_in_one_step(tokens: int | None, batch: int, crossed: bool) -> None:
+def test_a_prefill_counts_what_runs_in_one_step(
+    tokens: int | None, batch: int, crossed: bool
+) -> None:
     assert prefill_over(759).find(facts(tokens, batch=batch)).crossed is crossed
 
 
 def test_a_prefill_over_needs_a_request_that_the_engine_got() -> None:
     assert not prefill_over(759).find(facts(2000, status=400)).crossed
     assert not prefill_over(759).find(facts(2000, cached_tokens=1500)).crossed
-    assert prefill_over(759).find(facts(2000, status=None, died=True)).brief == "2000 tokens in one step"
+    assert (
+        prefill_over(759).find(facts(2000, status=None, died=True)).brief
+        == "2000 tokens in one step"
+    )
 
 
 NEW, CONTINUED = SentRequest("new", 1000), SentRequest("continued", 543, cached_tokens=512)
@@ -351,16 +420,22 @@ NEW, CONTINUED = SentRequest("new", 1000), SentRequest("continued", 543, cached_
         ([(3, 1031)], False, "not in one step"),  # another prompt was in it
     ],
 )
-def test_two_prompts_shared_a_step(steps: list[tuple[int, int]] | None, crossed: bool, brief: str) -> None:
+def test_two_prompts_shared_a_step(
+    steps: list[tuple[int, int]] | None, crossed: bool, brief: str
+) -> None:
     seen = None if steps is None else tuple(SharedStep(*step) for step in steps)
-    found = prefilled_together("new", "continued").find(TriggerFacts(requests=(NEW, CONTINUED), steps=seen))
+    found = prefilled_together("new", "continued").find(
+        TriggerFacts(requests=(NEW, CONTINUED), steps=seen)
+    )
     assert (found.crossed, found.brief) == (crossed, brief)
 
 
 def test_a_prompt_that_was_not_sent_or_not_counted_shared_no_step() -> None:
     steps = (SharedStep(2, 1031),)
     for requests in ((NEW,), (NEW, SentRequest("continued", None))):
-        found = prefilled_together("new", "continued").find(TriggerFacts(requests=requests, steps=steps))
+        found = prefilled_together("new", "continued").find(
+            TriggerFacts(requests=requests, steps=steps)
+        )
         assert (found.crossed, found.evidence) == (False, ("the length of continued is not known",))
     for names in (("new",), ("new", "new")):
         with pytest.raises(ValueError, match="two requests or more"):

@@ -35,11 +35,17 @@ TQ = find("tq-chunked-prefill")
 
 
 def facts(
-    tokens: int, *, flags: str = "--max-num-seqs 2 --block-size 128", batch: int = 4096, **more: object
+    tokens: int,
+    *,
+    flags: str = "--max-num-seqs 2 --block-size 128",
+    batch: int = 4096,
+    **more: Any,
 ) -> TriggerFacts:
     command = parse(f"vllm serve m {flags}")
-    asked = (SentRequest("long chat", tokens, cached_tokens=more.pop("cached", None)),)  # type: ignore[arg-type]  # an int or None
-    return TriggerFacts(requests=asked, batch=batch, chunked=True, command=command, shape=SEED, **more)  # type: ignore[arg-type]  # fields by name
+    request = SentRequest("long chat", tokens, cached_tokens=more.pop("cached", None))
+    return TriggerFacts(
+        requests=(request,), batch=batch, chunked=True, command=command, shape=SEED, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,9 @@ def facts(
         (AttentionShape(24, 4, 256), 4, 3_207_680),  # #43357's 3.06 MB
     ],
 )
-def test_what_decoding_locks_is_what_releases_locked(shape: AttentionShape, batch: int, locked: int) -> None:
+def test_what_decoding_locks_is_what_releases_locked(
+    shape: AttentionShape, batch: int, locked: int
+) -> None:
     assert decode_bytes(shape, batch) == locked
 
 
@@ -99,7 +107,9 @@ def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
     assert not any("decoding locks" in text for text in found.evidence)
     assert ("nothing is locked without CUDA graphs" in found.evidence) is not reserved
     with_graphs = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True, graphs_captured=True)))
-    assert with_graphs.brief == "needs 16.00 MB, decoding locks 1.02 MB", "a log without the debug line shows no size"
+    assert with_graphs.brief == "needs 16.00 MB, decoding locks 1.02 MB", (
+        "a log without the debug line shows no size"
+    )
     assert with_graphs.evidence[1:] == ("the log reports no lock",)
     empty = OUTGROWN.find(facts(7593, locked=0))
     assert empty.brief == "needs 16.00 MB, 0.00 MB locked"
@@ -116,9 +126,14 @@ def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
         ({"reserved": True, "locked": 400 << 20}, {"decoding alone locks": 1.02, "locked": 400.0}),
     ],
 )
-def test_the_amounts_are_those_of_the_evidence(more: dict[str, Any], bars: dict[str, float]) -> None:
+def test_the_amounts_are_those_of_the_evidence(
+    more: dict[str, Any], bars: dict[str, float]
+) -> None:
     (amounts,) = OUTGROWN.find(facts(7593, **more)).amounts
-    assert (amounts.unit, dict(amounts.bars)) == ("MB", {"needed for 4096 cached tokens": 16.0, **bars})
+    assert (amounts.unit, dict(amounts.bars)) == (
+        "MB",
+        {"needed for 4096 cached tokens": 16.0, **bars},
+    )
 
 
 def test_a_message_without_sizes_has_no_amounts() -> None:
@@ -128,12 +143,14 @@ def test_a_message_without_sizes_has_no_amounts() -> None:
 def test_a_reservation_covers_all_sequences_and_a_lock_the_captured_batch() -> None:
     flags = "--max-num-seqs 15 --block-size 128"
     for sequences, more in ((15, {"locked": 1, "reserved": True}), (8, {})):
-        (text, *_) = OUTGROWN.find(facts(7593, flags=flags, **more)).evidence
+        text, *_ = OUTGROWN.find(facts(7593, flags=flags, **more)).evidence
         assert text.endswith(f"decoding locks {decode_bytes(SEED, sequences) / 2**20:.2f} MB")
 
 
 def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> None:
-    assert not OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024)).crossed, "what just fits is not outgrown"
+    assert not OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024)).crossed, (
+        "what just fits is not outgrown"
+    )
     assert OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024 - 1)).crossed
 
 
@@ -155,16 +172,20 @@ def test_without_the_shape_or_the_number_of_sequences_no_lock_is_computed() -> N
 
 def test_the_step_that_died_counts() -> None:
     dump = (ScheduledChunk(4096, 3497),)
-    assert OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED, args={"max_num_seqs": 2, "block_size": 128})).crossed
-    assert not OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED)).crossed  # nobody knows how many sequences
+    assert OUTGROWN.find(
+        TriggerFacts(dump=dump, shape=SEED, args={"max_num_seqs": 2, "block_size": 128})
+    ).crossed
+    # nobody knows how many sequences
+    assert not OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED)).crossed
 
 
 def log_of(folder: Path, args: dict[str, object]) -> Path:
     log = folder / "log"
     log.write_text(
-        "INFO 11-21 20:22:35 [cuda.py:1] Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
-        "INFO 11-21 20:22:35 [scheduler.py:1] Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
-        f"INFO 11-21 20:22:35 [api_utils.py:1] non-default args: {args}\n",
+        "INFO 11-21 20:22:35 [cuda.py:1] Using TURBOQUANT attention backend out of potential"
+        " backends: ['TURBOQUANT'].\nINFO 11-21 20:22:35 [scheduler.py:1] Chunked prefill is"
+        " enabled with max_num_batched_tokens=4096.\nINFO 11-21 20:22:35 [api_utils.py:1]"
+        f" non-default args: {args}\n",
         encoding="utf-8",
     )
     return log
@@ -178,12 +199,17 @@ def log_of(folder: Path, args: dict[str, object]) -> Path:
         ("Qwen/Qwen3-0.6B", False),
     ],
 )
-def test_the_sizes_of_another_model_are_not_taken_for_its_own(tmp_path: Path, served: str, known: bool) -> None:
+def test_the_sizes_of_another_model_are_not_taken_for_its_own(
+    tmp_path: Path, served: str, known: bool
+) -> None:
     """Eight sequences of 16 heads lock 4 MB, and 4096 cached tokens need 16: of a model with one KV head they need 2."""
     log = log_of(tmp_path, {"model": served, "max_num_seqs": 8, "max_num_batched_tokens": 4096})
     asked = [SentRequest("long", 7593, cached_tokens=0)]
     seen = Observed(
-        ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()), ready=True, asked=asked, canary_ok=True
+        ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()),
+        ready=True,
+        asked=asked,
+        canary_ok=True,
     )
     conclusion = assess(TQ, TQ.reported(), seen, log)
     assert conclusion.outcome is (Outcome.CLEAN if known else Outcome.UNTRIGGERED)
@@ -193,7 +219,9 @@ def test_the_sizes_of_another_model_are_not_taken_for_its_own(tmp_path: Path, se
 @pytest.mark.parametrize("made", [True, False])
 def test_the_sizes_of_a_tiny_model_are_its_own(tmp_path: Path, made: bool) -> None:
     """They are computed from the model that was made, whatever its folder is called."""
-    log = log_of(tmp_path, {"model": "/models/tiny", "max_num_seqs": 1, "max_num_batched_tokens": 4096})
+    log = log_of(
+        tmp_path, {"model": "/models/tiny", "max_num_seqs": 1, "max_num_batched_tokens": 4096}
+    )
     seen = Observed(
         ServerFacts(kind=ServerKind.DOCKER, evidence=Evidence.GPU, argv=()),
         ready=True,
@@ -201,7 +229,9 @@ def test_the_sizes_of_a_tiny_model_are_its_own(tmp_path: Path, made: bool) -> No
         canary_ok=True,
     )
     seen.tiny_model = TQ.tiny_model if made else None
-    conclusion = assess(TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log)
+    conclusion = assess(
+        TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log
+    )
     assert conclusion.outcome is (Outcome.CLEAN if made else Outcome.UNTRIGGERED)
     assert conclusion.weights is ServedWeights.DUMMY
     needed = "16.00 MB needed for 4096 cached tokens; decoding locks 0.51 MB"
@@ -213,12 +243,15 @@ def test_a_prompt_is_not_cut_where_the_platform_turned_that_off(tmp_path: Path) 
     log = tmp_path / "log"
     asked = [SentRequest("long", 7593, cached_tokens=0)]
     seen = Observed(
-        ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=()), ready=True, asked=asked, canary_ok=True
+        ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=()),
+        ready=True,
+        asked=asked,
+        canary_ok=True,
     )
     lines = (
-        "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\n"
-        "Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
-        "Initializing a V1 LLM engine (v0.24.0) with config: enable_prefix_caching=True, enable_chunked_prefill={}, x=1\n"
+        "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\nChunked"
+        " prefill is enabled with max_num_batched_tokens=4096.\nInitializing a V1 LLM engine"
+        " (v0.24.0) with config: enable_prefix_caching=True, enable_chunked_prefill={}, x=1\n"
     )
     for on, outcome in ((True, Outcome.CLEAN), (False, Outcome.UNTRIGGERED)):
         log.write_text(lines.format(on), encoding="utf-8")

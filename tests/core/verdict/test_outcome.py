@@ -64,6 +64,8 @@ def test_every_outcome_has_its_facts() -> None:
         (Outcome.BOOT_FAILED, None, False),
     ],
 )
-def test_a_death_that_may_be_this_bug(outcome: Outcome, signature: How | None, unexplained: bool) -> None:
+def test_a_death_that_may_be_this_bug(
+    outcome: Outcome, signature: How | None, unexplained: bool
+) -> None:
     assert is_unexplained(outcome, died(signature)) is unexplained
     assert not is_unexplained(outcome, None)

@@ -32,11 +32,26 @@ STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
     ("wanted", "answers", "weights", "message"),
     [
         (CHECKS, [GOOD], ServedWeights.REAL, None),
-        (CHECKS, [STUCK], ServedWeights.REAL, "one token 32 times in a row, in an answer of 32 tokens"),
-        (CHECKS, [STUCK], ServedWeights.IMITATED, "one token 32 times in a row, in an answer of 32 tokens"),
+        (
+            CHECKS,
+            [STUCK],
+            ServedWeights.REAL,
+            "one token 32 times in a row, in an answer of 32 tokens",
+        ),
+        (
+            CHECKS,
+            [STUCK],
+            ServedWeights.IMITATED,
+            "one token 32 times in a row, in an answer of 32 tokens",
+        ),
         (CHECKS, [STUCK], ServedWeights.DUMMY, None),
         (CHECKS, [STUCK], None, None),
-        (Checks(distinct=0.2, tokens=32), [LOOP], ServedWeights.REAL, "only 4 different tokens in an answer of 32"),
+        (
+            Checks(distinct=0.2, tokens=32),
+            [LOOP],
+            ServedWeights.REAL,
+            "only 4 different tokens in an answer of 32",
+        ),
         (
             Checks(longest_run=31, tokens=32),
             [STUCK],
@@ -48,7 +63,10 @@ STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
     ],
 )
 def test_answers_that_are_wrong_by_themselves(
-    wanted: Checks | None, answers: list[OutputSample], weights: ServedWeights | None, message: str | None
+    wanted: Checks | None,
+    answers: list[OutputSample],
+    weights: ServedWeights | None,
+    message: str | None,
 ) -> None:
     assert check_output(wanted, answers, weights) == message
 
@@ -63,7 +81,9 @@ def test_answers_that_are_wrong_by_themselves(
         (ServedWeights.MADE, [Probe.GREEDY, Probe.BEGINNING]),
     ],
 )
-def test_questions_for_each_kind_of_weights(weights: ServedWeights | None, asked: list[Probe]) -> None:
+def test_questions_for_each_kind_of_weights(
+    weights: ServedWeights | None, asked: list[Probe]
+) -> None:
     assert list(probes(CHECKS, weights)) == asked
     assert Probe.NEEDLE not in probes(replace(CHECKS, needle=None), weights)
 
@@ -72,7 +92,8 @@ def test_only_real_weights_must_find_the_needle() -> None:
     lost = sample_output(Probe.NEEDLE, ["4711"], " 4711", needle="73914")
     for answers in ([GOOD, lost], [lost, GOOD]):
         assert (
-            check_output(CHECKS, answers, ServedWeights.REAL) == "the number in the middle of 400 tokens was not found"
+            check_output(CHECKS, answers, ServedWeights.REAL)
+            == "the number in the middle of 400 tokens was not found"
         )
     assert check_output(CHECKS, [lost, STUCK], ServedWeights.IMITATED) is not None
     assert check_output(CHECKS, [GOOD, lost], ServedWeights.IMITATED) is None
@@ -89,7 +110,9 @@ def test_answers_that_differ_from_the_baseline() -> None:
     for different in (other, short):
         compared = compare_output(CHECKS, [different], [[GOOD], [late]], ServedWeights.IMITATED)
         assert (
-            compared.wrong == "its greedy answer differs from that of eager after 2 tokens; the first 4 should be equal"
+            compared.wrong
+            == "its greedy answer differs from that of eager after 2 tokens; the first 4 should be"
+            " equal"
         )
     early = sample_output(Probe.GREEDY, [0, 9], "one token")
     assert "after 1 token;" in compare_output(CHECKS, [early], [[GOOD]], ServedWeights.REAL).wrong
@@ -98,12 +121,30 @@ def test_answers_that_differ_from_the_baseline() -> None:
 @pytest.mark.parametrize(
     ("wanted", "answers", "baseline", "weights", "message"),
     [
-        (CHECKS, [STUCK], [[GOOD], [STUCK]], ServedWeights.REAL, "eager does not repeat its own answer"),
-        (CHECKS, [STUCK], [], ServedWeights.REAL, "there is no answer of eager to compare with (--arm eager)"),
+        (
+            CHECKS,
+            [STUCK],
+            [[GOOD], [STUCK]],
+            ServedWeights.REAL,
+            "eager does not repeat its own answer",
+        ),
+        (
+            CHECKS,
+            [STUCK],
+            [],
+            ServedWeights.REAL,
+            "there is no answer of eager to compare with (--arm eager)",
+        ),
         (CHECKS, [], [[GOOD]], ServedWeights.REAL, "the question was not asked"),
         (Checks(longest_run=8), [STUCK], [[GOOD]], ServedWeights.REAL, "no baseline is declared"),
         (CHECKS, [STUCK], [[GOOD]], None, "answers of dummy weights are neither right nor wrong"),
-        (CHECKS, [STUCK], [[GOOD]], ServedWeights.DUMMY, "answers of dummy weights are neither right nor wrong"),
+        (
+            CHECKS,
+            [STUCK],
+            [[GOOD]],
+            ServedWeights.DUMMY,
+            "answers of dummy weights are neither right nor wrong",
+        ),
     ],
 )
 def test_differences_that_prove_nothing(
@@ -121,16 +162,30 @@ def sampled(tokens: list[int], margins: list[float], probe: Probe = Probe.GREEDY
 
 
 def test_made_weights_need_a_sure_baseline_that_attends_back() -> None:
-    right, other = sampled([1, 2, 3, 4], [2.0, 0.1, 3.0, 3.0]), sampled([9, 2, 3, 4], [2.0] * 4, Probe.BEGINNING)
+    right, other = (
+        sampled([1, 2, 3, 4], [2.0, 0.1, 3.0, 3.0]),
+        sampled([9, 2, 3, 4], [2.0] * 4, Probe.BEGINNING),
+    )
     late, early = sampled([1, 2, 7, 4], [2.0] * 4), sampled([1, 7, 3, 4], [2.0] * 4)
-    assert compare_output(CHECKS, [right, other], [[right, other]], ServedWeights.MADE) == OutputComparison()
-    assert "after 2 tokens" in compare_output(CHECKS, [late], [[right, other]], ServedWeights.MADE).wrong
-    unclear = OutputComparison(unknown="the answers differ after 1 token, where eager had no clear best token")
+    assert (
+        compare_output(CHECKS, [right, other], [[right, other]], ServedWeights.MADE)
+        == OutputComparison()
+    )
+    assert (
+        "after 2 tokens"
+        in compare_output(CHECKS, [late], [[right, other]], ServedWeights.MADE).wrong
+    )
+    unclear = OutputComparison(
+        unknown="the answers differ after 1 token, where eager had no clear best token"
+    )
     assert compare_output(CHECKS, [early], [[right, other]], ServedWeights.MADE) == unclear
     enough = sampled([1, 2, 3, 4], [2.0, 0.5, 3.0, 3.0])
     assert compare_output(CHECKS, [early], [[enough, other]], ServedWeights.MADE).wrong
     unsure = sampled([1, 2, 3, 4], [])  # a server that tells no margins
-    assert "no clear best token" in compare_output(CHECKS, [late], [[unsure, other]], ServedWeights.MADE).unknown
+    assert (
+        "no clear best token"
+        in compare_output(CHECKS, [late], [[unsure, other]], ServedWeights.MADE).unknown
+    )
     same = sampled([1, 2, 3, 4, 9], [2.0] * 5, Probe.BEGINNING)
     for baseline in ([[right, same]], [[right]], [[right, other], [right, same]]):
         assert compare_output(CHECKS, [late], baseline, ServedWeights.MADE) == OutputComparison(
@@ -138,17 +193,29 @@ def test_made_weights_need_a_sure_baseline_that_attends_back() -> None:
         )
 
 
-@given(st.lists(st.integers(0, 3), min_size=4, max_size=6), st.lists(st.integers(0, 3), min_size=4, max_size=6))
+@given(
+    st.lists(st.integers(0, 3), min_size=4, max_size=6),
+    st.lists(st.integers(0, 3), min_size=4, max_size=6),
+)
 def test_only_the_first_tokens_are_compared(ours: list[int], theirs: list[int]) -> None:
     held = compare_output(
-        CHECKS, [sample_output(Probe.GREEDY, ours, "")], [[sample_output(Probe.GREEDY, theirs, "")]], ServedWeights.REAL
+        CHECKS,
+        [sample_output(Probe.GREEDY, ours, "")],
+        [[sample_output(Probe.GREEDY, theirs, "")]],
+        ServedWeights.REAL,
     )
     assert (not held.wrong, held.unknown) == (ours[:4] == theirs[:4], "")
 
 
 def test_sample_of_an_answer() -> None:
     kept = sample_output(Probe.GREEDY, ["a"] * 70 + ["b"] * 30, "a\ud800", margins=[1.23456] * 100)
-    assert (kept.length, kept.longest_run, kept.distinct, len(kept.first), kept.found) == (100, 70, 0.02, 64, None)
+    assert (kept.length, kept.longest_run, kept.distinct, len(kept.first), kept.found) == (
+        100,
+        70,
+        0.02,
+        64,
+        None,
+    )
     assert (kept.probe, kept.sha256) == (Probe.GREEDY, hashlib.sha256(b"a?").hexdigest())
     assert kept.margins == (1.235,) * 64
     empty = sample_output(Probe.GREEDY, [], "")
@@ -170,9 +237,15 @@ FIRST, AGAIN, LATER = said("first", "yes"), said("again", "yes"), said("later", 
         (
             [("first", "again", "later")],
             [FIRST, AGAIN, LATER],
-            OutputComparison(wrong="the equal requests 'first' and 'later' were answered differently"),
+            OutputComparison(
+                wrong="the equal requests 'first' and 'later' were answered differently"
+            ),
         ),
-        ([("first", "again")], [FIRST], OutputComparison(unknown="'again' has no answer to compare")),
+        (
+            [("first", "again")],
+            [FIRST],
+            OutputComparison(unknown="'again' has no answer to compare"),
+        ),
     ],
 )
 def test_equal_requests_of_one_boot_need_equal_answers(
@@ -188,9 +261,13 @@ def test_equal_requests_of_one_boot_need_equal_answers(
 
 def test_equal_requests_are_compared_beside_a_baseline() -> None:
     wanted = replace(CHECKS, alike=[("first", "later")])
-    assert "differently" in compare_output(wanted, [GOOD, FIRST, LATER], [[GOOD]], ServedWeights.REAL).wrong
     assert (
-        compare_output(wanted, [GOOD, FIRST, said("later", "yes")], [[GOOD]], ServedWeights.REAL) == OutputComparison()
+        "differently"
+        in compare_output(wanted, [GOOD, FIRST, LATER], [[GOOD]], ServedWeights.REAL).wrong
+    )
+    assert (
+        compare_output(wanted, [GOOD, FIRST, said("later", "yes")], [[GOOD]], ServedWeights.REAL)
+        == OutputComparison()
     )
     assert check_output(wanted, [GOOD, FIRST, said("later", "yes")], ServedWeights.REAL) is None
 
@@ -199,12 +276,18 @@ def test_equal_requests_are_compared_beside_a_baseline() -> None:
     ("fields", "message"),
     [
         ({}, "checks() needs at least one of longest_run=, distinct=, same=, needle= or alike="),
-        ({"alike": [("a", "a")]}, 'each group of alike= is two names of requests or more: alike=[("first", "again")]'),
+        (
+            {"alike": [("a", "a")]},
+            'each group of alike= is two names of requests or more: alike=[("first", "again")]',
+        ),
         ({"longest_run": 0}, "longest_run=0 must be from 1 to 63, below the answer's 64 tokens"),
         ({"longest_run": 64}, "longest_run=64 must be from 1 to 63, below the answer's 64 tokens"),
         ({"distinct": 0.0}, "distinct must be more than 0 and at most 1"),
         ({"distinct": 1.5}, "distinct must be more than 0 and at most 1"),
-        ({"same": 16}, 'same= needs baseline="…", the arm to compare with, and baseline= needs same='),
+        (
+            {"same": 16},
+            'same= needs baseline="…", the arm to compare with, and baseline= needs same=',
+        ),
         (
             {"baseline": "eager", "distinct": 0.1},
             'same= needs baseline="…", the arm to compare with, and baseline= needs same=',
@@ -224,14 +307,20 @@ def test_useless_checks_are_refused(fields: dict[str, object], message: str) -> 
     "fields",
     [
         *({"longest_run": 1}, {"longest_run": 63}, {"distinct": 1.0}, {"needle": 100}),
-        *({"same": 1, "baseline": "eager"}, {"same": 64, "baseline": "eager"}, {"alike": [("a", "b")]}),
+        *(
+            {"same": 1, "baseline": "eager"},
+            {"same": 64, "baseline": "eager"},
+            {"alike": [("a", "b")]},
+        ),
     ],
 )
 def test_checks_at_their_limits_are_accepted(fields: dict[str, object]) -> None:
     Checks(**fields)  # type: ignore[arg-type]  # fields by name
 
 
-def kept(probe: Probe, *tokens: int, margins: tuple[float, ...] = (), prompt: str = "p") -> OutputSample:
+def kept(
+    probe: Probe, *tokens: int, margins: tuple[float, ...] = (), prompt: str = "p"
+) -> OutputSample:
     return sample_output(probe, tokens, "", margins=margins, name="chat", prompt=prompt)
 
 
@@ -256,13 +345,22 @@ ALONE = [alone(1, 2, 3), cached(1, 2, 3), cached(1, 2, 3)]
         (
             ALONE,
             kept(Probe.BURST, 1, 9, 3),
-            "beside others and alone after 1 token: token 9, alone token 2; their log probabilities moved by 2.00 nats or more",
+            (
+                "beside others and alone after 1 token: token 9, alone token 2; their log"
+                " probabilities moved by 2.00 nats or more"
+            ),
             "",
         ),
-        (ALONE, kept(Probe.WORKLOAD, 9), "in the workload and alone after 0 tokens: token 9, alone token 1", ""),
+        (
+            ALONE,
+            kept(Probe.WORKLOAD, 9),
+            "in the workload and alone after 0 tokens: token 9, alone token 1",
+            "",
+        ),
         (ALONE, kept(Probe.WORKLOAD, 1, 2), "after 2 tokens: the end, alone token 3", ""),
         (ALONE, kept(Probe.BURST_CACHED, 9), "beside others and alone after 0 tokens", ""),
-        (ALONE, kept(Probe.BURST, 9, prompt="q"), "", ""),  # another prompt, which was not sent alone
+        # another prompt, which was not sent alone
+        (ALONE, kept(Probe.BURST, 9, prompt="q"), "", ""),
         (ALONE[:1], kept(Probe.BURST, 9), "", ""),
         (ALONE[1:], kept(Probe.BURST, 9), "", ""),
         # A near tie, with or without the cache.
@@ -272,8 +370,18 @@ ALONE = [alone(1, 2, 3), cached(1, 2, 3), cached(1, 2, 3)]
             "",
             "no token was clearly the best",
         ),
-        ([alone(1, margins=(0.6,)), cached(1, margins=(0.6,))], kept(Probe.BURST, 9), "alone token 1", ""),
-        ([alone(1, margins=()), cached(1, margins=())], kept(Probe.BURST, 9), "", "no token was clearly the best"),
+        (
+            [alone(1, margins=(0.6,)), cached(1, margins=(0.6,))],
+            kept(Probe.BURST, 9),
+            "alone token 1",
+            "",
+        ),
+        (
+            [alone(1, margins=()), cached(1, margins=())],
+            kept(Probe.BURST, 9),
+            "",
+            "no token was clearly the best",
+        ),
         # Alone it was a near tie, and beside others it was none: so the logits moved.
         (
             [alone(1, margins=(0.1,)), cached(1, margins=(0.1,))],
@@ -287,17 +395,43 @@ ALONE = [alone(1, 2, 3), cached(1, 2, 3), cached(1, 2, 3)]
             "",
             "clearly the best",
         ),
-        # The cache rounds by 1.2 nats, so it may turn 2.0 over. With the same blocks in the cache it rounds alike.
-        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST, 9), "", "no token was clearly the best"),
-        ([alone(1), cached(1, margins=(0.8,))], kept(Probe.WORKLOAD, 9), "", "no token was clearly the best"),
+        # The cache rounds by 1.2 nats, so it may turn 2.0 over. With the same blocks in the cache
+        # it rounds alike.
+        (
+            [alone(1), cached(1, margins=(0.8,))],
+            kept(Probe.BURST, 9),
+            "",
+            "no token was clearly the best",
+        ),
+        (
+            [alone(1), cached(1, margins=(0.8,))],
+            kept(Probe.WORKLOAD, 9),
+            "",
+            "no token was clearly the best",
+        ),
         ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST_CACHED, 9), "alone token 1", ""),
         ([alone(1), cached(1, margins=(1.5,))], kept(Probe.BURST, 9), "alone token 1", ""),
         # The cache moves a token by 4 nats: nothing less follows without the same blocks.
-        ([alone(1, 2, 3), cached(1, 2, 4)], kept(Probe.BURST, 9), "", "no token was clearly the best"),
-        ([alone(1), cached(4), cached(4)], kept(Probe.BURST, 9), "", "its answers alone differ too"),
+        (
+            [alone(1, 2, 3), cached(1, 2, 4)],
+            kept(Probe.BURST, 9),
+            "",
+            "no token was clearly the best",
+        ),
+        (
+            [alone(1), cached(4), cached(4)],
+            kept(Probe.BURST, 9),
+            "",
+            "its answers alone differ too",
+        ),
         ([alone(1), cached(4), cached(4)], kept(Probe.BURST, 4), "", ""),
         ([alone(1), cached(4), cached(4)], kept(Probe.BURST_CACHED, 1), "alone token 4", ""),
-        ([alone(1), cached(1), cached(4)], kept(Probe.BURST_CACHED, 9), "", "its answers alone differ too"),
+        (
+            [alone(1), cached(1), cached(4)],
+            kept(Probe.BURST_CACHED, 9),
+            "",
+            "its answers alone differ too",
+        ),
     ],
 )
 def test_an_answer_beside_others_is_compared_with_those_alone(
@@ -312,7 +446,8 @@ def test_an_answer_beside_others_is_compared_with_those_alone(
 
 def test_the_rounding_of_the_cache_is_that_of_all_prompts() -> None:
     coarse = [
-        kept(probe, 1, margins=(margin,), prompt="q") for probe, margin in ((Probe.ALONE, 3.0), (Probe.CACHED, 1.0))
+        kept(probe, 1, margins=(margin,), prompt="q")
+        for probe, margin in ((Probe.ALONE, 3.0), (Probe.CACHED, 1.0))
     ]
     other = kept(Probe.BURST, 9)
     assert compare_alone([*ALONE, other], ServedWeights.REAL).wrong
@@ -354,12 +489,16 @@ def test_a_wrong_answer_differs_from_those_alone_by_more_than_rounding(
     probe: Probe,
 ) -> None:
     references = [alone(*first, margins=tuple(clear)), cached(*again, margins=tuple(also))]
-    found = compare_alone([*references, kept(probe, *other, margins=tuple(moved))], ServedWeights.MADE)
+    found = compare_alone(
+        [*references, kept(probe, *other, margins=tuple(moved))], ServedWeights.MADE
+    )
     same = [again] if probe is Probe.BURST_CACHED else [first, again]
     if other in same:
         assert found == OutputComparison()
     if found.wrong:
-        at = next(place for place in range(5) if again[place : place + 1] != other[place : place + 1])
+        at = next(
+            place for place in range(5) if again[place : place + 1] != other[place : place + 1]
+        )
         assert all(one[: at + 1] == again[: at + 1] for one in same)
         assert also[at] + moved[at] >= 0.499  # kept with three digits
         assert probe is Probe.BURST_CACHED or clear[at] + moved[at] >= 0.499

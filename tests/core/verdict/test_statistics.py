@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_repro.verdict.statistics import clean_needed, clean_streak, excluded_rate, fisher, lower_bound
+from vllm_repro.verdict.statistics import (
+    clean_needed,
+    clean_streak,
+    excluded_rate,
+    fisher,
+    lower_bound,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,13 @@ def test_clean_needed_is_the_least_that_suffices(pair: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("sides", "chance"),
-    [((5, 5, 0, 4), 1 / 126), ((3, 3, 0, 3), 0.05), ((1, 1, 0, 1), 0.5), ((3, 4, 1, 4), 17 / 70), ((0, 3, 0, 3), 1.0)],
+    [
+        ((5, 5, 0, 4), 1 / 126),
+        ((3, 3, 0, 3), 0.05),
+        ((1, 1, 0, 1), 0.5),
+        ((3, 4, 1, 4), 17 / 70),
+        ((0, 3, 0, 3), 1.0),
+    ],
 )
 def test_fishers_exact_test(sides: tuple[int, int, int, int], chance: float) -> None:
     assert fisher(*sides) == pytest.approx(chance)

@@ -57,13 +57,19 @@ def boots(*speeds: tuple[float, ...]) -> list[list[Round]]:
 
 
 def test_a_round_by_hand() -> None:
-    # Two requests of three tokens: sent at 0.0 and 0.1, answered at 0.5, 0.7, 1.0 and at 0.6, 0.7, 2.1.
+    # Two requests of three tokens: sent at 0.0 and 0.1, answered at 0.5, 0.7, 1.0 and at 0.6, 0.7,
+    # 2.1.
     one = answer(0.0, 1.1, (0.5, 0.7, 1.0), 3)
     two = answer(0.1, 2.1, (0.6, 0.7, 2.0), 3)
     found = round_of([one, two], ClientCost(cpu=0.5, late_s=0.25, slept_s=0.3))
     assert (found.cpu, found.late_s, found.slept_s) == (0.5, 0.25, 0.3)
     assert found.e2e_s == pytest.approx((1.1 + 2.0) / 2)
-    assert (found.wall_s, found.requests, found.prompt_tokens, found.output_tokens) == (2.1, 2, 20, 6)
+    assert (found.wall_s, found.requests, found.prompt_tokens, found.output_tokens) == (
+        2.1,
+        2,
+        20,
+        6,
+    )
     assert found.output_tok_s == pytest.approx(6 / 2.1)
     assert found.req_s == pytest.approx(2 / 2.1)
     assert found.ttft_s == pytest.approx(0.5)
@@ -104,7 +110,9 @@ def latest(stalls: list[tuple[float, float]], ends: float) -> float:
 @given(
     sent=st.floats(0.0005, 0.003),
     wall=st.floats(0.1, 3.0),
-    at=st.lists(st.tuples(st.sampled_from(["first", "middle", "last"]), st.floats(0.0, 1.0)), max_size=3),
+    at=st.lists(
+        st.tuples(st.sampled_from(["first", "middle", "last"]), st.floats(0.0, 1.0)), max_size=3
+    ),
     lengths=st.lists(st.floats(0.0, 0.08), min_size=3, max_size=3),
     stamped=st.booleans(),
 )
@@ -115,7 +123,8 @@ def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
     """The kernel takes the client's core away, wherever that falsifies most: after the first stamp, and at the last token."""
     moments = {"first": sent, "middle": sent + wall / 2, "last": sent + wall}
     placed = sorted(
-        (moments[where] - share * length, length) for (where, share), length in zip(at, lengths, strict=False)
+        (moments[where] - share * length, length)
+        for (where, share), length in zip(at, lengths, strict=False)
     )
     stalls: list[tuple[float, float]] = []
     for begin, length in placed:
@@ -127,7 +136,9 @@ def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
     cost = ClientCost(queued_s=queued, late_s=latest(stalls, read))
     timing = answer(sent, read, (sent + wall / 2, read), 100)
     if stamped:
-        timing = replace(answer(sent, true_end, (sent + wall / 2, true_end), 100), written=true_begin)
+        timing = replace(
+            answer(sent, true_end, (sent + wall / 2, true_end), 100), written=true_begin
+        )
     found = round_of([timing], cost)
     off = found.output_tok_s / (100 / (true_end - true_begin)) - 1
     assert abs(off) <= MOST_OFF / (1 - MOST_OFF) or found.late, (off, found.edge_s)
@@ -139,7 +150,9 @@ def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
     ("written", "edge_s"),
     [((0.0, 0.1), 0.0), ((0.009, 0.1), 0.009), ((0.011, 0.1), 0.011), ((0.0, None), 0.064)],
 )
-def test_without_stamps_each_stall_falsifies_a_rate(written: tuple[float | None, ...], edge_s: float) -> None:
+def test_without_stamps_each_stall_falsifies_a_rate(
+    written: tuple[float | None, ...], edge_s: float
+) -> None:
     """With stamps of the kernel only a late first write does."""
     cost = ClientCost(late_s=0.03, queued_s=0.06)
     timings = [
@@ -152,8 +165,12 @@ def test_without_stamps_each_stall_falsifies_a_rate(written: tuple[float | None,
     assert found.limited == ""
 
 
-@pytest.mark.parametrize(("wall", "queued", "late"), [(0.1, 0.0015, True), (1.0, 0.0015, False), (1.0, 0.5, False)])
-def test_a_wait_that_no_tick_saw_falsifies_a_short_round(wall: float, queued: float, late: bool) -> None:
+@pytest.mark.parametrize(
+    ("wall", "queued", "late"), [(0.1, 0.0015, True), (1.0, 0.0015, False), (1.0, 0.5, False)]
+)
+def test_a_wait_that_no_tick_saw_falsifies_a_short_round(
+    wall: float, queued: float, late: bool
+) -> None:
     found = round_of([answer(0.0, wall, (wall / 2, wall), 9)], ClientCost(queued_s=queued))
     assert bool(found.late) is late
 
@@ -161,8 +178,10 @@ def test_a_wait_that_no_tick_saw_falsifies_a_short_round(wall: float, queued: fl
 def test_a_client_that_waits_for_its_core_may_be_the_limit_though_it_uses_little_of_it() -> None:
     """Another process on the core takes half of it: a client that needs all of it uses half."""
     found = replace(at(512.0), cpu=0.5, queued_s=0.45)
-    assert found.limited == (
-        "the client used 50 % of a core and waited for one in 45 % of the time, so it may have been the limit"
+    assert (
+        found.limited
+        == "the client used 50 % of a core and waited for one in 45 % of the time, so it may have"
+        " been the limit"
     )
     assert replace(found, queued_s=0.35).limited == ""
     assert (
@@ -173,7 +192,13 @@ def test_a_client_that_waits_for_its_core_may_be_the_limit_though_it_uses_little
 
 @pytest.mark.parametrize(
     ("warm_ups", "apart"),
-    [([], 1.0), ([9.0], 1.0), ([50.0, 100.0], 0.5), ([100.0, 50.0], 0.5), ([1.0, 80.0, 100.0], 0.2)],
+    [
+        ([], 1.0),
+        ([9.0], 1.0),
+        ([50.0, 100.0], 0.5),
+        ([100.0, 50.0], 0.5),
+        ([1.0, 80.0, 100.0], 0.2),
+    ],
 )
 def test_a_load_is_steady_once_two_rounds_agree(warm_ups: list[float], apart: float) -> None:
     assert unsteady(warm_ups) == pytest.approx(apart)
@@ -200,7 +225,9 @@ def test_figures_are_over_all_rounds_of_all_boots() -> None:
 
     def slept(share: float, of: int = 5) -> Figures:
         rounds = boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]
-        return figures(POINT, [[replace(one, slept_s=share * one.wall_s) for one in rounds[:of]], rounds[of:]])
+        return figures(
+            POINT, [[replace(one, slept_s=share * one.wall_s) for one in rounds[:of]], rounds[of:]]
+        )
 
     for late in (slept(0.2), slept(0.11, of=1)):
         assert (late.ttft_s, late.tpot_s, late.itl_s, late.itl_p99_s, late.e2e_s) == (None,) * 5
@@ -226,13 +253,33 @@ def test_figures_are_over_all_rounds_of_all_boots() -> None:
 @pytest.mark.parametrize(
     ("arm", "baseline", "change"),
     [
-        (boots((200, 201, 202), (199, 200, 201)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.FASTER),
-        (boots((50, 51, 52), (49, 50, 51)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.SLOWER),
+        (
+            boots((200, 201, 202), (199, 200, 201)),
+            boots((100, 101, 102), (99, 100, 101)),
+            ThroughputChange.FASTER,
+        ),
+        (
+            boots((50, 51, 52), (49, 50, 51)),
+            boots((100, 101, 102), (99, 100, 101)),
+            ThroughputChange.SLOWER,
+        ),
         # Clear of 1, and within what the noisier arm does by itself.
-        (boots((102, 103, 104), (102, 103, 104)), boots((90, 100, 101), (90, 100, 101)), ThroughputChange.NONE),
-        (boots((105, 110, 115), (105, 110, 115)), boots((100, 100, 100), (100, 100, 100)), ThroughputChange.FASTER),
+        (
+            boots((102, 103, 104), (102, 103, 104)),
+            boots((90, 100, 101), (90, 100, 101)),
+            ThroughputChange.NONE,
+        ),
+        (
+            boots((105, 110, 115), (105, 110, 115)),
+            boots((100, 100, 100), (100, 100, 100)),
+            ThroughputChange.FASTER,
+        ),
         # Far apart, and the two boots of one arm are further apart.
-        (boots((300, 301, 302), (90, 91, 92)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.NONE),
+        (
+            boots((300, 301, 302), (90, 91, 92)),
+            boots((100, 101, 102), (99, 100, 101)),
+            ThroughputChange.NONE,
+        ),
         (boots((200, 201, 202)), boots((100, 101, 102), (99, 100, 101)), ThroughputChange.UNJUDGED),
     ],
 )
@@ -251,14 +298,21 @@ speeds = st.lists(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=6), min_
 
 @given(speeds, speeds, st.integers(0, 9), st.floats(0.1, 10.0))
 @settings(max_examples=40)
-def test_a_bootstrap_interval(arm: list[list[float]], baseline: list[list[float]], seed: int, factor: float) -> None:
+def test_a_bootstrap_interval(
+    arm: list[list[float]], baseline: list[list[float]], seed: int, factor: float
+) -> None:
     low, high = interval(arm, baseline, seed, resamples=200)
     assert low <= high
-    values, others = [one for boot in arm for one in boot], [one for boot in baseline for one in boot]
+    values, others = (
+        [one for boot in arm for one in boot],
+        [one for boot in baseline for one in boot],
+    )
     assert min(values) / max(others) <= low + 1e-12
     assert high <= max(values) / min(others) + 1e-12
     assert (low, high) == interval(arm, baseline, seed, resamples=200)
-    scaled = interval([[one * factor for one in boot] for boot in arm], baseline, seed, resamples=200)
+    scaled = interval(
+        [[one * factor for one in boot] for boot in arm], baseline, seed, resamples=200
+    )
     assert scaled == pytest.approx((low * factor, high * factor))
 
 
@@ -291,7 +345,9 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
         ("rehearsal", "real", "REHEARSAL"),
     ],
 )
-def test_throughput_is_withheld_without_real_weights(evidence: str, weights: str | None, message: str) -> None:
+def test_throughput_is_withheld_without_real_weights(
+    evidence: str, weights: str | None, message: str
+) -> None:
     reason = withheld(evidence, weights)
     assert (message in reason) if message else reason == ""
 

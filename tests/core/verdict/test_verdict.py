@@ -27,7 +27,12 @@ from vllm_repro.verdict.verdict import (
     same_release,
 )
 
-CRASH, CLEAN, UNTRIGGERED, OTHER = Outcome.CRASH, Outcome.CLEAN, Outcome.UNTRIGGERED, Outcome.OTHER_CRASH
+CRASH, CLEAN, UNTRIGGERED, OTHER = (
+    Outcome.CRASH,
+    Outcome.CLEAN,
+    Outcome.UNTRIGGERED,
+    Outcome.OTHER_CRASH,
+)
 WRONG = Outcome.WRONG_OUTPUT
 
 
@@ -86,7 +91,13 @@ def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Res
         ([reported(UNTRIGGERED)], Standing.BAD, Expect.ALIVE, Verdict.INCONCLUSIVE, None),
         ([reported(UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
         ([reported(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
-        ([reported(OTHER, unexplained=1)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        (
+            [reported(OTHER, unexplained=1)],
+            Standing.BAD,
+            Expect.DECLARED,
+            Verdict.INCONCLUSIVE,
+            None,
+        ),
         ([reported(Outcome.INFRA)], Standing.BAD, Expect.ANY, Verdict.INCONCLUSIVE, None),
         ([reported(CRASH), eager(CRASH)], Standing.GOOD, Expect.ANY, Verdict.REGRESSED, True),
         ([errs(WRONG), eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, True),
@@ -105,7 +116,11 @@ def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Res
     ],
 )
 def test_verdicts(
-    arms: list[ArmResult], standing: Standing, expect: Expect, verdict: Verdict, expected: bool | None
+    arms: list[ArmResult],
+    standing: Standing,
+    expect: Expect,
+    verdict: Verdict,
+    expected: bool | None,
 ) -> None:
     report = decide(arms, standing=standing, expect=expect)
     assert (report.verdict, report.expected) == (verdict, expected)
@@ -113,7 +128,9 @@ def test_verdicts(
 
 def test_fixed_needs_a_record_and_enough_quiet_boots() -> None:
     def verdict(clean: int, record: Record | None) -> VerdictReport:
-        return decide([reported(*[CLEAN] * clean)], standing=Standing.GOOD, record=record, version="0.24.0")
+        return decide(
+            [reported(*[CLEAN] * clean)], standing=Standing.GOOD, record=record, version="0.24.0"
+        )
 
     assert verdict(4, RECORD).verdict is Verdict.FIXED
     assert verdict(3, RECORD).verdict is Verdict.QUIET
@@ -143,7 +160,9 @@ outcomes = st.lists(st.sampled_from(Outcome), max_size=6)
 
 
 @given(outcomes, st.sampled_from(Standing), st.sampled_from(Expect))
-def test_quiet_and_fixed_need_proof(seen: list[Outcome], standing: Standing, expect: Expect) -> None:
+def test_quiet_and_fixed_need_proof(
+    seen: list[Outcome], standing: Standing, expect: Expect
+) -> None:
     report = decide(
         [reported(*seen)],
         standing=standing,
@@ -164,7 +183,9 @@ def test_a_workaround_that_lives_does_not_make_the_bug_fixed() -> None:
 
 
 def test_the_release_that_died_is_not_fixed_by_living() -> None:
-    report = decide([reported(*[CLEAN] * 50)], standing=Standing.BAD, record=RECORD, version="0.23.0")
+    report = decide(
+        [reported(*[CLEAN] * 50)], standing=Standing.BAD, record=RECORD, version="0.23.0"
+    )
     assert (report.verdict, report.expected) == (Verdict.QUIET, False)
 
 
@@ -176,12 +197,37 @@ def small_pool(*outcomes: Outcome, standing: Standing) -> ArmResult:
     ("arms", "standing", "verdict", "expected"),
     [
         # Between the releases that have the bug and those that do not, one arm still dies.
-        ([reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)], Standing.UNKNOWN, Verdict.REPRODUCES, True),
-        ([reported(CLEAN), small_pool(CLEAN, standing=Standing.BAD)], Standing.UNKNOWN, Verdict.QUIET, False),
-        ([reported(CLEAN), small_pool(CRASH, standing=Standing.GOOD)], Standing.GOOD, Verdict.REGRESSED, False),
+        (
+            [reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)],
+            Standing.UNKNOWN,
+            Verdict.REPRODUCES,
+            True,
+        ),
+        (
+            [reported(CLEAN), small_pool(CLEAN, standing=Standing.BAD)],
+            Standing.UNKNOWN,
+            Verdict.QUIET,
+            False,
+        ),
+        (
+            [reported(CLEAN), small_pool(CRASH, standing=Standing.GOOD)],
+            Standing.GOOD,
+            Verdict.REGRESSED,
+            False,
+        ),
         # Its own status wins over the scenario's, either way.
-        ([reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)], Standing.GOOD, Verdict.REPRODUCES, True),
-        ([reported(CRASH), small_pool(CLEAN, standing=Standing.GOOD)], Standing.BAD, Verdict.REPRODUCES, True),
+        (
+            [reported(CLEAN), small_pool(CRASH, standing=Standing.BAD)],
+            Standing.GOOD,
+            Verdict.REPRODUCES,
+            True,
+        ),
+        (
+            [reported(CRASH), small_pool(CLEAN, standing=Standing.GOOD)],
+            Standing.BAD,
+            Verdict.REPRODUCES,
+            True,
+        ),
     ],
 )
 def test_an_arm_may_have_bad_releases_of_its_own(
@@ -204,7 +250,14 @@ def test_a_patch_is_compared_with_the_release_that_died(
     clean: int, version: str, patched: bool, verdict: Verdict
 ) -> None:
     arms = [reported(*[CLEAN] * clean)]
-    report = decide(arms, standing=Standing.BAD, expect=Expect.ALIVE, record=RECORD, version=version, patched=patched)
+    report = decide(
+        arms,
+        standing=Standing.BAD,
+        expect=Expect.ALIVE,
+        record=RECORD,
+        version=version,
+        patched=patched,
+    )
     assert report.verdict is verdict
     assert ("the patch" in report.because) is patched
 
@@ -222,14 +275,23 @@ def test_a_patch_short_of_the_boundary_is_undecided() -> None:
 
 def test_because_names_the_patch() -> None:
     died = decide([reported(CRASH)], standing=Standing.GOOD, expect=Expect.ALIVE, patched=True)
-    assert died.because == "reported with the patch: died in 1 of 1 boots; this release was declared good as it is"
+    assert (
+        died.because
+        == "reported with the patch: died in 1 of 1 boots; this release was declared good as it is"
+    )
 
 
 def test_a_record_counts_for_its_own_arm_only() -> None:
     other = arm("near-miss-129", Expected.DIES, *[CLEAN] * 50)
-    assert decide([other], standing=Standing.GOOD, record=RECORD, version="0.24.0").verdict is Verdict.QUIET
+    assert (
+        decide([other], standing=Standing.GOOD, record=RECORD, version="0.24.0").verdict
+        is Verdict.QUIET
+    )
     own = replace(RECORD, arm="near-miss-129")
-    assert decide([other], standing=Standing.GOOD, record=own, version="0.24.0").verdict is Verdict.FIXED
+    assert (
+        decide([other], standing=Standing.GOOD, record=own, version="0.24.0").verdict
+        is Verdict.FIXED
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,7 +319,11 @@ def test_a_build_from_source_is_no_release() -> None:
 
 def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
     other = arm_result("reported", Expected.SPINS, [Outcome.HANG], strange=1)
-    assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
+    assert (other.result, other.crashed, other.otherwise) == (
+        Result.INCONCLUSIVE,
+        0,
+        (Outcome.HANG,),
+    )
     report = decide([other], standing=Standing.BAD)
     assert (report.verdict, report.expected) == (Verdict.CHANGED, False)
     mixed = arm_result("reported", Expected.SPINS, [Outcome.HANG, Outcome.HANG], strange=1)
@@ -274,7 +340,11 @@ def test_other_failures_are_boots_too_and_are_named() -> None:
 def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
     """0.19.1 never admits the prompt (vllm-project/vllm#39734), so it hangs before the boundary."""
     other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)
-    assert (other.result, other.crashed, other.otherwise) == (Result.INCONCLUSIVE, 0, (Outcome.HANG,))
+    assert (other.result, other.crashed, other.otherwise) == (
+        Result.INCONCLUSIVE,
+        0,
+        (Outcome.HANG,),
+    )
     for standing in Standing:
         shown = decide([other], standing=standing)
         assert (shown.verdict, shown.expected) == (Verdict.INCONCLUSIVE, None)
@@ -324,14 +394,19 @@ def test_a_workaround_is_compared_with_the_arm_that_died() -> None:
     (enough,) = comparisons([dying, eager(*[CLEAN] * 4)])
     assert (
         few
-        == "eager: died in 0 of 3 boots, against 5 of 5 of reported: too few boots to say that it helps (--trials auto)"
+        == "eager: died in 0 of 3 boots, against 5 of 5 of reported: too few boots to say that it"
+        " helps (--trials auto)"
     )
     assert "less than 5 % of cases" in enough
     assert comparisons([reported(CLEAN), eager(CLEAN)]) == ()
 
 
 def test_an_arm_lives_only_if_all_its_trials_do() -> None:
-    assert (eager(CLEAN, UNTRIGGERED).alive, eager(CLEAN, Outcome.BOOT_FAILED).alive, eager().alive) == (
+    assert (
+        eager(CLEAN, UNTRIGGERED).alive,
+        eager(CLEAN, Outcome.BOOT_FAILED).alive,
+        eager().alive,
+    ) == (
         True,
         False,
         False,
@@ -339,8 +414,13 @@ def test_an_arm_lives_only_if_all_its_trials_do() -> None:
 
 
 def test_bound_of_blocked_arms() -> None:
-    assert arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound == "no trial finished"
-    assert arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial reached the workload"
+    assert (
+        arm("reported", Expected.DIES, Outcome.CANCELLED, Outcome.BOOT_FAILED).bound
+        == "no trial finished"
+    )
+    assert (
+        arm("reported", Expected.DIES, Outcome.BOOT_FAILED).bound == "no trial reached the workload"
+    )
 
 
 def test_an_arm_that_hangs() -> None:

@@ -56,9 +56,14 @@ def line(arms: Sequence[ArmResult], **given: object) -> str:
     asked = {"standing": Standing.BAD} | given
     report = decide(arms, **asked)  # type: ignore[arg-type]  # rows name their arguments
     shown = "; ".join(f"{arm.name} [{', '.join(arm.outcomes)}]" for arm in arms)
-    output_text = ", ".join(f"{name}={getattr(value, 'run', value)}" for name, value in asked.items())
+    output_text = ", ".join(
+        f"{name}={getattr(value, 'run', value)}" for name, value in asked.items()
+    )
     answer = {True: "expected", False: "surprise", None: "undecided"}[report.expected]
-    rows = [f"{shown}  ({output_text})", f"    {report.verdict}, {answer} {list(report.surprises)}: {report.because}"]
+    rows = [
+        f"{shown}  ({output_text})",
+        f"    {report.verdict}, {answer} {list(report.surprises)}: {report.because}",
+    ]
     return "\n".join([*rows, *(f"    {sentence}" for sentence in comparisons(arms))])
 
 
@@ -72,7 +77,9 @@ def lines() -> Iterator[str]:
         yield f"{verdict}: {verdict.tone}, git bisect {verdict.bisect_status}"
     leads = [arm_result("reported", Expected.DIES, outcomes) for outcomes in LEADS]
     leads.append(arm_result("reported", Expected.DIES, (OTHER,), unexplained=1))
-    leads.append(arm_result("reported", Expected.HANGS, (Outcome.HANG, Outcome.HANG), strange=1, unproved=1))
+    leads.append(
+        arm_result("reported", Expected.HANGS, (Outcome.HANG, Outcome.HANG), strange=1, unproved=1)
+    )
     leads.append(arm_result("reported", Expected.ERRS, (Outcome.WRONG_OUTPUT,), unproved=1))
     controls = [arm_result(*control) for control in CONTROLS]
     yield from map(bounds, (*leads, *controls))
@@ -83,16 +90,22 @@ def lines() -> Iterator[str]:
         yield line([lead], standing=Standing.GOOD, patched=True)
     for lead, control in product(leads[1:7], controls):
         yield line([lead, control])
-    for control, patched, expect in product(controls, (False, True), (Expect.DECLARED, Expect.ALIVE)):
+    for control, patched, expect in product(
+        controls, (False, True), (Expect.DECLARED, Expect.ALIVE)
+    ):
         yield line([control], patched=patched, expect=expect)
     yield line([leads[1], *controls[:2], controls[1]])
     yield line([controls[0], arm_result("other", Expected.LIVES, (CLEAN,))])
     yield line([controls[4], arm_result("other", Expected.UNTRIGGERED, (Outcome.UNTRIGGERED,))])
     for standing, own in product(Standing, repeat=2):
-        yield line([arm_result(f"small-{own}", Expected.DIES, (CRASH,), standing=own)], standing=standing)
+        yield line(
+            [arm_result(f"small-{own}", Expected.DIES, (CRASH,), standing=own)], standing=standing
+        )
     yield line([])
     quiet = (leads[4], leads[5], arm_result("reported", Expected.DIES, (CLEAN,) * 60))
-    for lead, record, version, patched in product(quiet, RECORDS, ("0.23.0", "0.24.0", None), (False, True)):
+    for lead, record, version, patched in product(
+        quiet, RECORDS, ("0.23.0", "0.24.0", None), (False, True)
+    ):
         yield line([lead], record=record, version=version, patched=patched)
 
 

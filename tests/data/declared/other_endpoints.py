@@ -1,8 +1,20 @@
 """Requests to a server of a pooling model, none of which is a completion."""
 
-from vllm_repro.vocabulary import Model, Needs, Scenario, Status, answered, arm, errs, request, sent_with
+from vllm_repro.vocabulary import (
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    answered,
+    arm,
+    errs,
+    request,
+    sent_with,
+)
 
-SINGLE = request(name="ids", path="/v1/embeddings", body={"input": [7, 8, 9], "encoding_format": "base64"})
+SINGLE = request(
+    name="ids", path="/v1/embeddings", body={"input": [7, 8, 9], "encoding_format": "base64"}
+)
 
 scenario = Scenario(
     id="other-endpoints",
@@ -33,6 +45,10 @@ scenario = Scenario(
     trigger=sent_with("input", encoding_format="base64", name="ids") & answered("too long", 400),
     arms=[
         arm("reported", errs),
-        arm("not-refused", errs, workload=[SINGLE, request(name="too long", path="/pooling", body={"input": [7] * 9})]),
+        arm(
+            "not-refused",
+            errs,
+            workload=[SINGLE, request(name="too long", path="/pooling", body={"input": [7] * 9})],
+        ),
     ],
 )

@@ -1,6 +1,16 @@
 """One engine over two nodes, which a CPU can do as well: for the tests of what happens when a part of it is killed."""
 
-from vllm_repro.vocabulary import Model, Needs, Scenario, Status, arm, completion, dies, sent_with, signature
+from vllm_repro.vocabulary import (
+    Model,
+    Needs,
+    Scenario,
+    Status,
+    arm,
+    completion,
+    dies,
+    sent_with,
+    signature,
+)
 
 scenario = Scenario(
     id="two-ranks",
@@ -16,7 +26,15 @@ scenario = Scenario(
         --tensor-parallel-size 2
         --nnodes 2
     """,
-    model=Model("Qwen/Qwen3-0.6B", heads=16, kv_heads=8, head_dim=128, layers=28, vocab_size=151936, tiny_will_do=True),
+    model=Model(
+        "Qwen/Qwen3-0.6B",
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        layers=28,
+        vocab_size=151936,
+        tiny_will_do=True,
+    ),
     needs=Needs(memory_gb=6),
     status=Status(bad=">=0.20.0"),
     try_with="0.32.0",

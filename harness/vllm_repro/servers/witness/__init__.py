@@ -1,7 +1,7 @@
 """Evidence that a server ran the patched source: log lines from a plugin in each of its processes.
 
-A hash of the file on disk is not enough: another vLLM may come first on the path, or Python may run an old compiled file. The
-plugin logs which patched files its process found, and which it runs.
+A hash of the file on disk is not enough: another vLLM may come first on the path, or Python may run
+an old compiled file. The plugin logs which patched files its process found, and which it runs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ PLUGIN = Path(__file__).resolve().parent / "plugin"
 
 
 def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
-    """Return the variables that make a server report its patched `files`. path: the folders of PYTHONPATH, with the plugin's."""
+    """Return the variables that make a server report its patched `files`.
+
+    path: the folders of PYTHONPATH, with the plugin's.
+    """
     return {"PYTHONPATH": ":".join(filter(None, path)), "REPRO_PATCHED": ":".join(sorted(files))}
 
 
 def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Patched, ...]:
     """Return the patched files of `changed`, {name: sha256}, that the processes writing `log` found.
 
-    Raises `InfraError` if a process found or ran a different file, or if a ready server has not reported a file.
+    Raises `InfraError` if a process found or ran a different file, or if a ready server has not
+    reported a file.
     """
     found: dict[str, str] = {}
     for one in observed(read_lines(log)):
@@ -36,11 +40,17 @@ def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Pat
             continue
         file, digest = str(one.values["file"]), str(one.values["sha256"])
         if one.kind == "stale" or digest != changed.get(file):
-            instead = "an outdated compiled file" if one.kind == "stale" else f"a file with sha256 {digest[:12]}…"
+            instead = (
+                "an outdated compiled file"
+                if one.kind == "stale"
+                else f"a file with sha256 {digest[:12]}…"
+            )
             raise InfraError(
                 f"a process of the server uses {instead} instead of the patched {file}",
-                hint="another vLLM may come first on PYTHONPATH, or the release in the cache may be damaged: "
-                "vllm-repro doctor names its folder, remove it",
+                hint=(
+                    "another vLLM may come first on PYTHONPATH, or the release in the cache may be"
+                    " damaged: vllm-repro doctor names its folder, remove it"
+                ),
             )
         found[file] = digest
     if ready and (missing := changed.keys() - found.keys()):

@@ -13,7 +13,8 @@ from typing import Any
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the search, which then closes standard input
+    # Ctrl-C is for the search, which then closes standard input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Reserve standard output for answers; send whatever vLLM prints to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -23,7 +24,8 @@ def main() -> None:
         answers.flush()
 
     try:
-        from vllm_repro_witness import register  # type: ignore[import-not-found]  # a folder of its own on PYTHONPATH
+        # a folder of its own on PYTHONPATH
+        from vllm_repro_witness import register  # type: ignore[import-not-found]
 
         register()  # before vLLM is imported
         from . import config
@@ -39,7 +41,13 @@ def main() -> None:
         case = json.loads(line)
         started = time.perf_counter()
         outcome = play(case)
-        answer({"id": case.get("id"), **outcome, "ms": round((time.perf_counter() - started) * 1000, 1)})
+        answer(
+            {
+                "id": case.get("id"),
+                **outcome,
+                "ms": round((time.perf_counter() - started) * 1000, 1),
+            }
+        )
     atexit._run_exitfuncs()  # they remove temporary folders
     os._exit(0)  # the interpreter's own end takes seconds with torch
 

@@ -30,7 +30,9 @@ def version() -> str:
 def pools_of(scheduler: Any) -> dict[str, Any]:
     """Return the block pools by name: the GPU's, and those of connectors."""
     found = {"gpu": scheduler.kv_cache_manager.block_pool}
-    for number, one in enumerate(getattr(scheduler.connector, "_connectors", [scheduler.connector])):
+    for number, one in enumerate(
+        getattr(scheduler.connector, "_connectors", [scheduler.connector])
+    ):
         manager = getattr(one, "scheduler_manager", None)
         if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
             found["cpu" if not number else f"cpu{number}"] = pool
@@ -55,12 +57,20 @@ model.get_config = _parse_once(model.get_config)
 def config_of(case: Mapping[str, Any], **given: Any) -> Any:
     """Return vLLM's configuration of a case. given: more engine arguments."""
     if case["connector"]:
-        failures = {"kv_load_failure_policy": case["load_failures"]} if case.get("load_failures") else {}
+        failures = (
+            {"kv_load_failure_policy": case["load_failures"]} if case.get("load_failures") else {}
+        )
         given["kv_transfer_config"] = KVTransferConfig(
             kv_connector=case["connector"],
-            kv_role="kv_producer" if case["connector"].startswith(("Nixl", "Mooncake")) and not failures else "kv_both",
+            kv_role=(
+                "kv_producer"
+                if case["connector"].startswith(("Nixl", "Mooncake")) and not failures
+                else "kv_both"
+            ),
             kv_connector_extra_config=_extra(case),
-            kv_connector_module_path="vllm_repro_driver.sync_loads" if case["connector"] == "StoreConnector" else None,
+            kv_connector_module_path=(
+                "vllm_repro_driver.sync_loads" if case["connector"] == "StoreConnector" else None
+            ),
             **failures,
         )
     if case["draft"]:
@@ -72,7 +82,8 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
     hybrid = "mamba" in case["layers"]
     if hybrid and case["caching"]:
         given["mamba_cache_mode"] = (
-            "align"  # the default of newer releases; `mamba` has no rules for "all", that of older ones
+            # the default of newer releases; `mamba` has no rules for "all", that of older ones
+            "align"
         )
     return EngineArgs(
         model=os.environ["REPRO_DRIVER_MAMBA_MODEL" if hybrid else "REPRO_DRIVER_MODEL"],
@@ -103,7 +114,11 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
         children = (first, "OffloadingConnector")
         return {
             "connectors": [
-                {"kv_connector": child, "kv_role": "kv_both", "kv_connector_extra_config": dict(extra)}
+                {
+                    "kv_connector": child,
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": dict(extra),
+                }
                 for child in children
             ]
         }
@@ -118,7 +133,9 @@ def layer_specs(case: Mapping[str, Any], config: Any) -> dict[str, Any]:
         if kind == "mamba":
             found[f"{name}.mamba"] = _mamba_spec(case, config)
         else:
-            found[f"{name}.self_attn.attn"] = _spec(case["block"], 0 if kind == "full" else case["window"])
+            found[f"{name}.self_attn.attn"] = _spec(
+                case["block"], 0 if kind == "full" else case["window"]
+            )
     return found
 
 
@@ -146,4 +163,6 @@ def room_of(case: Mapping[str, Any]) -> int:
 
 def _spec(block: int, window: int) -> Any:
     shape = {"block_size": block, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
-    return SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
+    return (
+        SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
+    )

@@ -1,4 +1,7 @@
-"""EngineCore of a case over the fake executor, in this process and without a thread. Differences between releases go by what exists."""
+"""EngineCore of a case over the fake executor, in this process and without a thread.
+
+Differences between releases go by what exists.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ _ARRIVALS = count()
 
 
 class Refused(Exception):
-    """vLLM's frontend, or the engine's input thread, answers a request with an error. Arguments: error, whether it should not."""
+    """vLLM's frontend, or the engine's input thread, answers a request with an error.
+
+    Arguments: error, whether it should not.
+    """
 
 
 def _stub() -> None:
@@ -91,7 +97,8 @@ def boot(case: Mapping[str, Any]) -> Any:
     try:
         config = config_of(case, **given)
         config.scheduler_config.async_scheduling = case["asynchronous"]
-        # After the config, which refuses the second runner without Triton; `FakeExecutor` needs none.
+        # After the config, which refuses the second runner without Triton; `FakeExecutor` needs
+        # none.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = f"{case['runner'] - 1}"
         engine = _Engine(config, _executor(case))
     except (ValueError, NotImplementedError, AssertionError) as error:
@@ -167,13 +174,22 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
     if ask["stops"]:
         given["stop_token_ids"] = list(STOPS)
     if ask["remote"]:
-        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": f"transfer {ask['number']}"}
+        params = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "transfer_id": f"transfer {ask['number']}",
+        }
         given["extra_args"] = {"kv_transfer_params": params}
     if ask["fetch"]:
         stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
-        given["extra_args"] = {"kv_transfer_params": {"stored": True} if stored else _prefilled(engine, ask)}
+        given["extra_args"] = {
+            "kv_transfer_params": {"stored": True} if stored else _prefilled(engine, ask)
+        }
     found = SamplingParams(
-        max_tokens=ask["answer"], temperature=0.0, ignore_eos=not (ask["eos"] or ask["grammar"]), **given
+        max_tokens=ask["answer"],
+        temperature=0.0,
+        ignore_eos=not (ask["eos"] or ask["grammar"]),
+        **given,
     )
     found.update_from_generation_config({}, EOS)
     if ask["grammar"]:
@@ -191,7 +207,10 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
 
 
 def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a prefill server with the same flags answers. A block's id is its place in the prompt from 1 on; 0 is the null block."""
+    """Return what a prefill server with the same flags answers.
+
+    A block's id is its place in the prompt from 1 on; 0 is the null block.
+    """
     places, prompt = [], ask["prompt"]
     for manager in engine.scheduler.kv_cache_manager.coordinator.single_type_managers:
         first = min(manager.get_num_skipped_tokens(prompt), prompt) // manager.block_size
@@ -219,8 +238,12 @@ def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
 
 def _image_caches(room: int) -> tuple[Any, Any]:
     """Return both halves of the cache of processed images: the API server's and the engine's."""
-    sender = getattr(cache, "LruKeyReplicatedSenderCache", None) or cache.MultiModalProcessorSenderCache
-    receiver = getattr(cache, "LruKeyReplicatedReceiverCache", None) or cache.MultiModalReceiverCache
+    sender = (
+        getattr(cache, "LruKeyReplicatedSenderCache", None) or cache.MultiModalProcessorSenderCache
+    )
+    receiver = (
+        getattr(cache, "LruKeyReplicatedReceiverCache", None) or cache.MultiModalReceiverCache
+    )
     of_model = SimpleNamespace(mm_processor_cache_gb=room / 2**30)
     config = SimpleNamespace(get_multimodal_config=lambda: of_model)
     return sender(config), receiver(config)
@@ -234,9 +257,17 @@ def _image(number: int, length: int) -> MultiModalKwargsItem:
 
 
 def request_of(
-    engine: Any, name: str, prompt: list[int], given: SamplingParams, ask: Mapping[str, Any], resumable: bool = False
+    engine: Any,
+    name: str,
+    prompt: list[int],
+    given: SamplingParams,
+    ask: Mapping[str, Any],
+    resumable: bool = False,
 ) -> tuple[Any, int]:
-    """Return the request as EngineCore's input thread hands it to the engine. Raise `Refused` if it answers with an error."""
+    """Return the request as EngineCore's input thread hands it to the engine.
+
+    Raise `Refused` if it answers with an error.
+    """
     lora = ask["lora"]
     values = {
         "request_id": name,
@@ -252,7 +283,8 @@ def request_of(
         "priority": ask["priority"],
         "resumable": resumable,
     }
-    if ask["refused"]:  # as `InputProcessor` does with a prompt that is too long once its images are in
+    # as `InputProcessor` does with a prompt that is too long once its images are in
+    if ask["refused"]:
         raise Refused("the API server refuses it", False)
     request = EngineCoreRequest(**{key: value for key, value in values.items() if key in _FIELDS})
     try:
@@ -261,7 +293,8 @@ def request_of(
         if missed := getattr(error, "mm_hashes", ()):  # MultiModalCacheMissError
             for missing in missed:
                 engine.image_cache.invalidate(missing)
-            return request_of(engine, name, prompt, given, ask, resumable)  # the client sends it again
+            # the client sends it again
+            return request_of(engine, name, prompt, given, ask, resumable)
         raise Refused(str(error), not ask["grammar"]) from error
     return found
 

@@ -1,22 +1,33 @@
 """Executor without a model, whose KV cache lies in the blocks that the scheduler assigns.
 
-It knows of a request only what `SchedulerOutput` contains. The rules stand for functions of vLLM 0.32.0's `v1/worker/gpu_model_runner.py`:
+It knows of a request only what `SchedulerOutput` contains. The rules stand for functions of vLLM
+0.32.0's `v1/worker/gpu_model_runner.py`:
 
 | here | there |
 |---|---|
-| `_update`: new, running and resumed requests, their blocks and tokens | `GPUModelRunner._update_states` |
-| `_update`: computed tokens less the rejected drafts of the step before | `_update_states`, with `_update_states_after_model_execute` |
+| `_update`: new, running and resumed requests, their blocks and tokens |
+`GPUModelRunner._update_states` |
+| `_update`: computed tokens less the rejected drafts of the step before | `_update_states`, with
+`_update_states_after_model_execute` |
 | `_inputs`: the worker's own drafts in place of placeholders | `_prepare_input_ids` |
 | `reference.embed`: -1 is clamped | `execute_model`, "Clamp speculative scheduler placeholders" |
-| `execute_model`: zeroed and copied blocks before the forward pass | `_zero_block_ids`, `_update_states` |
-| `execute_model`: loads begin before the forward pass | `KVConnectorModelRunnerMixin._get_kv_connector_output` |
-| `sample_tokens`: no token for a partial prefill | `_prepare_inputs` (`discard_request_mask`), `_bookkeeping_sync` |
-| `sample_tokens`: rows of the bitmask, one for each draft and one more | `structured_output/utils.py`, `apply_grammar_bitmask` |
-| `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy |
-| `_update`: an image without data is not encoded | `_process_encoder_cache_scheduler_output`, `_batch_mm_inputs_from_scheduler` |
+| `execute_model`: zeroed and copied blocks before the forward pass | `_zero_block_ids`,
+`_update_states` |
+| `execute_model`: loads begin before the forward pass |
+`KVConnectorModelRunnerMixin._get_kv_connector_output` |
+| `sample_tokens`: no token for a partial prefill | `_prepare_inputs` (`discard_request_mask`),
+`_bookkeeping_sync` |
+| `sample_tokens`: rows of the bitmask, one for each draft and one more |
+`structured_output/utils.py`, `apply_grammar_bitmask` |
+| `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy
+|
+| `_update`: an image without data is not encoded | `_process_encoder_cache_scheduler_output`,
+`_batch_mm_inputs_from_scheduler` |
 | `_inputs`: encoder outputs in place of placeholders | `_gather_mm_embeddings` |
-| `_update`, second runner: a request keeps its tokens, count and drafts | `v1/worker/gpu/states.py`, `RequestState` |
-| `Answer`: none is there before it is asked for | `v1/executor/multiproc_executor.py`, `FutureWrapper` |
+| `_update`, second runner: a request keeps its tokens, count and drafts |
+`v1/worker/gpu/states.py`, `RequestState` |
+| `Answer`: none is there before it is asked for | `v1/executor/multiproc_executor.py`,
+`FutureWrapper` |
 """
 
 from __future__ import annotations
@@ -55,8 +66,8 @@ class RunnerError(Exception):
 class _Known:
     """What the worker knows of a request.
 
-    prompt: tokens of its prompt; with the second runner those it came with, which may be more. key, eos: see `reference`.
-    drafts: proposed after its last step. reached: tokens computed by then.
+    prompt: tokens of its prompt; with the second runner those it came with, which may be more. key,
+    eos: see `reference`. drafts: proposed after its last step. reached: tokens computed by then.
     """
 
     tokens: list[int]
@@ -71,7 +82,10 @@ class _Known:
 
 @dataclass
 class _Row:
-    """One request in one step: positions from `start` on, the last of them drafts. tables: its blocks in each group."""
+    """One request in one step: positions from `start` on, the last of them drafts.
+
+    tables: its blocks in each group.
+    """
 
     name: str
     known: _Known
@@ -83,10 +97,13 @@ class _Row:
 
 
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
-    """vLLM's executor interface. notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent.
+    """vLLM's executor interface.
 
-    remote: prompts that another server has computed: tokens, key, and whether their transfer fails. places: for each
-    of them the places of the blocks that come. asleep: why the engine may compute while it sleeps.
+    notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent.
+
+    remote: prompts that another server has computed: tokens, key, and whether their transfer fails.
+    places: for each of them the places of the blocks that come. asleep: why the engine may compute
+    while it sleeps.
     """
 
     case: Mapping[str, Any]
@@ -151,7 +168,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         from vllm.v1.attention.backends import utils
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-        return [[layout.name for layout in utils.get_supported_kv_cache_layouts([CPUAttentionBackend])]]
+        return [
+            [layout.name for layout in utils.get_supported_kv_cache_layouts([CPUAttentionBackend])]
+        ]
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
         return [layer_specs(self.case, self.vllm_config)]
@@ -167,17 +186,31 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         memory: dict[str, int] = {}
         for number, tensor in enumerate(config.kv_cache_tensors):
             if hasattr(tensor, "shared_by"):
-                memory.update({name: places.setdefault(number, len(places)) for name in tensor.shared_by})
+                memory.update(
+                    {name: places.setdefault(number, len(places)) for name in tensor.shared_by}
+                )
             else:
                 for place, name in enumerate(tensor.layers):
-                    memory[name] = places.setdefault(tensor.offset + place * tensor.layer_stride, len(places))
-        groups = {name: number for number, group in enumerate(config.kv_cache_groups) for name in group.layer_names}
+                    memory[name] = places.setdefault(
+                        tensor.offset + place * tensor.layer_stride, len(places)
+                    )
+        groups = {
+            name: number
+            for number, group in enumerate(config.kv_cache_groups)
+            for name in group.layer_names
+        }
         self._sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
-        self._layers = [(groups[name], memory[name]) for name in layer_specs(self.case, self.vllm_config)]
+        self._layers = [
+            (groups[name], memory[name]) for name in layer_specs(self.case, self.vllm_config)
+        ]
         self._kv = [self._noise((config.num_blocks, self.case["block"])) for _ in places]
-        self.windows = [self.case["window"] if kind == "sliding" else 0 for kind in self.case["layers"]]
+        self.windows = [
+            self.case["window"] if kind == "sliding" else 0 for kind in self.case["layers"]
+        ]
         second = self.case["runner"] == 2
-        self._states = States(self.vllm_config, self.case["draft"], self._copy_states, second=second)
+        self._states = States(
+            self.vllm_config, self.case["draft"], self._copy_states, second=second
+        )
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)
@@ -191,7 +224,14 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
     def get_simple_cpu_offload_num_blocks(self) -> int:
         """Return the blocks of all layers that the connector has room for, as `SimpleCPUOffloadWorker` counts them (from 0.33.0)."""
-        return int(max(1, room_of(self.case) * self._config.num_blocks // self._config.kv_cache_tensors[0].size))
+        return int(
+            max(
+                1,
+                room_of(self.case)
+                * self._config.num_blocks
+                // self._config.kv_cache_tensors[0].size,
+            )
+        )
 
     def get(self, block: int) -> Any:
         """Return a copy of a block's content."""
@@ -199,7 +239,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
     def put(self, block: int, content: Any) -> None:
         if content is None:
-            self.notes.append(("loads-unwritten", f"block {block} is loaded from a place that was never stored to"))
+            self.notes.append(
+                (
+                    "loads-unwritten",
+                    f"block {block} is loaded from a place that was never stored to",
+                )
+            )
             return
         for memory, row in zip(self._kv, content, strict=True):
             memory[block] = row
@@ -217,17 +262,28 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             size, first = self._sizes[group], len(tokens) - window
             # The last token is computed again; its window begins at `first`.
             places = {at for _, at in groups[group]}
-            if window and first >= 0 and (first + 1) % size == 0 and first // size + 1 not in places:
+            if (
+                window
+                and first >= 0
+                and (first + 1) % size == 0
+                and first // size + 1 not in places
+            ):
                 self.lost.setdefault(name, "fetched without the first token of a window")
             for block, at in groups[group]:
-                part = values[(at - 1) * size : at * size] if at else ()  # nothing is known of the null block
+                # nothing is known of the null block
+                part = values[(at - 1) * size : at * size] if at else ()
                 self._kv[place][block, : len(part)] = part
         self.seen["fetched"] += 1
         return True
 
     def check_awake(self, output: Any) -> None:
         if self.is_sleeping and output.total_num_scheduled_tokens:
-            self.notes.append((f"computes-asleep ({self.asleep})", "a step has tokens, and the KV cache no memory"))
+            self.notes.append(
+                (
+                    f"computes-asleep ({self.asleep})",
+                    "a step has tokens, and the KV cache no memory",
+                )
+            )
 
     def count_transfers(self, half: Half) -> None:
         """Count the transfers of a step, and note those that list a block twice."""
@@ -265,11 +321,14 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
         fits = True
         if self.case["draft"]:
-            # With asynchronous scheduling the last step's drafts count here, although some may be rejected.
+            # With asynchronous scheduling the last step's drafts count here, although some may be
+            # rejected.
             counted = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
             old = output.scheduled_cached_reqs
             counted += zip(old.req_ids, old.num_computed_tokens, strict=True)
-            longest = max(computed + output.num_scheduled_tokens[name] for name, computed in counted)
+            longest = max(
+                computed + output.num_scheduled_tokens[name] for name, computed in counted
+            )
             fits = longest + self.case["draft"] <= self.case["max_len"]
         self._pending = batch, widths, fits, copied
         return Answer(None) if non_block else None
@@ -316,7 +375,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             if stepped:
                 self._stepped.add(name)
             if stepped and asynchronous:
-                # A model runner that keeps the count on its device corrects it by its own last step, not by the scheduler's.
+                # A model runner that keeps the count on its device corrects it by its own last
+                # step, not by the scheduler's.
                 computed[name] = self._reached[name]
                 continue
             del known.tokens[known.prompt + answered :]
@@ -336,7 +396,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Put the encoder's outputs in place of placeholders."""
         for image in known.images:
             first = image.mm_position.offset
-            low, high = max(first, start), min(first + image.mm_position.length, start + len(tokens))
+            low, high = (
+                max(first, start),
+                min(first + image.mm_position.length, start + len(tokens)),
+            )
             if low < high:
                 if (found := self._encoded.get(image.identifier)) is None:
                     raise RunnerError(f"Encoder cache miss for {image.identifier}.")
@@ -351,18 +414,33 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 drafts = (known.drafts + [1] * len(drafts))[: len(drafts)]
             tokens = known.tokens[start : start + count - len(drafts)] + drafts
             if len(tokens) != count:
-                seen = f"{count} scheduled from {start}, {len(drafts)} drafts, {len(known.tokens)} tokens known"
+                seen = (
+                    f"{count} scheduled from {start}, {len(drafts)} drafts, {len(known.tokens)}"
+                    " tokens known"
+                )
                 why = f" ({self.lost[name]})" if name in self.lost else ""
                 self.notes.append((f"schedules-unknown-token{why}", f"{name}: {seen}"))
                 tokens = (tokens + [0] * count)[:count]
             self._place_images(known, start, tokens)
             tables = [np.asarray(blocks or [0], dtype=np.int64) for blocks in known.blocks]
-            batch.append(_Row(name, known, start, tokens, drafts, reference.embed(tokens, start, known.key), tables))
+            batch.append(
+                _Row(
+                    name,
+                    known,
+                    start,
+                    tokens,
+                    drafts,
+                    reference.embed(tokens, start, known.key),
+                    tables,
+                )
+            )
         return batch
 
     def _forward(self, batch: list[_Row]) -> None:
         """Compute layer by layer, so that a request may read what another one writes in the same step."""
-        for layer, ((group, place), window) in enumerate(zip(self._layers, self.windows, strict=True)):
+        for layer, ((group, place), window) in enumerate(
+            zip(self._layers, self.windows, strict=True)
+        ):
             memory, size = self._kv[place], self._sizes[group]
             if self.case["layers"][layer] == "mamba":
                 for row in batch:
@@ -373,7 +451,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 reference.write(memory, row.tables[group], size, row.states, row.start)
             for row in batch:
                 self._look_for(row, group, max(0, row.start - window + 1) if window else 0, "reads")
-                row.states = reference.attend_in(memory, row.tables[group], size, row.states, row.start, window, layer)
+                row.states = reference.attend_in(
+                    memory, row.tables[group], size, row.states, row.start, window, layer
+                )
 
     def _look_for(self, row: _Row, group: int, first: int, verb: str) -> None:
         """Note it if there is no block for one of a request's positions from `first` on."""
@@ -387,9 +467,13 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         slot, table = self._states.slot(row.name), row.known.blocks[group]
         before = 0
         if row.start:
-            before = state_in(memory[self._look_up(row.name, table, self._states.right(row.name), "reads-state")])
+            before = state_in(
+                memory[self._look_up(row.name, table, self._states.right(row.name), "reads-state")]
+            )
         row.states, kept = reference.recur(row.states, before, row.start, layer)
-        decodes = self._states.decodes(row.name, row.start, row.known.prompt, len(row.tokens), len(row.drafts))
+        decodes = self._states.decodes(
+            row.name, row.start, row.known.prompt, len(row.tokens), len(row.drafts)
+        )
         for place, state in enumerate(kept if decodes else kept[-1:]):
             memory[self._look_up(row.name, table, slot + place, "writes-state")] = state
 
@@ -404,11 +488,16 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Return the blocks at indices of a block table. Block 0 is the null block."""
         table, index = np.asarray(blocks or [0], dtype=np.int64), np.atleast_1d(index)
         if index[-1] >= len(table):
-            self.notes.append((f"{verb}-no-block", f"{name}: index {index[-1]} of a block table of {len(table)}"))
+            self.notes.append(
+                (f"{verb}-no-block", f"{name}: index {index[-1]} of a block table of {len(table)}")
+            )
         found = table[np.minimum(index, len(table) - 1)]
         if not found.all() and name not in self.lost:
             self.notes.append(
-                (f"{verb}-null-block", f"{name}: index {index[found == 0][0]} of {index[0]} to {index[-1]}")
+                (
+                    f"{verb}-null-block",
+                    f"{name}: index {index[found == 0][0]} of {index[0]} to {index[-1]}",
+                )
             )
         return found
 
@@ -421,7 +510,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             limits = getattr(grammar_output, "num_acceptable_drafts", None)
             names, at = grammar_output.structured_output_request_ids, 0
             counts = [1 + widths.get(name, 0) for name in names]
-            if (given := len(grammar_output.grammar_bitmask)) != sum(counts):  # as many for each (from 0.33.0)
+            # as many for each (from 0.33.0)
+            if (given := len(grammar_output.grammar_bitmask)) != sum(counts):
                 counts = [given // len(names)] * len(names)
             for place, name in enumerate(names):
                 rows[name] = at
@@ -444,7 +534,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             for place, state in enumerate(row.states[-1 - len(drafts) :]):
                 mask = grammar_output.grammar_bitmask[rows[name] + place] if name in rows else None
                 new.append(reference.pick(state, mask, known.eos))
-                if place < len(drafts) and (new[-1] != drafts[place] or place >= most.get(name, len(drafts))):
+                if place < len(drafts) and (
+                    new[-1] != drafts[place] or place >= most.get(name, len(drafts))
+                ):
                     break
             self._states.end(name, row.start, len(row.tokens), len(drafts), len(new))
             self.seen["accepted"] += len(new) - 1
@@ -455,7 +547,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             if fits and width:
                 known.drafts = self._draft(known.tokens, known.key, known.eos)
         if self.trace is not None:
-            self.trace.append({row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch})
+            self.trace.append(
+                {row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch}
+            )
         answer = _output({name: list(new) for name, new in sampled.items()}, copied)
         return Answer(answer) if non_block else answer
 
@@ -465,7 +559,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         right = (len(known) * 7 + self.case["seed"]) % (width + 1)
         tokens = list(known)
         for _ in range(right):
-            tokens.append(reference.pick(reference.states(tokens, key, self.windows)[-1], None, eos))
+            tokens.append(
+                reference.pick(reference.states(tokens, key, self.windows)[-1], None, eos)
+            )
         return tokens[len(known) :] + [reference.TEXT[1]] * (width - right)
 
     def take_draft_token_ids(self) -> Any:
@@ -481,7 +577,10 @@ def key_of(salt: int, lora: int) -> int:
 
 
 class Answer(Future[Any]):
-    """A worker's answer. It is not done until it is asked for, like `FutureWrapper` of vLLM's MultiprocExecutor."""
+    """A worker's answer.
+
+    It is not done until it is asked for, like `FutureWrapper` of vLLM's MultiprocExecutor.
+    """
 
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -25,14 +25,21 @@ def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
         stated = blocks[number].ref_cnt
         yield (
             "gpu-held-and-free",
-            f"{len(short)} blocks have more holders than counts: block {number} {count}, counted {stated}",
+            (
+                f"{len(short)} blocks have more holders than counts: block {number} {count},"
+                f" counted {stated}"
+            ),
         )
 
 
 def _pool(name: str, pool: Any) -> Iterator[Broken]:
     queue, blocks = pool.free_block_queue, pool.blocks
     free: list[Any] = []
-    block, tail, most = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail, len(blocks)
+    block, tail, most = (
+        queue.fake_free_list_head.next_free_block,
+        queue.fake_free_list_tail,
+        len(blocks),
+    )
     while block is not tail and block is not None and most >= 0:
         free.append(block)
         block = block.next_free_block
@@ -44,14 +51,23 @@ def _pool(name: str, pool: Any) -> Iterator[Broken]:
             f"the list of free blocks does not end where it should, after {len(free)} blocks",
         )
     if len(free) != queue.num_free_blocks:
-        yield f"{name}-free-count", f"the counter says {queue.num_free_blocks} free blocks, the list has {len(free)}"
+        yield (
+            f"{name}-free-count",
+            f"the counter says {queue.num_free_blocks} free blocks, the list has {len(free)}",
+        )
     # The reference count of the null block is not maintained.
     counts = [1 if block.is_null else block.ref_cnt for block in blocks]
     held = [block.block_id for block in free if block.ref_cnt]
     if held:
-        yield f"{name}-free-and-held", f"{len(held)} blocks of the free list are counted as held: {held[:6]}"
+        yield (
+            f"{name}-free-and-held",
+            f"{len(held)} blocks of the free list are counted as held: {held[:6]}",
+        )
     if min(counts) < 0:
-        yield f"{name}-negative-count", f"block {counts.index(min(counts))} is counted {min(counts)} times"
+        yield (
+            f"{name}-negative-count",
+            f"block {counts.index(min(counts))} is counted {min(counts)} times",
+        )
     if whole and counts.count(0) != len(free) - len(held):
         ids = {block.block_id for block in free}
         lost = [number for number, count in enumerate(counts) if not count and number not in ids]
@@ -62,7 +78,10 @@ def listed_twice(transfers: list[tuple[str, list[int]]]) -> Iterator[Broken]:
     for direction, blocks in transfers:
         twice = [block for block, count in Counter(blocks).items() if count > 1]
         if twice:
-            yield f"{direction}-listed-twice", f"a {direction} lists {len(blocks)} blocks, {len(set(blocks))} distinct"
+            yield (
+                f"{direction}-listed-twice",
+                f"a {direction} lists {len(blocks)} blocks, {len(set(blocks))} distinct",
+            )
 
 
 def at_rest(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
@@ -70,7 +89,15 @@ def at_rest(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken
     for name, pool in pools.items():
         held = [block.block_id for block in pool.blocks if block.ref_cnt > 0 and not block.is_null]
         if held:
-            yield f"{name}-leak", f"{len(held)} of {len(pool.blocks)} blocks are held although nothing runs: {held[:6]}"
-    left = sorted({name for manager in managers for name, blocks in manager.req_to_blocks.items() if blocks})
+            yield (
+                f"{name}-leak",
+                (
+                    f"{len(held)} of {len(pool.blocks)} blocks are held although nothing runs:"
+                    f" {held[:6]}"
+                ),
+            )
+    left = sorted(
+        {name for manager in managers for name, blocks in manager.req_to_blocks.items() if blocks}
+    )
     if left:
         yield "request-leak", f"the books of finished requests are kept: {', '.join(left[:4])}"

@@ -1,17 +1,23 @@
 """Blocks that hold the states of Mamba layers, step by step.
 
-A request has one state, or with draft tokens one for each token that may be accepted: those lie in blocks that follow each other in its
-block table. The rules stand for functions of vLLM 0.32.0:
+A request has one state, or with draft tokens one for each token that may be accepted: those lie in
+blocks that follow each other in its block table. The rules stand for functions of vLLM 0.32.0:
 
 | here | there |
 |---|---|
-| `begin`: in the mode "align" the state moves to the block of the step's last token | `v1/worker/mamba_utils.py`, `preprocess_mamba` |
-| `begin`: the first state is right if the request was not in the last step | `InputBatch.add_request`, `num_accepted_tokens_cpu` |
-| `end`: a state at the end of a block is kept in that block | `mamba_utils.py`, `postprocess_mamba_fused_kernel` |
-| `slot`: the first block in use | `v1/attention/backends/utils.py`, `mamba_get_block_table_tensor` |
+| `begin`: in the mode "align" the state moves to the block of the step's last token |
+`v1/worker/mamba_utils.py`, `preprocess_mamba` |
+| `begin`: the first state is right if the request was not in the last step |
+`InputBatch.add_request`, `num_accepted_tokens_cpu` |
+| `end`: a state at the end of a block is kept in that block | `mamba_utils.py`,
+`postprocess_mamba_fused_kernel` |
+| `slot`: the first block in use | `v1/attention/backends/utils.py`, `mamba_get_block_table_tensor`
+|
 | `decodes` | `mamba_attn.py`, `BaseMambaAttentionMetadataBuilder._compute_common_metadata` |
-| `begin`, second runner: the count of accepted tokens stays with the request | `v1/worker/gpu/model_states/mamba_hybrid.py` |
-| `decodes`, second runner | `v1/worker/gpu/model_runner.py`, `is_prefilling_np` and `prefill_runs_as_decode_np` |
+| `begin`, second runner: the count of accepted tokens stays with the request |
+`v1/worker/gpu/model_states/mamba_hybrid.py` |
+| `decodes`, second runner | `v1/worker/gpu/model_runner.py`, `is_prefilling_np` and
+`prefill_runs_as_decode_np` |
 """
 
 from __future__ import annotations
@@ -25,12 +31,21 @@ __all__ = ["States"]
 
 
 def _says(module: str, text: str) -> bool:
-    """Return whether the source of a module contains a text. Nothing else tells these rules apart, and an import takes seconds."""
+    """Return whether the source of a module contains a text.
+
+    Nothing else tells these rules apart, and an import takes seconds.
+    """
     spec = importlib.util.find_spec(module)
-    return spec is not None and spec.origin is not None and text in Path(spec.origin).read_text(encoding="utf-8")
+    return (
+        spec is not None
+        and spec.origin is not None
+        and text in Path(spec.origin).read_text(encoding="utf-8")
+    )
 
 
-_ALWAYS = _says("vllm.v1.worker.gpu_model_runner", "use_spec_decode = self.speculative_config is not None")
+_ALWAYS = _says(
+    "vllm.v1.worker.gpu_model_runner", "use_spec_decode = self.speculative_config is not None"
+)
 """Whether a batch without a draft uses the counts of accepted tokens too."""
 _TAILS = _says("vllm.v1.attention.backends.mamba_attn", "padded_prompt_tail_rows")
 """Whether the last token of a prompt that placeholders of drafts follow decodes."""
@@ -39,12 +54,14 @@ _TAILS = _says("vllm.v1.attention.backends.mamba_attn", "padded_prompt_tail_rows
 class States:
     """Places of the states.
 
-    config: vLLM's. drafts: of a step. copy: copies the states from one index of a request's block table to another.
-    second: by the rules of the second model runner.
-    lost: for each request that has lost its state by a rule of vLLM's, the rule. The request's next token is wrong.
+    config: vLLM's. drafts: of a step. copy: copies the states from one index of a request's block
+    table to another. second: by the rules of the second model runner. lost: for each request that
+    has lost its state by a rule of vLLM's, the rule. The request's next token is wrong.
     """
 
-    def __init__(self, config: Any, drafts: int, copy: Callable[[str, int, int], None], *, second: bool) -> None:
+    def __init__(
+        self, config: Any, drafts: int, copy: Callable[[str, int, int], None], *, second: bool
+    ) -> None:
         cache, self._second = config.cache_config, second
         self._align, self._block = cache.mamba_cache_mode == "align", cache.mamba_block_size
         self._drafts, self._copy = drafts, copy
@@ -55,7 +72,10 @@ class States:
         self._next: dict[str, int] = {}
 
     def begin(self, output: Any, computed: Mapping[str, int], stepped: Collection[str]) -> None:
-        """Start a step. computed: tokens of each request. stepped: requests that were in the last step."""
+        """Start a step.
+
+        computed: tokens of each request. stepped: requests that were in the last step.
+        """
         if not output.num_scheduled_tokens:
             return
         self._drafted = bool(output.scheduled_spec_decode_tokens)
@@ -66,11 +86,18 @@ class States:
             self._right = dict(self._next)
         else:
             self._look_for_forgotten(output, stepped)
-            self._right, self._next = {name: self._next[name] for name in stepped if name in self._next}, {}
+            self._right, self._next = (
+                {name: self._next[name] for name in stepped if name in self._next},
+                {},
+            )
         if not self._align:
             return
         preempted = getattr(output, "preempted_req_ids", None) or ()
-        for name in (*output.finished_req_ids, *preempted, *output.scheduled_cached_reqs.resumed_req_ids):
+        for name in (
+            *output.finished_req_ids,
+            *preempted,
+            *output.scheduled_cached_reqs.resumed_req_ids,
+        ):
             self._at.pop(name, None)
         for name, count in output.num_scheduled_tokens.items():
             before = self._at.get(name, (computed[name] - 1) // self._block)
@@ -80,9 +107,15 @@ class States:
                 self._right[name] = 1
 
     def _look_for_forgotten(self, output: Any, stepped: Collection[str]) -> None:
-        self._left_out |= {name: right for name, right in self._next.items() if right > 1 and name not in stepped}
+        self._left_out |= {
+            name: right for name, right in self._next.items() if right > 1 and name not in stepped
+        }
         again = (new.req_id for new in output.scheduled_new_reqs)
-        for name in (*output.finished_req_ids, *again, *output.scheduled_cached_reqs.resumed_req_ids):
+        for name in (
+            *output.finished_req_ids,
+            *again,
+            *output.scheduled_cached_reqs.resumed_req_ids,
+        ):
             self._left_out.pop(name, None)
         for name in output.num_scheduled_tokens:
             if self._left_out.pop(name, None) is not None:

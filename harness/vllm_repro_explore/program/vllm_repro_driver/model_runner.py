@@ -1,7 +1,8 @@
 """Executor with the release's own CPU model runner, whose model is the hash transformer.
 
-The runner decides which tokens, positions, blocks and slots the model reads, and what it samples. So a case must go step by step as it does
-over `FakeExecutor`; where it does not, one of that executor's rules is not the runner's.
+The runner decides which tokens, positions, blocks and slots the model reads, and what it samples.
+So a case must go step by step as it does over `FakeExecutor`; where it does not, one of that
+executor's rules is not the runner's.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class _Layer(AttentionLayerBase):  # type: ignore[misc]  # vLLM is not installed
 class _LateCopy:
     """Event after the copy of the accepted tokens from a GPU, as `_prepare_inputs` means it: it is over when it is waited for.
 
-    A copy that is over earlier has its counts moved twice, by the batch and by `_prepare_inputs`. One that comes later, after a batch of
-    other requests alone, gives them the counts of the last batch. Neither race is played.
+    A copy that is over earlier has its counts moved twice, by the batch and by `_prepare_inputs`.
+    One that comes later, after a batch of other requests alone, gives them the counts of the last
+    batch. Neither race is played.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -85,7 +87,9 @@ class RunnerExecutor(FakeExecutor):
         self._read: dict[str, list[int]] = {}
         config = self.vllm_config
         with set_current_vllm_config(config):
-            init_worker_distributed_environment(config, 0, f"file://{_meeting().name}/meeting", 0, "gloo")
+            init_worker_distributed_environment(
+                config, 0, f"file://{_meeting().name}/meeting", 0, "gloo"
+            )
             self._runner = cpu_worker.CPUModelRunner(config, torch.device("cpu"))
         self._runner.model = SimpleNamespace(compute_logits=self._logits, **_copy_functions())
         self._runner._model_forward = self._model_forward
@@ -95,13 +99,17 @@ class RunnerExecutor(FakeExecutor):
             self._runner.model.embed_input_ids = self._embed
             self._runner.model.requires_raw_input_tokens = False
         self._runner.set_active_loras = lambda *_, **__: None
-        if config.scheduler_config.async_scheduling and getattr(self._runner, "num_accepted_tokens_event", None):
+        if config.scheduler_config.async_scheduling and getattr(
+            self._runner, "num_accepted_tokens_event", None
+        ):
             self._runner.num_accepted_tokens_event = _LateCopy(self._runner)
         if getattr(self._runner, "use_async_spec_decode", False):
             self._keep_counts()
         if hasattr(self._runner, "drafter"):
             self._runner.drafter.propose = (
-                self._propose_ahead if config.speculative_config.method == "ngram_gpu" else self._propose
+                self._propose_ahead
+                if config.speculative_config.method == "ngram_gpu"
+                else self._propose
             )
         layers = {name: _Layer(spec) for name, spec in layer_specs(self.case, config).items()}
         config.compilation_config.static_forward_context.update(layers)
@@ -112,12 +120,19 @@ class RunnerExecutor(FakeExecutor):
         with set_current_vllm_config(self.vllm_config):
             self._runner.initialize_kv_cache(kv_cache_configs[0])
         layers = self.vllm_config.compilation_config.static_forward_context
-        for name, (_, place) in zip(layer_specs(self.case, self.vllm_config), self._layers, strict=True):
+        for name, (_, place) in zip(
+            layer_specs(self.case, self.vllm_config), self._layers, strict=True
+        ):
             layers[name].kv_cache = [torch.from_numpy(self._kv[place].view(np.int64))]
-        kv_transfer_state._KV_CONNECTOR_AGENT = self.half.connector if self.half is not None else None
+        kv_transfer_state._KV_CONNECTOR_AGENT = (
+            self.half.connector if self.half is not None else None
+        )
 
     def _keep_counts(self) -> None:
-        """Let `_prepare_inputs` correct positions as on a GPU. CPU runners up to 0.24.0 do not keep the counts of accepted drafts."""
+        """Let `_prepare_inputs` correct positions as on a GPU.
+
+        CPU runners up to 0.24.0 do not keep the counts of accepted drafts.
+        """
         runner, copy = self._runner, self._runner._copy_valid_sampled_token_count
 
         def keep(next_tokens: Any, counts: Any) -> None:
@@ -132,9 +147,15 @@ class RunnerExecutor(FakeExecutor):
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
         self.check_awake(output)
         for new in output.scheduled_new_reqs:
-            self._read[new.req_id] = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
-        self._read.update({name: list(all_) for name, all_ in output.scheduled_cached_reqs.all_token_ids.items()})
-        self._widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
+            self._read[new.req_id] = list(
+                getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
+            )
+        self._read.update(
+            {name: list(all_) for name, all_ in output.scheduled_cached_reqs.all_token_ids.items()}
+        )
+        self._widths = {
+            name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()
+        }
         with set_current_vllm_config(self.vllm_config):
             answer = self._runner.execute_model(output)
         if self.half is not None:
@@ -158,7 +179,9 @@ class RunnerExecutor(FakeExecutor):
         """Encode an image."""
         return [self._embed(torch.tensor(reference.image(int(dummy[0]), len(dummy))))]
 
-    def _embed(self, ids: Any, multimodal_embeddings: Any = (), *, is_multimodal: Any = None) -> Any:
+    def _embed(
+        self, ids: Any, multimodal_embeddings: Any = (), *, is_multimodal: Any = None
+    ) -> Any:
         """Return embeddings that hold ids in three numbers, each of which a bfloat16 holds exactly."""
         found = torch.zeros((len(ids), self._runner.inputs_embeds_size), dtype=torch.bfloat16)
         for place in range(3):
@@ -187,12 +210,16 @@ class RunnerExecutor(FakeExecutor):
             key = key_of(salt, int(batch.request_lora_mapping[place]))
             states.append(reference.embed(tokens[low:high], int(where[low]), key))
             keys += [eos] * (high - low)
-        for layer, ((group, memory), window) in enumerate(zip(self._layers, self.windows, strict=True)):
+        for layer, ((group, memory), window) in enumerate(
+            zip(self._layers, self.windows, strict=True)
+        ):
             if self.case["layers"][layer] == "mamba":
                 metadata = get_forward_context().attn_metadata[f"model.layers.{layer}.mamba"]
                 for place in range(batch.num_reqs):
                     start = int(where[bounds[place]])
-                    states[place] = _recur(metadata, place, states[place], start, self._kv[memory], layer)
+                    states[place] = _recur(
+                        metadata, place, states[place], start, self._kv[memory], layer
+                    )
                 continue
             table, flat = batch.block_table[group], self._kv[memory].reshape(-1)
             paged = flat.reshape(-1, table.block_size)
@@ -213,21 +240,32 @@ class RunnerExecutor(FakeExecutor):
 
     def _logits(self, hidden: Any) -> Any:
         size = self.vllm_config.model_config.get_vocab_size()
-        rows = [reference.logits(state.view(np.uint64), int(eos), size) for state, eos in hidden.numpy()]
+        rows = [
+            reference.logits(state.view(np.uint64), int(eos), size) for state, eos in hidden.numpy()
+        ]
         return torch.from_numpy(np.stack(rows)) if rows else torch.zeros((0, size))
 
     def _propose(self, *arguments: Any, **named: Any) -> list[list[int]]:
-        """Draft as `NgramProposer.propose`, once the tokens of a step are known. Its list of them has no fixed place."""
-        sampled = named.get("sampled_token_ids") or next(value for value in arguments if isinstance(value, list))
+        """Draft as `NgramProposer.propose`, once the tokens of a step are known.
+
+        Its list of them has no fixed place.
+        """
+        sampled = named.get("sampled_token_ids") or next(
+            value for value in arguments if isinstance(value, list)
+        )
         return [self._drafts_of(row, new) if new else [] for row, new in enumerate(sampled)]
 
     def _propose_ahead(self, *arguments: Any) -> tuple[Any, Any]:
-        """Draft as `NgramProposerGPU.propose`. The first `counts` of the `sampled` tokens are those of the step.
+        """Draft as `NgramProposerGPU.propose`.
+
+        The first `counts` of the `sampled` tokens are those of the step.
 
         These two arguments are the last in every release; the ones before them differ.
         """
         sampled, counts = arguments[-2:]
-        drafts = [self._drafts_of(row, sampled[row, :count].tolist()) for row, count in enumerate(counts)]
+        drafts = [
+            self._drafts_of(row, sampled[row, :count].tolist()) for row, count in enumerate(counts)
+        ]
         return torch.tensor(drafts, dtype=torch.int32), torch.full_like(counts, self.case["draft"])
 
     def _drafts_of(self, row: int, new: list[int]) -> list[int]:
@@ -235,7 +273,9 @@ class RunnerExecutor(FakeExecutor):
         start, count = self._rows[name]
         salt, eos = self.traits.get(name, (0, 0))
         key = key_of(salt, int(self._runner.input_batch.request_lora_mapping[row]))
-        return self._draft(self._read[name][: start + count - self._widths.get(name, 0)] + new, key, eos)
+        return self._draft(
+            self._read[name][: start + count - self._widths.get(name, 0)] + new, key, eos
+        )
 
 
 def _recur(metadata: Any, place: int, own: Any, start: int, memory: Any, layer: int) -> Any:
@@ -243,10 +283,17 @@ def _recur(metadata: Any, place: int, own: Any, start: int, memory: Any, layer: 
     count = metadata.num_decodes
     if place >= count:
         row = place - count
-        blocks, right = metadata.state_indices_tensor_p[row : row + 1], 0 if metadata.has_initial_states_p[row] else -1
+        blocks, right = (
+            metadata.state_indices_tensor_p[row : row + 1],
+            (0 if metadata.has_initial_states_p[row] else -1),
+        )
     else:
         blocks = metadata.state_indices_tensor_d[place].reshape(-1)
-        right = 0 if metadata.num_accepted_tokens is None else int(metadata.num_accepted_tokens[place]) - 1
+        right = (
+            0
+            if metadata.num_accepted_tokens is None
+            else int(metadata.num_accepted_tokens[place]) - 1
+        )
     before = state_in(memory[int(blocks[right])]) if right >= 0 else 0
     found, kept = reference.recur(own, before, start, layer)
     if place >= count:
@@ -263,7 +310,9 @@ def _copy_functions() -> dict[str, Any]:
     utils: Any = importlib.reload(importlib.import_module("vllm.v1.worker.mamba_utils"))
     if hasattr(utils, "_TEMPORAL_TILES"):
         utils._TEMPORAL_TILES = 1  # copies of one block, each in one piece
-    copy = importlib.import_module("vllm.model_executor.layers.mamba.mamba_utils").get_temporal_copy_spec
+    copy = importlib.import_module(
+        "vllm.model_executor.layers.mamba.mamba_utils"
+    ).get_temporal_copy_spec
     return {
         "get_mamba_state_copy_func": lambda: (copy,),
         "get_mamba_state_copy_funcs": lambda kinds: dict.fromkeys(kinds, (copy,)),
@@ -274,11 +323,14 @@ def _copy_functions() -> dict[str, Any]:
 def _meeting() -> TemporaryDirectory[str]:
     """Do once what a worker process does before it makes its model runner; return where its one worker meets itself."""
     zeros = torch.zeros
-    torch.zeros = lambda *size, **more: zeros(*size, **more | {"pin_memory": False})  # nothing is pinned without CUDA
+    # nothing is pinned without CUDA
+    torch.zeros = lambda *size, **more: zeros(*size, **more | {"pin_memory": False})
     async_steps.install()
     current_platform.import_kernels()
     # vLLM looks for its kernels in every module, and fails at Numba's compiler.
-    compiler = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite")}
+    compiler = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite")
+    }
     (getattr(current_platform, "register_triton_kernel_overrides", None) or (lambda: None))()
     sys.modules.update(compiler)
     return TemporaryDirectory(prefix="vllm-repro-")  # removed when the process exits

@@ -35,8 +35,8 @@ _PROGRAM = str(Path(__file__).parent)
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
     """Play a case and return {steps, broken: [{invariant, detail, step}], death: {...}?} and counts of events.
 
-    worker: "runner" for the release's own model runner, "both" to compare the two. An exception of this program is the death
-    {"kind": "harness"}. Return {invalid: why} if vLLM refuses the flags.
+    worker: "runner" for the release's own model runner, "both" to compare the two. An exception of
+    this program is the death {"kind": "harness"}. Return {invalid: why} if vLLM refuses the flags.
     """
     if case.get("worker") == "both":
         return _compared(case)
@@ -52,13 +52,25 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
         how, detail, states = error.args
         found["death"] = {"kind": how, "detail": detail, "states": states}
     except RunnerError as error:
-        found["death"] = {"kind": "death", "exception": "RuntimeError", "message": str(error), **error.place}
+        found["death"] = {
+            "kind": "death",
+            "exception": "RuntimeError",
+            "message": str(error),
+            **error.place,
+        }
     except Exception as error:  # it would have ended EngineCore, or is a fault of this program
         found["death"] = {"kind": "harness" if _ours(error) else "death", **_at_fault(error)}
     engine.structured_output_manager.clear_backend()
     engine.scheduler.shutdown()
     more = {"trace": player.executor.trace, "answers": player.answers} if case.get("trace") else {}
-    return {"steps": player.steps, "broken": player.broken, **player.executor.seen, **player.seen, **found, **more}
+    return {
+        "steps": player.steps,
+        "broken": player.broken,
+        **player.executor.seen,
+        **player.seen,
+        **found,
+        **more,
+    }
 
 
 def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,14 +79,21 @@ def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
     if "invalid" in theirs:
         return theirs
     pairs = enumerate(zip_longest(ours.pop("trace"), theirs["trace"]))
-    unlike = next((f"step {step}: {one}, the runner {other}" for step, (one, other) in pairs if one != other), "")
+    unlike = next(
+        (f"step {step}: {one}, the runner {other}" for step, (one, other) in pairs if one != other),
+        "",
+    )
     for one in ours, theirs:  # a runner does not say which blocks and states it reads
         names = (each["invariant"] for each in one["broken"])
-        one["shown"] = [name.partition(" ")[0] for name in names if not name.startswith(("reads-", "writes-"))]
+        one["shown"] = [
+            name.partition(" ")[0] for name in names if not name.startswith(("reads-", "writes-"))
+        ]
     for one in ours, theirs:
         death = one.get("death", {})
         one["dies"] = [death.get(name) for name in ("kind", "exception", "message", "function")]
-    if not unlike and any(ours.get(name) != theirs.get(name) for name in ("answers", "shown", "dies")):
+    if not unlike and any(
+        ours.get(name) != theirs.get(name) for name in ("answers", "shown", "dies")
+    ):
         unlike = f"{ours}, the runner {theirs}"
     if unlike:
         ours["broken"].append({"invariant": "unlike-the-model-runner", "detail": unlike, "step": 0})
@@ -89,7 +108,8 @@ class _Stuck(Exception):
 class _Sent:
     """A request that was sent.
 
-    prompt, answer: of a streaming session those of its turn. parts: what it was fed. turns: those that ended.
+    prompt, answer: of a streaming session those of its turn. parts: what it was fed. turns: those
+    that ended.
     """
 
     ask: Mapping[str, Any]
@@ -167,7 +187,8 @@ class _Player:
             case "abort" if sent and not sent.aborted:
                 sent.aborted = True
                 self.seen["aborted"] += 1
-                # EngineCoreProc puts an abort into both: one is read within a step, the other before the next.
+                # EngineCoreProc puts an abort into both: one is read within a step, the other
+                # before the next.
                 if ask["mid"] and self._busy():
                     self._engine.aborts_queue.put_nowait([name])
                     self._step()
@@ -187,18 +208,28 @@ class _Player:
                 self._pause(*what.split("-")[1:-1])
 
     def _pause(self, mode: str, then: str = "") -> None:
-        """Do what the API server does to pause the engine. then: "clear" to empty the caches, "sleep" to sleep."""
+        """Do what the API server does to pause the engine.
+
+        then: "clear" to empty the caches, "sleep" to sleep.
+        """
         self.seen["pauses"] += 1
         if then and (sender := getattr(self._engine, "image_cache", None)):
             sender.clear_cache()
         if then == "sleep":
             self._call("sleep", 1, mode)
         else:
-            name = "pause_generation" if hasattr(self._engine, "pause_generation") else "pause_scheduler"
+            name = (
+                "pause_generation"
+                if hasattr(self._engine, "pause_generation")
+                else "pause_scheduler"
+            )
             self._call(name, mode, then == "clear")
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """Call a method of the engine as the API server does. EngineCore answers an exception, now or when a pause ends."""
+        """Call a method of the engine as the API server does.
+
+        EngineCore answers an exception, now or when a pause ends.
+        """
         try:
             called = getattr(self._engine, name)(*arguments)
             if isinstance(called, Future):
@@ -261,7 +292,8 @@ class _Player:
         for group in (outputs or {}).values():
             self._take(group)
         for one in self._scheduler.running:
-            # A request that is preempted and computed again makes no progress until it is beyond where it was.
+            # A request that is preempted and computed again makes no progress until it is beyond
+            # where it was.
             if one.num_computed_tokens > self._farthest.get(one.request_id, 0):
                 self._farthest[one.request_id] = one.num_computed_tokens
                 self._moved = self.steps
@@ -302,12 +334,23 @@ class _Player:
                 self._note(self._judge(name, sent, end))
 
     def _end_turn(self, name: str, sent: _Sent, end: str) -> None:
-        """Judge a turn of a streaming session. The next one goes on from all tokens of it but the last."""
+        """Judge a turn of a streaming session.
+
+        The next one goes on from all tokens of it but the last.
+        """
         if "abort" in end:
             return
         if sent.turns > len(sent.parts):
             self._note(
-                [("output-after-end", f"{name}: turn {sent.turns + 1} of {len(sent.parts) + 1} that were sent ends")]
+                [
+                    (
+                        "output-after-end",
+                        (
+                            f"{name}: turn {sent.turns + 1} of {len(sent.parts) + 1} that were sent"
+                            " ends"
+                        ),
+                    )
+                ]
             )
             return
         if sent.turns:
@@ -325,7 +368,10 @@ class _Player:
             may_fail = ask["fails"] or self._case["connector"] == "StoreConnector"
             lost = may_fail and self._case["load_failures"] == "fail"
             if not lost and ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
-                yield "unexpected-error", f"{name} ends with an error, grammar {ask['grammar'] or 'none'}"
+                yield (
+                    "unexpected-error",
+                    f"{name} ends with an error, grammar {ask['grammar'] or 'none'}",
+                )
             return
         if ask["remote"]:  # the decode server answers
             return
@@ -335,7 +381,9 @@ class _Player:
         if not answer:
             return
         key = key_of(ask["salt"], ask["lora"])
-        values = states(sent.prompt + answer[:-1], key, self.executor.windows)[len(sent.prompt) - 1 :]
+        values = states(sent.prompt + answer[:-1], key, self.executor.windows)[
+            len(sent.prompt) - 1 :
+        ]
         grammar = compiled(self._engine, sent.given) if ask["grammar"] else None
         for place, token in enumerate(answer):
             row = None
@@ -347,7 +395,10 @@ class _Player:
             right = pick(values[place], row, 0 if ask["grammar"] else ask["eos"])
             if token != right:
                 where = f"token {place} of the answer to {len(sent.prompt)} tokens"
-                yield self._named("wrong-token", name), f"{name}: {where} is {token}, the reference {right}"
+                yield (
+                    self._named("wrong-token", name),
+                    f"{name}: {where} is {token}, the reference {right}",
+                )
                 return
         if "stop" in end and answer[-1] != EOS and not (ask["stops"] and answer[-1] in STOPS):
             yield "wrong-end", f"{name}: stops at {answer[-1]}"
@@ -371,8 +422,13 @@ class _Player:
         requests = list(self._scheduler.requests.values())
         if not requests:
             raise _Stuck("restless", f"no request is left after {self.steps} steps", "")
-        each = [f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}" for one in requests]
-        raise _Stuck("stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests})))
+        each = [
+            f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}"
+            for one in requests
+        ]
+        raise _Stuck(
+            "stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests}))
+        )
 
     def _rest(self) -> None:
         """Step until no transfer is under way and the scheduler knows it, then check that nothing is held."""
@@ -391,7 +447,14 @@ class _Player:
             return
         self._note(at_rest(pools_of(self._scheduler), self._managers))
         if self._scheduler.requests:
-            self._note([("request-leak", f"known at rest: {', '.join(list(self._scheduler.requests)[:4])}")])
+            self._note(
+                [
+                    (
+                        "request-leak",
+                        f"known at rest: {', '.join(list(self._scheduler.requests)[:4])}",
+                    )
+                ]
+            )
 
 
 def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
@@ -414,7 +477,10 @@ def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]
 
 def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
     """Return the prompt; requests of a family share their first tokens."""
-    family, own = random.Random(f"{seed}/family{ask['family']}"), random.Random(f"{seed}/request{ask['number']}")
+    family, own = (
+        random.Random(f"{seed}/family{ask['family']}"),
+        random.Random(f"{seed}/request{ask['number']}"),
+    )
     shared = min(ask["shared"], ask["prompt"])
     found = family.choices(TEXT, k=shared) + own.choices(TEXT, k=ask["prompt"] - shared)
     for offset, length, _ in ask["images"]:

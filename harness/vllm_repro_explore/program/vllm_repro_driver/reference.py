@@ -1,8 +1,9 @@
 """Hash transformer: tokens that depend on every earlier token, position, salt and LoRA of a request. Pure.
 
-Each layer hashes a position's state with the sum of what it reads of the positions in its window. `states` computes this over a plain
-array; the executor computes the same over block tables. One wrong value read is a wrong token, except by chance (1 in `len(TEXT)`).
-Compiled by Numba, which vLLM installs: arrays of a few numbers take NumPy ten times as long.
+Each layer hashes a position's state with the sum of what it reads of the positions in its window.
+`states` computes this over a plain array; the executor computes the same over block tables. One
+wrong value read is a wrong token, except by chance (1 in `len(TEXT)`). Compiled by Numba, which
+vLLM installs: arrays of a few numbers take NumPy ten times as long.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ PLACEHOLDER = 5
 """Token of a prompt where an image is."""
 
 _TOKEN, _PLACE, _READ, _OWN = (
-    np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7, 0xAEF17502108EF2D9)
+    np.uint64(number)
+    for number in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7, 0xAEF17502108EF2D9)
 )
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -63,7 +65,9 @@ def _embed(ids: Any, start: int, key: int) -> Numbers:
     for place in range(len(ids)):
         # As GPUModelRunner clamps the -1 of drafts that are not known yet.
         token = np.uint64(max(ids[place], 0))
-        found[place] = _scramble(token * _TOKEN + np.uint64(start + place) * _PLACE + np.uint64(key))
+        found[place] = _scramble(
+            token * _TOKEN + np.uint64(start + place) * _PLACE + np.uint64(key)
+        )
     return found
 
 
@@ -82,7 +86,8 @@ def image(number: int, length: int) -> list[int]:
 def attend(own: Numbers, read: Numbers, first: int, start: int, window: int, layer: int) -> Numbers:
     """Return the states after a layer.
 
-    own: states of the positions from `start` on. read: what the cache holds for the positions from `first` on. window: 0 for all.
+    own: states of the positions from `start` on. read: what the cache holds for the positions from
+    `first` on. window: 0 for all.
     """
     found = np.empty(len(own), dtype=np.uint64)
     total = np.uint64(0)
@@ -102,8 +107,13 @@ def _block(table: Any, at: int, size: int) -> Any:
 
 
 @njit(cache=True)
-def attend_in(memory: Any, table: Any, size: int, own: Numbers, start: int, window: int, layer: int) -> Numbers:
-    """Do what `attend` does with a cache in blocks of `size` positions. A position beyond the table is read in its last block."""
+def attend_in(
+    memory: Any, table: Any, size: int, own: Numbers, start: int, window: int, layer: int
+) -> Numbers:
+    """Do what `attend` does with a cache in blocks of `size` positions.
+
+    A position beyond the table is read in its last block.
+    """
     first = max(0, start - window + 1) if window else 0
     read = np.empty(start + len(own) - first, dtype=np.uint64)
     for place in range(len(read)):
@@ -120,9 +130,12 @@ def write(memory: Any, table: Any, size: int, own: Numbers, start: int) -> None:
 
 @njit(cache=True)
 def recur(own: Numbers, before: Any, start: int, layer: int) -> tuple[Numbers, Numbers]:
-    """Return the states after a Mamba layer, and what the layer keeps after each position. It hashes as `attend` without a window does.
+    """Return the states after a Mamba layer, and what the layer keeps after each position.
 
-    own: states of the positions from `start` on. before: what the layer kept after the position before `start`.
+    It hashes as `attend` without a window does.
+
+    own: states of the positions from `start` on. before: what the layer kept after the position
+    before `start`.
     """
     kept, found = np.empty(len(own), dtype=np.uint64), np.empty(len(own), dtype=np.uint64)
     total = np.uint64(before)
@@ -147,7 +160,10 @@ def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
 
 
 def pick(state: Any, row: Any = None, eos: int = 0) -> int:
-    """Return the token of a state. row: bitmask of a grammar. eos: one state in so many ends the answer; 0 for none."""
+    """Return the token of a state.
+
+    row: bitmask of a grammar. eos: one state in so many ends the answer; 0 for none.
+    """
     number = int(state)
     first = EOS if eos and (number >> 32) % eos == 0 else TEXT[number % len(TEXT)]
     if row is None:
@@ -159,7 +175,10 @@ def pick(state: Any, row: Any = None, eos: int = 0) -> int:
 
 
 def logits(state: Any, eos: int, size: int) -> Any:
-    """Return the logits of which a greedy sampler takes `pick`, also under a mask. size: of the vocabulary."""
+    """Return the logits of which a greedy sampler takes `pick`, also under a mask.
+
+    size: of the vocabulary.
+    """
     found = _liking(state, np.arange(size))
     found[pick(state, None, eos)] = 2.0**25
     return found

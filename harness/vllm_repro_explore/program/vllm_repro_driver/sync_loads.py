@@ -1,7 +1,10 @@
-"""KV connector that loads prompts in the step that needs them, and may fail to. vLLM's own connectors load before that step.
+"""KV connector that loads prompts in the step that needs them, and may fail to.
 
-vLLM loads it by path, like a user's own connector. `kv_transfer_params` of a request: {"stored": true} if another engine has computed its
-prompt. The worker half reports the blocks that did not come.
+vLLM's own connectors load before that step.
+
+vLLM loads it by path, like a user's own connector. `kv_transfer_params` of a request: {"stored":
+true} if another engine has computed its prompt. The worker half reports the blocks that did not
+come.
 """
 
 from __future__ import annotations
@@ -9,7 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
 
 __all__ = ["StoreConnector"]
 
@@ -33,7 +39,9 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         self._next = _Loads()
         self._failed: set[int] = set()
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
         """Offer the whole blocks of a stored prompt. At least its last token is computed."""
         whole = (request.num_prompt_tokens - 1) // self._block * self._block
         if whole <= num_computed_tokens or not (request.kv_transfer_params or {}).get("stored"):
@@ -64,6 +72,8 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
 
     def wait_for_layer_load(self, layer_name: str) -> None: ...
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any
+    ) -> None: ...
 
     def wait_for_save(self) -> None: ...

@@ -1,7 +1,7 @@
 """Worker half of a connector: vLLM's code with simulated copies.
 
-A transfer reads and writes only when it completes, after a number of polls. That is as late as a device may, so a block that is freed too
-early is noticed.
+A transfer reads and writes only when it completes, after a number of polls. That is as late as a
+device may, so a block that is freed too early is noticed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Half:
             for name in ("finished_sending", "finished_recving", "failed_recving"):
                 setattr(found, name, getattr(results, name))
         else:
-            found.finished_sending, found.finished_recving = connector.get_finished(output.finished_req_ids)
+            found.finished_sending, found.finished_recving = connector.get_finished(
+                output.finished_req_ids
+            )
         found.invalid_block_ids = connector.get_block_ids_with_load_errors()
         found.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
@@ -86,7 +88,9 @@ class Copier:
 
     def _begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Transfer:
         pairs = [(int(one), int(other)) for one, other in zip(source, target, strict=True)]
-        self._listed.append((direction, [gpu if direction == "store" else other for gpu, other in pairs]))
+        self._listed.append(
+            (direction, [gpu if direction == "store" else other for gpu, other in pairs])
+        )
         copy = self._save if direction == "store" else self._load
         begun = Transfer(self._polls[direction], lambda: copy(pairs))
         self._waiting.append(begun)
@@ -123,9 +127,17 @@ class _SimpleCopies(Copier):
     """Replacement of `DmaCopyBackend` in the simple connector's worker."""
 
     def launch_copy(
-        self, src_blocks: Any, dst_blocks: Any, is_store: bool, event_idx: int, events_list: Any, wait_event: Any = None
+        self,
+        src_blocks: Any,
+        dst_blocks: Any,
+        is_store: bool,
+        event_idx: int,
+        events_list: Any,
+        wait_event: Any = None,
     ) -> None:
-        events_list.append((event_idx, self._begin("store" if is_store else "load", src_blocks, dst_blocks)))
+        events_list.append(
+            (event_idx, self._begin("store" if is_store else "load", src_blocks, dst_blocks))
+        )
 
     def shutdown(self) -> None: ...
 
@@ -167,7 +179,10 @@ class _OffloadingCopies(Copier):
 
 
 class _Fetches(Copier, nixl.Worker):
-    """Fake NIXL worker: a fetch completes after `polls` polls. The executor's `memory` has the other server's prompts."""
+    """Fake NIXL worker: a fetch completes after `polls` polls.
+
+    The executor's `memory` has the other server's prompts.
+    """
 
     def __init__(self, config: Any, groups: Any, memory: Any, polls: int) -> None:
         Copier.__init__(self, memory, 0, polls)
@@ -179,7 +194,11 @@ class _Fetches(Copier, nixl.Worker):
         return bool(self._fetching)
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        """Poll a fetch. Return True if the blocks have come, False if they will not come, and None until that is known."""
+        """Poll a fetch.
+
+        Return True if the blocks have come, False if they will not come, and None until that is
+        known.
+        """
         self._poll_counts[name] += 1
         if self._poll_counts[name] <= self._polls["load"]:
             return None
@@ -199,7 +218,9 @@ class _Pulls(_Fetches):
         for pulls in metadata.reqs_to_recv.values():
             for name, meta in pulls.items():
                 if any(meta.local_block_ids):
-                    meta.remote = SimpleNamespace(request_id=meta.transfer_id, block_ids=self._memory.places[name])
+                    meta.remote = SimpleNamespace(
+                        request_id=meta.transfer_id, block_ids=self._memory.places[name]
+                    )
                     self._fetching[name] = meta
 
     def fetch(self, name: str, meta: Any) -> bool | None:
@@ -211,23 +232,32 @@ class _Pulls(_Fetches):
 @cache
 def _mooncake_reports() -> bool:
     """Take the place of Mooncake's worker half; return whether the release's own reports a pull that failed."""
-    module: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector")
+    module: Any = importlib.import_module(
+        "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
+    )
     reports = hasattr(module.MooncakeConnectorWorker, "_handle_failed_recv")
     module.MooncakeConnectorWorker = lambda *_: None  # `_install` gives the connector another
     return reports
 
 
 def worker_half(config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int) -> Half:
-    """Return the worker half. Raise `NotImplementedError` for a connector that has no simulated copier."""
+    """Return the worker half.
+
+    Raise `NotImplementedError` for a connector that has no simulated copier.
+    """
     nixl.install()
     if config.kv_transfer_config.kv_connector.startswith("Mooncake"):
         _mooncake_reports()
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
-    return Half(connector, [_install(one, config, groups, memory, store_polls, load_polls) for one in parts])
+    return Half(
+        connector, [_install(one, config, groups, memory, store_polls, load_polls) for one in parts]
+    )
 
 
-def _install(connector: Any, config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int) -> Copier:
+def _install(
+    connector: Any, config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int
+) -> Copier:
     name = type(connector).__name__
     if name == "SimpleCPUOffloadConnector":
         from vllm.v1.simple_kv_offload import worker

@@ -1,12 +1,12 @@
 """vLLM general plugin that logs which patched files of vLLM's source a process imports, and changes nothing.
 
-vLLM loads it in each of its processes, on vLLM's interpreter; it imports only the standard library. It does nothing unless
-REPRO_PATCHED is set.
+vLLM loads it in each of its processes, on vLLM's interpreter; it imports only the standard library.
+It does nothing unless REPRO_PATCHED is set.
 
     REPRO_PATCHED  the patched files, relative to the folder that holds the package vllm, separated by colons
 
-Each line has the hash of the file. `found`: the file exists at start. `imported`: the process runs its code. `stale`: the process
-runs code that was compiled from a different text.
+Each line has the hash of the file. `found`: the file exists at start. `imported`: the process runs
+its code. `stale`: the process runs code that was compiled from a different text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def register() -> None:
             path = Path(package).parent / name
             if path.is_file():
                 _log("found", name, path.read_bytes())
-    waiting = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in files}
+    waiting = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in files
+    }
     for module in waiting.keys() & sys.modules.keys():
         _log_import(waiting.pop(module), sys.modules[module].__spec__)
     if waiting:
@@ -52,13 +54,18 @@ class _Imports:
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = dict(files)
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
         if file := self._files.pop(name, None):
             _log_import(file, PathFinder.find_spec(name, path, target))
 
 
 def _log_import(file: str, spec: ModuleSpec | None) -> None:
-    """Log an import. Compare the loaded code with the source: the loader may use a compiled file."""
+    """Log an import.
+
+    Compare the loaded code with the source: the loader may use a compiled file.
+    """
     get_source = getattr(spec.loader, "get_data", None) if spec else None
     get_code = getattr(spec.loader, "get_code", None) if spec else None
     if spec is None or spec.origin is None or get_source is None or get_code is None:
