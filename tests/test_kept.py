@@ -93,6 +93,22 @@ def test_what_a_live_test_depends_on(subject: str, counted: str, left_out: str) 
     assert left_out not in names
 
 
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("x = 1  # one\n\n\nclass A:\n    # a\n    y = 'two'\n", True),
+        ("'Text.'\nx = 1\n'Text.'\nclass A:\n    'Text.'\n    y = ('t'\n 'wo')\n", True),
+        ("x = 2\nclass A:\n    y = 'two'\n", False),
+        ("x = 1\nclass A:\n    y = 'two.'\n", False),
+    ],
+)
+def test_comments_and_docstrings_do_not_count(tmp_path: Path, text: str, same: bool) -> None:
+    before, after = tmp_path / "before.py", tmp_path / "after.py"
+    before.write_text("x = 1\nclass A:\n    y = 'two'\n", encoding="utf-8")
+    after.write_text(text, encoding="utf-8")
+    assert (inputs.meaning(before) == inputs.meaning(after)) == same
+
+
 def test_all_that_is_left_out_exists() -> None:
     """A folder that moved would else be counted under its new name, and under no name be missed."""
     for names in (inputs.AFTER_A_RUN, *inputs.NOT_FOR.values()):
@@ -101,10 +117,10 @@ def test_all_that_is_left_out_exists() -> None:
 
 def test_the_key_changes_with_the_command_and_the_scenario(tmp_path: Path) -> None:
     file = tmp_path / "made.py"
-    file.write_text("first", encoding="utf-8")
+    file.write_text("scenario = 1", encoding="utf-8")
     words = ["run", str(file), "--server", "lab", "--vllm", "0.23.0"]
     keys = [kept.key_of(words), kept.key_of([*words, "--outputs"])]
-    file.write_text("second", encoding="utf-8")
+    file.write_text("scenario = 2", encoding="utf-8")
     keys.append(kept.key_of(words))
     assert None not in keys
     assert len(set(keys)) == 3

@@ -1,11 +1,13 @@
 """The files that the result of a live test depends on, and their hash.
 
 What is left out starts after a run's end (reports, nights), reads other texts (intake), or is the
-verb of another command. A new file counts until it is named here.
+verb of another command. A new file counts until it is named here. Comments and
+docstrings do not count.
 """
 
 from __future__ import annotations
 
+import ast
 import platform
 import sys
 from collections.abc import Iterator
@@ -35,8 +37,26 @@ def digest(subject: str) -> str:
     hashed = sha256(f"{platform.machine()} {sys.version_info[:2]}".encode())
     for path in files(subject):
         hashed.update(f"\n{path.relative_to(ROOT)} ".encode())
-        hashed.update(sha256(path.read_bytes()).digest())
+        hashed.update(sha256(meaning(path)).digest())
     return hashed.hexdigest()
+
+
+def meaning(path: Path) -> bytes:
+    """Return what a file does: of Python its syntax tree, without comments and texts that stand alone."""
+    if path.suffix != ".py":
+        return path.read_bytes()
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return ast.dump(tree).encode()
+
+
+def _is_text(line: ast.AST) -> bool:
+    if not isinstance(line, ast.Expr) or not isinstance(line.value, ast.Constant):
+        return False
+    return isinstance(line.value.value, str)
 
 
 def files(subject: str) -> Iterator[Path]:
@@ -58,8 +78,8 @@ def inputs_of_test(module: Path, subject: str) -> str:
     helpers = [path for path in module.parent.glob("*.py") if not path.name.startswith("test_")]
     shared = [ROOT / "tests" / "conftest.py", ROOT / "pyproject.toml"]
     for path in sorted([module, *shared, *helpers]):
-        hashed.update(path.read_bytes())
+        hashed.update(meaning(path))
     patches = ROOT / "fixtures" / "patches"
     for path in sorted([*(ROOT / "scenarios").glob("*.py"), *patches.rglob("*.diff")]):
-        hashed.update(path.read_bytes())
+        hashed.update(meaning(path))
     return hashed.hexdigest()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Done
-from tests.live.inputs import ROOT, digest
+from tests.live.inputs import ROOT, digest, meaning
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.report.build import build
@@ -61,7 +61,7 @@ def key_of(words: Sequence[str]) -> str | None:
     server = option(options, "--server")
     if verb != "run" or server in _ELSEWHERE or "--on" in options:
         return None
-    scenario = _scenario_file(name).read_bytes()
+    scenario = meaning(_scenario_file(name))
     command = json.dumps([public(words), digest("boot")]).encode()
     return sha256(command + scenario).hexdigest()
 
