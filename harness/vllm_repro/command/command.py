@@ -1,6 +1,6 @@
-r"""A server command as a value: asked for flags, edited by arms, and turned into words again.
+r"""A server command as a value: query its flags, edit it for an arm, render it as words.
 
-    command = parse('vllm serve org/model --max-model-len 32k --speculative-config \'{"method": "mtp"}\'')
+    command = parse("vllm serve org/model --max-model-len 32k --speculative-config.method mtp")
     eager = command.without("--speculative-config").with_flags("--enforce-eager")
     print(eager.render())
 
@@ -33,31 +33,29 @@ _FALSE = frozenset({"false", "no", "off", "0"})
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedContainer:
-    """The parts of a reported `docker run` that a reproduction needs, as they were written.
-
-    gpus: `all`, a count or `device=0,1`. env: `-e NAME`, without a value, has the value `$NAME`.
-    entrypoint: the words that start vLLM, empty if the image's own entrypoint does.
-    """
+    """Parts of a reported `docker run` that a reproduction needs, as written."""
 
     image: str
+    # `all`, a count or `device=0,1`.
     gpus: str | None = None
+    # `-e NAME`, without a value, has the value `$NAME`.
     env: tuple[tuple[str, str], ...] = ()
     ipc: str | None = None
     shm_size: str | None = None
     ulimits: tuple[str, ...] = ()
+    # Words that start vLLM; empty if the image's own entrypoint starts it.
     entrypoint: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand:
-    """A server command.
+    """A server command."""
 
-    model_argument: the positional model, None if it is given by `--model`. flags: in the reported
-    order. env: variables set in front of the command, or exported before it.
-    """
-
+    # In the reported order.
     flags: tuple[Flag, ...]
+    # Positional model; None if `--model` gives it.
     model_argument: str | None = None
+    # Variables set in front of the command, or exported before it.
     env: tuple[tuple[str, str], ...] = ()
     container: ReportedContainer | None = None
 
@@ -69,9 +67,10 @@ class ServeCommand:
         return flag.text if flag else None
 
     def get(self, name: str) -> str | None:
-        """Return the value of the last flag of this name (`--max-model-len` or `max_model_len`), None if it has none.
+        """Return the value of the last flag of this name; None if it has none.
 
-        Several words are joined by blanks. Use `has` for switches.
+        The name is `--max-model-len` or `max_model_len`. Several words are joined by blanks. Use
+        `has` for switches.
         """
         if canonical(name) == "--model":
             return self.model
@@ -79,7 +78,7 @@ class ServeCommand:
         return flag.text if flag and flag.name == canonical(name) else None
 
     def has(self, name: str) -> bool:
-        """Return True if the last flag of this name is set: in this polarity, and not as `=false`."""
+        """Return True if the last flag of this name is set in this polarity, not as `=false`."""
         wanted = canonical(name)
         if wanted == "--model":
             return self.model is not None
@@ -91,7 +90,7 @@ class ServeCommand:
         return None if self._last(canonical(name)) is None else self.has(name)
 
     def number(self, name: str) -> int | None:
-        """Return the value as vLLM reads numbers (`4096`, `4k`, `4K`), None if the flag is not given.
+        """Return the value as vLLM parses numbers (`4096`, `4k`, `4K`); None without the flag.
 
         Raises `CommandError` if the value is not a number.
         """
@@ -99,10 +98,9 @@ class ServeCommand:
         return None if value is None else parse_number(canonical(name), value)
 
     def with_flags(self, *words: str) -> ServeCommand:
-        """Set flags, each as on a command line: `"--max-num-batched-tokens 8192"`, `"--enforce-eager"`.
+        """Set flags, each written as on a command line: `"--max-num-seqs 8"`, `"--enforce-eager"`.
 
-        A flag of the same name is replaced in its place, whichever polarity it had. A new one is
-        appended.
+        Replace a flag of the same name in its place, in either polarity. Append a new one.
         """
         model, added = read_arguments([word for text in words for word in split_words(text)])
         if model is not None:
@@ -148,7 +146,7 @@ class ServeCommand:
         return replace(self, flags=flags)
 
     def with_model(self, model: str) -> ServeCommand:
-        """Replace the model, in the place and spelling of the reported one."""
+        """Replace the model where the command names it: as an argument or by `--model`."""
         if self._last("--model") is None:
             return replace(self, model_argument=model)
         flags = (
@@ -163,9 +161,10 @@ class ServeCommand:
         return (*model, *(word for flag in self.flags for word in flag.words()))
 
     def render(self) -> str:
-        """Return `vllm serve` for a POSIX shell, one flag a line, with the variables of command and container in front.
+        """Return `vllm serve` for a POSIX shell, one flag a line.
 
-        A secret variable is taken from the caller's environment.
+        The variables of the container and the command stand in front. A secret variable is taken
+        from the caller's environment.
         """
         variables = {**(dict(self.container.env) if self.container else {}), **dict(self.env)}
         lines = [

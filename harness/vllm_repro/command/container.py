@@ -41,7 +41,7 @@ LOOPBACK = "127.0.0.1"
 CAPABILITIES = ("CAP_DAC_OVERRIDE",)
 """Linux capabilities of a container.
 
-This one lets its root read a mounted model folder that only its owner can read.
+This one lets the container's root read a model folder that only its owner can read.
 """
 SECURITY = "no-new-privileges"
 
@@ -58,9 +58,9 @@ _GPU_DEVICES = re.compile(r'"?(?:device|devices)=(?P<ids>[^"]+)"?')
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size as Docker writes it: `16g`, `64MB`, `512`, `10.24gb`; units are powers of 1024.
+    """Return the bytes of a size as Docker writes it: `16g`, `64MB`, `512`, `10.24gb`.
 
-    Raises `UsageError` for other texts.
+    Units are powers of 1024. Raises `UsageError` for other texts.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -130,38 +130,38 @@ class Ulimit:
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """The GPUs of a container: a count (-1 is all) or device ids, not both, which Docker refuses."""
+    """GPUs of a container: a count (-1 is all) or device ids. Docker refuses both together."""
 
     count: int | None
     device_ids: tuple[str, ...] = ()
 
     @property
     def cdi(self) -> bool:
-        """Return True if the ids are names of the Container Device Interface, such as nvidia.com/gpu=0."""
+        """Return True for ids of the Container Device Interface, such as `nvidia.com/gpu=0`."""
         return any(one.startswith(CDI) for one in self.device_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """A container to create.
-
-    argv: words after the image. entrypoint: None for the image's own. gpus: the value of `--gpus`:
-    "all", a count, `device=0,1`; None for no GPU. shm_size: bytes. network: None for the default
-    bridge, else a network's name or id, or `container:NAME`.
-    """
+    """A container to create."""
 
     image: str
+    # Words after the image.
     argv: tuple[str, ...] = ()
     name: str | None = None
     env: tuple[tuple[str, str], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
+    # Value of `--gpus`: "all", a count or `device=0,1`; None for no GPU.
     gpus: str | None = None
+    # Bytes.
     shm_size: int | None = None
     ipc: str | None = None
+    # Name or id of a network, or `container:NAME`; None for the default bridge.
     network: str | None = None
     init: bool = True
     publish: tuple[Publish, ...] = ()
+    # None for the image's own.
     entrypoint: tuple[str, ...] | None = None
     ulimits: tuple[Ulimit, ...] = ()
 
@@ -169,11 +169,11 @@ class ContainerSpec:
     def from_command(
         cls, command: ServeCommand, *, image: str, port: int, env: Mapping[str, str]
     ) -> ContainerSpec:
-        """Return a container of `image` that runs a reported command, published on `port` of this host, with `env` added.
+        """Return a container of `image` that runs a reported command.
 
-        Kept from a reported container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and
-        an entrypoint that starts vLLM. Dropped: image, GPUs, mounts, secret variables, `--host`,
-        `--port` and `--uds`.
+        It is published on `port` of this host and gets `env` in addition. Kept from a reported
+        container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and an entrypoint that
+        starts vLLM. Dropped: image, GPUs, mounts, secret variables, `--host`, `--port`, `--uds`.
         """
         reported = command.container or ReportedContainer(image="")
         variables = {

@@ -1,8 +1,8 @@
-"""Check of what a reported command brings along: environment variables in front of it, and flags that load code or files.
+"""Check of the environment variables of a reported command, and of flags that load code or files.
 
-They are set for a server on this host, and the command may come from a stranger. `LD_PRELOAD`,
-`PYTHONWARNINGS` or `PATH` would run the stranger's code, as would a library or a cache at a path of
-the stranger's choice.
+The command may come from a stranger and its server runs on this host. `LD_PRELOAD`,
+`PYTHONWARNINGS` or `PATH` would run the stranger's code. So would a library or a cache at a path
+that the stranger chose.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ __all__ = ["loading_flags", "variable_mistakes"]
 
 _NAMES_A_PATH = re.compile(r"_(?:DIR|DIRECTORY|FILE|HOME|LIB|LIBRARY|PATH|PLUGIN|ROOT)$")
 _CALLS_OUT = re.compile(r"^(?:HF_ENDPOINT|RAY_ADDRESS|RAY_RUNTIME_ENV_HOOK)$")
-"""They send the caller's token, or the engine itself, to a machine of the reporter's choice, or name a function to call."""
+"""Variables that name a machine of the reporter's choice, or a function to call.
+
+The caller's token or the engine would go to that machine.
+"""
 _LOADS = re.compile(
-    r"--(?:chat-template|config|io-processor-plugin|logits-processors|middleware|reasoning-parser-plugin|scheduler-cls|tool-parser-plugin"
-    r"|trust-remote-code|worker-cls|worker-extension-cls)"
+    r"--(?:chat-template|config|io-processor-plugin|logits-processors|middleware"
+    r"|reasoning-parser-plugin|scheduler-cls|tool-parser-plugin|trust-remote-code|worker-cls"
+    r"|worker-extension-cls)"
 )
 _A_PATH = re.compile(r"(?:^|[=\s\"'])(?:~|\.{0,2}/)|\.\./|module_path")
 
@@ -52,7 +56,7 @@ def variable_mistakes(variables: Iterable[tuple[str, str]]) -> list[str]:
 def loading_flags(flags: Iterable[Flag]) -> list[str]:
     """Return the flags with which vLLM loads code, or reads or writes files of this host.
 
-    They are allowed, and a reader must know them.
+    They are allowed, but shown to the user.
     """
     return [
         " ".join(flag.words())

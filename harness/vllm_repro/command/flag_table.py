@@ -54,7 +54,10 @@ NEVER_DEFINED: dict[str, str] = {
     "--swap-space": "",
     "--use-v2-block-manager": "",
 }
-"""Flags of old recipes that none of these releases defines, with what to write instead; empty: leave it out."""
+"""Flags of old recipes that none of these releases defines, with the replacement.
+
+Empty: leave the flag out.
+"""
 
 _TABLE = """
     additional-config aggregate-engine-logging! all2all-backend allow-credentials!
@@ -125,11 +128,11 @@ _TABLE = """
     trust-remote-code! trust-request-chat-template! trust-request-mm-kwargs! ubatch-size uds use-fp64-gumbel!
     use-replayssm! use-tqdm-on-load! uvicorn-log-level video-pruning-method video-pruning-rate watermark
     watermark-config weight-transfer-config worker-cls worker-extension-cls
-"""
+"""  # noqa: E501  # data: names and marks
 """Flags that at least one of these releases defines.
 
-After a name: `!` a switch (`SWITCH_PREFIXES` shows the others); `+` takes every word up to the next
-flag; `?` its value is optional.
+Marks after a name: `!` a switch (`SWITCH_PREFIXES` has the others); `+` takes every word up to the
+next flag; `?` its value is optional.
 """
 
 

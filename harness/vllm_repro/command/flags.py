@@ -1,6 +1,6 @@
 """Flags of a vLLM server: parsing, spelling, numbers.
 
-No release's parser is at hand when a report is read. So a word without a dash is the value of the
+A report is parsed without any release's own parser. So a word without a dash is the value of the
 flag before it, unless that flag is a switch. `vllm_repro.command.flag_table` lists the switches and
 the other exceptions.
 """
@@ -43,16 +43,15 @@ _JSON_NUMBER = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One flag of a server. Two spellings of one flag are equal.
+    """One flag of a server. Two spellings of one flag are equal."""
 
-    name: canonical, for example `--max-model-len` or `--compilation-config.cudagraph_mode`. values:
-    empty for a switch. written, separator: the spelling (`-tp`; `=`, a blank, or nothing as in
-    `-O3`).
-    """
-
+    # Canonical, such as `--max-model-len` or `--compilation-config.cudagraph_mode`.
     name: str
+    # Empty for a switch.
     values: tuple[str, ...] = ()
+    # Reported spelling, such as `-tp`.
     written: str = field(default="", compare=False)
+    # `=`, a blank, or nothing as in `-O3`.
     separator: str = field(default=" ", compare=False)
 
     @property
@@ -61,7 +60,10 @@ class Flag:
         return " ".join(self.values) if self.values else None
 
     def words(self) -> tuple[str, ...]:
-        """Return the words of a command line, in the reported spelling where `read_arguments` can read that back."""
+        """Return the words of a command line.
+
+        Keep the reported spelling if `read_arguments` can parse it again.
+        """
         name = self.written or self.name
         if not self.values:
             return (name,)
@@ -74,10 +76,10 @@ class Flag:
 
 
 def canonical(name: str) -> str:
-    """Return the one name of a flag: `max_model_len` and `--max_model_len` become `--max-model-len`, `-tp` its long form.
+    """Return the canonical name of a flag.
 
-    A key after a dot stays as written: `-cc.cudagraph_mode` becomes
-    `--compilation-config.cudagraph_mode`.
+    `max_model_len` and `--max_model_len` become `--max-model-len`, `-tp` its long form. A key after
+    a dot stays as written: `-cc.cudagraph_mode` becomes `--compilation-config.cudagraph_mode`.
     """
     head, dot, key = name.partition(".")
     if not head.startswith("-"):
@@ -112,7 +114,7 @@ def group_by_flag(words: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def read_arguments(words: Sequence[Word]) -> tuple[str | None, tuple[Flag, ...]]:
-    """Parse the arguments after `vllm serve` or after an image: the positional model, and the flags.
+    """Parse the words after `vllm serve` or after an image into the positional model and the flags.
 
     Raises `CommandError` with the line of the wrong word.
     """
@@ -215,9 +217,9 @@ def _with_plain_numbers(value: str) -> str:
 
 
 def parse_number(name: str, value: str | None, line: int = 1) -> int:
-    """Return the integer that vLLM reads: `4096`, `4k` (4000), `4K` (4096), `25.6k`; likewise m/M, g/G, t/T.
+    """Return the integer that vLLM parses: `4096`, `4k` (4000), `4K` (4096), `25.6k`.
 
-    Raises `CommandError` naming the flag `name` for other texts.
+    Likewise m/M, g/G and t/T. Raises `CommandError` naming the flag `name` for other texts.
     """
     if match := _NUMBER.fullmatch(value or ""):
         unit = match["unit"]
@@ -234,9 +236,9 @@ def parse_number(name: str, value: str | None, line: int = 1) -> int:
 
 
 def flag_mistakes(flags: Iterable[Flag]) -> list[str]:
-    """Return one sentence for each flag that is misspelt, lacks its value, or comes from an old recipe.
+    """Return one sentence for each flag that is misspelt, has no value, or is of an old recipe.
 
-    A name that is not like a known one passes: the table does not hold every flag of every release.
+    A name unlike any known flag passes: the table does not have every flag of every release.
     """
     mistakes = ((flag.name, _mistake(flag)) for flag in flags)
     return [f"{name}: {why}" for name, why in mistakes if why]
@@ -255,7 +257,7 @@ def _mistake(flag: Flag) -> str:
             or is_switch(flag.name)
         )
         return "" if flag.values or optional else "has no value"
-    # One slip in a short name changes more of it than in a long one.
+    # One wrong letter lowers the similarity of a short name more than that of a long one.
     alike = difflib.get_close_matches(
         base, flag_table.KNOWN, n=1, cutoff=0.8 if len(base) <= 10 else 0.9
     )

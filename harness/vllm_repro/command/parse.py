@@ -1,4 +1,7 @@
-"""Parser for the server command that an issue reports: `vllm serve`, `python -m vllm.entrypoints.openai.api_server`, `docker run`."""
+"""Parser for the server command that an issue reports.
+
+It accepts `vllm serve`, `python -m vllm.entrypoints.openai.api_server` and `docker run`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ _OTHER_PROGRAMS = re.compile(
 )
 _PREFIXES = frozenset({"sudo", "env", "export", "exec", "nohup", "time"})
 _DOCKER_SWITCHES = re.compile(
-    "--(?:detach|help|init|interactive|no-healthcheck|oom-kill-disable|privileged|publish-all|quiet|read-only|replace|rm|tty)"
+    "--(?:detach|help|init|interactive|no-healthcheck|oom-kill-disable|privileged|publish-all"
+    "|quiet|read-only|replace|rm|tty)"
 )
 _DOCKER_SHORT_SWITCHES = "ditPq"
 
@@ -83,7 +87,7 @@ def _read_server(words: Sequence[Word]) -> tuple[ReportedContainer | None, list[
 
 
 def _end_of_server(words: Sequence[str]) -> int | None:
-    """Return the index of the first argument after `vllm serve` or the like, None if no server is started."""
+    """Return the index of the first argument of the server; None if no server is started."""
     for i, word in enumerate(words):
         if word.rsplit("/", 1)[-1] == "vllm" and words[i + 1 : i + 2] == ["serve"]:
             return i + 2
@@ -123,7 +127,7 @@ def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Wor
         ipc=last.get("--ipc"),
         shm_size=last.get("--shm-size"),
         ulimits=tuple(given["--ulimit"]),
-        # A path or a wrapper script of the reporter's is not in the image that is used here.
+        # Drop a path or a wrapper script of the reporter: the image used here does not have it.
         entrypoint=(
             program if any(word == "vllm" or word.startswith("vllm.") for word in program) else ()
         ),
@@ -132,7 +136,10 @@ def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Wor
 
 
 def _read_option(words: Sequence[Word], at: int) -> tuple[str, str, int]:
-    """Return name, value ("" for a switch) and number of words of the `docker run` option at `at`."""
+    """Return name, value and number of words of the `docker run` option at `at`.
+
+    The value of a switch is empty.
+    """
     text = words[at].text
     if text.startswith("--"):
         name, equals, value = text.partition("=")
@@ -158,9 +165,10 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _split_program(words: Sequence[Word]) -> tuple[tuple[str, ...], list[Word]]:
-    """Split what a container runs into the words that start the server, empty if there are none, and its arguments.
+    """Split the words that a container runs into those that start the server, and its arguments.
 
-    In `bash -c "pip install …; vllm serve …"` only the server's command counts.
+    The first part is empty if the words start no server. In `bash -c "pip install …; vllm serve …"`
+    only the server's command counts.
     """
     texts = [word.text for word in words]
     script = _find_script(texts)

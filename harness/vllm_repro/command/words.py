@@ -1,8 +1,8 @@
 """Words of a pasted shell command, each with its line number.
 
 Issues are less tidy than scripts: prompts, Markdown fences, placeholders such as `<HEAD_IP>`, a
-blank after the closing backslash. `shlex` is not used: it reads a placeholder as a redirection, and
-its tokens do not tell a quoted `;` from an operator.
+blank after the closing backslash. `shlex` is not used: it parses a placeholder as a redirection,
+and its tokens do not distinguish a quoted `;` from an operator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     | (?P<redirection> (?!{_PLACEHOLDER}) (?:\d*|&) (?:>>|>\||>|<) (?:&\d+)?)
     | (?P<word> (?: '[^']*' | "(?:[^"\\]|\\.)*" | (?!{_CONTINUED})\\. | {_PLACEHOLDER} | \$\([^()\n]*\)
                   | &(?![&\s]|\Z) | [^ \t\r\n|;\\'"<>&] )+ )
-    """,
+    """,  # noqa: E501
     re.VERBOSE | re.DOTALL,
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
