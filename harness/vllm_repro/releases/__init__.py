@@ -1,1 +1,1 @@
-"""Real vLLM releases on this machine: discovery, installation into the cache, and tiny models to serve."""
+"""vLLM releases on this machine: discovery, installation into the cache, and tiny models."""

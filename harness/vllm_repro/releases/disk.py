@@ -1,4 +1,4 @@
-"""The place of the cache, sizes of folders, a lock between processes, and the processes that use a folder."""
+"""Cache folder: its path, its size on disk, its lock, and the processes that use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Progress = Callable[[str], None]
 
 
 def cache_root(environment: Mapping[str, str] | None = None) -> Path:
-    """Return `$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`, as an absolute path."""
+    """Return the absolute path of the cache.
+
+    `$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`.
+    """
     env = os.environ if environment is None else environment
     if own := env.get("VLLM_REPRO_CACHE"):
         return Path(own).expanduser().absolute()
@@ -46,9 +49,10 @@ def disk_usage(folders: Sequence[Path]) -> int:
 
 @contextmanager
 def locked(root: Path, purpose: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock of the cache at `root`; wait while another process holds it, and report why that one does.
+    """Hold the lock of the cache at `root`.
 
-    The kernel releases the lock when its holder exits. Raises `InfraError` if `root` cannot be
+    Wait while another process holds it, and report the purpose of that process. The kernel releases
+    the lock when its holder exits. Raises `InfraError` if `root` cannot be
     written.
     """
     try:

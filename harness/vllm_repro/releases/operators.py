@@ -30,7 +30,10 @@ PATHS: Mapping[str, re.Pattern[str]] = {
     "experts": re.compile(".*(experts|moe).*"),
     "linear": re.compile("(convert_)?weight_packed(_linear)?"),
 }
-"""Parts of a model, and the operators that a server calls for them. "linear" calls them for bfloat16 on a processor with AMX."""
+"""Parts of a model, and the operators that a server calls for them.
+
+"linear" calls them for bfloat16 on a processor with AMX.
+"""
 
 _SCHEMA = re.compile(rb"\0([A-Za-z_][A-Za-z_0-9]*)\(([^\0]*)\) ?-> ?[^\0]+\0")
 _CALLED = re.compile(r"torch\.ops\._C(?:_cache_ops|_cpu|_utils)?\.([A-Za-z_0-9]+)")
@@ -38,9 +41,11 @@ _CALLED = re.compile(r"torch\.ops\._C(?:_cache_ops|_cpu|_utils)?\.([A-Za-z_0-9]+
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """Parameters of a compiled operator: their names in order, and how many have no default."""
+    """Parameters of a compiled operator."""
 
+    # In order.
     names: tuple[str, ...]
+    # Number of parameters without a default.
     required: int
 
     def takes(self, positional: int, keywords: Sequence[str]) -> bool:
@@ -50,14 +55,14 @@ class Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A call that the compiled operator does not take.
-
-    given: arguments of the call. takes: parameters of the operator.
-    """
+    """A call that the compiled operator does not accept."""
 
     operator: str
+    # `file:line` of the call.
     where: str
+    # Number of arguments in the call.
     given: int
+    # Number of parameters of the operator.
     takes: int
 
     def __str__(self) -> str:
@@ -66,8 +71,9 @@ class Misfit:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Result of a comparison. fits: the number of calls that fit."""
+    """Result of a comparison."""
 
+    # Number of calls that fit.
     fits: int
     misfits: tuple[Misfit, ...] = ()
 
@@ -131,11 +137,14 @@ def _schema(parameters: str) -> Schema:
 
 
 def _calls(package: Path) -> Iterator[tuple[str, int, list[str], str]]:
-    """Yield (operator, positional arguments, keywords, file:line) of each call with a fixed number of arguments."""
+    """Yield (operator, positional arguments, keywords, file:line) of each call.
+
+    Calls with a variable number of arguments are left out.
+    """
     for path in sorted({path for pattern in _CPU_MODULES for path in package.glob(pattern)}):
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
-        except SyntaxError:  # the boot will say so
+        except SyntaxError:  # the boot will report it
             continue
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or any(

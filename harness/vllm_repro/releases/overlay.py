@@ -2,11 +2,11 @@
 
 The installed vLLM is not changed.
 
-<cache>/patched/3f9a0c1d/vllm/   links to every file of the installed package, and the patched files
-themselves <cache>/patched/9d0c8e71/        only the patched files, to mount over those of an image
+<cache>/patched/3f9a0c1d/vllm/  links to the files of the installed package, and the patched files
+<cache>/patched/9d0c8e71/       only the patched files, to mount over those of an image
 
-The eight used last are kept, and those that a process uses: it holds a lock on the file `complete`
-until it ends.
+The eight used last are kept, and those in use: a process holds a lock on the file `complete` until
+it exits.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Overlay:
-    """Overlay folder for PYTHONPATH, and the sha256 of each patched file, by its path below the folder."""
+    """An overlay on disk."""
 
+    # For PYTHONPATH.
     folder: Path
+    # sha256 of each patched file, by its path below the folder.
     digests: Mapping[str, str]
 
 
@@ -79,9 +81,10 @@ def digests_of(texts: Mapping[str, str]) -> dict[str, str]:
 def make_overlay(
     root: Path, packages: Path, patches: Sequence[Patch], progress: Progress
 ) -> Overlay:
-    """Return an overlay of the package `vllm` in `packages`, made in the cache at `root` on first use.
+    """Return an overlay of the package `vllm` in `packages`.
 
-    Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be written.
+    It is made in the cache at `root` on first use. Raises `Unsupported` if a patch does not fit,
+    and `InfraError` if the overlay cannot be written.
     """
     texts = patched_files(packages, patches)
     files = [
@@ -96,11 +99,10 @@ def make_overlay(
 def write_files(
     root: Path, texts: Mapping[str, str], progress: Progress, links: Mapping[str, str] = _NONE
 ) -> Path:
-    """Return a folder in the cache at `root` with `texts`, and with `links` in other places.
+    """Return a folder in the cache at `root` with the files `texts`, and `links` for other files.
 
-    Raises `InfraError` if it cannot be written.
-
-    Its name depends on all of them, because the installed vLLM may be upgraded.
+    Its name is a hash of both, because the installed vLLM may be upgraded. Raises `InfraError` if
+    it cannot be written.
     """
     links = {name: target for name, target in links.items() if name not in texts}
     key = json.dumps([digests_of(texts), links], sort_keys=True)
@@ -134,9 +136,9 @@ def _complete(folder: Path) -> Path:
 
 
 def _use(folder: Path) -> bool:
-    """Keep a folder while this process lives.
+    """Lock a folder against removal until this process exits.
 
-    Return False if it is not there, or is being removed.
+    Return False if it does not exist or is being removed.
     """
     try:
         file = os.open(_complete(folder), os.O_RDONLY)

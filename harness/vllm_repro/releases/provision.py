@@ -1,4 +1,4 @@
-"""A cache of vLLM releases for the CPU, each in a virtual environment that is installed on first use.
+"""Cache of vLLM releases for the CPU. Each has a virtual environment, installed on first use.
 
 <cache>/releases/0.28.0/   the environment; complete.json is written last
 <cache>/sources/3f9a0c1d/  the same for a vLLM that is no release (`sources`)
@@ -121,11 +121,11 @@ class ReleaseCache:
     def provision(
         self, source: Source, progress: Progress = print, *, unchecked: bool = False
     ) -> Release:
-        """Return the vLLM of a source, installed if necessary, which takes minutes and gigabytes for a release.
+        """Return the vLLM of a source. Install it if necessary.
 
-        One whose files were changed or removed since is installed again. unchecked: the caller
-        calls `check` while the server boots. Raises `UsageError` for something that is no vLLM and
-        `InfraError` for everything that goes wrong.
+        Installing a release takes minutes and gigabytes. A vLLM whose files were changed or removed
+        is installed again. unchecked: the caller calls `check` while the server boots. Raises
+        `UsageError` if the source is no vLLM, and `InfraError` if it cannot be installed.
         """
         folder = self._folder(source)
         if (
@@ -164,7 +164,10 @@ class ReleaseCache:
         return installed
 
     def check(self, release: Release) -> None:
-        """Raise `InfraError` if files of `release` were changed or removed; the next `provision` installs it again."""
+        """Raise `InfraError` if files of `release` were changed or removed.
+
+        The next `provision` installs it again.
+        """
         if self._intact(release.source):
             return
         marker = self._folder(release.source) / _MARKER
@@ -199,7 +202,7 @@ class ReleaseCache:
             )
 
     def _intact(self, source: Source) -> Release | None:
-        """Return the vLLM if it is installed and its files, and those of its compiled parts, are as installed."""
+        """Return the vLLM if it is installed, and its files and compiled parts are unchanged."""
         release, facts = self.get(source), _read_marker(self._folder(source))
         if release is None or facts.get("fingerprint") != _fingerprint(release.packages):
             return None
@@ -217,7 +220,7 @@ class ReleaseCache:
     def _install(self, version: str, folder: Path, progress: Progress) -> None:
         """Install the CPU build of a release.
 
-        Without one, lay its Python over the compiled parts of the nearest CPU build.
+        Without one, use the release's Python over the compiled parts of the nearest CPU build.
         """
         try:
             self._install_build(version, f"{DISTRIBUTION}=={version}", folder, progress)
@@ -270,7 +273,7 @@ class ReleaseCache:
     def _lay_release(self, version: str, folder: Path, progress: Progress) -> None:
         self._announce(f"downloading the wheel of vLLM {version} for GPUs", _CUDA_WHEEL, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
-            # Before the base, which may be gigabytes: there may be no such release.
+            # Download it before the base, which may be gigabytes: the release may not exist.
             self._installer.install(
                 folder / "bin" / "python",
                 [f"vllm=={version}"],
@@ -337,7 +340,7 @@ class ReleaseCache:
         progress(f"vLLM {facts['version']} is ready after {seconds:.0f} s")
 
     def _prune(self, newest: Path) -> None:
-        """Remove the oldest sources beyond `_MOST_SOURCES`: a bisection makes one for each commit."""
+        """Remove the oldest sources beyond `_MOST_SOURCES`: `bisect` makes one for each commit."""
         folders = sorted(self._sources.iterdir(), key=lambda path: path.stat().st_mtime)
         for folder in folders[:-_MOST_SOURCES]:
             if folder != newest and not processes_using(folder):
@@ -367,7 +370,10 @@ def provision(source: Source, progress: Progress = print, *, unchecked: bool = F
 
 
 def _fingerprint(packages: Path) -> str:
-    """Return a hash over the sizes and times of change of the installed files, without C++ headers."""
+    """Return a hash of the sizes and modification times of the installed files.
+
+    C++ headers and bytecode are left out.
+    """
     states, folder = [], os.open(packages, os.O_RDONLY)
     try:
         for record in sorted(packages.glob("*.dist-info/RECORD")):

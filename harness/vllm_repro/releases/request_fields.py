@@ -27,7 +27,7 @@ parsed = arguments.make_arg_parser(arguments.FlexibleArgumentParser()).parse_arg
 takes = inspect.signature(app.build_app).parameters
 made = app.build_app(parsed, **({"supported_tasks": ("generate",)} if "supported_tasks" in takes else {}))
 print("\\n" + json.dumps(made.openapi()))
-"""
+"""  # noqa: E501  # a program text
 
 _FLAGS = """
 import importlib, json, sys
@@ -61,10 +61,13 @@ def request_fields(source: Source) -> dict[str, frozenset[str]]:
 
 
 def server_flags(source: Source) -> frozenset[str] | None:
-    """Return the flags that the server of a vLLM defines, as its parser writes them; None if it is not in the cache, or shows none."""
+    """Return the flags of a vLLM's server, spelt as in its parser.
+
+    None if the vLLM is not in the cache or shows no flags.
+    """
     try:
         release = ReleaseCache().get(source)
-    except UsageError:  # a build that nobody published
+    except UsageError:  # a version that was never published
         return None
     done = _ask(release, _FLAGS, _ARGUMENTS) if release else None
     return (

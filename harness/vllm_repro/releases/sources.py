@@ -81,7 +81,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What is known of a vLLM that is no release."""
+    """Facts about a vLLM that is no release."""
 
     # What its server reports. That of a commit or a folder has a local part:
     # 0.23.0+commit.4689392ab1.
@@ -106,7 +106,7 @@ class Tree:
 
 
 def parse_source(text: str) -> Source:
-    """Return the vLLM that a SOURCE names. Raises `UsageError` if there is no such thing."""
+    """Return the vLLM that a SOURCE names. Raises `UsageError` if it does not exist."""
     if (version := _version(text)) is not None:
         # An image may be of a nightly build.
         return Source(release=str(version) if version.local else release_version(text))
@@ -223,11 +223,12 @@ class Commit:
 
 
 def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], int]:
-    """Return the commits from `old` to `new` that differ in what is run, oldest first, and the number of the others.
+    """Return the commits from `old` to `new` that change the server, and the number of the others.
 
-    old, new: each a release or a commit. What is run is `vllm/` and its requirements: a commit that
-    changes neither behaves as the one before it. vLLM's release tags lie on branches of their own.
-    If `old` is not an ancestor of `new`, the list begins where they parted. Raises `UsageError`.
+    The oldest comes first. old, new: each a release or a commit. Only `vllm/` and its requirements
+    are run, so a commit that changes neither behaves like its parent. vLLM's release tags are on
+    branches of their own. If `old` is not an ancestor of `new`, the list begins at their merge
+    base. Raises `UsageError`.
     """
     first, last = (_end(checkout, name) for name in (old, new))
     base = git(checkout, "merge-base", first, last).decode().strip()
@@ -276,7 +277,7 @@ def wheel_tree(folder: Path) -> Tree:
 
 
 def _common_requirements(checkout: Path) -> tuple[str, ...]:
-    """Return the requirements that a checkout lists for all platforms; none if it has no such list."""
+    """Return a checkout's requirements for all platforms; empty if it has no such list."""
     file = checkout / REQUIREMENTS
     return (
         tuple(_requirements(file.read_text(encoding="utf-8").splitlines()))
@@ -321,10 +322,10 @@ def _digest_of(package: Path) -> str:
 
 
 def _nearest_tag(checkout: Path, commit: str | None) -> str:
-    """Return the CPU build whose tag differs from `commit`, or from the working tree, in the fewest files of vllm/.
+    """Return the CPU build whose tag differs from `commit` in the fewest files of `vllm/`.
 
-    Files count, not history: vLLM's release tags lie on branches of their own. Without a tag,
-    return the newest CPU build.
+    commit: None for the working tree. History is not used, because vLLM's release tags are on
+    branches of their own. Without a tag, return the newest CPU build.
     """
     tags = set(git(checkout, "tag", "--list", missing=b"").decode().split())
     named = {build: tag for build in CPU_BUILDS for tag in (f"v{build}", build) if tag in tags}
@@ -333,7 +334,7 @@ def _nearest_tag(checkout: Path, commit: str | None) -> str:
         ends = [named[build]] if commit is None else [named[build], commit]
         return git(checkout, "diff", "--name-only", "-z", *ends, "--", "vllm").count(b"\0")
 
-    # Of equally near ones the newer: its compiled parts take more of what came later.
+    # Prefer the newer of two equally near tags: its compiled parts have more of later operators.
     return min(reversed(named), key=differing, default=NEWEST_COMPILED)
 
 

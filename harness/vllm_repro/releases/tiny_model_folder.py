@@ -1,4 +1,6 @@
-"""Folders of tiny models: configuration and tokenizer, without weights (`--load-format dummy`) unless asked for.
+"""Folders of tiny models: configuration and tokenizer, and weights only on request.
+
+Without weights a server needs `--load-format dummy`.
 
 Bugs in scheduling, batching, caching and request handling do not depend on the model's output, so a
 few kilobytes are enough. The files are written without torch or transformers, and are identical on

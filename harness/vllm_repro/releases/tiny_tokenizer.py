@@ -45,7 +45,7 @@ anu|ary art|sw artsw|ith at|er ay|s b|ef b|od b|ou bef|ore bod|y bou|t c|l c|ont
 e|ar e|i e|x e|y ea|ch ea|st ec|ause ec|od ecod|ing ee|ds ee|k ei|g eig|h eigh|t el|ve er|y es|s ess|ages ev|ery
 even|ing ex|t ey|s g|ain g|ine gu|st h|or h|s he|n he|re hor|t i|f i|l i|on i|p i|x in|it in|t in|ue in|y iv|e iv|en
 l|d l|e l|ine llo|ws m|all
-"""
+"""  # noqa: E501  # data
 
 
 def special_id(token: str) -> int:
@@ -59,7 +59,10 @@ def added_tokens(*, image: bool = False) -> tuple[str, ...]:
 
 
 def tokenizer_json(vocab: int, *, image: bool = False) -> dict[str, Any]:
-    """Return the content of `tokenizer.json` with at most `vocab` tokens, which is at least `SMALLEST_VOCABULARY`. image: with `IMAGE`."""
+    """Return the content of `tokenizer.json` with at most `vocab` tokens.
+
+    vocab: at least `SMALLEST_VOCABULARY`. image: with `IMAGE`.
+    """
     added = added_tokens(image=image)
     tokens = [*added, *byte_alphabet()]
     merges = list(_merges()[: vocab - len(tokens)])

@@ -27,9 +27,11 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.23.0": ("gguf",)}
 
 @dataclass(frozen=True)
 class Needs:
-    """The torch that a wheel is built for, without its local part ("2.13.0"), and the other requirements."""
+    """Requirements of a wheel."""
 
+    # Release that the wheel is built for, without its local part ("2.13.0").
     torch: str
+    # Without torch and its companions.
     requirements: tuple[str, ...]
 
 

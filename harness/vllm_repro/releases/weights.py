@@ -1,4 +1,6 @@
-"""Random weights for a tiny model whose answers are compared, scaled so that each token depends on all tokens before it.
+"""Random weights for a tiny model whose answers are compared.
+
+Their scale makes each token depend on all tokens before it.
 
 vLLM's dummy weights are tiny and nearly equal: the output does not depend on the prompt, and the
 two best tokens tie to four digits. Here attention output is large compared with the embedding, so

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 NEVER_IDLE = "coming to rest"
-"""The detail of a hang whose engine keeps working with no request left: what it was doing (`during` in the journal)."""
+"""`during` in the journal for a hang whose engine keeps working with no request left."""
 
 Tone = Literal["bad", "good", "warn", "dull"]
 """A colour of the HTML page."""
@@ -50,20 +50,21 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeFacts:
-    """The properties of an outcome.
+    """Properties of an outcome."""
 
-    engine: the state of an engine that did not die, in one or two words. tone: its colour on the
-    page. ci: how JUnit and pytest report it where it is not declared. alive: the engine lived and
-    answered well. other_failure: the engine failed in a way that is this bug only if the arm
-    declares it. tested: the trial tested the engine. ran: the workload began.
-    """
-
+    # State of an engine that did not die, in one or two words.
     engine: str
+    # Colour on the page.
     tone: Tone
+    # How JUnit and pytest report an outcome that the arm does not declare.
     ci: Literal["passed", "failure", "error", "skipped"]
+    # The engine lived and answered well.
     alive: bool = False
+    # The engine failed in a way that is this bug only if the arm declares it.
     other_failure: bool = False
+    # The trial tested the engine.
     tested: bool = True
+    # The workload began.
     ran: bool = True
 
 
@@ -87,54 +88,53 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Death:
-    """The death of an engine.
+    """Death of an engine."""
 
-    detected_by: the channel that reported it first. latency_s: seconds from the death to that
-    report; None if the moment of death is unknown. channels: all that reported it, in order of
-    time. signature: None if no cause is known. differs: what of the signature does not agree, if it
-    is near. ranks: the ranks on which it began, for a server over several nodes. lines: the line
-    number of each frame; empty in older journals.
-    """
-
+    # Channel that reported it first.
     detected_by: str
+    # Seconds from the death to that report; None if the time of death is unknown.
     latency_s: float | None
     exception: str | None
     message: str | None
     frames: tuple[str, ...]
+    # None if no cause is known.
     signature: How | None
+    # All channels that reported it, in order of time.
     channels: tuple[str, ...]
+    # Ranks on which it began, for a server over several nodes.
     ranks: tuple[int, ...] = ()
+    # Parts of the signature that do not match, if it is near.
     differs: str = ""
+    # Line number of each frame; empty in older journals.
     lines: tuple[int, ...] = ()
 
 
 def is_unexplained(outcome: Outcome, death: Death | None) -> bool:
-    """Return True if the trial's death may be this bug: its cause is not known, or is near the signature.
+    """Return True if the trial's death may be this bug: cause unknown, or near the signature.
 
-    A trial that was cut short, or that never became ready, shows nothing about the bug.
+    An interrupted trial, or one that never became ready, is no evidence about the bug.
     """
     return outcome is Outcome.OTHER_CRASH and death is not None and death.signature is not How.OTHER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlasted:
-    """A further node's server that kept running after the first node's had gone. Times in seconds.
-
-    watched_s: how long it was watched. silent: its log had no new line in that time. ended_s: how
-    long ending it took.
-    """
+    """Server of a further node that kept running after the first node's had exited."""
 
     rank: int
+    # Seconds of observation.
     watched_s: float
+    # Its log had no new line in that time.
     silent: bool
+    # Seconds until it was stopped.
     ended_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFacts:
-    """Everything that the outcome depends on.
+    """Facts that decide the outcome.
 
-    The texts are sentences for people; None means that it did not happen.
+    The texts are sentences for people; None if it did not happen.
     """
 
     ready: bool

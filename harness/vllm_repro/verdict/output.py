@@ -1,21 +1,20 @@
-"""Output checks: whether an engine that lives answers rightly. Pure.
+"""Output checks: whether the answers of a living engine are right. Pure.
 
     output=checks(longest_run=32, distinct=0.1, same=16, baseline="eager")
     output=checks(alike=[("first", "again")])
 
-After its workload each arm answers the same question greedily. Some answers are wrong by
-themselves: one token repeated, a number lost in a long prompt. The stronger check compares with the
-baseline arm: the same weights and prompt give the same first tokens, with any graphs or caches.
-Later tokens may differ, because sums in another order round differently.
+After the workload each arm gets the same question and decodes greedily. Some answers are wrong
+without a comparison: one token repeated, a number of a long prompt not found. The stronger check
+compares with the baseline arm: the same weights and prompt give the same first tokens, with any
+graphs or caches. Later tokens may differ, because sums in another order round differently.
 
-Random weights repeat themselves in perfect health. So they are not checked by themselves, and dummy
-ones not at all. Weights made so that each token depends on all before it (`releases.weights`) are
-compared with the baseline arm only if that arm meets two conditions: another beginning of the text
-changes its answer, and where the answers differ its own token was clearly likelier than the next
-best.
+Random weights repeat tokens although the engine is right. So their answers are only compared, and
+those of dummy weights not at all. Made weights (`releases.weights`) are compared with the baseline
+arm if two conditions hold: another beginning of the text changes that arm's answer, and its token
+at the first difference was clearly likelier than the next best.
 
-The second form compares answers to equal requests of one boot's workload: the same engine must not
-answer them differently, whatever its weights.
+The second form compares answers to equal requests of one boot's workload. The same engine must
+answer them alike, with any weights.
 
 `run --outputs` compares without a declaration. After the workload each of its greedy prompts is
 sent alone, first without and then with its blocks in the prefix cache. Answers to the same prompt,
@@ -56,7 +55,10 @@ BEGINNING = (
     "The telescope was not invented by one person on one day. Its history begins in the early"
     " nineteenth century, when"
 )
-"""`QUESTION` with another second word: a model that attends that far back continues it differently."""
+"""`QUESTION` with another second word.
+
+A model that attends that far back continues it differently.
+"""
 
 CLEAR = 0.5
 """Least margin, in nats, of a token over the next best one for a difference there to count.
@@ -87,27 +89,29 @@ class ServedWeights(StrEnum):
     REAL = "real"
     DUMMY = "dummy"  # random numbers
     MADE = "made"  # random numbers of such sizes that each token depends on all before it
-    # a rehearsal: made-up words, never one of them repeated unless a fault orders it
+    # A rehearsal: made-up words, never repeated unless a fault requires it.
     IMITATED = "imitated"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The output checks of a scenario, in each arm whose engine lives: of questions after the workload, and of its own answers.
+    """Output checks of a scenario, in each arm whose engine lives.
 
-    None: not checked. longest_run: most times that one token may follow itself. distinct: least
-    share of different tokens. same: number of first tokens that must equal those of the arm
-    `baseline`. needle: length in tokens of the prompt with a number. tokens: length of the answer
-    to a question. alike: names of equal requests of the workload that need equal answers, by group.
-    Raises `ValueError` for checks that can never or always fail.
+    None: not checked. Raises `ValueError` for checks that always or never fail.
     """
 
+    # Most times that one token may follow itself.
     longest_run: int | None = None
+    # Least share of different tokens.
     distinct: float | None = None
+    # Number of first tokens that must equal those of the arm `baseline`.
     same: int | None = None
+    # Length in tokens of the prompt with a number to find.
     needle: int | None = None
     baseline: str = ""
+    # Length in tokens of the answer to a question.
     tokens: int = KEPT
+    # Groups of names of equal requests in the workload that need equal answers.
     alike: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
@@ -152,33 +156,32 @@ class Checks:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSample:
-    """One answer as the journal keeps it.
-
-    sha256: of its text. first: its first tokens (ids, or pieces of text if the server returns no
-    ids). margins: by how many nats each of them was likelier than the next best; empty if the
-    server returns no log probabilities. found: the needle is in it; None without one. name: of the
-    workload's request. prompt: hash of what decides its answer; empty if it is not compared with
-    answers alone.
-    """
+    """One answer in the journal."""
 
     probe: Probe
     length: int
+    # Of the text.
     sha256: str
+    # First tokens: ids, or pieces of text if the server returns no ids.
     first: tuple[int | str, ...]
     longest_run: int
     distinct: float
+    # The needle is in the answer; None without a needle.
     found: bool | None = None
+    # Nats by which each first token was likelier than the next best; empty if the server returns no
+    # log probabilities.
     margins: tuple[float, ...] = ()
+    # Name of the request of the workload.
     name: str = ""
+    # Hash of the inputs that decide the answer; empty if it is not compared with answers alone.
     prompt: str = ""
 
 
 def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
-    """Return the questions to ask of such weights, in order.
+    """Return the questions for these weights, in order.
 
-    weights: None if only the log has them.
-
-    Only made weights are asked with another beginning. Random ones cannot find a needle.
+    weights: None if only the log names them. Another beginning is only for made weights. Random
+    weights cannot find a needle.
     """
     found = [Probe.GREEDY]
     if weights is ServedWeights.MADE:
@@ -224,7 +227,10 @@ def sample_output(
 def check_output(
     wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None
 ) -> str | None:
-    """Return what is wrong with one trial's answers by themselves, as a sentence; None if nothing is or it cannot be known."""
+    """Return a sentence about a wrong answer of one trial, without comparing arms.
+
+    None if no answer is wrong, or if these weights do not allow the check.
+    """
     if differ := compare_alone(answers, weights).wrong:
         return differ
     if wanted is None:
@@ -253,12 +259,11 @@ def check_output(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison:
-    """A comparison with the baseline arm's answer.
+    """A comparison with the baseline arm's answer."""
 
-    wrong: how the answers differ. unknown: why nothing follows. Sentences, or empty.
-    """
-
+    # Sentence about the difference; empty if there is none.
     wrong: str = ""
+    # Sentence about why the comparison decides nothing; empty if it does.
     unknown: str = ""
 
 
@@ -270,8 +275,8 @@ def compare_output(
 ) -> OutputComparison:
     """Compare the greedy answer of one trial with the baseline arm's.
 
-    baseline: the answers of each of its trials. If these differ among themselves the model is not
-    deterministic, and nothing follows.
+    baseline: the answers of each of its trials. If these differ, the model is not deterministic and
+    the comparison proves nothing.
     """
     alike = _compare_alike(wanted, answers)
     if alike.wrong or (wanted.alike and wanted.same is None):
@@ -350,11 +355,11 @@ def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputCom
 def compare_alone(
     answers: Sequence[OutputSample], weights: ServedWeights | None
 ) -> OutputComparison:
-    """Compare the answers to each prompt from the workload and the burst with those that it got alone.
+    """Compare answers from the workload and the burst with those to the same prompts sent alone.
 
-    An answer is wrong if it differs from all of these, they agree up to there, and the logits moved
-    further than rounding moves them: the margins of the two tokens add up to `CLEAR` or more. With
-    other blocks in the prefix cache it is also twice what the cache moves them, because a quantized
+    An answer is wrong if it differs from all of these, they agree up to that token, and rounding
+    cannot explain it: the margins of the two tokens add up to `CLEAR` or more. If the prefix cache
+    held the prompt, they must also add up to twice the effect of the cache, because a quantized
     cache rounds.
     """
     alone: dict[str, list[OutputSample]] = {}
@@ -419,7 +424,7 @@ def _margin(answer: OutputSample, at: int) -> float:
 
 
 def _rounding(alone: Sequence[OutputSample]) -> float:
-    """Return by how many nats the prefix cache moved tokens, at least, up to the first different one."""
+    """Return by how many nats at least the prefix cache moved tokens, up to a first difference."""
     first = next((one for one in alone if one.probe is Probe.ALONE), None)
     cached = next((one for one in alone if one.probe is Probe.CACHED), None)
     if first is None or cached is None:
@@ -431,7 +436,7 @@ def _rounding(alone: Sequence[OutputSample]) -> float:
 
 
 def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
-    """Return the place of the first different token among those that were kept; None if they are equal."""
+    """Return the place of the first different kept token; None if all are equal."""
     equal = sum(
         1
         for _ in takewhile(

@@ -28,7 +28,10 @@ def _at_least(k: int, n: int, p: float) -> float:
 
 @lru_cache(256)
 def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
-    """Return the least crash rate that `crashed` of `boots` supports: 5 of 5 supports 0.55, 1 of 1 only 0.05."""
+    """Return the least crash rate that `crashed` of `boots` supports.
+
+    5 of 5 supports 0.55; 1 of 1 only 0.05.
+    """
     if not 0 <= crashed <= boots:
         raise ValueError(f"{crashed} crashes of {boots} boots")
     if crashed == 0:
@@ -44,13 +47,14 @@ def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
 
 
 def excluded_rate(clean: int, alpha: float = ALPHA) -> float:
-    """Return the crash rate above which `clean` quiet boots in a row are excluded: 3 exclude rates above 0.63."""
+    """Return the crash rate that `clean` quiet boots exclude: 3 exclude rates above 0.63."""
     return 1.0 if clean <= 0 else 1.0 - alpha ** (1.0 / clean)
 
 
 def fisher(crashed: int, boots: int, other_crashed: int, other_boots: int) -> float:
-    """Return the one-sided p of Fisher's exact test: the chance of at most `other_crashed` there if both sides crash alike.
+    """Return the one-sided p of Fisher's exact test.
 
+    It is the chance of at most `other_crashed` crashes if both sides have the same crash rate.
     5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05.
     """
     total, crashes = boots + other_boots, crashed + other_crashed
@@ -65,20 +69,20 @@ def fisher(crashed: int, boots: int, other_crashed: int, other_boots: int) -> fl
 
 
 def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
-    """Return the quiet boots needed to call a bug fixed that died in `crashed` of `boots`; None if nothing crashed.
+    """Return the quiet boots needed to call a bug fixed that crashed in `crashed` of `boots`.
 
-    So many that an engine which still crashes at the lower bound is caught with 95 %. For a
-    comparison made once.
+    An engine that still crashes at the lower bound would then crash at least once, with 95 %
+    confidence. Valid for one comparison. None if nothing crashed.
     """
     return _quiet_boots(lower_bound(crashed, boots), alpha)
 
 
 def clean_streak(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
-    """Return the quiet boots in a row that a nightly watch needs after `crashed` of `boots`; None if nothing crashed.
+    """Return the quiet boots in a row that a nightly watch needs after `crashed` of `boots`.
 
-    A lucky streak may begin after each death. So the j-th death gets only alpha / (j (j + 1)) of
-    the chance of being wrong, which adds up to alpha for ever: 5 of 5 needs 9, 30 of 30 needs 5, 35
-    of 70 needs 21.
+    A quiet streak may begin by chance after each crash. So the j-th crash gets only
+    alpha / (j (j + 1)) of the chance of being wrong, whose sum stays below alpha. 5 of 5 needs 9,
+    30 of 30 needs 5, 35 of 70 needs 21. None if nothing crashed.
     """
     return (
         _quiet_boots(lower_bound(crashed, boots), alpha / (crashed * (crashed + 1)))

@@ -7,15 +7,15 @@ Pure: the times of requests in, statistics out.
         throughput(prompt=8192, output=512, concurrency=[1, 2], baseline="eager"),
     ]
 
-A round is a number of requests sent at once, until the last has its answer. Rounds count once the
-load is steady: the last two of two to five warm-up rounds agree within 5 %, or the report says by
-how much they differ. Each round gives one value of each figure; medians and quartiles are over
+A round sends a number of requests at once and ends with the last answer. Rounds count once the load
+is steady: the last two of two to five warm-up rounds agree within 5 %, or the report gives the
+difference. Each round gives one value of each figure; medians and quartiles are over
 rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws
 boots first and rounds within them, so that boots that differ widen it.
 
 A change is claimed only if the interval excludes 1 *and* the ratio lies outside twice the
-coefficient of variation of the noisier arm: noise alone meets either one too often. One boot of an
-arm proves none, since its rounds agree better than those of two boots.
+coefficient of variation of the noisier arm: noise alone meets one condition too often. One boot of
+an arm proves no change, because its rounds agree better than those of two boots.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ MOST_STREAMS = 16
 MOST_CPU = 0.9
 """Share of a core above which the client, not the server, may limit the rate."""
 MOST_LATE, MOST_LATE_P99 = 0.1, 0.005
-"""Shares of a round in which the client may be late: for its medians, and for its 99th percentiles."""
+"""Shares of a round in which the client may be late: for medians, for 99th percentiles."""
 MOST_OFF = 0.01
-"""Share by which the client may falsify the speed of a round that counts."""
+"""Error of the speed that the client may cause in a round that counts, as a share."""
 TICK = 0.002
-"""Seconds between two looks of the client at its own event loop; it may be late for as long unseen."""
+"""Seconds between two checks of the client's event loop; a shorter delay is not noticed."""
 WARM_UPS, MOST_WARM_UPS, STEADY = 2, 5, 0.05
 """Warm-up rounds: the least, the most, and the difference of the last two in a steady load."""
 _RESAMPLES = 2_000
@@ -184,7 +184,7 @@ class Round(ClientCost):
 
     @property
     def late(self) -> str:
-        """Return why the client falsified the speed by more than `MOST_OFF`; empty if it did not."""
+        """Return why the client's delay exceeds `MOST_OFF` of the round; empty if it does not."""
         if self.edge_s <= MOST_OFF * self.wall_s:
             return ""
         late_ms = 1000 * self.edge_s
@@ -235,7 +235,7 @@ def _edge_s(timings: Sequence[Timing], client: ClientCost, began: float) -> floa
 
 
 def unsteady(warm_ups: Sequence[float]) -> float:
-    """Return by which share the speeds of the last two warm-up rounds differ; 1 for fewer than two."""
+    """Return the relative difference of the last two warm-up rounds; 1 for fewer than two."""
     return 1 - min(warm_ups[-2:]) / max(warm_ups[-2:]) if len(warm_ups) > 1 else 1.0
 
 

@@ -1,8 +1,8 @@
-"""Results of arms from the outcomes of their trials, the verdict over the arms of a run, and the result of a release. Pure.
+"""Results of arms, the verdict of a run over its arms, and the result of a release. Pure.
 
 Bad beats unknown beats good. One matching crash makes an arm reproduce. An arm is quiet only if
-every trial crossed the trigger and lived. Anything else is undecided: also a death without a known
-cause, and a declared hang or wrong answer without evidence of the boundary.
+every trial crossed the trigger and lived. Anything else is undecided, such as a death of unknown
+cause, or a declared hang or wrong answer without evidence of the boundary.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ class Expected(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class _Sign:
-    """How an arm shows the bug: the outcome that is the bug, and its past tense.
+    """How an arm shows the bug."""
 
-    never_idle: by a hang of that kind, or by one of requests; None if not by a hang.
-    """
-
+    # Outcome that is the bug.
     outcome: Outcome = Outcome.CRASH
+    # Past tense for reports.
     did: str = "died"
     has_bug: bool = True
+    # True if the bug is an engine that never goes idle, False if requests hang; None if it is no
+    # hang.
     never_idle: bool | None = None
 
 
@@ -151,24 +152,23 @@ _VERDICTS: dict[Verdict, tuple[Tone, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """The result of one arm: `crashed` of `conclusive` trials showed the bug as the arm is expected to.
-
-    Beside a crash, other failures count among the conclusive trials. bound: a sentence with what
-    these numbers support. unexplained: deaths that may be this bug (`is_unexplained`), and unproved
-    failures. standing: the release by the arm's own status; None if the scenario's applies.
-    strange: trials with the bug's outcome that do not count as the bug: see `is_strange` and
-    `is_unproved`.
-    """
+    """Result of one arm."""
 
     name: str
     expected: Expected
     result: Result
+    # Trials that showed the bug in the way that the arm declares.
     crashed: int
+    # Trials that count. After a crash, trials with other failures count too.
     conclusive: int
+    # Sentence about what these numbers support.
     bound: str
     outcomes: tuple[Outcome, ...]
+    # Deaths that may be this bug (`is_unexplained`), and unproved failures (`is_unproved`).
     unexplained: int = 0
+    # Release by the arm's own status; None if the scenario's applies.
     standing: Standing | None = None
+    # Trials with the bug's outcome that do not count as the bug (`is_strange`, `is_unproved`).
     strange: int = 0
 
     @property
@@ -190,9 +190,10 @@ class ArmResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """An earlier run on this host in which the unpatched `arm` reproduced, with the same kind of evidence.
+    """Earlier run on this host in which the unpatched `arm` reproduced.
 
-    It proves nothing about other arms, whose flags or requests differ.
+    It has the same kind of evidence. It proves nothing about other arms, whose flags or requests
+    differ.
     """
 
     crashed: int
@@ -204,15 +205,14 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictReport:
-    """The verdict of a run.
-
-    expected: True, False (a surprise) or None (undecided). because: one sentence. surprises: names
-    of arms.
-    """
+    """Verdict of a run."""
 
     verdict: Verdict
+    # True, False (a surprise) or None (undecided).
     expected: bool | None
+    # One sentence.
     because: str
+    # Names of arms.
     surprises: tuple[str, ...] = ()
 
 
@@ -224,12 +224,15 @@ def counted(outcomes: Sequence[Outcome]) -> str:
 
 
 def from_source(version: str | None) -> bool:
-    """Return True for the version of a build from a commit or a folder, such as `0.23.0+commit.4689392ab1`."""
+    """Return True for a build from a commit or a folder, such as `0.23.0+commit.4689392ab1`."""
     return bool(re.search(r"\+(commit|folder)\.", version or ""))
 
 
 def same_release(one: str | None, other: str | None) -> bool:
-    """Return True if two reported versions, such as `0.28.0+cpu` and `0.28.0`, are of one release, or of one build from source."""
+    """Return True if two reported versions are of one release, or of one build from source.
+
+    `0.28.0+cpu` and `0.28.0` are of one release.
+    """
     if from_source(one) or from_source(other):
         return one == other
     try:
@@ -246,7 +249,10 @@ def _died(expected: Expected, crashed: int, boots: int) -> str:
 
 
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
-    """Return True for a hang of the other kind: requests that hang in an arm expected to spin, or the reverse."""
+    """Return True for a hang of the wrong kind.
+
+    Requests hang in an arm that is expected to spin, or the reverse.
+    """
     never_idle = _SIGNS[expected].never_idle
     return (
         outcome is Outcome.HANG
@@ -256,7 +262,10 @@ def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
 
 
 def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
-    """Return True for a hang or wrong answer short of the boundary: it has no signature, so it may be any."""
+    """Return True for a hang or wrong answer short of the boundary.
+
+    It has no signature, so it may be another bug.
+    """
     return outcome is expected.sign is not Outcome.CRASH and not crossed
 
 
@@ -331,7 +340,7 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool
     if expect is Expect.ALIVE:
         if died:
             return False
-        # An engine that was kept from the boundary is not tested.
+        # An engine that did not reach the boundary is not tested.
         lived = arm.alive if arm.expected is Expected.UNTRIGGERED else quiet
         return True if lived else None
     if arm.expected is Expected.UNTRIGGERED:
@@ -391,7 +400,10 @@ def _fisher(crashed: int, boots: int, clean: int) -> str:
 
 
 def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
-    """Return what quiet arms prove as workarounds beside an arm that died in the same run, one sentence per number of boots."""
+    """Return how much quiet arms prove as workarounds for an arm that died in the same run.
+
+    One sentence for each number of boots.
+    """
     dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
     quiet = [arm for arm in arms if arm.expected is Expected.LIVES and arm.result is Result.QUIET]
     if dying is None:
@@ -428,9 +440,10 @@ def decide(
     version: str | None = None,
     patched: bool = False,
 ) -> VerdictReport:
-    """Return the verdict over `arms`, from those declared to have the bug, or from all if none of these ran.
+    """Return the verdict over `arms`.
 
-    patched: a patch of the source was applied in all of them.
+    The arms that are declared to have the bug decide, or all arms if none of these ran. patched: a
+    patch of the source was applied in all of them.
     """
     led_by = [arm for arm in arms if arm.expected.has_bug] or list(arms)
     verdict, because = _verdict(led_by, standing, record, version, patched=patched)
