@@ -1,4 +1,4 @@
-"""Asynchronous scheduling: a prompt that arrives in segments crashes the engine when an answer stops while the next segment waits.
+"""Asynchronous scheduling: a prompt in segments crashes the engine when an answer stops early.
 
 `/v1/realtime` sends the segments of an audio stream to one request; each segment gets an answer.
 With asynchronous scheduling the next step of the request is in flight when a stop token ends an

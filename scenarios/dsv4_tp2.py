@@ -1,4 +1,4 @@
-"""DeepSeek-V4 on SM12x GPUs, two nodes: a long enough prompt needs more workspace than was locked at boot, and the engine crashes.
+"""DeepSeek-V4 on SM12x GPUs, two nodes: a long prompt outgrows the workspace locked at boot.
 
 Before CUDA graph capture a dummy run reserves the workspace for attention; after the capture the
 workspace is locked. In the branch for SM12x GPUs (pull request #40991) the dummy run returned

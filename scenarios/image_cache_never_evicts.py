@@ -1,4 +1,4 @@
-"""An image whose request was refused stays in the order of the image cache, and the engine hangs once that cache evicts.
+"""A refused request leaves its image in the cache's order, and a later eviction hangs the engine.
 
 The API server and the engine each keep a cache of processed images. The API server fills its own
 before it checks the prompt's length. If it then refuses the prompt, it believes that the engine has

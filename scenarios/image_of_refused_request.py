@@ -1,4 +1,4 @@
-"""A refused request with an image makes the next request with the same image fail, whoever sends it.
+"""A refused request with an image makes the next request with that image fail, from any client.
 
 The API server and EngineCore each keep a cache of processed images, and take them to hold the same.
 The API server puts an image into its own cache before it checks the sampling parameters. If it then

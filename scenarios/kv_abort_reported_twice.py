@@ -1,4 +1,4 @@
-"""KV connectors: a client that leaves while its KV blocks load kills the engine when load and save have both been reported.
+"""KV connectors: an abort during a load kills the engine when load and save are both reported.
 
 An aborted request whose blocks still load is kept until the connector reports the end of the load.
 If the connector also saves its blocks, they are kept until the end of the save. The scheduler

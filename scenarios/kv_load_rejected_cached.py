@@ -1,4 +1,4 @@
-"""KV connectors: blocks whose load was rejected stay in the prefix cache, and give wrong answers after a preemption.
+"""KV connectors: rejected blocks stay in the prefix cache, and a preempted request answers wrong.
 
 A connector may load a prompt in the step that needs it, and report blocks that did not come. With
 `kv_load_failure_policy` `recompute` the scheduler counts those tokens as not computed, and computes

@@ -1,4 +1,4 @@
-"""MultiConnector: two connectors report the load of one request, and the second report kills the engine.
+"""MultiConnector: two connectors report one request's load, and the second report is fatal.
 
 A MultiConnector loads the blocks of a request with one of its connectors and tells the others that
 they load nothing. It passes on every report of a finished load, whoever sends it. The first report

@@ -1,4 +1,4 @@
-"""MultiConnector of NIXL and offloading: a prompt that failed to come from another server waits for ever for room that it reserved.
+"""MultiConnector with NIXL: a prompt whose fetch failed waits for ever for blocks it reserved.
 
 While a request loads, the scheduler reserves blocks for the rest of it, so that others leave it
 room. With `kv_load_failure_policy` "recompute" a request whose blocks failed to come gives up what

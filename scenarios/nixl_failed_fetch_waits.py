@@ -1,4 +1,4 @@
-"""NIXL decode server that recomputes failed loads: a prompt that failed to come waits for ever for blocks that a fetched one holds.
+"""NIXL with recomputed loads: a failed fetch and a finished one wait for each other for ever.
 
 With `kv_load_failure_policy` "recompute" a decode server computes a prompt itself if its blocks
 fail to come. That takes more blocks than the fetch did, which needs only the last ones of a layer

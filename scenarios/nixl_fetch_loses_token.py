@@ -1,4 +1,4 @@
-"""NIXL decode server: after prompts of certain lengths each layer with a sliding window loses one token, and the answer is wrong.
+"""NIXL decode server: at certain prompt lengths each sliding-window layer loses one token.
 
 The decode server fetches the blocks of the whole prompt and computes its last token again. Both
 servers keep blocks for the window of the token after the prompt, but the window of the last prompt

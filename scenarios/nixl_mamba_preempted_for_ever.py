@@ -1,4 +1,4 @@
-"""NIXL prefill server with Mamba layers: a request that the pool has just enough room for is preempted for ever.
+"""NIXL prefill server with Mamba layers: a request that just fits is preempted for ever.
 
 A Mamba layer keeps its last two states, and with asynchronous scheduling the one before, too, while
 a step is in flight. vLLM's check at start counts two. If the third takes the block that the next

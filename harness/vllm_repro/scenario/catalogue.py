@@ -1,4 +1,8 @@
-"""Catalogue of scenarios: those of the package, of installed packages, of the folders in `$VLLM_REPRO_SCENARIOS`, and named files."""
+"""Catalogue of scenarios.
+
+They come from the package, from other installed packages, from the folders in
+`$VLLM_REPRO_SCENARIOS`, and from named files.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,10 @@ def named_folders() -> list[Path]:
 
 
 def folder_words() -> list[str]:
-    """Return the options that add the folders in `FOLDERS`, for a command that is called again, maybe elsewhere."""
+    """Return the options that add the folders in `FOLDERS`.
+
+    They are absolute, for a command that runs in another working directory.
+    """
     return [word for folder in named_folders() for word in ("--scenarios", str(folder.absolute()))]
 
 
@@ -67,7 +74,7 @@ def folder_words() -> list[str]:
 def _installed(_search: tuple[str, ...]) -> list[Path]:
     """Return the folders of the packages in `GROUP`. A top-level package is not imported.
 
-    Cached for each `sys.path`: looking through a hundred packages takes 15 ms.
+    Cached for each `sys.path`: reading a hundred packages takes 15 ms.
     """
     folders: list[Path] = []
     for entry in entry_points(group=GROUP):
@@ -78,7 +85,7 @@ def _installed(_search: tuple[str, ...]) -> list[Path]:
 
 
 def scenario_files_below(folder: Path) -> list[Path]:
-    """Return the scenario files of a folder, or else those of the folders named `scenarios` below it."""
+    """Return the scenario files of a folder, else those of the `scenarios` folders below it."""
     own = [path for path in scenario_files(folder) if b"vllm_repro.vocabulary" in path.read_bytes()]
     below = (found for found in sorted(folder.glob("*/scenarios")) if found.is_dir())
     if not own and (folder / "scenarios").is_dir():

@@ -239,7 +239,7 @@ def _check_alike(scenario: Scenario, reading: Reading) -> None:
 
 
 def _body(request: Request) -> tuple[object, ...]:
-    # Where the KV blocks of the prompt come from does not change the right answer.
+    # The right answer does not depend on where the KV blocks of the prompt come from.
     fields = {name: value for name, value in request.fields.items() if name != "kv_transfer_params"}
     return request.endpoint, request.prompt, request.shared, request.max_tokens, fields
 
@@ -269,7 +269,7 @@ def _check_causes(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
-    """Check that some arm of each trigger sends the requests and body fields that the trigger needs."""
+    """Check that an arm of each trigger sends the requests and body fields that it needs."""
     if not scenario.arms:
         return
     usual = [arm for arm in scenario.arms if arm.trigger is None] or scenario.arms
@@ -375,9 +375,10 @@ def _check_commands(
     key: str,
     command_of: Callable[[Arm], ServeCommand],
 ) -> None:
-    """Check the command of each arm and the sizes of its requests; `key` is "lab", "dummy", or empty for the release.
+    """Check the command of each arm and the sizes of its requests.
 
-    seen: mistakes that are reported already. Each is reported once.
+    key: "lab", "dummy", or empty for the release. seen: mistakes that were reported before; each is
+    reported once.
     """
     for arm in scenario.arms:
         line, whose = (
@@ -410,9 +411,10 @@ def _check_commands(
 def _wrong_sizes(
     scenario: Scenario, arm: Arm, command: ServeCommand, *, in_lab: bool
 ) -> Iterator[str]:
-    """Yield a message for each request without tokens, or whose prompt and answer exceed `--max-model-len`.
+    """Yield a message for each request of a wrong size.
 
-    Raises `CommandError` or `ScenarioError` if a size cannot be resolved.
+    It has no tokens, or its prompt and answer exceed `--max-model-len`. Raises `CommandError` or
+    `ScenarioError` if a size cannot be resolved.
     """
     limited = command.get("--max-model-len") not in (None, "auto", "-1")
     longest = command.number("--max-model-len") or 0 if limited else math.inf

@@ -20,21 +20,20 @@ _FEATURES = (_CONNECTOR, re.compile(r"--kv-cache-dtype[ =]([^\W_]+)"))
 
 @dataclass(frozen=True)
 class Match:
-    """A scenario, and how the crash compares with its signature (not `other`).
-
-    against: what contradicts an exact match.
-    """
+    """A scenario that a crash matches."""
 
     scenario: Scenario
+    # How the crash compares with its signature; not `other`.
     how: How
+    # Facts that contradict an exact match.
     against: str = ""
 
     @property
     def lives_with(self) -> list[str]:
         """Return the changes of the command with which the engine lives: `with --enforce-eager`.
 
-        Changes with which it crosses the boundary; if there is none, those that keep the same
-        requests from it.
+        Prefer changes with which it crosses the boundary. If there are none, return those that keep
+        the same requests from crossing it.
         """
         changed = [arm for arm in self.scenario.arms if arm.edits and not arm.patches]
         living = [arm for arm in changed if arm.expected is Expected.LIVES]
@@ -86,7 +85,7 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
-    """Return the match, `near` at most if the text contradicts the scenario."""
+    """Return the match; at most `near` if the text contradicts the scenario."""
     scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
     wanted = _CONNECTOR.search(scenario.command)
     against = ""
@@ -103,10 +102,10 @@ def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Return the other bugs that a user meets who leaves this one behind.
+    """Return the other bugs that a user can meet after an upgrade past this one.
 
-    The first release past this bug, or a later one, is declared to have them, and they need no
-    other KV connector or KV cache.
+    They are declared for the first release past this bug or a later one, and need the same KV
+    connector and KV cache.
     """
     past = scenario.status.first_past
     if past is None:

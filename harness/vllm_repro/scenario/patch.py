@@ -1,7 +1,7 @@
 """Patches of vLLM's source, declared in a scenario or read from a diff.
 
 A patch replaces a text that occurs once in a file. So it fits releases in which the lines have
-moved, and is refused elsewhere.
+moved, and is refused for releases without that text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ __all__ = ["Patch", "read_diff"]
 
 @dataclass(frozen=True)
 class Patch:
-    """Replacement of `was` by `now` in `file`, such as "vllm/v1/core/block_pool.py".
+    """Replacement of one text in a file of vLLM."""
 
-    lines: `was` is whole lines, as in a diff.
-    """
-
+    # Such as "vllm/v1/core/block_pool.py".
     file: str
+    # Text to replace. It must occur once.
     was: str
+    # Text to insert.
     now: str
     why: str = ""
+    # `was` is whole lines, as in a diff.
     lines: bool = False
 
     def __post_init__(self) -> None:

@@ -79,7 +79,7 @@ def public_model(
 ) -> Model:
     """Return a public model with the attention shape of its config.json: see `Model`.
 
-    block_size, max_position: in place of those of the kept shape.
+    block_size, max_position: values that replace those of the model.
     """
     if name not in _BY_NAME:
         raise ValueError(

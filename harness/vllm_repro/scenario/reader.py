@@ -44,7 +44,7 @@ _OPERANDS: Mapping[type[ast.operator], Sequence[tuple[type, type]]] = {
     ast.BitAnd: ((Condition, Condition),),
     ast.BitOr: ((Condition, Condition),),
 }
-"""Allowed operands. Python allows more. A list times a number is for prompts of token ids."""
+"""Allowed operands, fewer than in Python. A list times a number makes a prompt of token ids."""
 
 _LARGEST = 2**63
 _LONGEST = 1_000_000
@@ -58,7 +58,7 @@ _TYPO_RATIO = 0.85
 
 
 class _Bad:
-    """Placeholder for a wrong value, so that its users are not reported too."""
+    """Placeholder for a wrong value, so that its later uses are not reported too."""
 
 
 _BAD = _Bad()

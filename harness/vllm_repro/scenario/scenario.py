@@ -1,4 +1,4 @@
-"""Records of a scenario: one upstream bug, as a file declares it with the words of `vllm_repro.vocabulary`."""
+"""Records of a scenario: one upstream bug, declared with the words of `vllm_repro.vocabulary`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vllm_repro.verdict.verdict import Expected, Standing, from_source
 from vllm_repro_diagnosis.signature import Signature
 
 __all__ = [
-    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "LabWeights", "Lengths", "Model", "Needs", "Scenario", "SourceLine",
-    "Status",
+    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "LabWeights", "Lengths", "Model",
+    "Needs", "Scenario", "SourceLine", "Status",
 ]  # fmt: skip
 
 Capture = Literal["", "guard", "record"]
@@ -38,22 +38,22 @@ _TINY: Mapping[str, Family] = {
 _NARROW = 256
 """Hidden size of a dummy model.
 
-Workspaces and KV caches do not depend on it; the time of every matrix product does.
+It does not change the sizes of workspaces and KV caches, but the time of every matrix product.
 """
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of the reported command. words: its declaration. why: reason for the report.
+    """One change of the reported command."""
 
-    in_lab, in_dummy: the edit to use instead with the lab's smaller model and pool, or with the
-    dummy model.
-    """
-
+    # Its declaration.
     words: str
     apply: Callable[[ServeCommand], ServeCommand] = field(compare=False)
+    # Reason for the report.
     why: str = ""
+    # Edit to use instead with the lab's smaller model and pool.
     in_lab: Edit | None = None
+    # Edit to use instead with the dummy model.
     in_dummy: Edit | None = None
 
     def __str__(self) -> str:
@@ -62,18 +62,19 @@ class Edit:
 
 @dataclass(frozen=True)
 class Arm:
-    """One server configuration: the reported command with edits, and optionally its own workload, trigger and bad releases.
-
-    patches: overlay over vLLM's source. bad: version specifier that replaces the scenario's.
-    """
+    """One server configuration: the reported command with edits."""
 
     name: str
     expected: Expected
     edits: tuple[Edit, ...] = ()
+    # Overlay over vLLM's source.
     patches: tuple[Patch, ...] = field(default=(), kw_only=True)
+    # Version specifier that replaces the scenario's.
     bad: str = field(default="", kw_only=True)
+    # None for the scenario's.
     workload: tuple[Step, ...] | None = None
     why: str = ""
+    # None for the scenario's.
     trigger: Condition | None = field(default=None, kw_only=True)
 
     def changed_source(self) -> tuple[str, ...]:
@@ -83,32 +84,33 @@ class Arm:
 
 @dataclass(frozen=True)
 class Model:
-    """A public model in place of the reported one, and its attention shape.
+    """A public model in place of the reported one, and its attention shape."""
 
-    name: default of `--model`. block_size: KV-cache block in tokens if no flag sets it.
-    full_attention_interval: every n-th layer has full attention. window_groups: (block size,
-    window) in tokens of each group of sliding-window layers that shares the pool with the
-    full-attention group. group_pages: bytes of one block of each group, full attention first; vLLM
-    up to 0.24.0 logs the pool by them. kv_cache_tokens, kv_cache_gib: KV cache of each GPU in the
-    report's boot log, for the rehearsal. tiny_will_do: True if any weights show the bug, so that a
-    tiny model of random weights can replace it. It has two layers, and this architecture, attention
-    shape, vocabulary and length.
-    """
-
+    # Default of `--model`.
     name: str
     heads: int
     kv_heads: int
     head_dim: int
     layers: int
     vocab_size: int
+    # Tokens of a KV-cache block if no flag sets it.
     block_size: int = 16
+    # Every n-th layer has full attention.
     full_attention_interval: int = 1
     max_position: int = 131072
     architecture: str = "Qwen3ForCausalLM"
+    # Any weights show the bug. A tiny model of random weights, with two layers and this
+    # architecture, attention shape, vocabulary and length, can replace the model.
     tiny_will_do: bool = False
+    # (block size, window) in tokens of each group of sliding-window layers that shares the pool
+    # with the full-attention group.
     window_groups: Sequence[tuple[int, int]] = ()
+    # Bytes of a block of each group, full attention first. vLLM up to 0.24.0 computes the logged
+    # pool size from them.
     group_pages: Sequence[int] = ()
+    # KV cache of each GPU in the report's boot log, for the rehearsal.
     kv_cache_tokens: int = 0
+    # The same in GiB.
     kv_cache_gib: float = 0
     why: str = ""
 
@@ -153,25 +155,27 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Dummy:
-    """The random-weight model of `--weights dummy`: the reported attention, few layers.
+    """Model of random weights for `--weights dummy`: the reported attention, few layers."""
 
-    layers: a number of full-attention layers, or the kind of each layer. window: of sliding layers,
-    in tokens. heads, kv_heads, head_dim: default to the model's. vocab_size: does not, since few
-    bugs depend on it. family: model code of vLLM; default gemma3 with sliding layers, else qwen3.
-    drafts: number of draft layers. fp8: see `TinyModel`. changes: edits that this model needs, each
-    with `why`, applied before an arm's own. why: reason that it can replace the reported model.
-    """
-
+    # Number of full-attention layers, or the kind of each layer.
     layers: int | Sequence[Kind]
+    # Reason that it can replace the reported model.
     why: str
+    # Edits that this model needs, each with `why`, applied before those of an arm.
     changes: Sequence[Edit] = ()
+    # Tokens, of sliding layers.
     window: int | None = None
+    # None for the model's; also for `kv_heads` and `head_dim`.
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    # Not the model's, because few bugs depend on it.
     vocab_size: int = 4096
+    # Model code of vLLM. Default: gemma3 with sliding layers, else qwen3.
     family: Family | None = None
+    # Number of draft layers.
     drafts: int = 0
+    # See `TinyModel`.
     fp8: bool = False
 
     def __post_init__(self) -> None:
@@ -204,32 +208,35 @@ class Dummy:
 
 @dataclass(frozen=True, kw_only=True)
 class Lab(Dummy):
-    """Settings of the lab: a real release on the CPU, with its CUDA parts replaced, and a model that a CPU can run.
+    """Settings of the lab.
 
-    mechanism: part of the lab's plugin. capture: during graph capture, "guard" refuses what CUDA
-    refuses, "record" also replays the graphs while serving, "" does nothing. weights: "made" to
-    compare answers, which dummy weights do not allow. arms: arms that a run boots by default; empty
-    for all. vllm: default release if `try_with` cannot be installed.
+    The lab runs a vLLM release on the CPU, with its CUDA parts replaced, and a tiny model.
     """
 
+    # Part of the lab's plugin.
     mechanism: str
+    # During graph capture, "guard" refuses what CUDA refuses. "record" also replays the graphs
+    # while serving. "" does nothing.
     capture: Capture = ""
+    # "made" to compare answers, which dummy weights do not allow.
     weights: LabWeights = "dummy"
+    # Arms that a run boots by default; empty for all.
     arms: Sequence[str] = ()
+    # Default release if `try_with` cannot be installed.
     vllm: str = ""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Required hardware.
-
-    gpu_memory_gb: per GPU. capability: CUDA compute capability, for example 8.0.
-    """
+    """Required hardware."""
 
     gpus: int = 0
+    # Per GPU.
     gpu_memory_gb: float = 0
+    # CUDA compute capability, such as 8.0.
     capability: float | None = None
     nodes: int = 1
+    # Of the host.
     memory_gb: float = 0
 
     def __post_init__(self) -> None:
@@ -251,9 +258,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Status:
-    """Releases with and without the bug, as pip specifiers: bad=">=0.21.0,<0.24.0", good=">=0.24.0"."""
+    """Releases with and without the bug, as pip specifiers."""
 
+    # Such as ">=0.21.0,<0.24.0".
     bad: str
+    # Such as ">=0.24.0".
     good: str = ""
 
     def __post_init__(self) -> None:
@@ -282,7 +291,10 @@ class Status:
         return not self.good
 
     def standing(self, version: str | None) -> Standing:
-        """Return the declared standing of the version that a server reports: a nightly's by its number, none for a commit."""
+        """Return the declared standing of the version that a server reports.
+
+        A nightly has that of its number; a commit has none.
+        """
         try:
             parsed = Version(version or "")
         except InvalidVersion:
@@ -324,9 +336,11 @@ def _bound(text: str, operators: tuple[str, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Prompt lengths: `blocks` whole blocks and `over` more tokens, each a (least, most) pair, inclusive."""
+    """Prompt lengths, each a (least, most) pair, inclusive."""
 
+    # Whole blocks.
     blocks: Sequence[int]
+    # Tokens in addition to the blocks.
     over: Sequence[int]
 
     def __post_init__(self) -> None:
@@ -342,18 +356,16 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Cause:
-    """One change of `release`.
-
-    expected: `dies` or `lives`, with the change. arm: whose server runs it.
-
-    believed: who took it for a fix that it is not.
-    """
+    """One change of `release`."""
 
     name: str
     release: str
+    # `dies` or `lives`, with the change.
     expected: Expected
     patches: tuple[Patch, ...] = ()
+    # Name of the arm whose server runs it.
     arm: str = "reported"
+    # Who reported it as the fix, although it is not.
     believed: str = ""
 
 
@@ -361,14 +373,16 @@ class Cause:
 class Causes:
     """Changes of vLLM's source, and the trials of `vllm-repro causes` with each.
 
-    With `prompts`, a trial runs vLLM's EngineCore without a model: `requests` distinct prompts of
-    one random length, one after the other, each with `answer` tokens. Without, it boots a server
-    and sends the workload of the change's arm.
+    With `prompts`, a trial runs vLLM's EngineCore without a model. Without, it boots a server and
+    sends the workload of the change's arm.
     """
 
     changes: Sequence[Cause]
+    # Lengths of the prompts. A trial picks one at random for all its prompts.
     prompts: Lengths | None = None
+    # Tokens of each answer.
     answer: int = 0
+    # Number of distinct prompts, sent one after the other.
     requests: int = 0
 
     def __post_init__(self) -> None:
@@ -383,50 +397,53 @@ class Causes:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """Line of vLLM's source.
+    """Line of vLLM's source."""
 
-    file: below site-packages. function: with its class. code: the whole line, without indentation.
-    """
-
+    # Path below site-packages.
     file: str
+    # With its class.
     function: str
+    # Whole line, without indentation.
     code: str
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One upstream bug.
-
-    issue: `owner/repository#number`. filed: False if nobody has reported the bug; `issue` is then
-    the nearest one. command: the reported command, word for word. try_with: default release of a
-    run; one with the bug. same_death_as: a scenario with the same signature; a log counts as this
-    one only if its release no longer has that bug. signature: of a bug that crashes the engine.
-    throughput: loads of `--throughput`. output: checks of the answers of an engine that lived.
-    causes: changes of vLLM for `vllm-repro causes`. defect: line of `try_in_lab` at which vLLM goes
-    wrong. about: docstring of the file.
-    """
+    """One upstream bug."""
 
     id: str
+    # `owner/repository#number`.
     issue: str
     title: str
+    # Reported command, word for word.
     command: str
     model: Model
     needs: Needs
     status: Status
+    # Default release of a run. It has the bug.
     try_with: str
     workload: Sequence[Step]
     trigger: Condition
     arms: Sequence[Arm]
+    # Of a bug that crashes the engine.
     signature: Signature | None = None
     related: Sequence[str] = ()
     lab: Lab | None = None
     dummy: Dummy | None = None
+    # Scenario with the same signature. A log matches this one only if its release no longer has
+    # that bug.
     same_death_as: str = ""
+    # Loads of `--throughput`.
     throughput: Load | Sequence[Load] = ()
+    # Checks of the answers of an engine that lived.
     output: Checks | None = None
+    # False if nobody has reported the bug; `issue` is then the nearest one.
     filed: bool = True
+    # Changes of vLLM for `vllm-repro causes`.
     causes: Causes | None = None
+    # Line of `try_in_lab` at which vLLM goes wrong.
     defect: SourceLine | None = None
+    # Docstring of the file.
     about: str = field(default="", compare=False)  # set by the reader
 
     @property
@@ -459,9 +476,9 @@ class Scenario:
         return (self.throughput,) if isinstance(self.throughput, Load) else tuple(self.throughput)
 
     def has_own_server(self, arm: Arm) -> bool:
-        """Return True if no earlier arm has the same server, so that its throughput is worth measuring.
+        """Return True if no earlier arm has the same server.
 
-        Raises `CommandError` if an edit does not fit.
+        Otherwise its throughput is not measured. Raises `CommandError` if an edit does not fit.
         """
 
         def server(one: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
@@ -501,7 +518,7 @@ class Scenario:
         return self._edited(arm.edits)
 
     def command_in_lab(self, arm: Arm) -> ServeCommand:
-        """Return the command of `arm` in the lab: the lab's changes come first, so an arm can override them."""
+        """Return the command of `arm` in the lab. An arm can override the lab's changes."""
         return self._edited(
             [*(self.lab.changes if self.lab else ()), *(edit.in_lab or edit for edit in arm.edits)]
         )
@@ -519,7 +536,7 @@ class Scenario:
 
     @property
     def leading(self) -> tuple[Arm, ...]:
-        """The arm that shows the bug, and for wrong answers the baseline that it is compared with."""
+        """The arm that shows the bug; for wrong answers also the baseline to compare with."""
         first = self.arms[0]
         baseline = (
             self.arm(self.output.baseline)
@@ -530,7 +547,7 @@ class Scenario:
 
     @property
     def phase(self) -> str | None:
-        """Phase of the crash, or "answers" without a signature; None if a crash may come in any phase."""
+        """Phase of the crash; "answers" without a signature; None if it may come in any phase."""
         return "answers" if self.signature is None else self.signature.phase
 
     def workload_of(self, arm: Arm) -> tuple[Step, ...]:

@@ -115,7 +115,7 @@ def without(*names: str, why: str = "") -> Edit:
 
 
 def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
-    """Return the flag of the simple CPU offload connector: `with_flags(simple_cpu_offload(131_072))`."""
+    """Return the flag of the simple CPU offload connector, for `with_flags`."""
     room = {"cpu_bytes_to_use": cpu_bytes} | ({"lazy_offload": True} if lazy else {})
     return _connector(
         "SimpleCPUOffloadConnector", kv_role="kv_both", kv_connector_extra_config=room
@@ -134,7 +134,7 @@ def offloading(cpu_bytes: int, **settings: int) -> str:
 def late_connector(*, rejects: bool = False) -> str:
     """Return the flag of the lab's connector, which moves nothing.
 
-    rejects: it is to recompute failed loads.
+    rejects: set the policy that recomputes failed loads.
     """
     policy = {"kv_load_failure_policy": "recompute"} if rejects else {}
     module = "vllm_repro_lab.late_connector"
@@ -147,7 +147,10 @@ def _connector(name: str, **settings: object) -> str:
 
 
 def remote_prefill(engine: str, port: int, blocks: Sequence[Sequence[int]]) -> Mapping[str, object]:
-    """Return `kv_transfer_params` of a request whose prompt another server holds, in these blocks of each layer group."""
+    """Return `kv_transfer_params` of a request whose prompt is on another server.
+
+    blocks: those of each group of layers there.
+    """
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -203,7 +206,7 @@ def scheduler_lab(
 
 
 def session_lab(*changes: Edit) -> Lab:
-    """Return the lab of a bug of streaming sessions, which it takes at `POST /segments`."""
+    """Return the lab of a bug of streaming sessions. Their input goes to `POST /segments`."""
     return Lab(
         mechanism="async",
         layers=2,
@@ -292,6 +295,6 @@ def cause(
 ) -> Cause:
     """Return a change of `release`, and whether it then dies or lives.
 
-    believed: who takes it for a fix that it is not.
+    believed: who reported it as the fix, although it is not.
     """
     return Cause(name, release, expected, tuple(patches), arm, believed)

@@ -27,8 +27,9 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import ScenarioError
 
 __all__ = [
-    "IDLE_AFTER", "Conversation", "Pause", "Request", "Rest", "Size", "Step", "Together", "chat", "completion", "conversation", "flag",
-    "pause", "request", "requests_of", "resolve", "rest", "sized", "together",
+    "IDLE_AFTER", "Conversation", "Pause", "Request", "Rest", "Size", "Step", "Together", "chat",
+    "completion", "conversation", "flag", "pause", "request", "requests_of", "resolve", "rest",
+    "sized", "together",
 ]  # fmt: skip
 
 IDLE_AFTER = 5.0
@@ -37,14 +38,12 @@ IDLE_AFTER = 5.0
 
 @dataclass(frozen=True)
 class Size:
-    """`times` x the value of `flag` + `plus`, in tokens.
-
-    lab: the size in the lab, if it differs; `flag` is then empty.
-    """
+    """`times` x the value of `flag` + `plus`, in tokens."""
 
     flag: str
     times: int = 1
     plus: int = 0
+    # Size in the lab, if it differs; `flag` is then empty.
     lab: int | None = None
 
     def __add__(self, other: int) -> Size:
@@ -88,7 +87,10 @@ def flag(name: str) -> Size:
 
 
 def sized(tokens: int, *, lab: int) -> Size:
-    """Return the reported size, with the equivalent for the lab's smaller model and pool: `sized(90_109, lab=5_693)`."""
+    """Return the reported size, and its equivalent in the lab: `sized(90_109, lab=5_693)`.
+
+    The lab has a smaller model and pool.
+    """
     if lab < 1 or tokens < 1:
         raise ValueError("sized(…, lab=…) takes two numbers of tokens, 1 or more")
     return Size("", plus=tokens, lab=lab)
@@ -116,26 +118,30 @@ def resolve(size: int | Size, command: ServeCommand, *, in_lab: bool = False) ->
 class Request:
     """One request.
 
-    endpoint: path of the URL. prompt: length in tokens (template included), a text, or token ids;
-    None if `fields` is the whole body. max_tokens: the answer is greedy (`temperature` 0) unless
-    `fields` changes it. stream: server-sent events. A crash is an HTTP 500 for a plain request, an
-    error event after a 200 for a stream. may_fail: statuses of an error that is no failure, such as
-    the refusal of a fixed release. fields: further body fields. starts_after: seconds from the
-    start of its step. leaves_after: seconds after which the client closes the connection; None: it
-    stays. shared: leading tokens that all sharing completions have in common. conversation: name of
-    the conversation that this is a turn of; empty for a single request.
+    A crash is an HTTP 500 for a plain request, and an error event after a 200 for a stream.
     """
 
+    # Path of the URL.
     endpoint: str
+    # Length in tokens (template included), a text, or token ids; None if `fields` is the whole
+    # body.
     prompt: int | Size | str | tuple[int, ...] | None
+    # The answer is greedy (`temperature` 0) unless `fields` changes it.
     max_tokens: int | Size = 8
+    # Server-sent events.
     stream: bool = True
     name: str = ""
+    # Further body fields.
     fields: Mapping[str, Any] = field(default_factory=dict)
+    # Leading tokens that all sharing completions have in common.
     shared: int | Size = 0
+    # Name of the conversation that this is a turn of; empty for a single request.
     conversation: str = ""
+    # Statuses of an error that is no failure, such as the refusal of a fixed release.
     may_fail: tuple[int, ...] = ()
+    # Seconds from the start of its step.
     starts_after: float = 0
+    # Seconds after which the client closes the connection; None: it stays.
     leaves_after: float | None = None
 
     @property
@@ -297,8 +303,8 @@ def completion(
 
     Its first `shared` tokens are those of all sharing completions, for the prefix cache.
 
-    prompt: a list holds token ids, which are sent as they are. starts_after: seconds that it waits,
-    among requests sent together. leaves_after: seconds after which its client closes the
+    prompt: a list holds token ids, which are sent unchanged. starts_after: seconds of delay among
+    requests sent together. leaves_after: seconds after which its client closes the
     connection.
     """
     _checked(prompt, max_tokens, may_fail)
@@ -332,7 +338,9 @@ def request(
     may_fail: Sequence[int] = (),
     starts_after: float = 0,
 ) -> Request:
-    """Return a POST of this JSON body to any endpoint of the server: `request(path="/v1/embeddings", body={"input": "hello"})`.
+    """Return a POST of this JSON body to any endpoint of the server.
+
+        request(path="/v1/embeddings", body={"input": "hello"})
 
     A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API.
     starts_after: as of `completion`.
@@ -357,11 +365,11 @@ def conversation(
     stream: bool = True,
     name: str = "turn",
 ) -> Conversation:
-    """Return a chat whose first prompt has `first` tokens and which grows by each of `adds`: a reply and a user message.
+    """Return a chat whose first prompt has `first` tokens, and that grows by each of `adds`.
 
-    With `tools` (schemas, as in the API) each reply calls the first tool and the next message is
-    its result. Replies are fixed texts: random weights would break a tool's schema and make the
-    lengths random.
+    Each growth is a reply and a user message, in tokens. With `tools` (schemas, as in the API) each
+    reply calls the first tool and the next message is its result. Replies are fixed texts: random
+    weights would break a tool's schema and make the lengths random.
     """
     _checked(first, max_tokens)
     if not adds or min(adds) < 1:

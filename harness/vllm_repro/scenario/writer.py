@@ -1,4 +1,7 @@
-"""Text of a scenario file from its parts: data becomes literals, words of the vocabulary are imported. Pure."""
+"""Text of a scenario file from its parts. Pure.
+
+Data becomes literals, and words of the vocabulary are imported.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ class ScenarioWriter:
 
 
 def literal(value: Any) -> str:
-    """Return data as Python source in one line: strings, numbers, lists and dictionaries of them, and `Source`."""
+    """Return data as Python source in one line.
+
+    value: a string, number or `Source`, or lists and dictionaries of them.
+    """
     if isinstance(value, Source):
         return value.text
     if isinstance(value, Mapping):

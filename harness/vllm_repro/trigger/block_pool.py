@@ -1,9 +1,9 @@
-"""A KV block pool with one request in it, under the eager stores of vLLM 0.20.0 to 0.21.0, step by step.
+"""Model of a KV block pool with one request, under the eager stores of vLLM 0.20.0 to 0.21.0.
 
-One pool serves groups of layers, each with its own block size and window. A window gives blocks
-back, and the same prompt may get them again: such a block stands twice in what the connector
-remembers, and one store event may list it twice. The model agrees with vLLM's own scheduler, which
-`fixtures/reference/sco-hybrid.json` records.
+One pool serves groups of layers, each with its own block size and window. A sliding window frees
+blocks, and the same prompt may get them again. Such a block is twice in the connector's list of the
+request, and one store event may list it twice. The model agrees with vLLM's own scheduler, whose
+steps `fixtures/reference/sco-hybrid.json` records.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class Group:
 def blocks_of_tokens(
     tokens: int, max_model_len: int, batch: int, groups: Sequence[Group], pages: Sequence[int] = ()
 ) -> int:
-    """Return the blocks of a pool whose size vLLM logs as `tokens`: how often the longest request fits, times its length.
+    """Return the blocks of a pool whose size vLLM logs as `tokens`.
 
-    `pages`, the bytes of a block of each group, are for releases that count a request's need in
-    bytes of the first group. Without them each block counts as one.
+    vLLM logs how often the longest request fits, times its length. `pages`, the bytes of a block of
+    each group, are for releases that count a request's need in bytes of the first group. Without
+    them each block counts as one.
     """
     weights = pages or (1,) * len(groups)
     needed = sum(
@@ -60,13 +61,13 @@ def _logged(group: Group, max_model_len: int, batch: int) -> int:
 
 @dataclass
 class _Held:
-    """The blocks of one group.
+    """Blocks of one group."""
 
-    `blocks` has None where the window has passed; `remembered` is what the connector has seen.
-    """
-
+    # None if the window has passed the block.
     blocks: list[int | None] = field(default_factory=list)
+    # Blocks that the connector has seen.
     remembered: list[int | None] = field(default_factory=list)
+    # Number of remembered blocks that the connector has scanned.
     scanned: int = 0
 
 
@@ -75,14 +76,14 @@ Place = tuple[int, int]
 
 
 class BlockPool:
-    """`blocks` blocks, of which vLLM never hands out the first.
+    """`blocks` blocks; vLLM never allocates the first.
 
     `batch` is the tokens of a chunk.
     """
 
     def __init__(self, blocks: int, groups: Iterable[Group], batch: int) -> None:
         self._groups, self._batch = tuple(groups), batch
-        self._free = dict.fromkeys(range(1, blocks))  # in the order in which blocks are handed out
+        self._free = dict.fromkeys(range(1, blocks))  # in order of allocation
         self._users = [0] * blocks
         self._content: list[Place | None] = [None] * blocks
         self._cached: dict[Place, list[int]] = {}
@@ -91,7 +92,7 @@ class BlockPool:
     def listed_twice(self, prompt: int, answer: int) -> int:
         """Return the most blocks that one store event lists twice for a request of so many tokens.
 
-        The pool is used up.
+        The pool cannot be used again.
         """
         held: list[_Held] | None = None
         running: list[int] = []
@@ -102,7 +103,7 @@ class BlockPool:
                 computed, found = self._cached_prefix(prompt)
                 held = self._admit(found, computed, total)
             elif not self._extend(held, computed, total):
-                self._release(held)  # preempted: it starts again from its own cached blocks
+                self._release(held)  # preempted: it restarts from its own cached blocks
                 held = None
             idle = 0 if held else idle + 1
             if held:
@@ -110,7 +111,7 @@ class BlockPool:
                 computed = min(computed + self._batch, total)
                 generated += computed == total
             twice = max(twice, len(started) - len(set(started)))
-            # A store is over one step after the step that started it.
+            # A store finishes one step after the step that started it.
             self._stored.update(place for block in running if (place := self._content[block]))
             self._give_back(running)
             running = started
@@ -119,7 +120,7 @@ class BlockPool:
     def _admit(
         self, found: list[list[int | None]], computed: int, total: int
     ) -> list[_Held] | None:
-        """Return what a request holds after its first chunk; None if the whole of it does not fit."""
+        """Return the blocks after the first chunk of a request; None if all of it does not fit."""
         kept = [block for blocks in found for block in blocks if block is not None]
         missing = sum(
             max(0, group.most_blocks(total, self._batch) - len(blocks))
@@ -135,12 +136,12 @@ class BlockPool:
         return None
 
     def _release(self, held: list[_Held]) -> None:
-        """Take back all that a request holds, the end of each group first."""
+        """Free all blocks of a request, the end of each group first."""
         for one in held:
             self._give_back(reversed(one.blocks))
 
     def _extend(self, held: list[_Held], computed: int, total: int) -> bool:
-        """Hand out blocks for the next chunk, after those that the windows have left came back.
+        """Allocate blocks for the next chunk, after freeing those that the windows have passed.
 
         Return False if too few are free.
         """
@@ -177,7 +178,7 @@ class BlockPool:
         return listed
 
     def _cached_prefix(self, prompt: int) -> tuple[int, list[list[int | None]]]:
-        """Return how many tokens of the prompt every group still has, and their blocks.
+        """Return how many leading tokens of the prompt every group has cached, and their blocks.
 
         The last token never counts.
         """
@@ -225,7 +226,7 @@ class BlockPool:
         self._free.update((block, None) for block in given if not self._users[block])
 
     def _cache(self, number: int, full: list[int | None]) -> None:
-        """Make the full blocks of a group known by their content, from the last one back to those that are."""
+        """Cache the full blocks of a group by content, from the last back to one already cached."""
         for place in range(len(full) - 1, -1, -1):
             block = full[place]
             if block is None or self._content[block] is not None:
@@ -235,7 +236,10 @@ class BlockPool:
 
 
 def _reach(blocks: list[int | None], group: Group, coarsest: int) -> int:
-    """Return the tokens of the longest head whose blocks are there: all of them, or those that the window still sees."""
+    """Return the tokens of the longest head whose blocks are cached.
+
+    With a window only the blocks that it still covers count.
+    """
     for end in range(len(blocks), 0, -1):
         tokens = end * group.block_size
         if not tokens % coarsest and None not in blocks[group.passed(tokens) : end]:

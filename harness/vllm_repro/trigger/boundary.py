@@ -12,10 +12,10 @@ __all__ = ["shortest_prompt"]
 
 
 def shortest_prompt(condition: Condition, facts: TriggerFacts, longest: int) -> int | None:
-    """Return the tokens of the shortest lone prompt that meets `condition`, up to `longest`; None if length does not decide it.
+    """Return the tokens of the shortest lone prompt that meets `condition`, up to `longest`.
 
-    facts: of a server without requests. Its attention backend is taken to be the one that the
-    condition asks for.
+    None if the length does not decide it. facts: of a server without requests. The attention
+    backend is assumed to be the one in the condition.
     """
     asked = re.search(r"attention_backend\('(\w+)'\)", str(condition))
     facts = replace(facts, backend=asked[1] if asked else facts.backend)

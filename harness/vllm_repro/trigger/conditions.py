@@ -1,4 +1,4 @@
-"""Conditions of a trigger, without those that have a module of their own."""
+"""Conditions of a trigger, except those in a module of their own."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
 
 
 def prefix_hit() -> Condition:
-    """Require a prompt that began in the prefix cache, by the server's counters or the dump of the step that crashed."""
+    """Require a prompt that began in the prefix cache.
+
+    Evidence: the server's counters, or the scheduler's dump of the step that crashed.
+    """
 
     def find(facts: TriggerFacts) -> TriggerResult:
         for chunk in facts.dump:
@@ -128,7 +131,7 @@ def prefix_hit() -> Condition:
 
 
 def continuation_over(tokens: int) -> Condition:
-    """Require a chunk of more than `tokens` tokens with context before it: an earlier chunk or cached blocks."""
+    """Require a chunk of more than `tokens` tokens after an earlier chunk or cached blocks."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
         sizes = [part.tokens for part in continuations(facts)]
@@ -160,9 +163,10 @@ def prefill_over(tokens: int) -> Condition:
 
 
 def prefilled_together(*names: str) -> Condition:
-    """Require a step that computed the prompts of these requests, all their uncached tokens, and no other prompt.
+    """Require a step that computed exactly the prompts of these requests.
 
-    vLLM logs the numbers of a step's prompts and tokens with --enable-logging-iteration-details.
+    The step computes all their uncached tokens and no other prompt. vLLM logs the numbers of a
+    step's prompts and tokens with --enable-logging-iteration-details.
     """
     if len(set(names)) != len(names) or len(names) < 2:
         raise ValueError("prefilled_together() takes the names of two requests or more")
@@ -199,7 +203,7 @@ def prefilled_together(*names: str) -> Condition:
 
 
 def _doubt(asked: SentRequest, names: Collection[str]) -> str:
-    """Return why nothing shows that the server read these fields of a request; empty if something does."""
+    """Return why it is not known that the server read these fields; empty if it is."""
     if asked.known is None:
         return "the server's /openapi.json does not show the fields that it reads"
     if unknown := [name for name in names if name not in asked.known]:
@@ -211,11 +215,12 @@ def _doubt(asked: SentRequest, names: Collection[str]) -> str:
 
 
 def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
-    """Require a request with these body fields, those in `values` with that value, which the server read. name: of the request.
+    """Require a request with these body fields, which the server must have read.
 
-    The release must know each field, by the server's /openapi.json. Every such request must be
-    answered 200, or with a status of its `may_fail`, or be refused (400 or 422) by the name of a
-    field; or the engine crashes or hangs with one in flight.
+    names: fields with any value. values: fields with this value. name: of the request; empty for
+    any. The release must know each field, by the server's /openapi.json. The answer to every such
+    request has status 200 or one of its `may_fail`, or is a refusal (400 or 422) that names a
+    field. Instead, the engine may crash or hang with one in flight.
     """
     wanted = dict.fromkeys(names) | values
     if not wanted or None in values.values():
@@ -229,7 +234,7 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
 
     def find(facts: TriggerFacts) -> TriggerResult:
         carried = [asked for asked in facts.requests if wish.carried_by(asked.name, asked.fields)]
-        # Without a death each of them must have been read: a harmless one must not prove the bug's.
+        # Without a death the server must have read each: a harmless one is no evidence for the bug.
         carried = [asked for asked in carried if asked.died or asked.hung] or carried
         found = TriggerResult(
             False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}"
@@ -255,7 +260,7 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
 def answered(name: str, *statuses: int, during: str = "") -> Condition:
     """Require that the server answered every request of this name with one of these HTTP statuses.
 
-    during: name of a request that must have been in flight all the while.
+    during: name of a request that must have been in flight when each answer came.
     """
     if not statuses or not all(100 <= status < 600 for status in statuses):
         raise ValueError("answered() takes the name of a request, and HTTP statuses such as 400")
@@ -284,7 +289,7 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
 
 
 def _within(facts: TriggerFacts, name: str, during: str) -> bool:
-    """Return True if each answer to `name` came while a request `during` was in flight, by the client's clock."""
+    """Return True if each answer to `name` came while a request `during` was in flight."""
     around = [asked.span for asked in facts.requests if asked.name == during and not asked.left]
     return all(
         end is not None
@@ -294,7 +299,10 @@ def _within(facts: TriggerFacts, name: str, during: str) -> bool:
 
 
 def left_waiting(name: str) -> Condition:
-    """Require that the client of this request left while the server, by its metrics, counted waiting requests."""
+    """Require that the client of this request left while the server had waiting requests.
+
+    Evidence: the server's metrics.
+    """
 
     def find(facts: TriggerFacts) -> TriggerResult:
         for asked in (asked for asked in facts.requests if asked.name == name):
@@ -315,8 +323,8 @@ def left_waiting(name: str) -> Condition:
 def preempted() -> Condition:
     """Require that the scheduler preempted a running request for lack of blocks.
 
-    The lab's plugin sees it, the server's metrics count it, or the step that crashed resumed the
-    request: it was not counted until then.
+    Evidence: an event of the lab's plugin, the server's metrics, or the dump of the step that
+    crashed, if it resumed the request before the metrics counted it.
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
@@ -358,7 +366,7 @@ def attention_backend(name: str) -> Condition:
 
 
 def drafting() -> Condition:
-    """Require speculative decoding, by the arguments that the server logs, else by its command line."""
+    """Require speculative decoding, by the arguments in the server's log or its command line."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
         logged = facts.args.get("speculative_config")
@@ -379,7 +387,7 @@ def drafting() -> Condition:
 
 
 def graphs_captured() -> Condition:
-    """Require captured CUDA graphs, or a boot that ended while it was to capture them."""
+    """Require captured CUDA graphs, or a boot that ended before their capture did."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
         boot = facts.boot

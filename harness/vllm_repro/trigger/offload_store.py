@@ -1,10 +1,10 @@
-"""Conditions on vLLM's simple CPU offload connector: a KV block listed twice in one store event, and too little room.
+"""Conditions on vLLM's simple CPU offload connector: a KV block stored twice, a CPU pool too small.
 
-A sliding-window layer gives blocks back as its window moves on. If the pool is just short, the last
-chunk of the same prompt gets some of them again, and they stand twice in what the connector
-remembers of the request. To 0.21.0 its scan waits at the prompt's own last block, which is not
-full. Once the answer has filled that block, one store event lists the others twice. Each is freed
-twice, to 0.23.0, and the counter of free blocks exceeds their number.
+A sliding-window layer frees blocks as its window moves on. If the pool is almost full, the last
+chunk of the same prompt gets some of them again, and the connector's list of the request has them
+twice. Up to 0.21.0 its scan waits at the prompt's own last block, which is not full. When the
+answer has filled that block, one store event lists the others twice. Up to 0.23.0 each is freed
+twice, and the counter of free blocks exceeds their number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
 
 
 def _seen(facts: TriggerFacts) -> TriggerResult:
-    """Return what the lab's plugin saw the connector store."""
+    """Return the result from the store events that the lab's plugin logged."""
     stores = [one.values for one in facts.observed if one.kind == "store"]
     doubled = [store for store in stores if store["distinct"] < store["blocks"]]
     short = next((one.values for one in facts.observed if one.kind == "free_list"), None)
@@ -63,7 +63,10 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
 
 
 def _computed(facts: TriggerFacts) -> TriggerResult:
-    """Return what is computed of the first of `suspects` that must list a block twice, or else of the first one."""
+    """Return the computed result of the first suspect that must list a block twice.
+
+    If there is none, return that of the first suspect.
+    """
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
         text = (
@@ -95,7 +98,7 @@ def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
 
 
 def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
-    """Return the pool's blocks, from the server's flag or from the tokens in its log; None if it logs neither."""
+    """Return the pool's blocks, by flag or from the tokens in the log; None if unknown."""
     if blocks := facts.number("--num-gpu-blocks-override"):
         return blocks
     longest, tokens, shape = (
@@ -156,7 +159,10 @@ def _listed_twice(
 
 
 def block_listed_twice() -> Condition:
-    """Return the condition that the connector listed a block twice: as the lab saw, or computed for 0.20.0 to 0.21.0."""
+    """Require that the connector listed a block twice in one store event.
+
+    Evidence: events that the lab logged, or a computation for 0.20.0 to 0.21.0.
+    """
     return Condition("block_listed_twice()", _block_listed_twice)
 
 
@@ -169,11 +175,11 @@ def _pool(facts: TriggerFacts) -> int | None:
 
 
 def offload_outgrown() -> Condition:
-    """Require requests that filled the GPU's cache, and a simple CPU offload connector with room for fewer blocks.
+    """Require requests that filled the GPU's KV cache, and a smaller pool of the CPU connector.
 
-    In lazy mode the connector copies the GPU blocks that are overwritten next, and drops its oldest
-    copies for them. Once requests have filled the GPU's cache, each of those blocks is worth a
-    copy. With room for fewer blocks, a dropped copy is made again and again.
+    In lazy mode the simple CPU offload connector copies the GPU blocks that are overwritten next,
+    and drops its oldest copies for them. After requests have filled the GPU's cache, each of those
+    blocks has content to copy. If the CPU pool has fewer blocks, each dropped copy is made again.
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
@@ -185,7 +191,7 @@ def offload_outgrown() -> Condition:
                 (f"no log line says how many blocks {unknown}",),
                 "no connector" if room is None else "",
             )
-        # A lower bound: blocks of one group of layers. One block of each pool is never handed out.
+        # A lower bound: blocks of one group of layers. One block of each pool is never allocated.
         filled = sum(
             (facts.uncached(asked) or 0) // size for asked in facts.requests if asked.accepted
         )

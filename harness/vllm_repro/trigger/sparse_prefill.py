@@ -3,7 +3,7 @@
 In the dummy run before the lock, the sparse indexer requests room by `--max-model-len` alone. A
 prefill requests a row for each token of a prompt, and further rows in layers that compress.
 Releases reserve that room in the dummy run too. The reported branch did not: a prompt over a
-computable length needs more than is locked, and so do several shorter ones in one step. Sizes
+certain length needs more than is locked, and so do several shorter ones in one step. Sizes
 follow `flashmla.py` of vLLM 0.32.0, and the branch's own requests.
 """
 
@@ -47,21 +47,25 @@ class Shapes(StrEnum):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Flags and model values that the sizes depend on.
-
-    heads: of one rank. kinds: of the model's layers.
-    """
+    """Flags and model values that the sizes depend on."""
 
     max_model_len: int
+    # `max_num_batched_tokens`.
     batch: int
+    # Of one rank.
     heads: int
     head_dim: int = 512
+    # In tokens.
     window: int = 128
+    # Kinds of the model's layers.
     kinds: tuple[str, ...] = ("sliding", "sparse", "compressed")
 
 
 def indexer_bytes(max_model_len: int) -> int:
-    """Return the bytes that the indexer requests in a dummy run: compressed keys and scales of 40 whole contexts, and scratch."""
+    """Return the bytes that the indexer requests in a dummy run.
+
+    They hold compressed keys and scales of 40 whole contexts, and scratch.
+    """
     keys = _INDEXED * (max_model_len // _INDEX_RATIO)
     return aligned(keys * _INDEX_SIZE) + aligned(keys * _WORD) + _INDEX_SCRATCH
 
@@ -139,7 +143,10 @@ def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, token
 
 
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
-    """Return the tokens of the longest lone prompt that needs no more than the indexer requested; 0 if there is none."""
+    """Return the tokens of the longest lone prompt that fits; 0 if there is none.
+
+    It needs no more bytes than the indexer requested.
+    """
     lengths, reserved = range(1, sizes.max_model_len + 1), indexer_bytes(sizes.max_model_len)
     return bisect_right(lengths, reserved, key=lambda prompt: lone_bytes(shapes, sizes, prompt))
 
@@ -206,7 +213,7 @@ def _sizes(facts: TriggerFacts) -> Sizes | str:
 
 
 def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
-    """Return the steps to compute: each chunk of each prompt alone, and the step in which the engine crashed."""
+    """Return the steps to compute: each chunk of each prompt alone, and the step that crashed."""
     step = tuple(
         Continuation(part.computed or 0, part.scheduled)
         for part in facts.dump
@@ -225,7 +232,7 @@ def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> i
 
 
 def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
-    """Return the largest request that the lab logged, with the shapes that explain it; empty outside the lab."""
+    """Return the largest logged request of the lab and its shapes; empty outside the lab."""
     seen = max(
         (one.values for one in facts.observed if one.kind == "prefill"),
         key=lambda one: one["bytes"],
@@ -276,5 +283,8 @@ def _tokens(prompts: tuple[int, ...]) -> str:
 
 
 def sparse_prefill_outgrown() -> Condition:
-    """Require a prefill of DeepSeek-V4 that needs more workspace than the sparse indexer locks, seen in the lab or computed."""
+    """Require a prefill of DeepSeek-V4 that needs more workspace than the sparse indexer locks.
+
+    Evidence: requests that the lab logged, or a computation.
+    """
     return Condition("sparse_prefill_outgrown()", _sparse_prefill_outgrown)

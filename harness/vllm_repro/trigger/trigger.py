@@ -34,37 +34,41 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SentRequest:
-    """One request that was sent, and the server's numbers about it.
-
-    prompt_tokens: from the response's usage, else from `/tokenize` or the length of a list of ids;
-    None if unknown, or of several prompts. counted_by: "usage", "tokenize" or "ids". cached_tokens:
-    prompt tokens from the prefix cache; None if not reported, as in a crash. answer_tokens: from
-    usage, else max_tokens; None if unknown. repeats: leading tokens that an earlier, answered
-    request also began with. steps: `vllm:iteration_tokens_total` while it was the only request,
-    largest first; see `metrics`. fields: body fields that the scenario states. known: those that
-    its endpoint reads; None if the server does not show them. status: HTTP status, None without a
-    response. refusal: text of an error response. may_fail: statuses that are no failure. died,
-    hung: what the engine did meanwhile. left: its client closed the connection. waiting: requests
-    that the server then counted as waiting; None if unknown. span: seconds since the epoch of its
-    sending and of the end of its answer; None instead of the second without an answer.
-    """
+    """A request, and the server's numbers about it."""
 
     name: str
+    # From the response's usage, else from `/tokenize` or a list of ids; None if unknown, or of
+    # several prompts.
     prompt_tokens: int | None
+    # "usage", "tokenize" or "ids".
     counted_by: str = "usage"
+    # Prompt tokens from the prefix cache; None if not reported, as in a crash.
     cached_tokens: int | None = None
+    # Leading tokens that an earlier, answered request also began with.
     repeats: int = 0
+    # `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
     steps: tuple[str, ...] = ()
+    # Body fields that the scenario states.
     fields: Mapping[str, Any] = field(default_factory=dict)
+    # Fields that its endpoint reads; None if the server does not report them.
     known: frozenset[str] | None = None
+    # Text of an error response.
     refusal: str = ""
+    # HTTP status; None without a response.
     status: int | None = 200
+    # Statuses that are no failure.
     may_fail: tuple[int, ...] = ()
+    # The engine crashed while it was in flight.
     died: bool = False
+    # The engine hung while it was in flight.
     hung: bool = False
+    # From the usage, else `max_tokens`; None if unknown.
     answer_tokens: int | None = None
+    # The client closed the connection.
     left: bool = False
+    # Requests that the server counted as waiting when the client left; None if unknown.
     waiting: int | None = None
+    # Seconds since the epoch: when it was sent, and when its answer ended; None without an answer.
     span: tuple[float, float | None] = (0.0, None)
 
     @property
@@ -82,62 +86,66 @@ class SentRequest:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Attention of the served model. block_size: KV-cache block in tokens if no flag sets it.
-
-    kinds: attention of each layer, if known. window: of sliding layers, in tokens. window_groups:
-    block size and window in tokens of each group of sliding layers, if there are several.
-    group_pages: bytes of a block of each group, full attention first.
-    """
+    """Attention of the served model."""
 
     heads: int
     kv_heads: int
     head_dim: int
+    # Tokens of a KV-cache block if no flag sets it.
     block_size: int = 16
+    # Attention of each layer, if known.
     kinds: tuple[Kind, ...] = ()
+    # Tokens, of sliding layers.
     window: int | None = None
+    # (block size, window) in tokens of each group of sliding layers, if there are several.
     window_groups: tuple[tuple[int, int], ...] = ()
+    # Bytes of a block of each group, full attention first.
     group_pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A chunk of a prompt, with `context` tokens before it: earlier chunks, or blocks of the prefix cache."""
+    """Chunk of a prompt that has tokens before it."""
 
+    # Tokens before it, from earlier chunks or the prefix cache.
     context: int
     tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerFacts:
-    """Facts that conditions may use. None means unknown.
-
-    batch: `max_num_batched_tokens`, from the boot line, else from the flag. chunked: True if
-    chunked prefill is on. backend: attention backend in the boot line. dump: the step in which the
-    engine crashed. command: flags of the server, None for an attached one. args: the server's own
-    log line about its arguments. locked: bytes of locked workspace in the log. reserved: True if
-    the log reports room reserved for a whole context at boot. observed: events that the lab's
-    plugin logged. preemptions: by the server's metrics. captured: values at the placeholders of the
-    crash signature. steps: those with several prompts; None if the log has no steps.
-    """
+    """Facts that conditions may use. None means unknown."""
 
     requests: tuple[SentRequest, ...] = ()
+    # `max_num_batched_tokens`, from the boot line, else from the flag.
     batch: int | None = None
+    # Chunked prefill is on.
     chunked: bool | None = None
+    # Attention backend in the boot line.
     backend: str | None = None
+    # The step in which the engine crashed.
     dump: tuple[ScheduledChunk, ...] = ()
+    # Command of the server; None for an attached server.
     command: ServeCommand | None = None
+    # Arguments of the server, from its own log line.
     args: Mapping[str, object] = field(default_factory=dict)
     shape: AttentionShape | None = None
+    # Bytes of locked workspace in the log.
     locked: int | None = None
+    # The log reports room reserved for a whole context at boot.
     reserved: bool = False
+    # Events that the lab's plugin logged.
     observed: tuple[Observation, ...] = ()
+    # Count of the server's metrics.
     preemptions: int | None = None
+    # Steps with several prompts; None if the log has no steps.
     steps: tuple[SharedStep, ...] | None = None
+    # Values at the placeholders of the crash signature.
     captured: Mapping[str, str] = field(default_factory=dict)
     boot: BootFacts = field(default_factory=BootFacts)
 
     def number(self, flag: str) -> int | None:
-        """Return the number given for `flag`, from the server's log, else from the command line; None if neither has it."""
+        """Return the value of `flag`, from the server's log, else the command; None if unset."""
         value = self.args.get(flag.removeprefix("--").replace("-", "_"))
         if isinstance(value, int):
             return value
@@ -145,13 +153,20 @@ class TriggerFacts:
 
     @property
     def chunk(self) -> int | None:
-        """Most tokens of one prompt in a step: the batch, or `--long-prefill-token-threshold` if that is less; None if unknown."""
+        """Most tokens of one prompt in a step; None if unknown.
+
+        The batch, or `--long-prefill-token-threshold` if that is less.
+        """
         held_back = self.number("--long-prefill-token-threshold") or 0
         return min(self.batch, held_back) if self.batch and held_back > 0 else self.batch
 
     @property
     def suspects(self) -> list[SentRequest]:
-        """The requests: in flight when the engine died or hung first, then answered ones, then refused ones; long prompts first."""
+        """Requests, the most suspect first.
+
+        First those in flight when the engine died or hung, then those answered, then those refused.
+        Within each group long prompts come first.
+        """
 
         def rank(asked: SentRequest) -> tuple[bool, bool, int]:
             return asked.died or asked.hung, asked.accepted, asked.prompt_tokens or 0
@@ -183,14 +198,20 @@ class TriggerFacts:
         return min(asked.repeats, asked.prompt_tokens - 1) // self.block_size * self.block_size
 
     def uncached(self, asked: SentRequest) -> int | None:
-        """Return the prompt tokens that had to be computed, a lower bound if not reported; None if the length is unknown."""
+        """Return the prompt tokens that had to be computed; None if the length is unknown.
+
+        A lower bound if the server did not report the cached tokens.
+        """
         if asked.prompt_tokens is None:
             return None
         known = asked.cached_tokens
         return asked.prompt_tokens - (self._repeated_blocks(asked) if known is None else known)
 
     def pieces(self, asked: SentRequest) -> Iterator[Continuation]:
-        """Yield the chunks in which the engine computed a prompt, one if the batch is not known; none if its length is not."""
+        """Yield the chunks in which the engine computed a prompt.
+
+        One chunk if the batch is unknown; nothing if the length is unknown.
+        """
         uncached, context = self.uncached(asked), self.cached(asked)
         if uncached is not None and asked.accepted:
             for tokens in chunks_of(
@@ -202,30 +223,33 @@ class TriggerFacts:
 
 @dataclass(frozen=True)
 class Amounts:
-    """Amounts of one unit to compare: what was needed first, then what there was, each with its name."""
+    """Amounts of one unit to compare."""
 
     unit: str
+    # (name, amount): first the amount needed, then the amount available.
     bars: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
 class TriggerResult:
-    """Result of a condition: crossed or not, evidence as sentences, a brief phrase for tables, and the amounts that decide it."""
+    """Result of a condition."""
 
     crossed: bool
+    # Sentences.
     evidence: tuple[str, ...]
+    # Phrase for tables.
     brief: str = ""
+    # Amounts that decide it.
     amounts: tuple[Amounts, ...] = ()
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Body fields, each with its value, that a request must carry.
+    """Body fields that a request must carry."""
 
-    None is any value, also 0 or []. name: of the request; empty for any.
-    """
-
+    # Value of each field. None is any value, also 0 or [].
     fields: Mapping[str, Any]
+    # Of the request; empty for any.
     name: str = ""
 
     def carried_by(self, name: str, fields: Mapping[str, Any]) -> bool:
@@ -238,13 +262,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on what happened inside the engine, by its declaration and the function that checks it.
+    """Condition on what happened inside the engine.
 
-    wanted: what the workload must send. Combine conditions with `&` and `|`.
+    Combine conditions with `&` and `|`.
     """
 
+    # Its declaration.
     words: str
+    # Function that checks it.
     find: Callable[[TriggerFacts], TriggerResult] = field(compare=False)
+    # Fields that the workload must send.
     wanted: tuple[Wanted, ...] = field(default=(), compare=False)
 
     def __and__(self, other: Condition) -> Condition:
@@ -273,7 +300,10 @@ def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
 
 
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:
-    """Return the chunks of a lone prompt of `tokens` uncached tokens: full ones of `batch`, then the remainder."""
+    """Return the chunks of a lone prompt of `tokens` uncached tokens.
+
+    Full chunks of `batch` come first, then the remainder.
+    """
     if not chunked or tokens <= batch:
         return (tokens,) if tokens > 0 else ()
     full, rest = divmod(tokens, batch)
@@ -281,7 +311,10 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 
 
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
-    """Return every continued chunk: of the step that crashed, and of the prompts as they are cut, in the order of `suspects`."""
+    """Return every continued chunk: of the step that crashed, then of each prompt.
+
+    Prompts are in the order of `suspects`.
+    """
     dumped = [
         Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed
     ]

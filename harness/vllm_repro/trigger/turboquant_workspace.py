@@ -1,10 +1,10 @@
-"""Condition: a continued prefill needs more TurboQuant workspace than vLLM locked, computed to the byte.
+"""Condition: a continued prefill needs more TurboQuant workspace than vLLM locked.
 
 Graph capture runs decode batches and locks the workspace at their size. A continued prefill unpacks
 the cached part of its prompt into two buffers there, so it needs more only if its context is long
-enough. With many sequences a prompt of ten thousand tokens may fit, and its survival is no
-evidence. Sizes follow `turboquant_attn.py` of vLLM 0.21.0 to 0.23.0; later releases reserve room
-for a whole context.
+enough. With many sequences a prompt of ten thousand tokens may fit; that the engine survives it is
+no evidence. Sizes are computed to the byte and follow `turboquant_attn.py` of vLLM 0.21.0 to
+0.23.0; later releases reserve room for a whole context.
 """
 
 from __future__ import annotations
@@ -55,12 +55,18 @@ def decode_bytes(shape: AttentionShape, batch: int) -> int:
 
 
 def continuation_bytes(shape: AttentionShape, context: int, block_size: int) -> int:
-    """Return the bytes of a continuation: K and V of `context` cached tokens in half precision, in whole blocks."""
+    """Return the bytes of a continuation.
+
+    They hold K and V of `context` cached tokens in half precision, in whole blocks.
+    """
     return 2 * aligned(shape.kv_heads * aligned(context, block_size) * shape.head_dim * 2)
 
 
 def capture_batch(max_num_seqs: int) -> int:
-    """Return the largest decode batch with a captured graph by default: 1, 2, 4, then steps of 8 and of 16."""
+    """Return the largest decode batch with a captured graph by default.
+
+    Captured sizes are 1, 2, 4, then steps of 8 and of 16.
+    """
     if max_num_seqs < 8:
         return max(size for size in (1, 2, 4) if size <= max_num_seqs)
     step = 8 if max_num_seqs < 256 else 16
@@ -93,7 +99,7 @@ def _judged(
     facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int
 ) -> TriggerResult:
     asked = continuation_bytes(shape, part.context, facts.block_size)
-    # Without a reservation, a larger lock in the log is believed rather than the formula.
+    # Without a reservation, the lock in the log takes precedence over the formula.
     fits = needed if facts.reserved or not facts.locked else facts.locked
     computed, boot = f"{megabytes(fits)} MB", facts.boot
     # vLLM logs a lock only if asked to, as the lab does.
@@ -166,5 +172,8 @@ def megabytes(count: int) -> str:
 
 
 def workspace_outgrown() -> Condition:
-    """Require a continued prefill that needs more TurboQuant workspace than decoding locks, by flags, model and prompt."""
+    """Require a continued prefill that needs more TurboQuant workspace than decoding locks.
+
+    The sizes follow from flags, model and prompt.
+    """
     return Condition("workspace_outgrown()", _workspace_outgrown)

@@ -358,8 +358,8 @@ def compare_alone(
     """Compare answers from the workload and the burst with those to the same prompts sent alone.
 
     An answer is wrong if it differs from all of these, they agree up to that token, and rounding
-    cannot explain it: the margins of the two tokens add up to `CLEAR` or more. If the prefix cache
-    held the prompt, they must also add up to twice the effect of the cache, because a quantized
+    cannot explain it: the margins of the two tokens add up to `CLEAR` or more. Unless both answers
+    used the prefix cache, they also add up to twice the effect of the cache, because a quantized
     cache rounds.
     """
     alone: dict[str, list[OutputSample]] = {}
