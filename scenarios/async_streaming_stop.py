@@ -1,4 +1,4 @@
-"""Asynchronous scheduling: a prompt in segments crashes the engine when an answer stops early.
+"""Asynchronous scheduling: a stop token crashes the engine while the next segment waits.
 
 `/v1/realtime` sends the segments of an audio stream to one request; each segment gets an answer.
 With asynchronous scheduling the next step of the request is in flight when a stop token ends an

@@ -61,7 +61,7 @@ BRANCH = patched(
                 *[((min(len(q), 256), self.n_local_heads, *more), torch.float32) for more in ((), (), q.shape[-1:])],
             )
             kv, combined_indices_out, combined_lens_out = workspace[:3]
-""",
+""",  # noqa: E501  # source text
     why=(
         "the branch's prefill requested rows for four prompts, indices for the scheduled tokens,"
         " and float32 states of up to 256 queries"

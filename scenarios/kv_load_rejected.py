@@ -29,7 +29,7 @@ scenario = Scenario(
         --enable-chunked-prefill
         --enable-prefix-caching
         --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_load_failure_policy":"recompute"}'
-    """,
+    """,  # noqa: E501  # one flag is one word
     model=public_model(
         "Qwen/Qwen3-1.7B", tiny_will_do=True, why="the scheduler does not use weights"
     ),

@@ -1,4 +1,4 @@
-"""KV connectors: rejected blocks stay in the prefix cache, and a preempted request answers wrong.
+"""KV connectors: rejected blocks stay in the prefix cache and make later answers wrong.
 
 A connector may load a prompt in the step that needs it, and report blocks that did not come. With
 `kv_load_failure_policy` `recompute` the scheduler counts those tokens as not computed, and computes
@@ -52,7 +52,7 @@ scenario = Scenario(
         --max-num-seqs 4
         --max-num-batched-tokens 48
         --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_load_failure_policy":"recompute"}'
-    """,
+    """,  # noqa: E501  # one flag is one word
     model=public_model(
         "Qwen/Qwen3-0.6B", tiny_will_do=True, why="the scheduler does not use weights"
     ),

@@ -1,4 +1,4 @@
-"""MultiConnector: two connectors report one request's load, and the second report is fatal.
+"""MultiConnector: a second report of one request's load crashes the engine.
 
 A MultiConnector loads the blocks of a request with one of its connectors and tells the others that
 they load nothing. It passes on every report of a finished load, whoever sends it. The first report

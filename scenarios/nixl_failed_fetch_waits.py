@@ -91,7 +91,7 @@ scenario = Scenario(
                         continue
                     break
 
-                # KVTransfer: the connector uses""",
+                # KVTransfer: the connector uses""",  # noqa: E501  # source text
                 why="a request that holds no blocks goes back to those that wait for some",
             ),
         ),

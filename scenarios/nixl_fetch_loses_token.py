@@ -41,7 +41,7 @@ scenario = Scenario(
         --no-disable-hybrid-kv-cache-manager
         --enforce-eager
         --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both","engine_id":"prefill"}'
-    """,
+    """,  # noqa: E501  # one flag is one word
     model=Model(
         "google/gemma-3-1b-it",
         architecture="Gemma3ForCausalLM",

@@ -1,4 +1,4 @@
-"""NIXL prefill server with Mamba layers: the same prompt sent twice kills the engine if it is one token longer than whole blocks.
+"""NIXL prefill server with Mamba layers: some prompts crash the engine when sent twice.
 
 A decode server computes the last prompt token of a Mamba model itself. So the connector of the
 prefill server drops that token from each request, but only after the scheduler has looked the

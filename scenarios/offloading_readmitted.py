@@ -1,4 +1,4 @@
-"""OffloadingConnector: a preempted request that comes back while one of its stores is under way kills the engine.
+"""OffloadingConnector: a preempted request that resumes during its own store kills the engine.
 
 A preemption flushes the stores of the request, but the scheduler reads that only with the answer to
 that step. With asynchronous scheduling it schedules the next step before. If another request ends

@@ -1,4 +1,4 @@
-"""OffloadingConnector with two groups of layers: an external hit evicts the blocks of a local hit, and an assertion kills the engine.
+"""OffloadingConnector with two groups of layers: an external hit evicts blocks of a local hit.
 
 The scheduler counts a prompt's hits in its own prefix cache, asks the connector for more, then
 allocates blocks: up to 0.23.0 group by group. If the pool is full, new blocks of one group may be

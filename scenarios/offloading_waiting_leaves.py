@@ -1,4 +1,4 @@
-"""KV offloading to the CPU: a client that leaves while its request still waits kills the engine for everybody.
+"""KV offloading to the CPU: a client that leaves while its request waits kills the engine.
 
 With prefix caching a request has block hashes from its arrival on, and the offloading connector
 makes a key of each. Blocks are allocated only when the scheduler admits it. To store the last block

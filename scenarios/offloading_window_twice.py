@@ -1,4 +1,4 @@
-"""OffloadingConnector with sliding windows: a store job that lists a KV block twice kills the engine when it is done.
+"""OffloadingConnector with sliding windows: a KV block twice in a store job crashes the engine.
 
 The connector puts a store off while the CPU pool is full of stores in flight. Meanwhile a
 sliding-window layer frees a block, and the same request gets it again, so the store that is made

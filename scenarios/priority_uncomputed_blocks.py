@@ -1,4 +1,4 @@
-"""Priorities: a request that is preempted in the step that scheduled it leaves blocks in the prefix cache that nobody computed.
+"""Priorities: a request preempted in the step that scheduled it leaves uncomputed cached blocks.
 
 With `--scheduling-policy priority` a request may lose its blocks to a more important one in the
 step for which it is already scheduled. It is taken out of the step, but the blocks that this step

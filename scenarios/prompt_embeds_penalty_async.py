@@ -1,4 +1,4 @@
-"""A prompt given as embeddings crashes the engine if it has a penalty and a longer-lived request had its place in the batch.
+"""A prompt of embeddings with a penalty crashes the engine if another request had its row.
 
 A request with `prompt_embeds` has no token ids, so the model runner writes none into its row of the
 batch. A penalty reads the row all the same. With asynchronous scheduling, the default on GPUs, the

@@ -1,4 +1,4 @@
-"""Simple CPU offload with sliding windows: a KV block is freed twice, and the next long prompt crashes the engine in `popleft_n`.
+"""Simple CPU offload with sliding windows: a KV block is freed twice, then `popleft_n` crashes.
 
 The connector stores a prompt's KV blocks in CPU memory. A sliding-window layer frees blocks as its
 window moves on. If the pool is nearly full, the last chunk of the same prompt gets some of these
@@ -289,7 +289,8 @@ scenario = Scenario(
                     now=(
                         "        transfer = self._store_event_to_blocks.pop(event_idx)\n"
                         "       "
-                        " self._in_flight_store_gpu_blocks.difference_update(transfer.gpu_block_ids)\n"
+                        " self._in_flight_store_gpu_blocks"
+                        ".difference_update(transfer.gpu_block_ids)\n"
                     ),
                 ),
                 believed="it is taken for the fix",

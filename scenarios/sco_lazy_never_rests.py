@@ -1,4 +1,4 @@
-"""Simple CPU offload, lazy mode: an engine without requests copies the same KV blocks to the CPU over and over and does not go idle.
+"""Simple CPU offload, lazy mode: without requests the engine keeps copying the same KV blocks.
 
 The lazy mode copies the blocks that the GPU will overwrite next. If the CPU pool has room for fewer
 blocks than the GPU keeps, each copy evicts an older one, which is then copied again. Releases from

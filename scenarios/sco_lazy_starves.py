@@ -1,4 +1,4 @@
-"""Simple CPU offload, lazy mode: a long prompt waits forever while the engine copies the same KV blocks to the CPU.
+"""Simple CPU offload, lazy mode: a long prompt waits for ever while the same blocks are copied.
 
 The lazy mode copies the blocks that the GPU will overwrite next, and holds them during the copy. If
 the CPU pool has room for fewer blocks than the GPU keeps, each copy evicts an older one, which is

@@ -1,4 +1,4 @@
-"""A streaming session with speculative decoding: drafts accepted beyond the end of a turn crash the engine or hide its next input.
+"""Streaming session: draft tokens beyond a turn's end crash the engine or hide the next input.
 
 A turn of a session ends at `max_tokens`. If its last step accepts draft tokens beyond that, they
 are taken off the answer, but they stay counted as computed. The next input of the session is
@@ -31,7 +31,7 @@ scenario = Scenario(
         --max-model-len 4096
         --no-async-scheduling
         --speculative-config '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
-    """,
+    """,  # noqa: E501  # one flag is one word
     model=public_model(
         "Qwen/Qwen3-0.6B", max_position=131072, why="the scheduler does not use weights"
     ),

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling: a streaming session that is preempted while the last token of its turn is in flight waits for ever.
+"""Asynchronous scheduling: a session preempted before its turn's last token waits for ever.
 
 The scheduler runs a step ahead, so a session may be preempted for lack of blocks before the last
 token of its turn comes back. When it does, the session is put into the queue of those that wait for

@@ -1,4 +1,4 @@
-"""TurboQuant: the second chunk of a long prompt needs more workspace than was locked at boot, and the engine crashes.
+"""TurboQuant: the second chunk of a long prompt outgrows the workspace locked at boot.
 
 After CUDA graph capture, vLLM locks the workspace at the size that the warm-up needed. A prompt
 longer than `--max-num-batched-tokens` is prefilled in chunks. From the second chunk on, TurboQuant
@@ -230,7 +230,7 @@ scenario = Scenario(
         blocks = -(-(self.vllm_config.model_config.max_model_len - 1) // spec.block_size)
         cached = (1, spec.num_kv_heads, blocks * spec.block_size, spec.head_size)
         current_workspace_manager().get_simultaneous((cached, torch.float16), (cached, torch.float16))
-""",
+""",  # noqa: E501  # source text
                 ),
             ),
             cause(

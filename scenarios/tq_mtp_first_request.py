@@ -1,4 +1,4 @@
-"""TurboQuant with speculative decoding under CUDA graphs: the server boots, and the engine crashes on its first request.
+"""TurboQuant with speculative decoding and CUDA graphs: the first request crashes the engine.
 
 Releases 0.21.0 to 0.23.0 have the bug that stops 0.20 from booting (`tq-mtp-cudagraphs`), with
 another symptom. Each captured decode batch has draft tokens and takes the prefill path. So no

@@ -1,4 +1,4 @@
-"""TurboQuant without chunked prefill: a prefix-cache hit needs workspace that the fix of #41726 does not reserve, and the engine crashes.
+"""TurboQuant without chunked prefill: a prefix-cache hit needs workspace that is not reserved.
 
 From 0.24.0 on, TurboQuant reserves room for a continued prefill before the workspace is locked, but
 only with chunked prefill on. Without chunked prefill a prompt is never split, so there seems to be

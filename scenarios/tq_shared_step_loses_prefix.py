@@ -1,4 +1,4 @@
-"""TurboQuant: a request that continues a cached prefix loses it if a long first chunk is in the same step. The server returns 200.
+"""TurboQuant: a request loses its cached prefix if a long first chunk shares its step.
 
 TurboQuant's prefill has a fast path for steps in which every prompt begins: FlashAttention over the
 new tokens alone. It is taken if the longest new part equals the longest sequence of the step. A new
