@@ -2,16 +2,16 @@
 
 `/v1/realtime` sends the segments of an audio stream to one request; each segment gets an answer.
 With asynchronous scheduling the next step of the request is in flight when a stop token ends an
-answer. The scheduler takes its token for one still to come, the waiting segment for a part of a
-prompt, and reserves nothing for that segment's answer. Both tokens arrive, the counter of expected
-tokens falls below zero, and its assertion crashes the engine. A segment must wait when the answer
-stops, and none when the step in flight ends, which stops the next answer, too. 0.32.0 drops the
-step in flight.
+answer. The scheduler still expects that step's token. It takes the waiting segment for a part of a
+prompt, and expects no token of its answer. Both tokens arrive, so the counter of expected tokens
+falls below zero and an assertion crashes the engine. A segment must wait when the answer stops.
+None may wait when the step in flight ends, because that step stops the next answer too. 0.32.0
+drops the step in flight.
 
-On a GPU an audio model meets it when a client sends segments faster than they are answered: by the
-second report one session of 5 s chunks lasted 16 s. The command alone shows nothing. The lab feeds
-a text model through a route of its own, two segments at once. A bias makes token 77 every answer,
-and it is the stop token.
+On a GPU an audio model has the bug if a client sends segments faster than they are answered: in the
+second report a session of 5 s chunks crashed after 16 s. The command alone does not show it. The
+lab sends a text model two segments at once through its own route. A bias makes token 77, the stop
+token, every answer.
 """
 
 from vllm_repro.vocabulary import *

@@ -1,15 +1,15 @@
 """A refused request leaves its image in the cache's order, and a later eviction hangs the engine.
 
 The API server and the engine each keep a cache of processed images. The API server fills its own
-before it checks the prompt's length. If it then refuses the prompt, it believes that the engine has
-the image: the next request with that image comes without data, and fails. The engine's cache has by
-then noted the image as used, without content. When the cache is full, `popitem` picks that note as
-the oldest entry, removes nothing, and is called again for ever. The thread that reads requests
-never returns: no later request is answered, `/health` is 200.
+before it checks the prompt's length. If it then refuses the prompt, the image stays in its cache,
+so the next request with that image is sent without data and fails. The engine's cache then has the
+image in its order of use, without content. When the cache is full, `popitem` picks that entry as
+the oldest, removes nothing, and is called again in an endless loop. The thread that reads requests
+never returns: no later request is answered, and `/health` is 200.
 
-Up to 0.23.0 `LRUCache.touch` notes an unknown image; from 0.24.0 (#43595) it does not. From 0.28.0
-the second request may be sent again. An image takes 32 tokens here, the cache has room for three of
-them in bfloat16 and for one in float32.
+Up to 0.23.0 `LRUCache.touch` adds an unknown image to the order; from 0.24.0 on (#43595) it does
+not. From 0.28.0 on the second request may be sent again. An image takes 32 tokens here. The cache
+has room for three images in bfloat16 and for one in float32.
 """
 
 from vllm_repro.vocabulary import *

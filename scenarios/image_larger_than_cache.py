@@ -1,9 +1,9 @@
 """An image that is larger than the cache of processed images keeps the server from booting.
 
 vLLM processes an image of the largest size at boot, to learn how many tokens it takes, and puts it
-into the cache. The cache refuses an item that is larger than all of it with an exception, and
-nothing catches it. A model that takes long videos does it with the default of 4 GiB: the largest
-video is several GiB. 0.29.0 leaves such an item out of the cache.
+into the cache. The cache raises an exception for an item larger than its capacity, and nothing
+catches it. With the default of 4 GiB a model for long videos fails: the largest video takes several
+GiB. 0.29.0 leaves such an item out of the cache.
 
 The report is about a video of Qwen3.8. Here the cache is made smaller instead: an image of 224 x
 224 pixels takes 0.6 MB.

@@ -1,9 +1,9 @@
 """A refused request with an image makes the next request with that image fail, from any client.
 
-The API server and EngineCore each keep a cache of processed images, and take them to hold the same.
-The API server puts an image into its own cache before it checks the sampling parameters. If it then
-refuses the request, EngineCore never gets the image. The next request with this image is sent
-without it, and EngineCore has nothing to look up.
+The API server and EngineCore each keep a cache of processed images, which must have the same
+content. The API server puts an image into its own cache before it checks the sampling parameters.
+If it then refuses the request, EngineCore never gets the image. The next request with this image is
+sent without it, and EngineCore has nothing to look up.
 
 Up to 0.27.0 every later request with the image fails with 500, until the API server's cache drops
 it. Newer releases forget the image after the first failure (#46747), so one request fails for each

@@ -3,10 +3,10 @@
 The scheduler sends a request's images to the workers when it first schedules the request. Since
 0.29.0 (#52041) it leaves out the data of an image whose tokens are all in the prefix cache, as no
 worker encodes it. If the request is preempted and its blocks are evicted, the image has to be
-encoded after all. The first model runner keeps what it was sent first, skips an image without data,
-and finds no encoder output: RuntimeError. By reading, the second model runner is not affected: it
-gets the request anew. vLLM uses the first on CPUs, without Triton, and with features that the
-second does not support.
+encoded after all. The first model runner keeps the request as first sent, skips an image without
+data, and finds no encoder output: it raises a RuntimeError. By its source, the second model runner
+is not affected: it receives the request again. vLLM uses the first on CPUs, without Triton, and
+with features that the second does not support.
 
 Here an image takes one block of 32 tokens, and the encoder cache has room for one image. A request
 leaves red in the prefix cache; one with green drops red from the encoder cache and grows until it

@@ -2,10 +2,10 @@
 
 An aborted request whose blocks still load is kept until the connector reports the end of the load.
 If the connector also saves its blocks, they are kept until the end of the save. The scheduler
-remembers only that something is to come, not how much: the first report frees the blocks and
-forgets the request, and the second one meets `assert req_id in self.requests`. Either order does
-it, and both in one step. A connector that does both is LMCache, or a MultiConnector of NIXL and
-LMCache as in the reports. All releases since 0.19.1 have the bug.
+records that a report is pending, not how many. The first report frees the blocks and removes the
+request; the second fails `assert req_id in self.requests`. The order does not matter, and both may
+come in one step. LMCache loads and saves, as does a MultiConnector of NIXL and LMCache as in the
+reports. All releases since 0.19.1 have the bug.
 
 In the lab a connector without any transfer takes their place: it reports the load 100 steps after
 the abort and the save 200 steps after it, in each boot in this order. On GPUs the command alone

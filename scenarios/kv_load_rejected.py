@@ -6,9 +6,9 @@ asynchronous scheduling the token of that step stays counted as in flight, altho
 dropped. So the request seems to be one token ahead, until the limit of its length: its last token
 is never scheduled.
 
-A worker with a model is also asked for a token that does not exist: on a CPU vLLM dies of it with
-an IndexError. On GPUs the second model runner, the default since 0.29.0, answers wrongly, because
-it does not go back (#49250).
+A worker with a model must also read a token that does not exist: on a CPU this raises an IndexError
+and crashes vLLM. On GPUs the second model runner, the default since 0.29.0, answers wrongly,
+because it does not return to the rejected tokens (#49250).
 
 In the lab no model runs, and a connector that moves nothing offers the blocks of a prompt and
 reports that none came.

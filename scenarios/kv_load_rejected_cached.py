@@ -3,8 +3,8 @@
 A connector may load a prompt in the step that needs it, and report blocks that did not come. With
 `kv_load_failure_policy` `recompute` the scheduler counts those tokens as not computed, and computes
 them again, in chunks. It leaves the blocks in the prefix cache, because the request fills them
-again. A request that is preempted before it has done so comes back, finds them there, and goes on
-after tokens whose keys and values were never written. The server returns 200.
+again. A request that is preempted before that resumes, finds them there, and continues after tokens
+whose keys and values were never written. The server returns 200.
 
 The pool has room for the prompt and one more block. Another request takes a second block while the
 prompt is computed again. The prompt is sent twice, rejected and alone, and both answers should be

@@ -1,11 +1,11 @@
 """MultiConnector: a second report of one request's load crashes the engine.
 
-A MultiConnector loads the blocks of a request with one of its connectors and tells the others that
-they load nothing. It passes on every report of a finished load, whoever sends it. The first report
-lets the request run. A second one, some steps later, meets a request that neither waits for a load
-nor is finished, and `assert RequestStatus.is_finished(req.status)` fails in the scheduler. The
-reporter names LMCacheMPConnector beside NixlConnector as such a pair. All releases since 0.21.0
-have the assertion.
+A MultiConnector loads the blocks of a request with one of its connectors and none with the others.
+It passes on a report of a finished load from any of them. After the first report the request runs.
+At a second report, some steps later, the request neither waits for a load nor is finished, and
+`assert RequestStatus.is_finished(req.status)` fails in the scheduler. The reporter names
+LMCacheMPConnector beside NixlConnector as such a pair. All releases since 0.21.0 have the
+assertion.
 
 The command is the reported one; the role of its second connector is assumed. In the lab two
 connectors without any transfer take their place. The second reports each load 40 steps after the

@@ -1,10 +1,11 @@
 """MultiConnector with NIXL: a prompt whose fetch failed waits for ever for blocks it reserved.
 
 While a request loads, the scheduler reserves blocks for the rest of it, so that others leave it
-room. With `kv_load_failure_policy` "recompute" a request whose blocks failed to come gives up what
-it holds, but its reservation stays. If another connector has blocks of its prompt, it is to load
-these, and the pool must have room for the request beside its own reservation. In a pool without
-room for the prompt twice it never starts, and all requests behind it wait too. `/health` stays 200.
+room. With `kv_load_failure_policy` "recompute" a request whose blocks failed to come frees its
+blocks, but keeps its reservation. If another connector has blocks of its prompt, the scheduler
+plans to load these, and the pool needs room for the request in addition to that reservation. In a
+pool without room for the prompt twice it never starts, and all requests behind it wait too.
+`/health` stays 200.
 
 The first request stores its blocks in CPU memory. The second has the same prompt, of five whole
 blocks. The prefix cache has four of them, and the fifth comes from another server, which is gone.

@@ -9,7 +9,7 @@ stays 200.
 
 It takes two requests, the failing one first, and a model with more than one KV cache group. In the
 lab the second request fetches from the server's own blocks, whose content does not matter here; the
-first one names a server that is gone.
+first one names a server that does not exist.
 """
 
 from vllm_repro.vocabulary import *

@@ -4,8 +4,8 @@ The decode server fetches the blocks of the whole prompt and computes its last t
 servers keep blocks for the window of the token after the prompt, but the window of the last prompt
 token begins one token earlier. If (prompt - window + 1) is a multiple of the block size, that token
 is in a block that the prefill server has freed and the decode server never allocated. The layer
-reads the null block in its place, and the server answers 200. With blocks of 16 tokens it is one
-prompt length of 16.
+reads the null block in its place, and the server answers 200. With blocks of 16 tokens this holds
+for one of 16 prompt lengths.
 
 In the lab one server is both: it fetches from the blocks that its own first request left.
 `remote_block_ids` are those that the answer to that request names, first the sliding layer's. Its

@@ -3,13 +3,13 @@
 A Mamba layer keeps its last two states, and with asynchronous scheduling the one before, too, while
 a step is in flight. vLLM's check at start counts two. If the third takes the block that the next
 token needs, the request is the only one to preempt, and preempts itself. In the role kv_producer it
-also loses the token in flight. So it is computed again, comes to the same place, and answers
-nothing.
+also loses the token in flight. So it is computed again, is preempted at the same token, and never
+answers.
 
-A request of 32 tokens with blocks of 16 and a pool of 6 blocks, of which vLLM logs at start that it
-is enough for 1.20 requests. It asks for two tokens; the one token that a proxy asks a prefill
-server for needs no further block. In the lab no model runs and NIXL sends nothing. One Mamba layer
-stands for three of four.
+A request of 32 tokens with blocks of 16 and a pool of 6 blocks, which is enough for 1.20 requests
+by vLLM's boot log. The request asks for two tokens. The single token that a proxy requests from a
+prefill server needs no further block. In the lab no model runs and NIXL sends nothing. One Mamba
+layer stands for three of four.
 """
 
 from vllm_repro.vocabulary import *

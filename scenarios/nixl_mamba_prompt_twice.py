@@ -6,9 +6,9 @@ prompt up in its prefix cache. If the prompt is one token longer than whole bloc
 are cached, no token is left to compute: an assertion fails. 0.29.0 drops the token when the request
 arrives, before the lookup.
 
-A prompt of 64, 65 or 66 tokens with blocks of 16: only 65 kills. In the lab no model runs and NIXL
-sends nothing. On GPUs the prefill server alone shows it too, with NIXL installed; vLLM may enlarge
-the blocks there.
+With blocks of 16 tokens, a prompt of 65 tokens crashes the engine; 64 and 66 do not. In the lab no
+model runs and NIXL sends nothing. On GPUs the prefill server alone has the bug too, with NIXL
+installed; vLLM may enlarge the blocks there.
 """
 
 from vllm_repro.vocabulary import *

@@ -1,13 +1,13 @@
 """OffloadingConnector: a preempted request that resumes during its own store kills the engine.
 
-A preemption flushes the stores of the request, but the scheduler reads that only with the answer to
-that step. With asynchronous scheduling it schedules the next step before. If another request ends
-just then, there is room, and the preempted one is admitted again. If the CPU pool has more of its
-prompt than the GPU's cache, the connector is to begin a load while it still counts a store: an
-assertion fails. 0.24.0 delays such a request.
+A preemption flushes the stores of the request, but the scheduler receives that only with the output
+of that step. With asynchronous scheduling it schedules the next step before. If another request
+finishes then, there is room, and the preempted request is admitted again. If the CPU pool has more
+of its prompt than the GPU's cache, the connector begins a load while a store is still pending, and
+an assertion fails. 0.24.0 delays such a request.
 
-It needs two groups of layers here, a full pool, shared prompts, and a request that ends in one
-certain step. On GPUs this workload alone would hardly ever show it. In the lab no model runs, the
+It needs two groups of layers here, a full pool, shared prompts, and a request that finishes in one
+certain step. On GPUs this workload alone shows the bug very rarely. In the lab no model runs, the
 five requests share their first step, and a store takes nine steps.
 """
 

@@ -2,7 +2,7 @@
 
 The reset preempts every running request. The next step lists them as preempted and admits them
 again at once. Their blocks were stored on the CPU, so the connector begins a load for each. In the
-same step it flushes the transfers of preempted requests, which it takes for stores: `assert
+same step it flushes the transfers of preempted requests and assumes that they are stores: `assert
 self._jobs[any_jid].is_store` fails in the scheduler. One running request with one stored block is
 enough.
 

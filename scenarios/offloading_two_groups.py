@@ -2,10 +2,10 @@
 
 The scheduler counts a prompt's hits in its own prefix cache, asks the connector for more, then
 allocates blocks: up to 0.23.0 group by group. If the pool is full, new blocks of one group may be
-those that another group's hit stood on, and the connector finds a block without hash among those
-counted as computed. 0.24.0 adds all local blocks first. It needs two groups, a preempted request,
-and a prompt that is partly in each cache. In the lab no model runs, and all requests share a step.
-On GPUs this workload may show it rarely.
+those of another group's hit, and the connector finds a block without a hash among those counted as
+computed. 0.24.0 adds all local blocks first. It needs two groups, a preempted request, and a prompt
+that is partly in each cache. In the lab no model runs, and all requests share a step. On GPUs this
+workload may show it rarely.
 """
 
 from vllm_repro.vocabulary import *

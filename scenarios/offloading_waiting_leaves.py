@@ -2,13 +2,12 @@
 
 With prefix caching a request has block hashes from its arrival on, and the offloading connector
 makes a key of each. Blocks are allocated only when the scheduler admits it. To store the last block
-of a finished request, 0.26.0 also goes over requests that have just ended, and takes the whole
-prompt as computed. For one that never ran, the keys are those of the prompt and there are no
-blocks: an assertion that both lists are equally long fails in the scheduler. One whole block is
-enough: prompts shorter than a block do no harm.
+of a finished request, 0.26.0 also visits requests that have just ended, and counts the whole prompt
+as computed. A request that never ran has keys of its prompt but no blocks: an assertion that both
+lists are equally long fails in the scheduler. A prompt of one whole block is enough.
 
-Any disconnect, client timeout or cancelled stream does it while the server is busy. 0.27.0 takes
-only the tokens computed before the abort.
+Any disconnect, client timeout or cancelled stream triggers it while the server is busy. 0.27.0
+counts only the tokens computed before the abort.
 """
 
 from vllm_repro.vocabulary import *

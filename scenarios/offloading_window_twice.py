@@ -1,16 +1,15 @@
 """OffloadingConnector with sliding windows: a KV block twice in a store job crashes the engine.
 
-The connector puts a store off while the CPU pool is full of stores in flight. Meanwhile a
+The connector delays a store while the CPU pool is full of stores in flight. Meanwhile a
 sliding-window layer frees a block, and the same request gets it again, so the store that is made
 later lists the block twice. The connector keeps a set of pending jobs for each block. When the job
-is done it is removed once for each entry: the second removal finds no key, and EngineCore ends with
-a KeyError.
+is done, it is removed once for each entry: the second removal finds no key, and EngineCore exits
+with a KeyError.
 
 It needs sliding windows, the hybrid manager and a CPU pool too small for the stores in flight. On
-GPUs the report saw it after a few requests of its own traffic; this workload alone may show it
-rarely there, since copies end within a step. In the lab no model runs, the four requests share
-their first step, and a store takes two steps. 0.23.0 drops the blocks of a window that has moved
-on.
+GPUs the reporter saw it after a few requests of real traffic. This workload shows it rarely there,
+because copies finish within a step. In the lab no model runs, the four requests share their first
+step, and a store takes two steps. 0.23.0 drops the blocks of a window that has moved on.
 """
 
 from vllm_repro.vocabulary import *

@@ -2,8 +2,8 @@
 
 With `--scheduling-policy priority` a request may lose its blocks to a more important one in the
 step for which it is already scheduled. It is taken out of the step, but the blocks that this step
-would have filled are in the prefix cache by then. The request comes back, finds them there, and
-goes on after tokens whose keys and values were never written. The server returns 200.
+would have filled are already in the prefix cache. The request resumes, finds them there, and
+continues after tokens whose keys and values were never written. The server returns 200.
 
 The pool has room for three parts of the long prompt and two short requests. In the step of the
 third part both short ones need another block. One prompt is sent twice, beside them and alone, and

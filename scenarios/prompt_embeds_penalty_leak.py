@@ -1,10 +1,11 @@
 """A prompt given as embeddings is penalised for the tokens of another client's request.
 
 A request with `prompt_embeds` has no token ids, so the model runner writes none into its row of the
-batch. A penalty reads the row all the same and finds what the request before it left there. The
-answer is wrong at status 200, and shows whether the other prompt had a token. The issue reports the
-crash that the same lines cause with asynchronous scheduling (`prompt-embeds-penalty-async`).
-Without it, as on vLLM's CPU platform, the engine lives and answers wrongly.
+batch. A penalty reads the row all the same, with the tokens of the request before it. The answer
+has status 200 and is wrong. It reveals whether the other prompt had a certain token. The issue
+reports the crash that the same lines cause with asynchronous scheduling
+(`prompt-embeds-penalty-async`). Without it, as on vLLM's CPU platform, the engine lives and answers
+wrongly.
 
 Here a bias makes token 73 the first choice and 74 the second. A penalty on 73 makes 74 the first.
 The two equal requests have no token ids, but the prompt between them consists of 73. Each try needs

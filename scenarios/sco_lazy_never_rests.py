@@ -3,8 +3,8 @@
 The lazy mode copies the blocks that the GPU will overwrite next. If the CPU pool has room for fewer
 blocks than the GPU keeps, each copy evicts an older one, which is then copied again. Releases from
 0.30.0 on run engine steps while a copy is in flight, and each step starts another copy. The loop
-ends by chance, if a copy is done before the next step looks: one of nine boots of 0.32.0 went idle
-within 30 s.
+ends only by chance, if a copy is done before the next step begins: one of nine boots of 0.32.0 went
+idle within 30 s.
 
 The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. Requests that wait
 during these copies are another scenario, `sco-lazy-starves`. This bug was found by a search over

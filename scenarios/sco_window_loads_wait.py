@@ -3,7 +3,7 @@
 A prompt that loads its beginning from the CPU first gets blocks for that part. vLLM also reserves
 as many blocks as the request can still need. With a sliding window this bound counts the blocks
 that a request really holds, but vLLM subtracts the length of the request's block table. That table
-still includes blocks that the window has left. So two such requests are admitted into a pool with
+still includes blocks that the window has passed. So two such requests are admitted into a pool with
 room for one, and neither gets the rest of its blocks. `/health` stays 200.
 
 Three waves of six simultaneous requests trigger it. From 0.29.0 on the prefix cache keeps only the
