@@ -36,9 +36,11 @@ _LOG = logging.getLogger("vllm_repro")
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """A finished run. folder: of its journal and reports. report: the content of `report.json`."""
+    """A finished run."""
 
+    # folder of its journal and reports
     folder: Path
+    # content of `report.json`
     report: Run
 
     def __fspath__(self) -> str:

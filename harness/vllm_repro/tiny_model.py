@@ -37,27 +37,27 @@ _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 @dataclass(frozen=True)
 class TinyModel:
-    """Sizes are numbers of elements, lengths are in tokens.
+    """Shape of a tiny model. Sizes are numbers of elements, lengths are in tokens.
 
     Raises `ValueError` for a shape that no model has.
-
-    kinds: of each layer. window: of gemma3's sliding layers, and of all layers of deepseek_v4.
-    drafts: number of draft layers (`--speculative-config` with the method "mtp"). hidden: hidden
-    size, default heads x head_dim; a small one makes wide attention cheap. vocab: ids up to about
-    9,500 decode to text, larger ones to nothing. fp8: 8-bit weights and the inner sizes that their
-    kernels need, as vLLM's DeepSeek-V4 on GPUs requires.
     """
 
     family: Family = "qwen3"
+    # attention of each layer
     kinds: tuple[Kind, ...] = ("full", "full")
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
+    # of gemma3's sliding layers, and of all layers of deepseek_v4
     window: int | None = None
+    # number of draft layers (`--speculative-config` with the method "mtp")
     drafts: int = 0
+    # hidden size, default heads x head_dim; a small one makes wide attention cheap
     hidden: int | None = None
+    # ids up to about 9,500 decode to text, larger ones to nothing
     vocab: int = 4096
     max_position: int = 32768
+    # 8-bit weights, and the inner sizes that their kernels need, as vLLM's DeepSeek-V4 on GPUs
     fp8: bool = False
 
     def __post_init__(self) -> None:

@@ -66,35 +66,36 @@ It removes them before it starts a server.
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """A further node of a server. arm: None if what its servers need has only to be fetched."""
+    """A further node of a server."""
 
     rank: int
+    # None: only fetch what the arm's servers need
     arm: Arm | None = None
     meeting: Meeting | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A run to do.
-
-    resume: name of the folder of an interrupted run, or empty. diffs: content of the files of
-    `--patch`.
-
-    folder: the working folder of the command. demand: what a node must have free, as the arguments
-    of `ray.remote`. nodes: how many each server needs, one of the placement group `group` for each.
-    cluster: address of its head. address: of the node; set by `run_item`. rank: the part of the run
-    to do; None for the whole.
-    """
+    """A run to do on a node."""
 
     job: Job
+    # name of the folder of an interrupted run, or empty
     resume: str
+    # content of the files of `--patch`
     diffs: tuple[bytes, ...]
+    # working folder of the command
     folder: str
+    # what a node must have free, as the arguments of `ray.remote`
     demand: Mapping[str, Any] = field(default_factory=dict)
+    # number of nodes that each server needs
     nodes: int = 1
+    # placement group with one bundle for each node
     group: Any = None
+    # address of the cluster's head
     cluster: str = ""
+    # address of the node; set by `run_item`
     address: str = ""
+    # part of the run to do; None for the whole run
     rank: Rank | None = None
     version: str = __version__
 

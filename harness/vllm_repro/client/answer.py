@@ -25,35 +25,33 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One request and everything that came back. Times are seconds since the epoch.
-
-    written: by when the request was written, if the kernel stamped all that came back; else None.
-    status: HTTP status, None without a status line. An error event with a 4xx code replaces the 200
-    of its stream, because newer vLLM
-      rejects requests that way.
-    error, error_kind: error text, from a "body", an "event" in a stream, or the "transport".
-    finish_reason: None if the server sent none; `WHOLE` for a complete answer of an endpoint
-    without choices. arrivals: time of each streamed piece, with or without text. One piece is one
-    engine step. token_times: time of each piece with text. A token that is part of a character has
-    no text yet. tokens: token ids if the server returned them, else the text of each piece.
-    margins: per token, log probability minus that of the second best token, in nats. Needs
-    `logprobs` in the request.
-    """
+    """One request and everything that came back. Times are seconds since the epoch."""
 
     sent: float
     ended: float
+    # when the request was written, if the kernel stamped all that came back; else None
     written: float | None = None
+    # HTTP status; None without a status line. An error event with a 4xx code replaces the 200 of
+    # its stream, because newer vLLM rejects requests that way.
     status: int | None = None
+    # error text
     error: str | None = None
+    # source of the error text: a "body", an "event" in a stream, or the "transport"
     error_kind: str | None = None
+    # None if the server sent none; `WHOLE` for a complete answer without choices
     finish_reason: str | None = None
     done: bool = False
     usage: Usage | None = None
     text: str = ""
+    # time of each piece with text: a token that is part of a character has no text yet
     token_times: tuple[float, ...] = ()
     streamed: bool = False
+    # time of each streamed piece, with or without text; one piece is one engine step
     arrivals: tuple[float, ...] = ()
+    # token ids if the server returned them, else the text of each piece
     tokens: tuple[int | str, ...] = ()
+    # log probability of each token minus that of the second best token, in nats; needs `logprobs`
+    # in the request
     margins: tuple[float, ...] = ()
 
     @property

@@ -37,27 +37,29 @@ _LARGEST = 2.0**63
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Values of one scrape.
-
-    kv_usage: shares of the KV caches in use, added up; kv_most: of the fullest. cache_hits,
-    cache_queries: prompt tokens from the prefix cache, and looked up there. preemptions: of running
-    requests. draft_tokens, accepted_tokens: of speculative decoding. These are None if the server
-    does not report them. steps: recorded iterations by upper bound of tokens, cumulative.
-    """
+    """Values of one scrape. None: the server does not report it."""
 
     running: float = 0.0
     waiting: float = 0.0
     prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
     step_count: float = 0.0
+    # shares of the KV caches in use, added up
     kv_usage: float = 0.0
+    # share of the fullest KV cache in use
     kv_most: float | None = None
+    # prompt tokens found in the prefix cache
     cache_hits: float | None = None
+    # prompt tokens looked up in the prefix cache
     cache_queries: float | None = None
+    # preemptions of running requests
     preemptions: float | None = None
+    # proposed by speculative decoding
     draft_tokens: float | None = None
+    # accepted by speculative decoding
     accepted_tokens: float | None = None
     started: float | None = None
+    # recorded iterations by upper bound of tokens, cumulative
     steps: Mapping[float, float] = field(default_factory=dict)
 
     @property
@@ -147,13 +149,12 @@ def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
 class Counted:
     """Counts of the server over a time.
 
-    The fields are those of `Reading`; None: the server does not report it.
-
-    kv_most: the highest reading; the watch reads twice a second.
+    The fields are those of `Reading`. None: the server does not report it.
     """
 
     prompt_tokens: int
     generation_tokens: int
+    # highest reading; the watch reads twice a second
     kv_most: float | None = None
     cache_hits: int | None = None
     cache_queries: int | None = None

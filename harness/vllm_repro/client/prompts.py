@@ -53,15 +53,15 @@ class PromptError(ReproError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt for one request.
+    """Prompt for one request."""
 
-    body: fields of the request that carry it. tokens: the server's count. calls: number of calls of
-    `/tokenize`. shared: number of leading tokens that other prompts share.
-    """
-
+    # fields of the request that carry the prompt
     body: dict[str, Any]
+    # number of tokens, as the server counts
     tokens: int
+    # number of calls of `/tokenize`
     calls: int
+    # number of leading tokens that other prompts share
     shared: int = 0
 
 

@@ -29,19 +29,18 @@ class EndlessAnswerError(Exception):
 
 @dataclass
 class Received:
-    """An answer up to now. Times are seconds since the epoch.
+    """An answer so far. Times are seconds since the epoch."""
 
-    choices: the endpoint returns choices, as all completions do. streamed: a stream was asked for.
-    most: events that it may have. refused: the 4xx code of an error event. pending: the bytes of a
-    body, or of an unfinished line of a stream.
-    """
-
+    # the endpoint returns choices, as all completions do
     choices: bool = True
+    # the request asked for a stream
     streamed: bool = False
+    # most events that the answer may have
     most: float = math.inf
     status: int | None = None
     stream: bool = False
     size: int = 0
+    # bytes of a body, or of an unfinished line of a stream
     pending: bytearray = field(default_factory=bytearray)
     events: int = 0
     text: list[str] = field(default_factory=list)
@@ -53,6 +52,7 @@ class Received:
     finish: str | None = None
     error: str | None = None
     error_kind: str | None = None
+    # 4xx code of an error event
     refused: int | None = None
     done: bool = False
 

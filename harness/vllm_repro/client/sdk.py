@@ -22,29 +22,30 @@ _LONGEST_MESSAGE = 2_000
 
 
 class FailedRequest(NamedTuple):
-    """A request that was in flight when the engine died, and what came back: `answer.error` is set."""
+    """A request that was in flight when the engine died."""
 
     endpoint: str
     body: Mapping[str, Any]
+    # what came back, with `error` set
     answer: Answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class SdkView:
-    """Result of one SDK call as the program sees it.
+    """Result of one SDK call as the program sees it."""
 
-    error: class name of the exception, None for a success. message: its text. seconds: from the
-    first failure to the exception, with the retries. text: generated text, None after an error.
-    attempts: HTTP status of each attempt of the failed request, None for one without an answer, and
-    the recorded failure first; empty if no request failed and the call is another one, after the
-    crash.
-    """
-
+    # class name of the exception; None for a success
     error: str | None
+    # text of the exception
     message: str
     retries: int
+    # from the first failure to the exception, with the retries
     seconds: float
+    # generated text; None after an error
     text: str | None
+    # HTTP status of each attempt of the failed request, the recorded failure first; None for an
+    # attempt without an answer. Empty if no request failed: then this is another call, after the
+    # crash.
     attempts: tuple[int | None, ...] = ()
 
 

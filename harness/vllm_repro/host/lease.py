@@ -43,17 +43,16 @@ if leases:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseFacts:
-    """The text of a lease.
+    """The text of a lease."""
 
-    pid, folder: of the harness. log: device and inode of a process's log; None for a container.
-
-    temporary: the folder for a process's temporary files; empty for a container.
-    """
-
+    # pid of the harness
     pid: int
+    # working folder of the harness
     folder: str
     server: str
+    # device and inode of a process's log; None for a container
     log: tuple[int, int] | None
+    # folder for a process's temporary files; empty for a container
     temporary: str = ""
 
 

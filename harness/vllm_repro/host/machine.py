@@ -32,28 +32,29 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU.
-
-    memory_gb: in GB of 2**30 bytes. capability: CUDA compute capability, such as 9.0.
-    """
+    """One GPU."""
 
     name: str
+    # in GB of 2**30 bytes
     memory_gb: float
+    # CUDA compute capability, such as 9.0
     capability: float | None
     driver: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """Some cards over a time: the most memory in MiB, temperature in °C and power in W of one; the lowest clock in MHz; None: not known.
+    """Use of some GPUs over a time. None: not known."""
 
-    slowed: the hardware slowed one down, for heat or power.
-    """
-
+    # most memory in use on one GPU, in MiB
     memory_mib: float | None
+    # highest temperature of one GPU, in °C
     temperature_c: float | None
+    # most power of one GPU, in W
     power_w: float | None
+    # lowest clock of one GPU, in MHz
     clock_mhz: float | None
+    # the hardware slowed one GPU down, for heat or power
     slowed: bool
 
 

@@ -44,8 +44,9 @@ LAST_EVENT = "run-ended"
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: time in epoch seconds, event, fields."""
+    """One line of a journal."""
 
+    # seconds since the epoch
     t: float
     event: str
     fields: Mapping[str, Any]
@@ -60,13 +61,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """Content of a journal.
-
-    cut: the run did not finish. damaged: number of unreadable, doubled or lost lines.
-    """
+    """Content of a journal."""
 
     entries: tuple[Entry, ...]
+    # the run did not finish
     cut: bool
+    # number of unreadable, doubled or lost lines
     damaged: int = 0
 
     def of(self, event: str) -> Iterator[Entry]:

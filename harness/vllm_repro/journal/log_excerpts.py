@@ -47,18 +47,19 @@ ALARM = re.compile(_ALARM.pattern.decode(), re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class ExcerptSizes:
-    """Bytes to read at the start, from the first error, around the root exception and at the end.
+    """Bytes to read of each part of a log."""
 
-    A log up to `whole` is one excerpt.
-
-    traceback: most bytes before the root exception, if its traceback begins there.
-    """
-
+    # at the start
     head: int
+    # from the first error on
     error: int
+    # around the root exception
     root: int
+    # most bytes before the root exception, if its traceback begins there
     traceback: int
+    # at the end
     tail: int
+    # a log up to this size is one excerpt
     whole: int = 0
 
 
@@ -69,17 +70,20 @@ PAGE_SIZES = ExcerptSizes(
 
 @dataclass(frozen=True, kw_only=True)
 class Excerpt:
-    """Part of a log, in whole lines if possible. before: bytes left out before it."""
+    """Part of a log, in whole lines if possible."""
 
     text: str
+    # bytes left out before it
     before: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogExcerpts:
-    """Excerpts of one log. name: relative to the run's folder. size: bytes of the whole log."""
+    """Excerpts of one log."""
 
+    # relative to the run's folder
     name: str
+    # bytes of the whole log
     size: int
     excerpts: tuple[Excerpt, ...]
 

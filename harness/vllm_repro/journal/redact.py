@@ -40,18 +40,18 @@ def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Redactor:
-    """Function from text to redacted text.
+    """Function from text to redacted text."""
 
-    folders: (path, replacement), longer paths first. hosts: names of this machine. secrets: value
-    to the name in its marker. users: names of this account, removed only from paths such as
-    /mnt/NAME and /mnt/nfs/NAME: in a message they may be ordinary words. names: False keeps private
-    names and removes only secrets.
-    """
-
+    # (path, replacement), longer paths first
     folders: Sequence[tuple[str, str]] = ()
+    # names of this machine
     hosts: Sequence[str] = ()
+    # from the value to the name in its marker
     secrets: Mapping[str, str] = field(default_factory=dict)
+    # names of this account, removed only from paths such as /mnt/NAME and /mnt/nfs/NAME: in a
+    # message they may be ordinary words
     users: Sequence[str] = ()
+    # False: keep private names and remove only secrets
     names: bool = True
 
     def text(self, value: str) -> str:

@@ -45,11 +45,12 @@ The log probabilities that vLLM returns are those before them.
 
 @dataclass(frozen=True)
 class Greedy:
-    """A greedy request that was sent. prompt: hash of the fields that decide its answer."""
+    """A greedy request that was sent."""
 
     name: str
     endpoint: str
     body: Mapping[str, Any]
+    # hash of the fields that decide its answer
     prompt: str
 
     def again(self, salt: str) -> dict[str, Any]:

@@ -44,12 +44,7 @@ _MOST_FRAMES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """The meaning of one trial.
-
-    sent, ok: requests. why: one sentence for people. during: the measurement in which the engine
-    died, after its workload. weights: those that were served; None if unknown. imported: the
-    patched files that a process of the server imported.
-    """
+    """The meaning of one trial."""
 
     outcome: Outcome
     phase: Phase | None
@@ -57,14 +52,19 @@ class Conclusion:
     death: Death | None
     boot_s: float | None
     version: str | None
+    # number of requests
     sent: int
     ok: int
+    # one sentence for people
     why: str
     captured: dict[str, str]
     boot: dict[str, Any]
     launched: bool
+    # measurement in which the engine died, after its workload
     during: str = ""
+    # the served ones; None if unknown
     weights: ServedWeights | None = None
+    # patched files that a process of the server imported
     imported: tuple[str, ...] = ()
     outlasted: tuple[Outlasted, ...] = ()
 

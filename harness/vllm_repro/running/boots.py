@@ -31,16 +31,15 @@ MOST = 20
 
 @dataclass
 class Boots:
-    """The boots of a run up to now, by arm.
+    """The boots of a run so far, by arm."""
 
-    outcomes: of the finished boots. strange: how many of those look like the bug and do not count
-    as it. last: the highest number. repeated: arms with an `infra` boot that was repeated, which
-    `outcomes` leaves out.
-    """
-
+    # of the finished boots, without the repeated ones
     outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
+    # boots that look like the bug and do not count as it
     strange: Counter[str] = field(default_factory=Counter)
+    # highest number of a boot
     last: Counter[str] = field(default_factory=Counter)
+    # arms with an `infra` boot that was repeated
     repeated: set[str] = field(default_factory=set)
 
     def finish(

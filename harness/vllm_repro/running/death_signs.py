@@ -37,15 +37,13 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True)
 class DeathSign:
-    """One sign on one channel.
-
-    Seconds since the epoch: at, when the harness saw it; since, the earliest time of the evidence
-    itself.
-    """
+    """One sign on one channel."""
 
     channel: Channel
     detail: str
+    # when the harness saw it, in epoch seconds
     at: float
+    # earliest time of the evidence itself, in epoch seconds
     since: float
     decisive: bool = True
 

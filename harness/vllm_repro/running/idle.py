@@ -27,12 +27,11 @@ _NAME = "VLLM::EngineCor"  # the kernel keeps 15 characters of a process name
 
 @dataclass(frozen=True)
 class CpuSample:
-    """at: seconds on a monotonic clock.
+    """Processor time of EngineCore at one moment."""
 
-    used: processor seconds that EngineCore had used by then.
-    """
-
+    # seconds on a monotonic clock
     at: float
+    # processor seconds that EngineCore had used by then
     used: float
 
 

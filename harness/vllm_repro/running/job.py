@@ -75,34 +75,35 @@ class Elsewhere(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One scenario's run as it was asked for.
+    """One scenario's run, as the user asked for it."""
 
-    name: the scenario as the user named it, an id or a path. named_arms: the arms that the user
-    named; `arms` are all of them if none was. trials: boots of each arm, None for as many as decide
-    its claim. reproduce: the command that repeats it, if that is not `run`. compared: `arms` are to
-    be compared, and the patches of the options are among them (`with_patches`). folders: of more
-    scenarios, as absolute paths. elsewhere: where it runs, None for here. private: names of the
-    machine that asked, if another one runs it, by the keys `folders`, `hosts` and `users` of a
-    journal's first line. others: hosts of a server's further nodes, None for this one.
-    """
-
+    # the scenario as the user named it: an id or a path
     name: str
     scenario: Scenario
     options: ServerOptions
     choice: ServerChoice
+    # the arms to run: all of them if the user named none
     arms: Sequence[Arm]
     named_arms: Sequence[str]
+    # boots of each arm; None for as many as decide its claim
     trials: int | None
     seed: int
     out: Path
     limits: TimeLimits = field(default_factory=TimeLimits)
     expect: Expect = Expect.DECLARED
     measure: MeasureOptions = field(default_factory=MeasureOptions)
+    # command that repeats the run, if that is not `run`
     reproduce: str = ""
+    # True to compare `arms`, which include the patches of the options (`with_patches`)
     compared: bool = False
+    # absolute paths of folders with more scenarios
     folders: Sequence[str] = ()
+    # where it runs; None for this machine
     elsewhere: Elsewhere | None = None
+    # private names of the machine that asked, if another one runs it: lists by the keys `folders`,
+    # `hosts` and `users` of a journal's first line
     private: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    # hosts of a server's further nodes; None for this machine
     others: Nodes | None = None
 
     def version(self, kind: ServerKind) -> str | None:

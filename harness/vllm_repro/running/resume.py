@@ -28,18 +28,17 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """Common part of what can be resumed.
-
-    words: the command line, from the verb on. head: the first line of the journal, or the JSON
-    file. must_not_change: keys of `head`. depth: folders between the folder of all runs and this
-    one.
-    """
+    """Common part of what can be resumed."""
 
     what: ClassVar[str]
+    # folders between the folder of all runs and this one
     depth: ClassVar[int] = 2
+    # keys of `head`
     must_not_change: Sequence[str]
     folder: Path
+    # command line, from the verb on
     words: tuple[str, ...]
+    # first line of the journal, or the JSON file
     head: Mapping[str, Any]
 
     @property

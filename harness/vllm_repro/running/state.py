@@ -35,29 +35,22 @@ class TimeLimits:
     """Seconds without any progress after which to stop waiting.
 
     None of them limits a whole trial: a slow engine is not dead.
-
-    boot_stall: without a new log line or an answer during a boot. answer_stall: with requests in
-    flight and no counter moving. grace: after the first sign of death, for the log and the exit to
-    complete.
     """
 
+    # without a new log line or an answer, during a boot
     boot_stall: float = 900.0
+    # without a counter that moves, with requests in flight
     answer_stall: float = 300.0
+    # after the first sign of death, until the log and the exit are complete
     grace: float = 30.0
 
 
 @dataclass
 class Observed:
-    """Facts of one trial, filled while it runs. Times in seconds.
-
-    measuring: the measurement in progress after the workload. measured: its failed answers. output:
-    answers to the output check. tiny_model: the tiny model that is served, if any. outlasted: the
-    servers of further nodes that stayed when the first one was gone. refuted_lines: lines of the
-    log that report a death, and after which the engine still gave a token. preemptions: by
-    `/metrics`.
-    """
+    """Facts of one trial, filled while it runs. Times are in seconds."""
 
     facts: ServerFacts | None = None
+    # the one that is served, if any
     tiny_model: TinyModel | None = None
     ready: bool = False
     boot_s: float | None = None
@@ -72,20 +65,23 @@ class Observed:
     infra: str | None = None
     unsupported: str | None = None
     cancelled: str | None = None
+    # measurement in progress after the workload
     measuring: str = ""
+    # failed answers of that measurement
     measured: list[Answer] = field(default_factory=list)
+    # answers to the output check
     output: list[OutputSample] = field(default_factory=list)
+    # servers of further nodes that still ran after the first node had exited
     outlasted: tuple[Outlasted, ...] = ()
+    # log lines that report a death, after which the engine still returned a token
     refuted_lines: int = 0
+    # from `/metrics`
     preemptions: int | None = None
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """One boot of one arm: everything it needs, and what it has observed so far.
-
-    gpus: indices of the leased ones.
-    """
+    """One boot of one arm: everything it needs, and what it has observed so far."""
 
     scenario: Scenario
     arm: Arm
@@ -100,6 +96,7 @@ class Trial:
     notify: Callable[[str], None]
     api_key: str | None = None
     measure: MeasureOptions = field(default_factory=MeasureOptions)
+    # indices of the leased GPUs
     gpus: tuple[str, ...] = ()
     seen: Observed = field(default_factory=Observed)
 

@@ -25,44 +25,42 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """How a server ended.
+    """How a server exited."""
 
-    code: exit status of the API server's process or container; None if unknown. detail: a phrase,
-    such as "container exited 137, OOM killed". at: `time.time()` when it was noticed. oom_killed:
-    the kernel killed a process of it for memory. lost: dockerd or Ray lost it, so nothing is known
-    about the server.
-    """
-
+    # exit status of the API server's process or container; None if unknown
     code: int | None
+    # a phrase, such as "container exited 137, OOM killed"
     detail: str
+    # `time.time()` when it was noticed
     at: float
+    # the kernel killed a process of the server for memory
     oom_killed: bool = False
+    # dockerd or Ray lost the server, so nothing is known about it
     lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """A name of a release that the lab replaces.
-
-    file: its path below site-packages. effect: on the bug.
-    """
+    """A name of a release that the lab replaces."""
 
     name: str
+    # path below site-packages
     file: str
     sha256: str
     why: str
+    # effect on the bug
     effect: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """A changed file of a release, by its path below site-packages, and its sha256 as the server found it.
+    """A changed file of a release."""
 
-    untried: changed functions that the lab replaces, so they did not run.
-    """
-
+    # path below site-packages
     file: str
+    # as the server found it
     sha256: str
+    # changed functions that the lab replaces, so they did not run
     untried: tuple[str, ...] = ()
 
 
@@ -79,21 +77,18 @@ class RankFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """Command and process of a server, for journal and report.
-
-    env: only the variables that were set for it.
-
-    source: the vLLM as the user named it, if it is no release. compiled: the release of its
-    compiled parts, if they are not its own.
-    """
+    """Command and process of a server, for journal and report."""
 
     kind: ServerKind
     evidence: Evidence
     argv: tuple[str, ...]
+    # only the variables that were set for this server
     env: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None
     digest: str | None = None
+    # the vLLM as the user named it, if it is no release
     source: str | None = None
+    # release of its compiled parts, if they come from another one
     compiled: str | None = None
     pid: int | None = None
     container_id: str | None = None

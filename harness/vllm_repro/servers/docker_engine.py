@@ -55,14 +55,13 @@ _REMOVAL_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine that answers. Close it when done.
-
-    host: as in DOCKER_HOST. local: on this machine, with our 127.0.0.1 and our folders.
-    """
+    """A Docker Engine that answers. Close it when done."""
 
     client: docker.DockerClient = field(repr=False)
+    # as in DOCKER_HOST
     host: str
     version: str
+    # on this machine, with the same 127.0.0.1 and the same folders
     local: bool
 
     def close(self) -> None:
@@ -71,14 +70,12 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """An image.
-
-    digest: `repository@sha256:…` as in the registry, else the image's id. rehearsal: it holds the
-    rehearsal engine.
-    """
+    """An image."""
 
     name: str
+    # `repository@sha256:…` as in the registry, else the image's id
     digest: str
+    # the image holds the rehearsal engine
     rehearsal: bool
 
 

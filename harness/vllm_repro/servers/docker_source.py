@@ -56,21 +56,22 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class SourceFile:
-    """File of vLLM in an image. path: in the container. compiled: path of its .pyc file, or ""."""
+    """File of vLLM in an image."""
 
+    # in the container
     path: str
     text: str
+    # path of its .pyc file, or ""
     compiled: str
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Files of vLLM in an image, by their names below site-packages; files that it lacks are left out.
+    """Source files of vLLM in an image."""
 
-    pythonpath: PYTHONPATH in its containers.
-    """
-
+    # PYTHONPATH in its containers
     pythonpath: str
+    # by name below site-packages; files that the image lacks are left out
     files: Mapping[str, SourceFile]
 
 

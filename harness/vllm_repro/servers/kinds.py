@@ -32,23 +32,25 @@ class ServerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class KindFacts:
-    """What the rest of the package needs to know about one kind of server.
+    """What the rest of the package needs to know about one kind of server."""
 
-    site: `module:class` of its `Site`, imported when one is opened. summary: one line for help and
-    docs. started: we start and end the server. container: it is a container. on_gpus: its runs need
-    the scenario's GPUs. evidence: None if the scenario or the server decides. options: names of
-    `ServerOptions` that only some kinds read. any_source: `--vllm` may name a vLLM that is no
-    release. release: the release of a run that names none.
-    """
-
+    # `module:class` of its `Site`, imported when it is opened
     site: str
+    # one line for help and docs
     summary: str
+    # the harness starts and stops the server
     started: bool = True
+    # the server is a container
     container: bool = False
+    # its runs need the scenario's GPUs
     on_gpus: bool = False
+    # None if the scenario or the server decides
     evidence: Evidence | None = None
+    # names of `ServerOptions` that only some kinds read
     options: frozenset[str] = frozenset()
+    # `--vllm` may name a vLLM that is no release
     any_source: bool = False
+    # release of a run that names none
     release: Callable[[Scenario], str | None] = lambda _: None
 
     @property

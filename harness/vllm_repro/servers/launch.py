@@ -61,15 +61,14 @@ FIRST_RUNNER = ("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """The model to serve.
-
-    path: a local folder; None if the server downloads `name`. dummy: random weights. tiny_model:
-    shape of the tiny model in `path`.
-    """
+    """The model to serve."""
 
     name: str
+    # a local folder; None if the server downloads `name`
     path: Path | None = None
+    # random weights
     dummy: bool = False
+    # shape of the tiny model in `path`
     tiny_model: TinyModel | None = None
 
     def __str__(self) -> str:
@@ -84,13 +83,7 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Command of a server that is to be started.
-
-    differences: from the reported command, as sentences. weights: the served ones, in words; empty
-    if unknown. tiny_model: the one that is served, if any. source, compiled: as in `ServerFacts`.
-    release: None for one that is not in the cache. gpus: ids of the leased ones; empty without a
-    lease.
-    """
+    """Command of a server to start."""
 
     kind: ServerKind
     evidence: Evidence
@@ -98,13 +91,20 @@ class Launch:
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     container: ContainerSpec | None = None
+    # from the reported command, as sentences
     differences: tuple[str, ...] = ()
     port: int = 0
+    # the served weights, in words; empty if unknown
     weights: str = ""
+    # the one that is served, if any
     tiny_model: TinyModel | None = None
+    # as in `ServerFacts`
     source: str | None = None
+    # as in `ServerFacts`
     compiled: str | None = None
+    # None if the vLLM is not in the cache
     release: Release | None = None
+    # ids of the leased GPUs; empty without a lease
     gpus: tuple[str, ...] = ()
 
     def render(self) -> str:

@@ -43,21 +43,18 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Meeting point of the nodes of one server.
+    """Address at which the nodes of one server meet."""
 
-    address: of the first node's host. port: of it, free at that address.
-    """
-
+    # address of the first node's host
     address: str = LOOPBACK
+    # free port at that address
     port: int
 
 
 class Nodes(Protocol):
-    """Other hosts, for the nodes of a server after the first.
+    """Other hosts, for the nodes of a server after the first."""
 
-    address: the one by which they reach this host.
-    """
-
+    # address of this host, as the other hosts reach it
     address: str
 
     def server(self, arm: Arm, rank: int, meeting: Meeting, log: Path) -> Server:

@@ -30,16 +30,16 @@ __all__ = ["Orphans", "end_orphans", "find_orphans", "sweep"]
 
 @dataclass(frozen=True, kw_only=True)
 class Orphans:
-    """Free leases, and what still exists of their servers.
-
-    lines: one per server. sessions, containers: their ids. docker_error: why Docker could not be
-    asked; empty if it was.
-    """
+    """Free leases, and what still exists of their servers."""
 
     leases: dict[Path, LeaseFacts]
+    # one line for each server
     lines: tuple[str, ...]
+    # ids of sessions
     sessions: tuple[int, ...]
+    # ids of containers
     containers: tuple[str, ...]
+    # why Docker could not be asked; empty if it was
     docker_error: str
 
 

@@ -30,11 +30,9 @@ NOTHING = "/dev/null"
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedSource:
-    """Variables and, for a container, mounts with which a server runs patched source.
+    """Variables and, for a container, mounts with which a server runs patched source."""
 
-    digests: sha256 of each patched file, by its name below the folder of packages.
-    """
-
+    # sha256 of each patched file, by its name below the folder of packages
     digests: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
