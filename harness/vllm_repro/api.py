@@ -1,4 +1,4 @@
-"""Functions of the Python API that are no other module's: the verbs `show` and `run` for a program."""
+"""The verbs `show` and `run` as functions of the Python API."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def run(
     seed: int = 1,
     out: str | os.PathLike[str] | None = None,
 ) -> RunResult:
-    """Run a scenario as `vllm-repro run` does, with the same options and reports, and return the result. It blocks for minutes.
+    """Run a scenario as `vllm-repro run` does, and return the result.
+
+    The options and the reports are the same. It blocks for minutes.
 
     trials: boots of each arm, None for as many as decide its claim. Raises `KeyboardInterrupt`
     after an interrupt, with the report written; else as the command fails: `UsageError`,

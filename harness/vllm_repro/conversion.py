@@ -16,7 +16,10 @@ __all__ = ["convert", "decode"]
 T = TypeVar("T")
 
 _one_thread = RLock()
-"""Held also after the first use: that takes 0.1 us, and a type may contain one that is not known yet."""
+"""Hold it also after the first use: a type may contain one that is not known yet.
+
+That takes 0.1 us.
+"""
 
 
 @overload

@@ -1,12 +1,12 @@
 """Errors of this package, as a tree.
 
     ReproError
-    ├── UsageError        wrong command line, unknown scenario or arm            exit 64
-    ├── ScenarioError     invalid scenario file                                  exit 64
-    ├── CommandError      unreadable pasted command line                         exit 64
-    ├── Unsupported       this machine or this vLLM cannot do it                 outcome `unsupported`, exit 2
-    ├── InfraError        host, engine, disk, network or install trouble         outcome `infra`, exit 2
-    └── HarnessBug        fault of this package                                  exit 70
+    ├── UsageError     wrong command line, unknown scenario or arm     exit 64
+    ├── ScenarioError  invalid scenario file                           exit 64
+    ├── CommandError   unreadable pasted command line                  exit 64
+    ├── Unsupported    this machine or this vLLM cannot do it          exit 2, `unsupported`
+    ├── InfraError     host, engine, disk, network or install trouble  exit 2, `infra`
+    └── HarnessBug     fault of this package                           exit 70
 
 A message states what happened, `hint` what to do next. What an engine does (crash, hang, failed
 boot) is an outcome, not an error: see `vllm_repro.verdict.outcome`.

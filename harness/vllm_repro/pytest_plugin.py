@@ -1,4 +1,6 @@
-"""pytest plugin: `pytest scenarios` collects one test for each scenario and arm (`vllm_repro.cli.pytest_items`), and a fixture.
+"""pytest plugin: `pytest scenarios` collects a test for each scenario and arm; and a fixture.
+
+The tests are in `vllm_repro.cli.pytest_items`.
 
 pytest loads this module in every run of an environment that has this package, so it imports nothing
 of ours at the top.
@@ -40,7 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect scenario files in a folder named `scenarios` or on the command line; a file named there comes by the hook below."""
+    """Collect scenario files in a folder named `scenarios` or on the command line.
+
+    The hook below collects a file that the command line names.
+    """
     session, folder = parent.session, file_path.parent
     if session.isinitpath(file_path) or not (
         folder.name == "scenarios" or session.isinitpath(folder)
@@ -51,7 +56,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give each worker of pytest-xdist the seconds that each test took last: all workers must collect in the same order."""
+    """Send the last duration of each test, in seconds, to each worker of pytest-xdist.
+
+    All workers must collect in the same order.
+    """
     if _SECONDS not in node.config.stash:
         from vllm_repro.report.runs import read_runs
         from vllm_repro.running.folders import default_out
@@ -67,7 +75,10 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n K`, start the trials that took longest, or never ran, first: then the last ones that run side by side are short."""
+    """With `-n K`, start the trials that took longest, or never ran, first.
+
+    The last trials, which run side by side, are then short.
+    """
     given: dict[str, Any] = getattr(config, "workerinput", {})
     seconds, workers = given.get("vllm_repro_seconds"), given.get("workercount", 1)
     if not seconds or any(type(item).__name__ != "ScenarioItem" for item in items):
@@ -85,12 +96,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
-    """Take a scenario file away from pytest's own collector, which would import it and so run a stranger's code."""
+    """Collect a scenario file in place of pytest's collector, which would import and so run it."""
     return _scenario_file(module_path, parent)
 
 
 def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Return the collector of a Python file that imports `Scenario` from the vocabulary, wherever it is."""
+    """Return the collector of a Python file in any folder that imports `vocabulary.Scenario`."""
     if path.suffix != ".py" or path.name.startswith(("_", "conftest", "test_")):
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -108,7 +119,7 @@ def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | N
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print two sections that must not be overlooked: rehearsals, and bugs that no longer reproduce."""
+    """Print a section for rehearsals and a section for bugs that no longer reproduce."""
     rehearsed = sum(
         any(one in report.user_properties for one in (_REHEARSAL, (_SERVER, _REHEARSAL[1])))
         for reports in terminalreporter.stats.values()
@@ -198,7 +209,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _death(servers: list[VllmServer]) -> Exception | None:
-    """Return the `EngineDied` of the first server whose engine is dead, or another error of the server."""
+    """Return the `EngineDied` of the first dead engine, or another error of its server."""
     from vllm_repro.errors import UsageError
 
     for server in servers:
@@ -212,7 +223,10 @@ def _death(servers: list[VllmServer]) -> Exception | None:
 
 
 def _lines_in(path: Path, error: BaseException) -> TracebackType | None:
-    """Return the traceback of `error` without the frames of other files: the client's are many, and not the cause."""
+    """Return the traceback of `error` with only the frames of `path`.
+
+    The client has many frames, and they are not the cause.
+    """
     lines, found = error.__traceback__, None
     frames = []
     while lines is not None:

@@ -1,4 +1,4 @@
-"""Rules for names: whose values are secret, and which environment variables steer vLLM and may be recorded."""
+"""Rules for names: which values are secret, and which variables of vLLM may be recorded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _STEERS = re.compile(
 
 @lru_cache(4_096)
 def is_secret_name(name: str) -> bool:
-    """Return True if the value of a variable, field or flag of this name must not be shown: `HF_TOKEN`, `api_key`, `--api-key`."""
+    """Return True if the value of a variable, field or flag of this name must not be shown.
+
+    Examples: `HF_TOKEN`, `api_key`, `--api-key`.
+    """
     words = "_".join(_WORD.findall(name)).lower()
     if _HARMLESS.search(words):
         return False
@@ -51,7 +54,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def steers_vllm(name: str) -> bool:
-    """Return True for an environment variable of vLLM or of a library that it uses, such as `NCCL_DEBUG`."""
+    """Return True for a variable of vLLM or of a library that it uses, such as `NCCL_DEBUG`."""
     return bool(_STEERS.fullmatch(name)) and not name.startswith("VLLM_REPRO_")
 
 

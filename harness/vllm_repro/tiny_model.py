@@ -13,12 +13,23 @@ from typing import Literal, get_args
 __all__ = ["FAMILIES", "Family", "Kind", "TinyModel"]
 
 Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4", "blip2", "granite_hybrid"]
-"""Model code of vLLM. "mimo" drafts; "deepseek_v4" has compressed layers; "blip2" reads images; "granite_hybrid" has Mamba layers."""
+"""Model code of vLLM.
+
+"mimo" drafts, "deepseek_v4" has compressed layers, "blip2" reads images, and "granite_hybrid" has
+Mamba layers.
+"""
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 Kind = Literal["full", "sliding", "sparse", "compressed", "mamba"]
-"""Attention of a layer: all tokens; a window; a window and the best groups of 4 tokens; a window and all groups of 128 tokens; a state."""
+"""Attention of a layer.
+
+- full: all tokens
+- sliding: a window
+- sparse: a window and the best groups of 4 tokens
+- compressed: a window and all groups of 128 tokens
+- mamba: a state
+"""
 
 _KINDS: dict[Family, frozenset[Kind]] = {
     "qwen3": frozenset({"full"}),

@@ -121,7 +121,7 @@ def ray_at(on: str, node: str | None = None) -> Any:
 
 
 def _refuse_silent(address: str) -> None:
-    """Raise `InfraError` if no Ray cluster answers at `address`: `ray.init` waits for one without end."""
+    """Raise `InfraError` if no Ray cluster answers at `address`: `ray.init` would wait forever."""
     words = [
         "-m",
         "ray.scripts.scripts",
@@ -168,7 +168,7 @@ class Fleet:
         self._interrupted = name
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """Note the first signal, and raise: Ray discards an exception that comes in its callbacks."""
+        """Note the first signal, and raise: Ray discards exceptions raised in its callbacks."""
         if not self._interrupted:
             self.interrupt(number.name)
             raise KeyboardInterrupt(number.name)
@@ -389,7 +389,10 @@ def _item(job: Job, folder: Path | None, demand: Mapping[str, int]) -> Item:
 
 
 def _files(job: Job, folder: Path | None) -> dict[str, bytes]:
-    """Return the files that a node needs: of the run to continue, and the reports that a claim of `fixed` rests on."""
+    """Return the files that a node needs.
+
+    They are those of the run to resume, and the reports that a claim of `fixed` compares with.
+    """
     runs, kind = job.out / job.scenario.id, job.choice.kind
     possible = [kind.facts.evidence] if kind.facts.evidence else Evidence
     records = (

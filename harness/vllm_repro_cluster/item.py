@@ -1,4 +1,7 @@
-"""One run on a node of a cluster, or one node of its server: `run_item`, the task, which starts `item_process` in a folder of its own."""
+"""One run on a node of a cluster, or one node of its server.
+
+The task `run_item` starts `item_process` in a new folder.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,11 @@ __all__ = [
 ]
 
 RUNS, SITE, OUTPUT, ERROR = "runs", "site.json", "output", "error.json"
-"""In the folder of an item: the folder of all runs, the facts of the site, the output of its process, and why there is no run."""
+"""Names in the folder of an item.
+
+They are: the folder of all runs, the facts of the site, the output of the item's process, and why
+there is no run.
+"""
 
 STARTED, RANK_LOG, EXIT = "started.json", "latest/logs/rank.log", "latest/exit.json"
 """Of a `Rank`: the facts of its server; its log; how it ended.
@@ -162,7 +169,10 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
 
 
 def remove_left() -> None:
-    """Remove the folders of items of which no process is left: Ray kills the processes of a worker that it ends."""
+    """Remove the folders of items without a process.
+
+    Ray kills the processes of a worker that it ends.
+    """
     for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         # held, or of another user
         with contextlib.suppress(OSError), (root / _LOCK).open("rb") as lock:
@@ -171,7 +181,9 @@ def remove_left() -> None:
 
 
 def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment that Ray was started with on this node, the GPUs of the task, and the variables of Ray to keep.
+    """Return the environment in which Ray was started, with the GPUs of the task.
+
+    kept: variables of Ray to keep.
 
     Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower
     than without Ray.
@@ -188,7 +200,7 @@ def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
 def _news(
     root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool
 ) -> Iterator[Chunk]:
-    """Yield what was not sent yet: of files that only grow at any time, and all others at the end."""
+    """Yield what was not sent yet: growing files at any time, all others at the end."""
     for name in (SITE, STARTED, OUTPUT, ERROR):
         yield from _chunks(root / name, name, sent)
     run = run.resolve()

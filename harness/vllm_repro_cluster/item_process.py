@@ -1,4 +1,4 @@
-"""The process of an `Item` on a node of a cluster: runs the scenario, or starts one node of a server.
+"""The process of an `Item` on a node: it runs the scenario, or starts one node of a server.
 
 The standard input brings the `Item` and is the leash of the process: when it closes, the server is
 ended and the folder is removed.

@@ -1,4 +1,6 @@
-"""Nodes of one server on several nodes of a Ray cluster, for commands with `--nnodes` such as that of dsv4-tp2.
+"""Nodes of one server on several nodes of a Ray cluster, for commands with `--nnodes`.
+
+The scenario dsv4-tp2 has such a command.
 
 `fleet` reserves the nodes of the cluster, and the run goes to the first of them. Its process starts
 one task per further node and boot: `run_item` with a `Rank`, which prepares that node and starts
@@ -44,7 +46,10 @@ _BEGINS_IN_S = 120.0
 """Seconds to wait for a node. Ray may have to replace a lost one."""
 _ENDS_IN_S = 60.0
 _SETTLED_S, _SETTLES_IN_S = 0.5, 3.0
-"""Seconds without news after which a log is complete, and the most to wait for that: a task that is cancelled sends no more."""
+"""Seconds without a new chunk after which a log is complete, and the most to wait for that.
+
+A cancelled task sends no more.
+"""
 
 
 class ClusterNodes:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 __all__ = ["DEAD_MESSAGE", "DEAD_MESSAGES", "WHOLE", "Answer", "Usage"]
 
 WHOLE = "whole"
-"""`finish_reason` of a complete answer without choices, such as an embedding: its endpoint names none."""
+"""`finish_reason` of a complete answer without choices, such as an embedding."""
 
 DEAD_MESSAGE = "EngineCore encountered an issue."
 DEAD_MESSAGES = (DEAD_MESSAGE, "The server had an error while processing your request.")
-"""Starts of the errors that vLLM returns for requests in flight when its engine dies: up to 0.32.0, and from 0.33.0 on."""
+"""Beginnings of vLLM's errors for requests in flight when its engine dies.
+
+The first is that of releases up to 0.32.0, the second that of releases from 0.33.0 on.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,9 @@ class Answer:
 
     @property
     def names_dead_engine(self) -> bool:
-        """Return True if the error is vLLM's message for a dead engine, in a stream or with status 5xx: a 400 may quote a prompt."""
+        """Return True if the error is vLLM's message for a dead engine.
+
+        It counts only in a stream or with status 5xx: a 400 may quote a prompt.
+        """
         failed = (self.status or 0) >= 500 or (self.status == 200 and self.error_kind == "event")
         return failed and any(text in (self.error or "") for text in DEAD_MESSAGES)

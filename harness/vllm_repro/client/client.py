@@ -117,9 +117,10 @@ class Client:
         return str(response.json()["data"][0]["id"])
 
     async def known_fields(self) -> dict[str, frozenset[str]]:
-        """Return the body fields that each endpoint of this release reads, by its OpenAPI schema; empty if it shows none.
+        """Return the body fields that each endpoint of this release reads.
 
-        vLLM takes any other field too, and ignores it.
+        They come from its OpenAPI schema; empty if the server shows none. vLLM accepts any other
+        field too, and ignores it.
         """
         try:
             return fields_of((await self.get("/openapi.json", timeout=30.0)).json())

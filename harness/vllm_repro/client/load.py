@@ -101,7 +101,10 @@ class LoadClient:
         return received.answer(sent, self._epoch + connection.last, written)
 
     def now(self) -> float:
-        """Return the time on the clock of the answers: since the epoch, whatever sets the system's clock."""
+        """Return the time in epoch seconds on the clock of the answers.
+
+        A change of the system's clock does not move it.
+        """
         return self._epoch + time.perf_counter()
 
     async def _connect(self) -> _Connection:
@@ -265,7 +268,10 @@ class _Connection(asyncio.Protocol):
 
 
 def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:
-    """Return when the kernel received what was read, by its note and on the clock of `time.perf_counter`; None without one."""
+    """Return when the kernel received the data, on the clock of `time.perf_counter`.
+
+    None if the kernel sent no timestamp.
+    """
     for level, kind, raw in notes:
         if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:
             seconds, nanoseconds = _TIMESPEC.unpack_from(raw)

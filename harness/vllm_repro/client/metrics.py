@@ -79,7 +79,10 @@ class Reading:
 
 
 def read_metrics(text: str) -> Reading:
-    """Return the values of a page, summed over engines; an empty reading if it is not a metrics page. NaN and infinity are left out."""
+    """Return the values of a page, summed over engines, without NaN and infinity.
+
+    Return an empty reading if it is not a metrics page.
+    """
     # here: its package starts with an HTTP server
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -124,7 +127,10 @@ def read_metrics(text: str) -> Reading:
 
 
 def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
-    """Return the iterations between two scrapes as text, largest first: `1 step of 4,097 to 8,192 tokens`."""
+    """Return the iterations between two scrapes as text, largest first.
+
+    Example: `1 step of 4,097 to 8,192 tokens`.
+    """
     found: list[str] = []
     below = 0.0
     bounds = sorted(after.steps)
@@ -170,7 +176,10 @@ _COUNTERS = (
 
 
 def counted_between(before: Reading, after: Reading, kv_most: float | None) -> Counted | None:
-    """Return what was counted between two readings; None if the server does not count tokens, or began anew."""
+    """Return the counts between two readings.
+
+    None if the server does not count tokens, or restarted.
+    """
     if not after.generation_tokens or after.started != before.started:
         return None
     pairs = {name: (getattr(before, name), getattr(after, name)) for name in _COUNTERS}

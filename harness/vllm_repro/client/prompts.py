@@ -28,7 +28,7 @@ time year people way day man thing woman life child world school state family st
 hand part place case week company system program question work government number night point home water room
 mother area money story fact month lot right study book eye job word business issue side kind head house
 service friend father power hour game line end
-""".split()  # noqa: SIM905  # a list of a hundred words reads better as text
+""".split()  # noqa: E501, SIM905  # a list of words is shorter as text
 _PADDING = (
     (" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"),
     (" a",), ("?",), ("#",), (" 7",), ("Q",), ("~",), ("\n",), (" x?",), ("é",),
@@ -147,7 +147,9 @@ async def build_chat(
     message: Mapping[str, Any] = MappingProxyType({"role": "user"}),
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
-    """Return a chat of `tokens` tokens with its template: the messages `before`, then `message` with generated content.
+    """Return a chat of `tokens` tokens, the tokens of its template included.
+
+    It has the messages `before`, then `message` with generated content.
 
     fields: other fields of the request. Those that the template reads are counted.
     """
@@ -190,7 +192,10 @@ async def build_completion(
 
 
 async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:
-    """Return a prompt of `tokens` ids with a number in the middle and a question for it at the end, and that number."""
+    """Return a prompt of `tokens` ids with a number hidden in the middle, and that number.
+
+    The prompt ends with a question for the number.
+    """
     number = str(random.Random("needle " + seed).randrange(10_000, 100_000))
     sentences = (f" The secret number is {number}. Remember it.", "\nThe secret number is")
     middle, end = [

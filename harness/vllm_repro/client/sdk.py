@@ -57,7 +57,9 @@ async def sdk_view(
     failed: FailedRequest | None = None,
     api_key: str | None = None,
 ) -> SdkView:
-    """Return the outcome of the failed request for a program with the SDK; never raises an error of the SDK.
+    """Return how a program with the SDK sees the failed request.
+
+    An error of the SDK is returned, never raised.
 
     The SDK's first attempt gets the recorded failure. Its retries, with the same body and after the
     SDK's own delays, go to the server. Without a failed request the program asks for one token.
@@ -133,7 +135,10 @@ async def sdk_view(
 
 
 async def _recorded(answer: Answer, request: Any) -> Any:
-    """Return the recorded answer to `request`, or raise its failure, in the types of the SDK's HTTP library: releases differ."""
+    """Return the recorded answer to `request`, or raise its failure.
+
+    Use the types of the SDK's HTTP library: SDK releases use different ones.
+    """
     library = importlib.import_module(type(request).__module__.partition(".")[0])
     body = {"error": {"message": answer.error, "code": answer.status}}
     if answer.status is None or (answer.error_kind == "transport" and not answer.streamed):

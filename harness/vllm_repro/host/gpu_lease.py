@@ -116,7 +116,10 @@ def _take(
 
 
 def _fit_cards(unfit: Callable[[Gpu], str]) -> list[str]:
-    """Return the indices of the cards that do, out of those that CUDA_VISIBLE_DEVICES lists, if it lists indices."""
+    """Return the indices of the GPUs for which `unfit` returns no reason.
+
+    If CUDA_VISIBLE_DEVICES lists indices, return only indices from it.
+    """
     fit = [str(index) for index, gpu in enumerate(gpus()) if not unfit(gpu)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not re.fullmatch(r"\d+(,\d+)*", visible):
@@ -171,7 +174,7 @@ def await_free_memory(cards: Sequence[str]) -> float:
 
 
 def _faults() -> dict[str, str]:
-    """Return a sentence for each GPU with a fault that its driver or the kernel's log shows, by index."""
+    """Return a sentence for each faulty GPU, by index, from its driver or the kernel's log."""
     found: dict[str, str] = {}
     xids = _xids()
     # a driver that does not know a field; `busy_gpus` raises the other failures
@@ -189,7 +192,10 @@ def _faults() -> dict[str, str]:
 
 
 def _xids() -> dict[str, str]:
-    """Return the last Xid of faulty hardware by bus and device, such as 17:00; none if the kernel's log may not be read."""
+    """Return the last Xid of faulty hardware by bus and device, such as 17:00.
+
+    Empty if this user may not read the kernel's log.
+    """
     tool = shutil.which("dmesg")
     if tool is None:
         return {}

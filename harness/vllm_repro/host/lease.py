@@ -119,7 +119,7 @@ _guards: list[subprocess.Popen[bytes]] = []
 
 
 def _guard() -> subprocess.Popen[bytes]:
-    """Return the guard of this process, a process that waits for its end and then ends the servers of its leases."""
+    """Return the guard process, which ends the servers of the leases after this process exits."""
     if not _guards or _guards[-1].poll() is not None:
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD],

@@ -144,7 +144,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the processor's flags as /proc/cpuinfo lists them, such as "avx512_bf16"; none on other processors than x86."""
+    """Return an x86 processor's flags as in /proc/cpuinfo, such as "avx512_bf16"; else none."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 

@@ -21,7 +21,10 @@ def free_port(address: str = LOOPBACK) -> int:
 
 
 def check_port(port: int) -> None:
-    """Raise `InfraError` if something listens on `port`: a dying old server would answer in place of the new one."""
+    """Raise `InfraError` if something listens on `port`.
+
+    A dying old server would answer in place of the new one.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

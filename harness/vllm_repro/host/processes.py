@@ -44,7 +44,10 @@ def session_members(session: int) -> list[psutil.Process]:
 
 
 _COMPILED_CODE = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
-"""Where torch keeps compiled code between boots: by default in the temporary folder, which a server here has for one boot."""
+"""Folder where torch keeps compiled code between boots.
+
+Torch's default is the temporary folder, which a server here has for one boot.
+"""
 
 
 class Session:
@@ -76,7 +79,10 @@ class Session:
         return () if self._ended else tuple(process.pid for process in session_members(self.id))
 
     def end(self, grace: float = 15.0) -> None:
-        """Send SIGTERM to the leader and after `grace` seconds SIGKILL to all that are left; return when all are gone."""
+        """Send SIGTERM to the leader and, after `grace` seconds, SIGKILL to all that are left.
+
+        Return when all are gone.
+        """
         if self._ended:
             return
         if self.exit_code() is None:
@@ -166,7 +172,10 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
 
 
 def sessions_writing_to(log: tuple[int, int]) -> set[int]:
-    """Return the sessions with a process whose standard output or error is the file, even if it was deleted since."""
+    """Return the sessions with a process whose standard output or error is the file.
+
+    The file may be deleted.
+    """
     found = set()
     for pid in psutil.pids():
         for descriptor in (1, 2):
@@ -178,7 +187,10 @@ def sessions_writing_to(log: tuple[int, int]) -> set[int]:
 
 
 def end_sessions(sessions: Collection[int], grace: float = 3.0) -> None:
-    """Send SIGTERM to all processes of `sessions`, and after `grace` seconds SIGKILL; return when all are gone."""
+    """Send SIGTERM to all processes of `sessions` and, after `grace` seconds, SIGKILL.
+
+    Return when all are gone.
+    """
     members = [process for session in sessions for process in session_members(session)]
     # now: SIGTERM may end the process that maps one, and leave it
     segments = _shared_memory(members)

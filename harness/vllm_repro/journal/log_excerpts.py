@@ -91,7 +91,7 @@ class LogExcerpts:
 def read_excerpts(
     folder: Path, name: str, redactor: Redactor, root: str | None, sizes: ExcerptSizes = PAGE_SIZES
 ) -> LogExcerpts | None:
-    """Return the excerpts of `folder/name`, or None if it does not exist or lies outside the folder.
+    """Return the excerpts of `folder/name`; None if it is missing or lies outside the folder.
 
     root: exception that the engine died of. Its traceback is kept even if other errors came first.
     """

@@ -17,13 +17,19 @@ _HOME = re.compile(
     r"((?:/|\\\\?)(?:home|Users|users)(?:/|\\\\?))(?!\[user\])[^/\\\s'\":,;()\[\]{}<>|&?#]+"
 )
 
-_SCHEMES = r"(?:https?|tcp|udp|wss?|grpcs?|rediss?|nats|amqps?|postgres(?:ql)?|mysql|mongodb(?:\+srv)?|ssh|git|s3|gs|zmq|nccl|etcd)"
+_SCHEMES = (
+    r"(?:https?|tcp|udp|wss?|grpcs?|rediss?|nats|amqps?|postgres(?:ql)?|mysql|mongodb(?:\+srv)?"
+    r"|ssh|git|s3|gs|zmq|nccl|etcd)"
+)
 _URL_HOST = re.compile(
-    rf"(?i)\b({_SCHEMES}://(?:\[redacted:[\w-]+\]@)?)(?!\[(?:host|address)\])(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s/:?#'\"<>\\()\[\],{{}}|`]+)"
+    rf"(?i)\b({_SCHEMES}://(?:\[redacted:[\w-]+\]@)?)(?!\[(?:host|address)\])"
+    rf"(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s/:?#'\"<>\\()\[\],{{}}|`]+)"
 )
 _PUBLIC = re.compile(
-    r"(?i)(?:[\w-]+\.)*(?:github\.com|githubusercontent\.com|huggingface\.co|hf\.co|vllm\.ai|pytorch\.org|python\.org|nvidia\.com|amd\.com"
-    r"|openai\.com|docker\.com|docker\.io|readthedocs\.io|ray\.io|modelscope\.cn|arxiv\.org|w3\.org|pydantic\.dev|fastapi\.tiangolo\.com)"
+    r"(?i)(?:[\w-]+\.)*(?:github\.com|githubusercontent\.com|huggingface\.co|hf\.co|vllm\.ai"
+    r"|pytorch\.org|python\.org|nvidia\.com|amd\.com|openai\.com|docker\.com|docker\.io"
+    r"|readthedocs\.io|ray\.io|modelscope\.cn|arxiv\.org|w3\.org|pydantic\.dev"
+    r"|fastapi\.tiangolo\.com)"
 )
 _SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0")
 

@@ -92,7 +92,10 @@ class Redactor:
         return [(re.compile(text), replacement) for text, replacement in (*folders, *hosts, *users)]
 
     def command(self, line: str) -> str:
-        """Return a redacted command line that means the same to a shell: replacements such as $HOME stay outside single quotes."""
+        """Return a redacted command line that means the same to a shell.
+
+        Replacements such as $HOME stay outside single quotes.
+        """
         found = self.text(line)
         for _, replacement in self.folders:
             if replacement.startswith("$"):
@@ -102,7 +105,7 @@ class Redactor:
         return found
 
     def deep(self, value: Any) -> Any:
-        """Return JSON data with every string redacted, and everything below a secret name replaced."""
+        """Redact every string of JSON data, and replace everything below a secret name."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -117,7 +120,10 @@ class Redactor:
         return value
 
     def _words(self, words: Sequence[Any]) -> list[Any]:
-        """Redact a list, which may be an argument vector: words after `--api-key` are secret up to the next flag."""
+        """Redact a list, which may be an argument vector.
+
+        Words after `--api-key` are secret up to the next flag.
+        """
         found: list[Any] = []
         flag = ""
         for word in words:

@@ -80,7 +80,8 @@ _NAME = re.compile(
     r"(?<![\w-])(?P<name>[\w-]+)(?P<between>(?:\\?[\"']\]?)?[ \t]{0,9}(?:=|:(?!//))[ \t]{0,9})"
 )
 _VALUE = re.compile(
-    rf"(?!=|{_NOTHING}|\\?[\"']?{_MARKED}|\[\\?[\"']?{_MARKED}|\\?[\"']\\?[\"']|\[\]|\{{\}})(?P<scheme>(?i:basic|bearer|digest|token) )?"
+    rf"(?!=|{_NOTHING}|\\?[\"']?{_MARKED}|\[\\?[\"']?{_MARKED}|\\?[\"']\\?[\"']|\[\]|\{{\}})"
+    r"(?P<scheme>(?i:basic|bearer|digest|token) )?"
     # a quote that a cut line leaves open
     r"(?:(?P<quote>\\?[\"'])(?:(?!(?P=quote))[^\n])*(?P=quote)|\\?[\"'][^\n]*"
     r"|\[[^\]\n]*\]?|\{[^}\n]*\}?|(?:SecretStr)?\([^)\n]*\)?"

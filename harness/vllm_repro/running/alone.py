@@ -34,8 +34,8 @@ _HOW = (
 """Fields that do not decide a greedy answer."""
 
 _CHANGES_LOGITS = (
-    "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "allowed_token_ids", "bad_words",
-    "response_format", "structured_outputs", "tools",
+    "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
+    "allowed_token_ids", "bad_words", "response_format", "structured_outputs", "tools",
 )  # fmt: skip
 """Fields that choose another token than the best one.
 
@@ -70,7 +70,10 @@ Repeat = tuple[Probe, Greedy, dict[str, Any]]
 
 
 def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
-    """Return a request of the workload, if an engine must repeat its answer: one prompt, and the best token each time."""
+    """Return a request of the workload if an engine must repeat its answer; else None.
+
+    It must if there is only one prompt, and the best token is chosen each time.
+    """
     single = request.one_prompt and body.get("n", 1) == 1 and not body.get("use_beam_search")
     if not single or any(name in body for name in _CHANGES_LOGITS):
         return None
@@ -84,7 +87,10 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
 
 
 def alone(one: Greedy) -> list[Repeat]:
-    """Return the requests to send one after the other: from the second on, its blocks are in the prefix cache."""
+    """Return the requests to send one after the other.
+
+    From the second one on, the prompt's blocks are in the prefix cache.
+    """
     return [
         (probe, one, one.again(_salt("alone", one)))
         for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)
@@ -92,7 +98,10 @@ def alone(one: Greedy) -> list[Repeat]:
 
 
 def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
-    """Return the requests to send at once, after `alone`: each prompt in turns without and with its blocks in the prefix cache."""
+    """Return the requests to send at once, after `alone`.
+
+    Each prompt comes in turns without and with its blocks in the prefix cache.
+    """
     copies = -(-_LEAST_BURST // len(prompts)) if prompts else 0
     return [
         (probe, one, one.again(_salt(salt, one)))
@@ -103,5 +112,5 @@ def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
 
 
 def _salt(of: str, one: Greedy) -> str:
-    """Return a `cache_salt` that no other prompt has, so that it finds no blocks of a prompt with the same beginning."""
+    """Return a unique `cache_salt`, so that prompts with the same beginning share no blocks."""
     return f"{of} {one.prompt}"

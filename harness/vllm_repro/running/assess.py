@@ -212,7 +212,7 @@ def _in_flight(asked: SentRequest, seen: Observed) -> SentRequest:
 
 
 def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShape | None:
-    """Return the model's attention sizes; None if the server serves another model than the scenario's."""
+    """Return the model's attention sizes; None if the scenario's model is not served."""
     model, served = scenario.model, seen.tiny_model
     if (
         served is None
@@ -333,7 +333,7 @@ def _of_a_gateway(answer: Answer) -> bool:
 
 
 def _between(seen: Observed) -> str | None:
-    """Return how a gateway changed a request to a living attached server; None if nothing shows it."""
+    """Return how a gateway changed a request to an attached server; None if nothing shows it."""
     if seen.facts is None or seen.facts.kind.facts.started:
         return None
     for answer in (*seen.answers, *seen.measured):

@@ -56,10 +56,11 @@ class Boots:
         self.strange[arm] += is_other(expected, outcome, during, crossed=crossed)
 
     def in_turn(self, arms: Sequence[Arm], wanted: Callable[[], Sequence[str]]) -> Iterator[Arm]:
-        """Yield the arms to boot until `wanted`, asked before each round, names none: A B in odd rounds, B A in even ones.
+        """Yield the arms to boot: A B in odd rounds, B A in even ones.
 
-        A machine that slows down or warms up then favours no arm. In round n an arm gets its boot
-        n, so a resumed run keeps the order.
+        `wanted` is called before each round; stop if it returns no names. A machine
+        that slows down or warms up then favours no arm. In round n an arm gets its boot n, so a
+        resumed run keeps the order.
         """
         for n in count(1):
             names = wanted()

@@ -68,7 +68,7 @@ _SUBJECT = r"(?:\[shutdown\] )?(?:MPClient: |Worker proc \S+ |Engine core proc \
 
 
 def log_sign(line: str) -> tuple[str, bool] | None:
-    """Return the text that makes `line` a sign, and whether it is decisive; None for all other lines.
+    """Return the text that makes `line` a sign, and whether it is decisive; None for other lines.
 
     The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts
     in a request log quote such texts, and Python's resource tracker, which a server outlives,

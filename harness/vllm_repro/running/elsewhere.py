@@ -19,7 +19,10 @@ _ASKED_EVERY_S = 1.0
 def results(
     work: Callable[[T], R], items: Sequence[T], elsewhere: Elsewhere | None
 ) -> Iterator[tuple[T, R]]:
-    """Yield each item with the result of `work`: here one after the other, elsewhere all at once and the first to finish first."""
+    """Yield each item with the result of `work`.
+
+    Work here runs one after the other. Work elsewhere runs at once, the first to finish first.
+    """
     if elsewhere is None or len(items) < 2:
         yield from ((item, work(item)) for item in items)
         return

@@ -38,9 +38,10 @@ def default_out() -> Path:
 
 
 def with_out(command: str, out: Path) -> str:
-    """Return a command with `--out`, unless it writes to `out` by default, and with the folders of `--scenarios`.
+    """Return a command with `--out` and the folders of `--scenarios`.
 
-    Reports carry it without: a folder is of one machine.
+    Leave `--out` away if `out` is the default. Reports show the command without both: a folder
+    exists on one machine only.
     """
     for folder in named_folders():
         command = command.replace(_SCENARIOS, shlex.quote(str(folder.absolute())), 1)
@@ -61,7 +62,10 @@ def run_folder(out: Path, scenario: str, name: str = "") -> Path:
 
 
 def stamped_folder(out: Path, below: Path, inside: str = "", name: str = "") -> Path:
-    """Make `out/below/<UTC>-<6 hex>/`, with the folder `inside` in it, and point `out/below/latest` at it. Raises `UsageError`."""
+    """Make `out/below/<UTC>-<6 hex>/` and point `out/below/latest` at it. Raises `UsageError`.
+
+    inside: name of a folder to make in it.
+    """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     folder = out / below / (name or f"{stamp}-{secrets.token_hex(3)}")
     try:
@@ -128,12 +132,12 @@ def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:
 
 
 def private_hosts(scenario: Scenario) -> list[str]:
-    """Return this machine's names, except one that the scenario's own text contains, such as `vllm`."""
+    """Return this machine's names, without those in the scenario's text, such as `vllm`."""
     return _private({socket.gethostname(), socket.gethostname().partition(".")[0]}, scenario)
 
 
 def private_users(scenario: Scenario) -> list[str]:
-    """Return the name of this account, except `root` and one that the scenario's own text contains."""
+    """Return the name of this account, unless it is `root` or in the scenario's text."""
     try:
         return _private({getpass.getuser()}, scenario)
     except (KeyError, OSError):  # an account without a name, as in a container

@@ -1,4 +1,6 @@
-"""Detection of an engine that keeps working with no request left, from the processor time of its EngineCore process.
+"""Detection of an engine that keeps working with no request left.
+
+It reads the processor time of the EngineCore process.
 
 An idle EngineCore uses almost no processor time. One that keeps stepping looks as healthy from
 outside: it answers, `/health` is 200, no counter moves. Workers are not read: those of several
@@ -52,7 +54,7 @@ def never_idle_message(samples: Sequence[CpuSample]) -> str:
 
 
 def engine_cpu_seconds(pids: Iterable[int]) -> float | None:
-    """Return the processor time in seconds of the EngineCore processes in `pids`; None without one."""
+    """Return the processor seconds of the EngineCore processes in `pids`; None without one."""
     times = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):  # it ended meanwhile: the watcher reports that

@@ -119,9 +119,10 @@ def choice_of(scenario: Scenario, options: ServerOptions, *, download: bool = Tr
 
 
 def usual_expectation(options: ServerOptions) -> Expect:
-    """Return the expectation of a run without `--expect`: a patched release should live, whatever the scenario declares.
+    """Return the expectation of a run without `--expect`.
 
-    Several patches are compared with the release as it is, which should fail.
+    A patched release should live, whatever the scenario declares. Several patches are
+    compared with the release as it is, which should fail.
     """
     return (Expect.DECLARED, Expect.ALIVE, Expect.CRASH)[min(len(options.patch), 2)]
 

@@ -77,7 +77,7 @@ class EngineDied(Exception):
 
 
 class VllmServer:
-    """A vLLM server that runs `command` while the `with` statement runs: `with VllmServer("vllm serve …") as server:`.
+    """A vLLM server for one `with` statement: `with VllmServer("vllm serve …") as server:`.
 
     command: as for a shell, `vllm serve …` or `docker run …`; host and port are replaced. server:
     "docker", "process", "rehearsal", or "auto" for the first of docker and process that can run it.

@@ -17,7 +17,9 @@ _MOST_BYTES_HERE = 1_000_000
 
 
 async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
-    """Yield each line of `path` as it is written, with the time of that write in seconds since the epoch. Never ends.
+    """Yield each line of `path` as it is written, with the time of that write in epoch seconds.
+
+    Never ends.
 
     Waits for a file that does not exist yet. A carriage return ends a line too, as in progress
     bars. Lines are cut at 65,536 bytes. An empty line is yielded for an incomplete one, to show

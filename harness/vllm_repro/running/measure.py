@@ -52,7 +52,7 @@ _PLAIN = {
 }
 """The sampling fields that a model's `generation_config.json` may set otherwise."""
 _COUNTED_WITHIN = 2.0
-"""Seconds in which the server's counters must include its last answer: they are written just after it."""
+"""Seconds after the last answer in which the server's counters must include it."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -104,7 +104,7 @@ class SelfCheck:
 
 
 def _queued_s() -> float:
-    """Return for how long this thread was ready and the kernel ran others; 0 if it does not count it."""
+    """Return the seconds that this thread waited for a core; 0 if the kernel counts none."""
     try:
         return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

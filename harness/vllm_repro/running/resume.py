@@ -68,7 +68,8 @@ class UnfinishedRun(Unfinished):
     what = "run"
     depth = 1
     must_not_change: Sequence[str] = (
-        "scenario", "arms", "trigger", "status", "loads", "output", "evidence", "server", "version", "machine", "docker", "harness_version",
+        "scenario", "arms", "trigger", "status", "loads", "output", "evidence", "server",
+        "version", "machine", "docker", "harness_version",
     )  # fmt: skip
     boots: Boots
 

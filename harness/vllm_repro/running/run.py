@@ -53,7 +53,10 @@ if TYPE_CHECKING:  # they import the reports
 __all__ = ["run_one", "signals_later", "signals_to", "strongest_record"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Also Ctrl-\\: servers run in sessions of their own, so a signal that ends this process alone would leave them running."""
+"""Signals that end a run, Ctrl-\\ included.
+
+Servers run in other sessions: a signal that ends this process alone would leave them running.
+"""
 
 
 def run_one(
@@ -86,7 +89,7 @@ def run_one(
 
 
 def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
-    """Return the arms to run on `site`, each with the patch of the command line, if there is one."""
+    """Return the arms to run on `site`, each with the patch of the command line, if any."""
     if job.compared:
         return list(job.arms)
     arms = list(job.arms) if job.named_arms else site.usual_arms(job.scenario, job.arms)
@@ -237,7 +240,10 @@ def signals_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
-    """Call `handle` for each signal during the block, if this is the main thread; else the caller has the signals."""
+    """Call `handle` for each signal during the block, if this is the main thread.
+
+    In another thread, leave the signals to the caller.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -340,7 +346,9 @@ class _Trials:
 def strongest_record(
     out: Path, scenario: Scenario, evidence: str, arms: Sequence[Arm], version: str | None = None
 ) -> Record | None:
-    """Return the strongest run in `out` with the same evidence in which the first arm that should die did.
+    """Return the strongest run in `out` in which the first arm that should die did.
+
+    Only runs with the same evidence count.
 
     version: the release of `arms`. If they patch it, a run of that release is stronger than any
     other. `verdict.decide` weighs it.

@@ -1,4 +1,4 @@
-"""Progress of a run on standard error: a status line on a terminal, else one plain line every 30 seconds."""
+"""Progress of a run on standard error: a status line, or without a terminal plain lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Progress:
         self._shown = time.monotonic()
 
     def notify(self, text: str) -> None:
-        """Show `text` as the status: at most ten times a second on a terminal, else as a line every 30 seconds."""
+        """Show `text`: at most ten times a second on a terminal, else a line every 30 seconds."""
         now = time.monotonic()
         with self._lock:
             if now - self._shown < (0.1 if self._live else _EVERY):

@@ -1,4 +1,4 @@
-"""One trial: boot one arm, run its workload, watch the server from launch to end, and write everything to the journal."""
+"""One trial: boot one arm, run its workload, watch its server, and write the journal."""
 
 from __future__ import annotations
 

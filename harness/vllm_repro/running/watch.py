@@ -42,9 +42,15 @@ from vllm_repro.servers.kinds import ServerKind
 __all__ = ["Watch", "gave_a_token"]
 
 _LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.2, 1.0
-"""Seconds to wait after the last answer: of a rehearsal, or until vLLM was without work for so long; and the most for vLLM."""
+"""Seconds to wait after the last answer.
+
+The first: for a rehearsal, or for vLLM to stay without work. The second: the limit for vLLM.
+"""
 _SETTLED = 0.5
-"""Seconds without a new log line after which the log of a dead server is complete, or its restarted process is left alone."""
+"""Seconds without a new log line after which to stop reading the log.
+
+The log of a dead server is then complete, and a restarted process is left alone.
+"""
 _SECOND_WITNESS = 2.0
 """Seconds for another channel to confirm a death that the log reports."""
 _NO_COMPLETIONS = (400, 404, 501)
@@ -92,7 +98,10 @@ class Watch:
         self.load: LoadClient | None = None
         """The client of the load that is being measured."""
         self.failed: FailedRequest | None = None
-        """The request that a death showed in: the first one since the engine last gave a token, or one that names the death."""
+        """The request in which a death showed.
+
+        It is the first failed one since the last token, or one whose error names the death.
+        """
         self.broken = False
         self.fatal_lines = 0
         """Lines of the log so far that report a death."""
@@ -211,7 +220,9 @@ class Watch:
         return answer, sign is not None and answer.names_dead_engine
 
     async def aftermath(self) -> None:
-        """After the first sign, wait until the server is gone and its log complete, at most `limits.grace`.
+        """Wait until the server is gone and its log is complete, at most `limits.grace` seconds.
+
+        Call it after the first sign.
 
         After a restart the first process is gone already, and the second one stays.
         """
@@ -318,7 +329,9 @@ class Watch:
         self.note(sign)
 
     async def _confirm(self, sign: DeathSign, *, wait: float = 0.0) -> None:
-        """Look for a second witness of a death of a ready server: a log may quote such a line, and a gateway answer `/health`.
+        """Look for a second sign of a death of a ready server.
+
+        A log may quote such a line, and a gateway may answer `/health`.
 
         A real death shows on another channel in milliseconds, for which it waits. Otherwise an
         engine that gives a token lives.
@@ -338,7 +351,7 @@ class Watch:
             self.note(sign)
 
     async def ask_for_a_token(self, model: str) -> Answer:
-        """Send the canary: a request for one token, the only answer that proves that the engine still steps.
+        """Send the canary, a request for one token: only its answer proves that the engine steps.
 
         A server of a pooling model has no completions: it pools a word instead.
         """
@@ -507,7 +520,7 @@ def gave_a_token(answer: Answer) -> bool:
 
 
 def _own_name(process: psutil.Process) -> str:
-    """Return the name that a process gave itself; empty for a fresh fork, which still has its parent's name.
+    """Return the name that a process set; empty for a new fork, which has its parent's name.
 
     A compiler that EngineCore starts is such a fork at first; its end is not a death of the engine.
     """

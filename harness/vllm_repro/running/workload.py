@@ -1,4 +1,4 @@
-"""The workload of one trial: its steps in order, prompts of exact lengths, recorded answers, and a canary at the end."""
+"""The workload of one trial: steps with exact prompt lengths, and a canary at the end."""
 
 from __future__ import annotations
 
@@ -286,7 +286,10 @@ class WorkloadRunner:
         return None
 
     async def _next_turn(self, request: Request, tokens: int, seed: str) -> Prompt:
-        """Return the next prompt of a conversation, and add it with a fixed reply to the messages before the one after it."""
+        """Return the next prompt of a conversation.
+
+        Add it and a fixed reply to the messages that the following prompt begins with.
+        """
         turns = self.turns.setdefault(request.conversation, [])
         tools, turn = request.fields.get("tools", ()), len(turns) // 2
         message = (
@@ -309,7 +312,10 @@ class WorkloadRunner:
         return prompt
 
     async def _died(self) -> bool:
-        """Return True if the engine is dead or hung; wait until the watch, which polls /health, can have seen it."""
+        """Return True if the engine is dead or hung.
+
+        Wait first, so that the watch, which polls /health, can detect it.
+        """
         with contextlib.suppress(asyncio.TimeoutError):  # no sign of death
             await asyncio.wait_for(self.watch.over(), _SIGN_AFTER_FAILURE)
         return self.watch.ended
@@ -481,7 +487,7 @@ class WorkloadRunner:
         )
 
     def _record_counters(self, before: Reading, after: Reading) -> None:
-        """Record what the engine's counters show of the one request that was in flight between two scrapes."""
+        """Record the counters of the one request that was in flight between two scrapes."""
         seen = self.trial.seen
         steps = steps_between(before, after)
         last = seen.asked[-1]
@@ -551,7 +557,10 @@ def _common(ids: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _shortened(body: dict[str, Any], prompt: Prompt, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body as a report shows it: a generated prompt as its length, without what the harness adds."""
+    """Return the body for a report: with the length of a generated prompt in place of its text.
+
+    Fields that the harness adds are left out.
+    """
     beginning = f", the first {prompt.shared:,} shared" if prompt.shared else ""
     made = (
         dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.calls else {}

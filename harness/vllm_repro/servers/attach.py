@@ -47,7 +47,7 @@ def _local_port(url: str) -> int | None:
 
 
 def find_process(url: str) -> int | None:
-    """Return the pid on this host that listens on the URL's port; None if this user cannot see one."""
+    """Return the pid that listens on the URL's port; None if this user cannot see one here."""
     port = _local_port(url)
     return next(iter(listeners(port)), None) if port else None
 
@@ -65,7 +65,7 @@ def find_log(pid: int | None) -> Path | None:
 
 
 def own_lines_begin(source: Path, pid: int | None) -> int:
-    """Return the offset of this server's first line in a file that earlier servers may have written to.
+    """Return the offset of this server's first line in a log that earlier servers may have used.
 
     It is the last boot with `pid`, else the first line with it, else the last boot. Without any of
     these nothing shows which server wrote the file, so only new lines count.
@@ -200,7 +200,7 @@ class AttachServer(Server):
 
 
 def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
-    """Return the log of the container that publishes the URL's port, or nothing without such a container."""
+    """Return the log of the container that publishes the URL's port; nothing without one."""
     port = _local_port(url)
     if port is None:
         return iter(())
@@ -229,7 +229,7 @@ def _read_container(engine: Engine, port: int, *, follow: bool) -> Iterator[byte
 
 
 def _boot_text(url: str, log: Path | None) -> str:
-    """Return the first 4 MB of the log of the server at `url` since its boot; empty if it is not to be found."""
+    """Return the first 4 MB of the server's log since its boot; empty if there is no log."""
     pid = find_process(url)
     source = log or find_log(pid)
     if source is not None:
@@ -245,7 +245,10 @@ def _boot_text(url: str, log: Path | None) -> str:
 
 
 def evidence_of(version: str | None, log: str) -> Evidence:
-    """Return what a run on an attached server is evidence of, by its own version and log; never by what the scenario needs."""
+    """Return the evidence of an attached server, from its version and log.
+
+    The needs of the scenario do not count.
+    """
     seen = evidence_in(read_lines(log))
     return Evidence.CPU if seen is Evidence.UNKNOWN and "+cpu" in (version or "") else seen
 

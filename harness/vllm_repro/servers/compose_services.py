@@ -10,8 +10,11 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 __all__ = ["compose_file"]
 
-_HEADING = """Generated from the scenarios: make compose. One service a scenario, each with its reported flags, on loopback only:
-  docker compose --profile tq-chunked-prefill up"""
+_HEADING = (
+    "Generated from the scenarios: make compose. One service a scenario, each with its reported"
+    " flags, on loopback only:\n"
+    "  docker compose --profile tq-chunked-prefill up"
+)
 
 
 def compose_file() -> str:

@@ -227,7 +227,10 @@ class DockerServer(Server):
         return True
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
-        """Return the container's `State`; empty if the container is gone, None if no engine answers. Retry: dockerd may restart."""
+        """Return the container's `State`; empty if it is gone, None if no Docker Engine answers.
+
+        Retry: dockerd may be restarting.
+        """
         retrying = Retrying(
             retry=retry_if_exception_type(engine_errors())
             & retry_if_not_exception_type(docker.errors.NotFound),
@@ -292,7 +295,10 @@ def _is_running(state: dict[str, Any] | None) -> bool:
 
 
 def _host_pid(container: str, state: dict[str, Any]) -> int:
-    """Return the pid of the container's first process; 0 if the engine runs in a virtual machine or another pid namespace."""
+    """Return the pid of the container's first process.
+
+    Return 0 if the Docker Engine runs in a virtual machine or another pid namespace.
+    """
     pid = int(state.get("Pid") or 0)
     try:
         return pid if container in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8") else 0
@@ -301,7 +307,7 @@ def _host_pid(container: str, state: dict[str, Any]) -> int:
 
 
 def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
-    """Return the arguments of `DockerClient.containers.create` for the container that `spec` renders."""
+    """Return the arguments of `DockerClient.containers.create` for the container of `spec`."""
     # `--entrypoint` takes one word, so the others come before the arguments, as in `docker run`.
     entrypoint = spec.entrypoint or ()
     arguments: dict[str, Any] = {

@@ -268,7 +268,9 @@ def device_request(request: GpuRequest) -> DeviceRequest:
 
 
 def gpu_prefix(engine: Engine, image: str | None = None) -> str:
-    """Return what stands before the index of a GPU in a request: nothing with NVIDIA's hook or runtime, `nvidia.com/gpu=` with CDI.
+    """Return the prefix of a GPU's index in a request.
+
+    It is empty with NVIDIA's hook or runtime, and `nvidia.com/gpu=` with CDI.
 
     No field of the engine shows which it accepts, so a container of `image`, by default of any, is
     started for a moment. Raises `Unsupported` or `InfraError` with the engine's own words if it
@@ -322,7 +324,7 @@ def _refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | Non
 
 
 def remove_container(engine: Engine, container: str) -> None:
-    """Kill and remove a container with its unnamed volumes; return when the engine no longer knows it.
+    """Kill and remove a container with its unnamed volumes; return when it is gone.
 
     Raises one of `engine_errors` if it cannot be removed, and `InfraError` if that takes over a
     minute.

@@ -51,7 +51,7 @@ for name in sys.argv[1:] if folder else ():
         files[name] = {"path": path, "text": text, "compiled": compiled if os.path.exists(compiled) else ""}
 found = {"folder": folder, "pythonpath": os.environ.get("PYTHONPATH", ""), "files": files}
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)

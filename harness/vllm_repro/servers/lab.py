@@ -233,8 +233,8 @@ class LabSite(Site):
         lines = [self.launch(self._scenario, arm, port).render(), ""]
         lines += [
             (
-                f"# {facts_of(self.evidence).mark}: vLLM {self.release_version} on the CPU. Replaced,"
-                " and nothing else:"
+                f"# {facts_of(self.evidence).mark}: vLLM {self.release_version} on the CPU."
+                " Replaced, and nothing else:"
             )
         ]
         for part in MECHANISMS[self._lab.mechanism].parts_with(self._lab.capture):
@@ -289,7 +289,7 @@ class SchedulerSite(LabSite):
 
 
 _CPU_FLAGS = {"deepseek_v4": "avx512_bf16"}
-"""By model family, the flag of /proc/cpuinfo without which vLLM's CPU build lacks the model's operators."""
+"""Processor flag, by model family, that vLLM's CPU build needs for the model's operators."""
 
 
 def _lacking_flag(lab: Lab, model: Model) -> str:
@@ -317,7 +317,10 @@ def lab_model(lab: Lab, model: Model) -> Path:
 
 
 def untried(parts: Sequence[Part], file: str, before: str, after: str) -> tuple[str, ...]:
-    """Return the functions and classes of `file` that differ and that the lab replaces, so that they do not run."""
+    """Return the changed functions and classes of `file` that the lab replaces.
+
+    They do not run.
+    """
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     names = dict.fromkeys(part.name for part in parts if part.module == module and not part.runs)
     old, new = dict(_definitions(before)), dict(_definitions(after))
@@ -325,7 +328,10 @@ def untried(parts: Sequence[Part], file: str, before: str, after: str) -> tuple[
 
 
 def _definitions(source: str) -> Iterator[tuple[str, str]]:
-    """Yield each function, class and method of a module, (name, normalized source); nothing for a syntax error."""
+    """Yield (name, normalized source) of each function, class and method of a module.
+
+    Yield nothing for a syntax error.
+    """
     try:
         body = ast.parse(source).body
     except SyntaxError:

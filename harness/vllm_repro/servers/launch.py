@@ -108,7 +108,7 @@ class Launch:
     gpus: tuple[str, ...] = ()
 
     def render(self) -> str:
-        """Return the command for a POSIX shell, without the name and labels that tie a container to one run."""
+        """Return the command for a POSIX shell, without the name and labels of one run."""
         if self.container is not None:
             return replace(self.container, name=None, labels=()).render()
         flags = self.argv.index("serve") + 2 if "serve" in self.argv else 1
@@ -215,7 +215,10 @@ def process_launch(
 
 
 def visible(gpus: Sequence[str]) -> dict[str, str]:
-    """Return the variables that limit a process to these GPUs, counted as `nvidia-smi` does; none if there are none."""
+    """Return the variables that limit a process to these GPUs, counted as `nvidia-smi` does.
+
+    Return none for no GPUs.
+    """
     return (
         {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     )

@@ -1,4 +1,4 @@
-"""Options that choose a server, and what follows from them: image, model, and what the machine must have."""
+"""Options that choose a server, and its image, model and needs that follow from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ServerOptions:
 
 
 def default_image(scenario: Scenario, version: str) -> str:
-    """Return the reported image for the scenario's own release, and the official image for any other."""
+    """Return the reported image for the scenario's release, and the official one for others."""
     reported = scenario.reported().container
     # those have moved on since
     pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))
@@ -86,7 +86,7 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
 
 
 def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | None:
-    """Return the tiny model to make for a run with `options`; None if an existing model is served."""
+    """Return the tiny model to make for a run; None if an existing model is served."""
     asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
     return scenario.tiny_model if asked and not options.model else None
 
@@ -130,7 +130,7 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
 def edited_command(
     scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions
 ) -> tuple[ServeCommand, TinyModel | None, Sequence[Edit]]:
-    """Return the command of `arm` on servers of `kind`, the tiny model that they serve, and the edits which that model needs.
+    """Return the command of `arm` on servers of `kind`, its tiny model, and that model's edits.
 
     Flags that every server gets, such as `--port`, are not in it.
     """

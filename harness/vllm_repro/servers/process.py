@@ -153,7 +153,7 @@ def process_server(
 
 
 def with_release(launch: Launch, release: Release | None) -> Launch:
-    """Return `launch` with the source of its vLLM, and what there is to say about compiled parts that are not its own."""
+    """Return `launch` with the source of its vLLM and the release of its compiled parts."""
     if release is None:
         return launch
     launch = replace(launch, release=release)
@@ -189,7 +189,10 @@ def misfit(release: Release | None, model: TinyModel | None, *, attention: bool 
 
 
 class ProcessSite(Site):
-    """Processes of a local vLLM: the one on PATH or, for a scenario without GPUs, a release from the cache."""
+    """Processes of a local vLLM.
+
+    It is the vLLM on PATH or, for a scenario without GPUs, a release from the cache.
+    """
 
     kind = ServerKind.PROCESS
 

@@ -219,7 +219,7 @@ def site_class(kind: ServerKind) -> type[Site]:
 
 
 def choose(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
-    """Return what `--server auto` means for this scenario on this machine: the first kind that accepts it.
+    """Return the kind of `--server auto`: the first that can run the scenario on this machine.
 
     download: releases may be downloaded. A test suite that runs unattended must not fill a disk
     with gigabytes.

@@ -29,7 +29,7 @@ def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
 
 
 def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Patched, ...]:
-    """Return the patched files of `changed`, {name: sha256}, that the processes writing `log` found.
+    """Return the patched files of `changed`, {name: sha256}, that the processes of `log` found.
 
     Raises `InfraError` if a process found or ran a different file, or if a ready server has not
     reported a file.

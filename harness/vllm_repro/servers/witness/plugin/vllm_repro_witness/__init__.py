@@ -1,9 +1,9 @@
-"""vLLM general plugin that logs which patched files of vLLM's source a process imports, and changes nothing.
+"""vLLM general plugin that logs which patched files of vLLM's source a process imports.
 
-vLLM loads it in each of its processes, on vLLM's interpreter; it imports only the standard library.
-It does nothing unless REPRO_PATCHED is set.
+It changes nothing. vLLM loads it in each of its processes, on vLLM's interpreter, so it imports
+only the standard library. It does nothing unless REPRO_PATCHED is set.
 
-    REPRO_PATCHED  the patched files, relative to the folder that holds the package vllm, separated by colons
+    REPRO_PATCHED  the patched files, separated by colons, relative to the parent of package vllm
 
 Each line has the hash of the file. `found`: the file exists at start. `imported`: the process runs
 its code. `stale`: the process runs code that was compiled from a different text.
@@ -49,7 +49,10 @@ def register() -> None:
 
 
 class _Imports:
-    """Import finder that logs imports of `files`, {module: file}, and leaves every import to the other finders."""
+    """Import finder that logs imports of `files`, {module: file}.
+
+    It leaves every import to the other finders.
+    """
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = dict(files)
