@@ -24,7 +24,7 @@ __all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario",
 
 
 def __getattr__(name: str) -> object:
-    # a feature's: entry points are read for this name alone, because that takes 30 ms
+    # a feature has this name; reading entry points takes 30 ms, so read them only for it
     if name == "frames":
         features = importlib.import_module("vllm_repro.features")
         if name in features.additions("api"):

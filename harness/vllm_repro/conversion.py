@@ -1,7 +1,7 @@
 """Plain data to typed records, from any thread. All conversions go through this module.
 
-msgspec 0.22 builds what it knows of a type when the type is first used. A second thread that uses
-the type meanwhile reads a half-built one, which can be a segmentation fault.
+msgspec 0.22 builds its description of a type when the type is first used. A second thread that uses
+the type meanwhile reads an incomplete description and may crash with a segmentation fault.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not seconds or any(type(item).__name__ != "ScenarioItem" for item in items):
         return
     items.sort(key=lambda item: -seconds.get(item.name, float("inf")))
-    # xdist begins with two tests for each worker: a long one, and a short one that waits behind it.
+    # xdist begins with two tests per worker: give it a long test, then a short one.
     first, second = items[:workers], items[workers : 2 * workers]
     if len(second) == workers:
         items[: 2 * workers] = [
@@ -180,7 +180,7 @@ def vllm_server(
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test with the death of its engine.
 
-    A failed test may owe it to any server that runs, also one of a wider scope.
+    Any running server may cause the failure, also one with a wider scope.
     """
     __tracebackhide__ = True
     servers = item.stash.get(_BOOTED, [])

@@ -1,6 +1,6 @@
 """Runs on a Ray cluster: `--on`.
 
-Each is one Ray task, which starts `item` on a node and yields what that writes.
+Each run is one Ray task, which starts `item` on a node and yields its output.
 
 The folder of a run is copied as it grows (`run_copy`). The copy is identical, so `--resume` works
 after any loss. A server of several hosts gets as many nodes (`ranks`). Ray retries nothing: a run
@@ -52,7 +52,7 @@ A node declares how many runs it bears; without it a run takes a CPU.
 """
 
 _CORES_PER_RUN = 4
-"""On one machine: a server and its client keep this many busy."""
+"""Cores that a server and its client use on one machine."""
 _ANSWERS_IN_S = 15.0
 _ASKED_EVERY_S = 1.0
 _STARTS_IN_S = 60.0
@@ -105,7 +105,7 @@ def ray_at(on: str, node: str | None = None) -> Any:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
-        # Ray waits without end for a cluster that started without the token of this user.
+        # Ray waits forever for a cluster that started without the token of this user.
         ray.get(ray.remote(num_cpus=0, max_retries=0)(lambda: None).remote(), timeout=_STARTS_IN_S)
     except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
         text = _one_line(error)
@@ -152,7 +152,7 @@ def _one_line(error: Exception) -> str:
 
 
 class _HeadGone(InfraError):
-    """The cluster has lost its head node, and with it all runs."""
+    """The cluster has lost its head node and so all runs."""
 
 
 class Fleet:
@@ -174,7 +174,7 @@ class Fleet:
             raise KeyboardInterrupt(number.name)
 
     def room(self, job: Job) -> int:
-        """Return how many such jobs the nodes bear at once, at least one."""
+        """Return how many such jobs the nodes can run at once, at least one."""
         wanted, hosts = self._demand(job, Unsupported)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         runs = [
@@ -196,8 +196,7 @@ class Fleet:
     ) -> RunReport:
         """Run `job` on a node.
 
-        If the node is lost, continue once on another, or begin anew if that is another kind of
-        machine.
+        If the node is lost, resume once on another. Start anew if that is another kind of machine.
         """
         repeat = repeat_command(
             "run",
@@ -215,7 +214,7 @@ class Fleet:
             except UsageError:
                 if not lost or copy.folder is None:
                     raise
-                write_reports_of(copy.folder, job)  # what was seen stays there
+                write_reports_of(copy.folder, job)  # the observations stay there
                 progress.line("the other node is another kind of machine; the run begins anew")
                 copy.folder = None
                 continue
@@ -283,7 +282,7 @@ class Fleet:
                 asked = now
                 if self._head_answers():
                     answered = now
-                elif now - answered > _ANSWERS_IN_S:  # though chunks may still come
+                elif now - answered > _ANSWERS_IN_S:  # even if chunks still come
                     raise _HeadGone(f"the head node of the cluster, {self._head}, is gone")
                 # later runs wait for earlier ones
                 if not self._begun and now - began > _ANSWERS_IN_S:
@@ -292,7 +291,7 @@ class Fleet:
         except StopIteration:
             return copy.ended()
         except _HeadGone:
-            group = None  # nobody is there to remove it, and it ends with this command
+            group = None  # it ends with this command
             raise
         except KeyboardInterrupt as name:
             self.interrupt(f"{name}" or "SIGINT")
@@ -317,7 +316,8 @@ class Fleet:
     def _head_answers(self) -> bool:
         """Return False if nothing listens at the head.
 
-        After a minute of that Ray ends this process, with a status that has a meaning.
+        After a minute without a head Ray ends this process, with a status that has another meaning
+        here.
         """
         host, _, port = self._head.rpartition(":")
         with (
@@ -331,7 +331,7 @@ class Fleet:
         """Return (resources per node, number of nodes).
 
         A command for several nodes gets as many, or one if the cluster has too few. Raises `error`
-        if no node has the resources: Ray itself would wait for ever.
+        if no node has the resources: Ray would wait forever.
         """
         needs, kind = needs_of(job.scenario, job.options), job.choice.kind.facts
         nodes = [node for node in self._ray.nodes() if node["Alive"]]

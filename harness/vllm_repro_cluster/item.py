@@ -58,7 +58,7 @@ NODE = "node"
 """Name of the chunk with the address of the node."""
 
 Chunk = tuple[str, int, bytes]
-"""A piece of a file: its name, its place, and the bytes, after which the file ends for now."""
+"""A piece of a file: file name, offset and bytes. The file ends after it for now."""
 
 POLL_S = 0.2
 
@@ -185,7 +185,7 @@ def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
 
     kept: variables of Ray to keep.
 
-    Ray adds variables to that of a task, such as OMP_NUM_THREADS, by which a server would be slower
+    Ray adds variables to that of a task, such as OMP_NUM_THREADS, which would make a server slower
     than without Ray.
     """
     with contextlib.suppress(psutil.Error):

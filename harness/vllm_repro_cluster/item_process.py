@@ -1,7 +1,7 @@
 """The process of an `Item` on a node: it runs the scenario, or starts one node of a server.
 
-The standard input brings the `Item` and is the leash of the process: when it closes, the server is
-ended and the folder is removed.
+The process reads the `Item` from standard input. When that closes, it ends the server and removes
+the folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["main"]
 
 
 def main(root: Path) -> int:
-    """Run the item that the standard input brings, below `root`. Return the exit status."""
+    """Run the item from standard input, below `root`. Return the exit status."""
     # an install is undone; a run has handlers of its own
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cut = threading.Event()
@@ -97,7 +97,7 @@ def _say(line: str) -> None:
 
 
 def _run_rank(job: Job, rank: Rank, root: Path) -> None:
-    """Prepare this node, start its part of the server, and return when that has ended."""
+    """Prepare this node, start its part of the server, and return when that has exited."""
     site = open_site(job.scenario, job.options, job.choice, _say)
     runs = root / RUNS / job.scenario.id
     (log := runs / RANK_LOG).parent.mkdir(parents=True)
@@ -145,7 +145,7 @@ def _write(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _end_with_leash(cut: threading.Event) -> None:
-    os.read(sys.stdin.fileno(), 1)  # not by way of `sys.stdin`, whose lock Python wants at exit
+    os.read(sys.stdin.fileno(), 1)  # not with `sys.stdin`, whose lock Python needs at exit
     cut.set()
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -4,7 +4,7 @@ The scenario dsv4-tp2 has such a command.
 
 `fleet` reserves the nodes of the cluster, and the run goes to the first of them. Its process starts
 one task per further node and boot: `run_item` with a `Rank`, which prepares that node and starts
-its `vllm serve`. What that logs comes back while it runs.
+its `vllm serve`. The log of that process is sent back while it runs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class ClusterNodes:
             del os.environ[name]  # servers inherit the rest
 
     def prepare(self) -> list[str]:
-        """Fetch what the servers need on each further node, and return the addresses of these.
+        """Fetch what the servers need on each further node, and return the addresses of these
+        nodes.
 
         Raises `ReproError`.
         """
@@ -91,7 +92,7 @@ class ClusterNodes:
 
 
 class _Node(Server):
-    """The server of one further node. log: None if it has only to be prepared."""
+    """The server of one further node. log: None if the node is only to be prepared."""
 
     def __init__(
         self, ray: Any, item: Item, rank: Rank, log: Path | None, say: Callable[[str], None]
@@ -105,7 +106,7 @@ class _Node(Server):
         self._started: dict[str, Any] | None = None
         self._exit: Exit | None = None
         self.address = ""
-        """Of the node; empty until it answers."""
+        """Address of the node; empty until it answers."""
         self._begun = self._heard = 0.0
         self._stream: Any = None
 

@@ -36,7 +36,7 @@ def write_reports_of(folder: Path, job: Job) -> None:
 class RunCopy:
     """The copy of a run's folder on this machine.
 
-    folder: None until it is known. reported: its reports have come from this node.
+    folder: None until it is known. reported: the reports of this node have arrived.
     """
 
     def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:

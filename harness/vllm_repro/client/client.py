@@ -1,8 +1,8 @@
 """HTTP client that records every response as an `Answer`.
 
 HTTP errors, resets and broken streams are results here: they raise nothing and are not retried.
-Each request has a connection of its own: a server may close a kept one just as it is used again,
-which reads as a death.
+Each request opens a new connection. A server may close a reused one just as a request begins, which
+looks like a death.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ class Client:
             base_url=base_url,
             headers=headers,
             timeout=httpx.Timeout(10.0, read=None),
-            # One connection a request: a kept one may be closed by the server as it is used again,
-            # and httpx loses all but one of those that it is about to close if the task is
-            # cancelled.
+            # One connection per request: the server may close a reused one as a request begins. If
+            # the task is cancelled, httpx loses all but one of the connections that it closes.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             # else reading the certificates takes 30 ms for nothing
             verify=base_url.startswith("https"),
-            trust_env=False,  # no proxy of the environment between this machine and its own server
+            trust_env=False,  # no proxy between this machine and its server
         )
         self.received = 0
         """Events received from all streams: shows progress when a server has no metrics."""
@@ -152,8 +151,8 @@ def release_of(response: httpx.Response) -> str:
 
     Raises `ValueError`, `LookupError` or `TypeError` if it holds none.
 
-    Anything may listen at a URL. Only letters, digits and `.+!-` get into reports, so no markup and
-    no terminal escape does.
+    Any program may listen at a URL. Only letters, digits and `.+!-` are accepted, so that no markup
+    or terminal escape gets into reports.
     """
     version = response.json()["version"]
     if not re.fullmatch(r"[\w.+!-]{1,80}", version, re.ASCII):

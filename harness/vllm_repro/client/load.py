@@ -1,4 +1,4 @@
-"""HTTP client for measurements: what it reports is the time of the server, not its own.
+"""HTTP client for measurements: it reports the server's time, not the client's.
 
 Its connections are open before a request is sent; each carries one request, which begins when its
 bytes are written to the socket. A token arrives when the kernel receives the packet that completes
@@ -65,7 +65,7 @@ class LoadClient:
 
     @property
     def received(self) -> int:
-        """Return the number of events received from all streams up to now."""
+        """Return the number of events received from all streams so far."""
         return self._events + sum(connection.received.events for connection in self._busy)
 
     async def open(self, connections: int) -> None:
@@ -129,7 +129,7 @@ class _Connection(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        # when its last bytes came
+        # when the last bytes came
         self.last = 0.0
         # by when the request was written; None once something came without a stamp
         self.written: float | None = None
@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
         self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        # why the answer ended early; None for its end
+        # why the answer ended early; None if it is complete
         self._done: asyncio.Future[BaseException | None] = (
             asyncio.get_running_loop().create_future()
         )
@@ -171,7 +171,7 @@ class _Connection(asyncio.Protocol):
             raise failure
 
     def close(self) -> None:
-        """Close the connection, whatever is in flight."""
+        """Close the connection, also during a request."""
         if self._transport is not None:
             self._transport.abort()
         if self._socket is not None:
@@ -218,7 +218,7 @@ class _Connection(asyncio.Protocol):
         now = time.perf_counter()
         if arrival is None:
             self.written = None
-        # whatever a change of the system's clock makes of an arrival
+        # a change of the system's clock may shift an arrival
         self.last = min(now, max(self.last, now if arrival is None else arrival))
         try:
             self._parser.feed_data(data)
@@ -277,7 +277,7 @@ def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:
             seconds, nanoseconds = _TIMESPEC.unpack_from(raw)
             for _ in range(_TRIES):
                 before, now, after = time.perf_counter(), time.time(), time.perf_counter()
-                # else the core was taken away between the two clocks
+                # else the kernel ran another thread between the two readings
                 if after - before < _BETWEEN_CLOCKS:
                     # By the later reading: a token must not arrive before it was sent.
                     return float(after - (now - seconds - nanoseconds * 1e-9))

@@ -1,6 +1,6 @@
 """Prompts of an exact length in tokens.
 
-The server's own `/tokenize` counts them, with its chat template: another tokenizer is off by a few
+The server's `/tokenize` counts them, with its chat template: another tokenizer is off by a few
 tokens, and one token decides whether a boundary is crossed. A prompt begins with a salt, so that no
 prefix cache shortens it, and is made from a seed, so that it can be repeated.
 

@@ -1,6 +1,6 @@
 """Reader of an answer: the bytes of a body or an event stream in, an `Answer` out.
 
-Effects and clocks stay with its callers.
+The callers do input, output and clocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OTHER_EVENTS = 100
 
 
 class EndlessAnswerError(Exception):
-    """The server sends more than an answer may have."""
+    """The server sends more than an answer may hold."""
 
 
 @dataclass
@@ -238,7 +238,7 @@ def _message_text(message: Any) -> str:
 def _usage(body: Mapping[str, Any]) -> Usage | None:
     """Return the counts of an answer or event.
 
-    Some endpoints say input for prompt, or nest the counts of a stream in `response`.
+    Some endpoints use `input` for `prompt`, or nest the counts of a stream in `response`.
     """
     inner = body.get("response")
     usage = body.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)

@@ -1,7 +1,8 @@
 """Client that behaves like a user's program: the `openai` SDK with its default retries.
 
-It retries on the dying server, so what its user reports is not what the engine died of. The report
-shows both. The outcome of a trial does not depend on it, and no attached server is sent anything.
+It retries on the dying server, so its user sees another error than the cause of the crash. The
+report shows both. The outcome of a trial does not depend on it. Attached servers get no request
+from it.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ async def sdk_view(
     kind, streamed = kinds.get(endpoint), body.get("stream") is True
     error, message, text = None, "", None
     started = time.monotonic()
-    # No proxy of the environment between this machine and its own server.
+    # No proxy between this machine and its server.
     transport = Http(trust_env=False, event_hooks={"response": [limit]})
     async with openai.AsyncOpenAI(
         base_url=f"{root}/v1", api_key=api_key or "EMPTY", timeout=timeout_s, http_client=transport

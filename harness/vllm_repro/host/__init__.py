@@ -1,1 +1,1 @@
-"""This machine: GPUs, memory, processes that we started, locks."""
+"""This machine: GPUs, memory, processes that the harness started, locks."""

@@ -1,8 +1,8 @@
-"""Lease of GPUs: one locked file per card, held while a run's servers use it.
+"""Lease of GPUs: one locked file per GPU, held while a run's servers use it.
 
 The kernel releases the locks when the process exits, also by SIGKILL. The server of a killed run
-may outlive them by seconds, so a card is given out only when its memory is free. A card with a
-fault is set aside, and named.
+may outlive them by seconds, so a GPU is leased only when its memory is free. A faulty GPU is
+reported and not leased.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["await_free_memory", "busy_gpus", "leased_gpus"]
 _BUSY_MIB = 1_024
 """Memory in use that counts as busy: a driver and a screen take some hundreds."""
 _DRAIN_S = 60.0
-"""How long the memory of a server that has ended may take to be freed."""
+"""Seconds to wait for the memory of a server that has exited."""
 _POLL_S = 0.5
 _WHOSE = (
     "`nvidia-smi` shows the processes; `vllm-repro clean --yes` ends what a killed run left; a card"
@@ -51,9 +51,9 @@ def leased_gpus(
 ) -> Iterator[tuple[str, ...]]:
     """Lease `count` GPUs and yield their indices; block while other runs hold them.
 
-    unfit: return why a card does not do; empty if it does. notify: gets a line for each card that
-    is set aside. Raises `InfraError` if too few cards are left. Only cards of CUDA_VISIBLE_DEVICES
-    are taken if it lists indices.
+    unfit: return why a GPU cannot be used; empty if it can. notify: called with a line for each GPU
+    that is left out. Raises `InfraError` if too few GPUs are left. If CUDA_VISIBLE_DEVICES lists
+    indices, lease only GPUs from it.
     """
     with contextlib.ExitStack() as held:
         cards = _take(count, unfit, notify, held) if count else ()
@@ -78,11 +78,11 @@ def _take(
     """
     fit = _fit_cards(unfit)
     trouble_since: dict[str, float] = {}
-    # in the order of arrival, so that a run of many cards is not overtaken for ever
+    # in the order of arrival: a run with many GPUs must not wait forever
     with _locked("queue"):
         while True:
             locks = _lock_free(fit, held)
-            # The memory of a card that another run holds is in use rightly.
+            # Memory in use is expected on a GPU that another run holds.
             trouble = {
                 index: why for index, why in (_faults() | busy_gpus()).items() if index in locks
             }
@@ -147,7 +147,7 @@ def _locked(name: str, how: int = 0) -> Iterator[TextIO]:
 
 
 def busy_gpus() -> dict[str, str]:
-    """Return a sentence for each GPU of which memory is in use, by index.
+    """Return a sentence for each GPU with memory in use, by index.
 
     Raises `InfraError` if `nvidia-smi` fails.
     """

@@ -1,6 +1,6 @@
 """Anonymous id of a host: eight hex digits, the same from night to night.
 
-A keyed hash of the GPUs' UUIDs, else of systemd's machine id, so that neither can be read back.
+A keyed hash of the GPUs' UUIDs, else of systemd's machine id, so that nobody can recover either.
 Without both, a hash of the hardware: two machines of the same kind then share an id.
 """
 

@@ -1,8 +1,8 @@
 """Lease of a server: a file that this process keeps locked while it runs the server.
 
 The kernel releases the lock when the process exits, also by SIGKILL. A server whose lease is free
-is an orphan. A guard, a small process of its own, then ends it. If the guard was killed too,
-`vllm-repro clean` and the next run find the lease.
+is an orphan. A guard, a small separate process, then ends it. If the guard was killed too,
+`vllm-repro clean` or the next run finds the lease.
 """
 
 from __future__ import annotations

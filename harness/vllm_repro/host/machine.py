@@ -76,7 +76,7 @@ class Machine:
 _NO_DEVICES = 6
 _PATIENCE_S = 30.0
 _failed: list[InfraError] = []
-"""The last failure of `nvidia-smi`. A hang stays: each further call would take half a minute."""
+"""The last failure of `nvidia-smi`. After a hang, do not call it again: that takes half a minute."""
 
 
 def nvidia_smi(*fields: str) -> list[list[str]]:
@@ -117,7 +117,7 @@ def nvidia_smi(*fields: str) -> list[list[str]]:
 
 
 def forget_failure() -> None:
-    """Ask `nvidia-smi` again, also after a hang."""
+    """Allow calls of `nvidia-smi` again after a hang."""
     _failed.clear()
 
 
@@ -155,7 +155,7 @@ def memory_gb() -> float:
 
 
 def gpu_use(cards: Sequence[str]) -> GpuUse | None:
-    """Return what these cards do now; None if `nvidia-smi` shows none of them.
+    """Return the current use of these GPUs; None if `nvidia-smi` shows none of them.
 
     Raises `InfraError` if it fails.
     """
@@ -178,7 +178,7 @@ def gpu_use(cards: Sequence[str]) -> GpuUse | None:
 
 
 def worst_use(uses: Sequence[GpuUse]) -> GpuUse | None:
-    """Return the highest and lowest values of all; None of none."""
+    """Return the worst value of each field; None without uses."""
 
     def known(field: str) -> list[float]:
         return [value for use in uses if (value := getattr(use, field)) is not None]

@@ -1,8 +1,8 @@
 """Sessions of processes that this package starts.
 
-A server runs in a session of its own (`setsid`), which separates its processes from all others:
-vLLM renames them and wipes their environment. The sessions of a killed harness are found by the
-server's log, to which a process of each writes.
+A server runs in a new session (`setsid`), which identifies its processes: vLLM renames them and
+clears their environment. The sessions of a killed harness are found by the server's log, to which a
+process of each writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Session:
         self.id = popen.pid
 
     def exit_code(self) -> int | None:
-        """Return that of the leader, negative for a signal; None while it runs."""
+        """Return the leader's exit status, negative for a signal; None while it runs."""
         if self.popen.returncode is not None:
             return self.popen.returncode
         try:
@@ -137,12 +137,11 @@ def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
-    """Start `argv` in a session of its own, with both outputs appended to `log`.
+    """Start `argv` in a new session, with both outputs appended to `log`.
 
     Raises `InfraError`.
 
-    It gets a temporary folder of its own, which is removed with its lease: vLLM leaves sockets
-    there.
+    It gets a new temporary folder, because vLLM leaves sockets there. Its lease removes the folder.
     """
     lease = None
     try:
@@ -192,7 +191,7 @@ def end_sessions(sessions: Collection[int], grace: float = 3.0) -> None:
     Return when all are gone.
     """
     members = [process for session in sessions for process in session_members(session)]
-    # now: SIGTERM may end the process that maps one, and leave it
+    # read now: after SIGTERM no process may map a segment that still exists
     segments = _shared_memory(members)
     for process in members:
         with contextlib.suppress(psutil.Error):  # ended by itself

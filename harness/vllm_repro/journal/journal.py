@@ -141,7 +141,7 @@ class Journal:
                     data = data[os.write(self._file, data) :]
                     self._torn = bool(data)
                 if event in ("trial-ended", LAST_EVENT):
-                    os.fsync(self._file)  # a power cut may not cost a boot that took minutes
+                    os.fsync(self._file)  # a power failure must not lose a boot that took minutes
                     if not os.fstat(self._file).st_nlink:
                         text = (
                             f"{self.path.name} was removed while the run wrote it, so nothing can"
@@ -211,7 +211,7 @@ def read(path: Path) -> Recording:
     if not cut and not entries[-1].get("interrupted"):
         events = [entry.event for entry in entries]
         unended = events.count("trial-started") - events.count("trial-ended")
-        # lost lines; a kill leaves one trial without its end
+        # lines are lost: a kill leaves only one trial without its end
         damaged += max(0, unended - events.count("run-resumed"))
     return Recording(tuple(entries), cut=cut, damaged=damaged)
 

@@ -175,7 +175,7 @@ def _traceback_before(file: BinaryIO, at: int, most: int) -> int | None:
 
 
 def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
-    """Move both ends of a window back to the end of a line, if one is near."""
+    """Move both ends of a window back to the nearest line end, if it is near."""
     if 0 < first < size:
         before = _newline_before(file, first, 0)
         first = before if before is not None else first

@@ -1,6 +1,6 @@
 """Removal of names that identify a machine or a user: home paths, host names, addresses, e-mail.
 
-Loopback and wildcard addresses stay, and the public sites that vLLM's messages link to.
+It keeps loopback and wildcard addresses, and public sites in vLLM's messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Removal of keys, tokens and passwords from text.
 
 A secret is found by its shape (`hf_…`) or by the name beside it (`--api-key`, `HF_TOKEN=`,
-`'api_key': [`). A marker replaces it, such as `[redacted:hf-token]`: one word of a command line,
-and not changed by a second pass.
+`'api_key': [`). A marker such as `[redacted:hf-token]` replaces it. The marker is one word of a
+command line, and a second pass does not change it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Greedy:
     prompt: str
 
     def again(self, salt: str) -> dict[str, Any]:
-        """Return its body, not streamed, with log probabilities.
+        """Return the request's body, not streamed, with log probabilities.
 
         It finds the blocks of `salt` in the prefix cache.
         """
@@ -66,7 +66,7 @@ class Greedy:
 
 
 Repeat = tuple[Probe, Greedy, dict[str, Any]]
-"""What its answer is, the request that it repeats, and its body."""
+"""Kind of answer, request to repeat, and body."""
 
 
 def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:

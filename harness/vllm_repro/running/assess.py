@@ -1,4 +1,4 @@
-"""The meaning of one trial: proof of the trigger, cause of death, outcome.
+"""The meaning of one trial: evidence of the trigger, cause of death, outcome.
 
 The one effect is reading the log file.
 """
@@ -87,13 +87,13 @@ def assess(
 ) -> Conclusion:
     """Return the conclusion of one trial.
 
-    log: its whole server log; an absent file is an empty log. trigger: the arm's own.
+    log: the server's whole log; an absent file is an empty log. trigger: the trigger of the arm.
     """
     died = any(sign.decisive for sign in seen.signs)
     # Read the log once for each question: it may be larger than the memory.
     diagnosis = diagnose(_lines(log), we_terminated=not died)
     if not died and diagnosis.died and seen.ready and _fatal_lines(log) > seen.refuted_lines:
-        # The engine died after our last look, or while we stopped it.
+        # The engine died after the last check, or during the shutdown.
         died, seen = True, replace(seen, signs=[*seen.signs, _unseen_death(log)])
     boot = boot_facts(_lines(log))
     nodes = _node_logs(log, diagnosis)
@@ -174,7 +174,7 @@ def _trigger_facts(
     captured: dict[str, str],
 ) -> TriggerFacts:
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
-    # The boot line shows what is in force, the flag only what was asked for. An attached server
+    # The boot line shows the value in force, the flag only the requested value. An attached server
     # does not have the scenario's flags.
     attached = seen.facts is not None and not seen.facts.kind.facts.started
     if not attached:
@@ -303,7 +303,7 @@ def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> Served
     if seen.facts.evidence is Evidence.REHEARSAL:
         return ServedWeights.IMITATED
     if not seen.facts.kind.facts.started:
-        # Our command line is not its own.
+        # The attached server has another command line than the scenario's.
         if not boot.args:
             return None
         return (
@@ -323,11 +323,11 @@ def _infra(seen: Observed) -> str | None:
 
 
 _OF_A_GATEWAY = frozenset({None, 401, 403, 407, 408, 429, 502, 503, 504, *range(520, 528)})
-"""Statuses that a proxy or a load balancer answers by itself; None for a connection that it cut."""
+"""Statuses that a proxy or load balancer returns by itself; None: it closed the connection."""
 
 
 def _of_a_gateway(answer: Answer) -> bool:
-    """Return True for an answer that is not vLLM's: by its status, cut off, or a page of HTML."""
+    """Return True if the answer's status, closed connection or HTML shows that it is not vLLM's."""
     page = (answer.error or "").lstrip().startswith("<")
     return answer.status in _OF_A_GATEWAY or answer.error_kind == "transport" or page
 
@@ -368,7 +368,7 @@ def _wrong_output(seen: Observed) -> str | None:
 def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observed) -> str:
     match outcome:
         case Outcome.CANCELLED if facts.death is not None:
-            # The trial counts as cancelled, but a reader wants to know what the engine had died of.
+            # The trial counts as cancelled, but the report needs the cause of the crash.
             return (
                 f"{_cause(facts.death, diagnosis, seen).rstrip('.')}; {facts.cancelled} before the"
                 " trial came to its end"
@@ -404,7 +404,7 @@ def _cause(death: Death, diagnosis: Diagnosis, seen: Observed) -> str:
     if death.exception is None:
         why = diagnosis.why
         if diagnosis.died is False or (diagnosis.died is None and diagnosis.phase is None):
-            # A log that just ends, or none, shows no death: quote the sign that did.
+            # A log that stops early, or none, shows no death: quote the sign that shows it.
             why = next((sign.detail for sign in seen.signs if sign.decisive), why)
         return f"{why.rstrip('.')}; no log names the cause"
     # The lab's guard replaces C++ of a CUDA build, which no traceback shows.

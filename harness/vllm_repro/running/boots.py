@@ -3,11 +3,9 @@
 `--trials auto` boots each arm until its claim is decided:
 
 - The arm that dies: once, or `DEATHS` times if other arms are compared with it. After five deaths
-in five boots, four quiet boots
-  tell a workaround from luck; nine boots in all is the cheapest way to that.
-- A quiet arm: as often as `clean_needed` asks for.
-- An arm that did anything else (hung, died otherwise, did not boot, did not cross the boundary):
-once, it would only do it again.
+in five boots, four clean boots separate a workaround from luck. Nine boots in all are the fewest
+that can. - A clean arm: as often as `clean_needed` asks for. - An arm that did anything else (hung,
+died otherwise, did not boot, did not cross the boundary): once. It would do the same again.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ __all__ = ["MOST", "Boots", "undecided_arms"]
 
 DEATHS = 5
 MOST = 20
-"""Boots of one arm at most. If its claim needs more quiet boots than that, none is added."""
+"""Boots of one arm at most. If its claim needs more clean boots than that, none is added."""
 
 
 @dataclass
@@ -109,7 +107,7 @@ def _undecided(
     if arm.expected is Expected.LIVES:
         if dying is None:
             return False
-        # The dying arm has boots to come; assume that it dies in all of them.
+        # Assume that the dying arm dies in all its remaining boots.
         ahead = max(0, DEATHS - dying.conclusive)
         return _short_of(clean_needed(dying.crashed + ahead, dying.conclusive + ahead), boots)
     if record is None or record.arm != arm.name:

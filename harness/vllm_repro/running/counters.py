@@ -18,11 +18,12 @@ _LOOKS_FOR_THE_FIRST = 4
 class Counters:
     """Readings of `/metrics`.
 
-    note: called with the sign of a restart. new: the server was started by us, so it counts from 0.
+    note: called with the sign of a restart. new: the harness started the server, so its counters
+    begin at 0.
 
-    reading: the last one. preemptions: counted since this server is watched. kv_most: the highest
-    use of the KV cache since somebody set it to None. answered: `/metrics` has answered at least
-    once.
+    reading: the last reading. preemptions: since the watch of this server began. kv_most: the
+    highest use of the KV cache since it was last set to None. answered: `/metrics` has answered at
+    least once.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Counters:
     async def scrape(self) -> Reading | None:
         """Return a reading; None if `/metrics` does not answer.
 
-        Another process than the first one is a sign of death.
+        A reading from another process than the first reading is a sign of death.
 
         Raises `InfraError` if several servers answer in turn, as behind a load balancer: none of
         them can be watched.

@@ -1,9 +1,9 @@
 """Signs of death, one record per channel. Pure.
 
-No channel is reliable alone: the process exits with status 0, a dying stream ends with 200 and
-`[DONE]`, `/health` stays 200 over a hung engine, and an ordered shutdown logs `EngineDeadError`. So
-each channel reports what it saw and whether that alone is decisive. The first decisive sign ends
-the workload; all are kept with their time.
+No channel is reliable alone: the process exits with status 0, a stream of a dying engine ends with
+200 and `[DONE]`, `/health` stays 200 while the engine hangs, and an ordered shutdown logs
+`EngineDeadError`. So each channel reports its sign and whether that sign alone is decisive. The
+first decisive sign ends the workload; all are kept with their time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["LOG_SIGNS", "Channel", "DeathSign", "log_sign", "sign_of_answer"]
 
 
 class Channel(StrEnum):
-    PROCESS = "process"  # the server's process ended
-    CONTAINER = "container"  # its container did
-    ENGINE_PROCESS = "engine-process"  # EngineCore or a worker ended under a living API server
+    PROCESS = "process"  # the server's process exited
+    CONTAINER = "container"  # its container exited
+    ENGINE_PROCESS = "engine-process"  # EngineCore or a worker exited, the API server did not
     OOM_KILL = "oom-kill"
     LOG = "log"
     HEALTH = "health"
     ANSWER = "answer"  # a plain request in flight
     STREAM = "stream"  # a streamed one: an error event, or an end without finish_reason
     EMPTY = "empty-answer"  # a success without a token
-    CANARY = "canary"  # a one-token completion of our own
-    COUNTERS = "counters"  # requests run, and no step is counted
-    # a further node of the server: its log, or its end while the first one still waits for it
+    CANARY = "canary"  # the harness's one-token completion
+    COUNTERS = "counters"  # requests run, but the step counter stands still
+    # a further node of the server: its log, or its exit while the first node waits for it
     RANK = "rank"
     RESTART = "restart"  # the process behind the port is another one
 
@@ -71,8 +71,8 @@ def log_sign(line: str) -> tuple[str, bool] | None:
     """Return the text that makes `line` a sign, and whether it is decisive; None for other lines.
 
     The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts
-    in a request log quote such texts, and Python's resource tracker, which a server outlives,
-    prints "process died unexpectedly".
+    in a request log quote such texts, and Python's resource tracker, whose messages do not mean a
+    crash, prints "process died unexpectedly".
     """
     found = next((sign for sign in LOG_SIGNS if sign[0] in line), None)
     if found is None:
@@ -86,10 +86,10 @@ def log_sign(line: str) -> tuple[str, bool] | None:
 
 
 def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:
-    """Return the sign of death that an answer is, if any.
+    """Return the sign of death in an answer, if any.
 
-    Decisive only if it names a dead engine. A bare 500, a reset or an early end of a stream may be
-    one bad request; a canary decides.
+    It is decisive only if it names a dead engine. A bare 500, a reset or an early end of a stream
+    may be one bad request; a canary decides.
     """
     channel = Channel.CANARY if canary else (Channel.STREAM if answer.streamed else Channel.ANSWER)
     decisive = answer.names_dead_engine

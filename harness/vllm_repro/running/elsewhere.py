@@ -32,7 +32,7 @@ def results(
         try:
             while pending:
                 try:
-                    # A signal that another thread gets wakes no endless wait.
+                    # A wait without timeout ignores a signal that another thread gets.
                     done, pending = wait(pending, _ASKED_EVERY_S, return_when=FIRST_COMPLETED)
                 except KeyboardInterrupt as name:
                     elsewhere.interrupt(f"{name}" or "SIGINT")

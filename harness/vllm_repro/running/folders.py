@@ -1,4 +1,4 @@
-"""Folders of runs, and the names of this machine that reports must not carry."""
+"""Folders of runs, and the names of this machine that reports must not contain."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_folder(out: Path, scenario: str, name: str = "") -> Path:
 
     Raises `UsageError`.
 
-    name: of the folder, if another machine has named it. Only this user can open it: logs are not
+    name: name of the folder, if another machine chose it. Only this user can open it: logs are not
     redacted.
     """
     folder = stamped_folder(out, Path(scenario), inside="logs", name=name)
@@ -152,9 +152,9 @@ def _private(names: set[str], scenario: Scenario) -> list[str]:
 
 
 def redactor(scenario: Scenario) -> Redactor:
-    """Return what removes secrets and the names of this machine.
+    """Return a redactor for secrets and the names of this machine.
 
-    It keeps names that the scenario's own text contains.
+    It keeps names in the scenario's text.
     """
     return Redactor(
         private_folders(),

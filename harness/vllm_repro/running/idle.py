@@ -2,9 +2,9 @@
 
 It reads the processor time of the EngineCore process.
 
-An idle EngineCore uses almost no processor time. One that keeps stepping looks as healthy from
-outside: it answers, `/health` is 200, no counter moves. Workers are not read: those of several
-ranks poll their queue in perfect health.
+An idle EngineCore uses almost no processor time. One that keeps stepping looks healthy from
+outside: it answers, `/health` is 200, no counter moves. Workers are not read: with several ranks
+even healthy workers poll their queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psutil
 __all__ = ["CpuSample", "engine_cpu_seconds", "is_idle", "never_idle_message"]
 
 _IDLE = 0.02
-"""The most of one processor that an idle engine uses.
+"""Largest share of one processor that an idle engine uses.
 
 An idle EngineCore of 0.32.0 used none in 20 s; one that stepped beside 30 other processes on two
 cores got less than a tenth.
@@ -57,7 +57,7 @@ def engine_cpu_seconds(pids: Iterable[int]) -> float | None:
     """Return the processor seconds of the EngineCore processes in `pids`; None without one."""
     times = []
     for pid in pids:
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile: the watcher reports that
+        with contextlib.suppress(psutil.Error):  # it exited meanwhile: the watch reports that
             process = psutil.Process(pid)
             if process.name().startswith(_NAME):
                 spent = process.cpu_times()

@@ -1,4 +1,4 @@
-"""One scenario's run as it was asked for.
+"""One scenario's run, as the user asked for it.
 
 Shared by the command line, the sweep, the night and pytest.
 """
@@ -67,7 +67,7 @@ class Elsewhere(Protocol):
         """Do what `run_one` does."""
 
     def interrupt(self, name: str) -> None:
-        """End all runs, in the name of a signal. Each returns its report."""
+        """End all runs because of the signal `name`. Each returns its report."""
 
     def room(self, job: Job) -> int:
         """Return how many such jobs can run at once, at least one."""
@@ -156,7 +156,7 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
 def first_line(site: SiteFacts, why: str, version: str | None) -> str:
     """Return the first output line: server kind, why it was chosen, and whether it is a simulation.
 
-    version: the release, if the site does not know its own.
+    version: the release, if the site does not know it.
     """
     first = banner(site.evidence, site.version or version)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."

@@ -1,7 +1,7 @@
 """A vLLM server for a program or a test, under the same watch as the trials of a run.
 
-The body of the `with` statement takes the place of the workload. Boot, watch, lease, guard and
-diagnosis are those of `run_trial`, which runs in a thread with an event loop of its own.
+The body of the `with` statement replaces the workload. Boot, watch, lease, guard and diagnosis are
+those of `run_trial`, which runs in a thread with its own event loop.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ RUNNING: list[VllmServer] = []
 
 
 class EngineDied(Exception):
-    """The engine died, hung, or gives no token any more.
+    """The engine died, hung, or returns no more tokens.
 
     exception: class name of the root exception; None if no log names one, as after SIGKILL.
-    message: its text, or what is known instead. frames: `file:function`, the innermost last. log:
-    the server's log.
+    message: its text, or another description of the death. frames: `file:function`, the innermost
+    last. log: the server's log.
     """
 
     __module__ = "vllm_repro"  # where a program imports it from
@@ -132,7 +132,7 @@ class VllmServer:
         self._thread.start()
         RUNNING.append(self)
         try:
-            # a signal that another thread gets wakes no endless wait
+            # a wait without timeout ignores a signal that another thread gets
             while not self._up.wait(_LOOK):
                 pass
         except BaseException:
@@ -149,7 +149,7 @@ class VllmServer:
         except (EngineDied, ReproError) as found:
             if isinstance(error, Exception):
                 raise found from error
-            if error is None:  # else an interrupt goes on
+            if error is None:  # else the interrupt propagates
                 raise
 
     @property
@@ -205,7 +205,7 @@ class VllmServer:
             raise UsageError("the server is closed, so it cannot be asked")
         asyncio.run_coroutine_threadsafe(self._check(self._runner), self._loop).result()
         over = self._conclusion or self._error or self._runner.watch.ended
-        if over or self._trial.seen.canary_ok is False:  # None: this server refuses such a request
+        if over or self._trial.seen.canary_ok is False:  # None: this server rejects such a request
             self.close()
 
     def close(self) -> None:
@@ -335,7 +335,7 @@ class VllmServer:
 
 
 def _scenario(command: str, version: str, *, on_gpu: bool) -> Scenario:
-    """Return a scenario that has nothing but a command.
+    """Return a scenario with only a command.
 
     Its model is the tiny one of `weights="dummy"`.
     """

@@ -13,7 +13,7 @@ _TICK = 0.02
 _LONGEST_LINE = 65_536
 _MOST_BYTES = 8_000_000
 _MOST_BYTES_HERE = 1_000_000
-"""More than that is read in a thread, so that the other channels are not delayed."""
+"""Read more than that in a thread, so that the other channels are not delayed."""
 
 
 async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
@@ -22,8 +22,8 @@ async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
     Never ends.
 
     Waits for a file that does not exist yet. A carriage return ends a line too, as in progress
-    bars. Lines are cut at 65,536 bytes. An empty line is yielded for an incomplete one, to show
-    that the file grows.
+    bars. Lines are truncated at 65,536 bytes. An empty line is yielded for an incomplete one, to
+    show that the file grows.
     """
     offset, rest = 0, b""
     while True:

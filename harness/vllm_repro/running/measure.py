@@ -1,8 +1,7 @@
 """Measurements of an engine that survived its workload: the output check, and throughput.
 
-A measurement never hides a death. The watch goes on; if the engine dies, the trial records what was
-being measured. The figures that were taken until then stay in the journal, and no report shows
-them.
+A measurement never hides a death. The watch continues; if the engine dies, the trial records the
+measurement in progress. Earlier figures stay in the journal, and no report shows them.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ class Measurements:
             trial.notify(f"{point}: warming up")
             speeds.append((await self._round(point, "warm-up", len(speeds) + 1)).output_tok_s)
         good = limited = measured = 0
-        # A late round is measured again; one that the client limited spoils the whole point.
+        # A late round is measured again. A round that the client limited invalidates the point.
         while good < rounds and measured < (rounds if limited else 2 * rounds):
             measured += 1
             trial.notify(f"{point}: round {measured}, {rounds} are needed")
@@ -346,8 +345,8 @@ class Measurements:
         answer, died = await self.runner.watch.ask(endpoint, body, by=self.runner.watch.load)
         self.unrecorded.append((name, answer))
         if died:
-            # The request that killed the engine counts for the trigger; one that it survived counts
-            # in the workload only.
+            # For the trigger, count the request that crashed the engine. Other requests count only
+            # in the workload.
             trial.seen.asked.append(
                 SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True)
             )
@@ -356,7 +355,8 @@ class Measurements:
     def _record(self) -> None:
         """Write the answers to the journals.
 
-        Not while others are awaited: a record of 100 tokens takes as long as to read 20.
+        Do not call it while answers are awaited: a record of 100 tokens takes as long as to read
+        20.
         """
         for name, answer in self.unrecorded:
             if answer.ok:
@@ -370,7 +370,7 @@ class Measurements:
 def _timing(answer: Answer, point: Point) -> Timing:
     """Return the times of an answer.
 
-    Raises `_StoppedError` if it has other lengths than were asked for.
+    Raises `_StoppedError` if its lengths differ from those of `point`.
     """
     usage = answer.usage
     if usage is None or (usage.prompt_tokens, usage.completion_tokens) != (

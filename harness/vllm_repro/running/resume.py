@@ -1,7 +1,7 @@
-"""Interrupted runs, and what is left of them to do. Pure, apart from reading their files.
+"""Interrupted runs, and the boots that they still need. Pure, apart from reading their files.
 
-A run resumes only as it was started: same scenario, machine and servers. Finished boots count; an
-interrupted boot is repeated under the next number.
+Resume a run only with the same scenario, machine and servers. Finished boots count; an interrupted
+boot is repeated under the next number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Unfinished:
         return head.get(name)
 
     def refuse_changed(self, now: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if one with this `head` would not be the same."""
+        """Raise `UsageError` if `now` differs from `head` in a field that must not change."""
         for name in self.must_not_change:
             if self._compared(now, name) != self._compared(self.head, name):
                 raise UsageError(
@@ -104,7 +104,7 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
             )
     for entry in recording.of("trial-started"):
         boots.last[entry["arm"]] = max(boots.last[entry["arm"]], entry["trial"])
-    # After a power cut the journal may lack a boot whose log is there. A new boot must not append
+    # After a power failure the journal may lack a boot whose log exists. A new boot must not append
     # to it.
     for log in (folder / "logs").glob("*.log"):
         arm, _, number = log.name.partition(".")[0].rpartition("-")

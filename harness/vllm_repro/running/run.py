@@ -1,8 +1,8 @@
 """One run: the trials of one scenario's arms, their journal, and the reports.
 
 The folder, the journal's first line and the link `latest` exist before the first server is started.
-The first signal interrupts the run: the server is ended and the reports are written. Later ones do
-nothing, or they would leave a server behind.
+The first signal interrupts the run: the server is ended and the reports are written. Later signals
+do nothing: they could leave a server behind.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def run_one(
 ) -> RunReport:
     """Run `job` until it is finished or a signal interrupts it, and write every report.
 
-    An interrupted run has a report too, marked so. An `unfinished` run is continued in its own
-    folder. Raises `UsageError`, `InfraError` or `Unsupported` if no server can be had or the job is
-    not that of the unfinished run; then there is no folder of a run.
+    An interrupted run has a report too, marked so. An `unfinished` run is resumed in its folder.
+    Raises `UsageError`, `InfraError` or `Unsupported` if there is no server or the job differs from
+    that of the unfinished run. Then it makes no folder.
     """
     if job.elsewhere is not None:
         return job.elsewhere.run(job, progress, chosen, unfinished)
@@ -214,7 +214,8 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
 def _arms_in_order(job: Job, site: Site) -> list[Arm]:
     """Return the arms to boot.
 
-    An attached server has one command: arms without edits only, those that should live first.
+    An attached server has one command, so boot only arms without edits, first those that should
+    live.
     """
     if site.kind.facts.started:
         return list(job.arms)
@@ -250,7 +251,7 @@ def signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         for number, handler in before.items():
-            # nohup ignores the others: the run must outlive its terminal.
+            # Keep ignored signals ignored: with nohup the run must outlive its terminal.
             if handler is not signal.SIG_IGN or number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda number, _: handle(signal.Signals(number)))
         yield
@@ -367,7 +368,7 @@ def strongest_record(
             arm = next(
                 arm for arm in (*report["arms"], {}) if not arm or arm["name"] == leading.name
             )
-            # such a death is not the release's
+            # the patch may have caused such a death
             patched = bool(arm and arm["server"].get("patched"))
             if arm and arm["k"] and report["evidence"] == evidence and not patched:
                 died = str(arm["server"]["vllm_version"])

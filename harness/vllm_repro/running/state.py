@@ -1,4 +1,4 @@
-"""Records of one trial: its options, what it was given, and what it has observed."""
+"""Records of one trial: its options, inputs and observations."""
 
 from __future__ import annotations
 

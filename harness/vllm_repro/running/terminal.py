@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["Progress"]
 
 _EVERY = 30.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 
 class Progress:
-    """One status line; `notify` may be called as often as one likes."""
+    """One status line. `notify` may be called at any rate."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -46,7 +46,7 @@ class Progress:
                 self._write(text)
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         with self._lock:
             self._hide()
             self._write(text)
@@ -83,7 +83,7 @@ class Progress:
             self._status = None
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it any more; the run goes on
+        with contextlib.suppress(OSError):  # the reader is gone; the run continues
             self._stream.write(printable(text) + "\n")
             self._stream.flush()
         self._shown = time.monotonic()

@@ -47,18 +47,18 @@ _NEEDED_LATER = (
 _OUTLAST = 10.0
 """Seconds in which other nodes' servers must follow the first one.
 
-A server whose worker died ends within three.
+A server whose worker died exits within three.
 """
 
 _SDK_TOTAL = 10.0
-"""Limit in seconds for what the SDK sees of a crash.
+"""Seconds for the SDK to see a crash, at most.
 
 Its retries come within two, and a dying vLLM answers or is gone within five.
 """
 
 
 async def _workload(runner: WorkloadRunner) -> None:
-    """Send the scenario's workload, and measure what was asked for."""
+    """Send the scenario's workload, then run the measurements."""
     await runner.run()
     await Measurements(runner).run()
 
@@ -105,9 +105,9 @@ async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
             replace(one, ended_s=round(took, 1)) for one in trial.seen.outlasted
         )
         cancelled = cancelled or interrupted
-    # A server may die of a full disk, or its log may end early. Its own signs do not show that.
+    # A full disk may crash a server or truncate its log. No sign of death shows that.
     trial.seen.infra = trial.seen.infra or _full_disk(trial.journal.path.parent)
-    # An interrupt from here on must not lose what the trial saw.
+    # From here on an interrupt must not lose the observations.
     conclusion, interrupted = await _shielded(
         asyncio.to_thread(
             assess, trial.scenario, trial.launch.command, trial.seen, trial.log, trial.arm.trigger
@@ -127,7 +127,7 @@ async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
 
 
 def _full_disk(folder: Path) -> str | None:
-    """Return why nothing can be written in `folder`; None if something can.
+    """Return why `folder` cannot be written to; None if it can.
 
     A quota shows only when writing.
     """
@@ -189,7 +189,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
         model = ""
         try:
             ready = await watch.until_ready()
-            booted_s = time.monotonic() - launched  # before the wait for our own imports
+            booted_s = time.monotonic() - launched  # before the wait for the imports below
             if beside is not None:
                 await beside
             # In a thread: a look into a container takes longer than any watched channel may wait.
@@ -212,7 +212,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
             if watch.dead.is_set() and not watch.broken:
                 trial.notify("the engine died; waiting for the end of its log")
                 async with asyncio.TaskGroup() as group:
-                    # A retry may kill the server of somebody else again.
+                    # A retry may crash another user's server again.
                     if model and trial.seen.sent and started:
                         group.create_task(_record_sdk_view(trial, model, watch.failed))
                     await watch.aftermath()
@@ -281,7 +281,7 @@ def _check_evidence(trial: Trial) -> None:
 async def _version(client: Client, evidence: Evidence) -> str | None:
     """Return the release that the server reports.
 
-    Raises `InfraError` if a rehearsal engine stands where vLLM should.
+    Raises `InfraError` if a rehearsal engine answers in place of vLLM.
     """
     try:
         response = await client.get("/version", timeout=30.0)

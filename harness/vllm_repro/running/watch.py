@@ -1,4 +1,4 @@
-"""Watch of one server on every channel at once, from its launch to its end.
+"""Watch of one server on every channel at once, from its launch to its exit.
 
     async with Watch(server, kind, client, journal, limits, notify) as watch:
         await watch.until_ready()
@@ -7,8 +7,8 @@
 
 Channels: the process or container, the processes under it, the log as it grows, `/health`, the
 answers of requests in flight, a canary, and the counters of `/metrics`. The first decisive sign
-sets `dead`; later signs are still recorded. After `stopping()` no sign counts, because the server
-then ends by our own doing.
+sets `dead`; later signs are still recorded. After `stopping()` no sign counts, because the harness
+then ends the server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SECOND_WITNESS = 2.0
 _NO_COMPLETIONS = (400, 404, 501)
 """Statuses of `/v1/completions` on a server of a pooling model; releases differ."""
 _SICK = (None, 500, 503)
-"""Results of `/health` when the engine is dead: no connection, or one of these statuses."""
+"""Statuses of `/health` when the engine is dead; None: no connection."""
 _LOOK_AGAIN = (0.02, 0.25, 0.75)
 """Seconds between further looks: a gateway may answer for the server."""
 _CHILDREN_POLL = 0.25
@@ -92,7 +92,7 @@ class Watch:
         self.gpu_uses: list[GpuUse] = []
         """Readings of the leased cards since the last phase.
 
-        Only beside a load: each is a process of its own.
+        Taken only during a load: each reading starts a process.
         """
         self.in_flight = 0
         self.load: LoadClient | None = None
@@ -106,7 +106,7 @@ class Watch:
         self.fatal_lines = 0
         """Lines of the log so far that report a death."""
         self.refuted_lines = 0
-        """Those of them after which the engine still gave a token."""
+        """Number of those after which the engine still returned a token."""
         self._ready = False
         self._stopping = False
         self._last_growth = time.monotonic()
@@ -137,7 +137,7 @@ class Watch:
             task.cancel()
         ends = await asyncio.gather(*self._tasks, return_exceptions=True)
         for broken in (end for end in ends if isinstance(end, Exception)):
-            # A channel that failed saw nothing from then on, so its silence proves nothing.
+            # A failed channel sees nothing more, so its silence proves nothing.
             self.journal.write("channel-broken", detail=f"{type(broken).__name__}: {broken}")
             raise broken
 
@@ -243,7 +243,7 @@ class Watch:
         samples: list[CpuSample] = []
         while not self.dead.is_set() and time.monotonic() < end:
             spent = None
-            # beside a GPU an engine may wait without using the processor
+            # an engine that waits for a GPU may use no processor time
             if self.kind.facts.started and not self.gpus:
                 spent = await asyncio.to_thread(lambda: engine_cpu_seconds(self.server.processes()))
             if spent is not None:
@@ -269,7 +269,7 @@ class Watch:
         if self._stopping:
             return
         if any(old.channel is sign.channel and old.decisive >= sign.decisive for old in self.signs):
-            return  # one per channel, unless the new one is decisive and the old one was not
+            return  # keep one per channel, unless only the new one is decisive
         self.signs.append(sign)
         self.journal.write(
             "sign",
@@ -333,8 +333,8 @@ class Watch:
 
         A log may quote such a line, and a gateway may answer `/health`.
 
-        A real death shows on another channel in milliseconds, for which it waits. Otherwise an
-        engine that gives a token lives.
+        Wait for another channel, which shows a real death in milliseconds. Without one, an engine
+        that returns a token is alive.
         """
         self.note(replace(sign, decisive=False))
         await self._sleep_unless_dead(wait)
@@ -346,14 +346,14 @@ class Watch:
             async with asyncio.timeout(self.limits.grace):
                 lives = gave_a_token(await self.ask_for_a_token(await self.client.model_name()))
         except (TimeoutError, HTTPError, ValueError, LookupError, TypeError):
-            pass  # no answer is no refutation
+            pass  # without an answer the sign stands
         if not lives:
             self.note(sign)
 
     async def ask_for_a_token(self, model: str) -> Answer:
         """Send the canary, a request for one token: only its answer proves that the engine steps.
 
-        A server of a pooling model has no completions: it pools a word instead.
+        A server of a pooling model has no completions: send it a word to pool instead.
         """
         lines = self.fatal_lines
         body = {"model": model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
@@ -374,7 +374,7 @@ class Watch:
         if ended.lost:
             raise InfraError(f"rank {rank}: {ended.detail}")
         if not self._ready:
-            # The first node would wait for it forever. After the boot the engine may go on without
+            # The first node would wait for it forever. After the boot the engine may run without
             # that process.
             self.note(DeathSign(Channel.RANK, f"rank {rank}: {ended.detail}", ended.at, ended.at))
 
@@ -417,8 +417,8 @@ class Watch:
             if leader is None and pids:
                 leader = pids[0]
             if leader is None or not pids or pids[0] != leader:
-                # Without the API server the next process comes first, and the rest of the engine
-                # ends by itself.
+                # After the API server exits the next process is first, and the rest of the engine
+                # exits too.
                 known.clear()
                 continue
             children = pids[1:]
@@ -464,7 +464,7 @@ class Watch:
                     *counted,
                 ),
             )
-            # more than the used blocks, which a request fills anew after each preemption
+            # more than the used blocks: a request recomputes them after each preemption
             if last[:-1] != before[:-1]:
                 seen.clear()
             if last not in seen or (self.in_flight == 0 and running == 0):

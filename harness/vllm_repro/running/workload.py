@@ -64,7 +64,7 @@ class WorkloadRunner:
     watch: Watch
     model: str = ""
     turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Messages of each conversation up to now."""
+    """Messages of each conversation so far."""
     cached: Counter[str] = field(default_factory=Counter)
     """Most tokens in an answered prompt of each conversation."""
     answered: list[Sequence[int]] = field(default_factory=list)
@@ -79,12 +79,12 @@ class WorkloadRunner:
     async def run(self) -> None:
         """Run every step, then `finish`.
 
-        Raises `InfraError` if the server lives and does not do what any vLLM does.
+        Raises `InfraError` if the server lives but does not behave like vLLM.
         """
         trial, watch = self.trial, self.watch
         if not await self.find_model():
             return
-        if watch.counters.reading is not None:  # of the moment when the server was ready
+        if watch.counters.reading is not None:  # read when the server was ready
             self.phase, watch.counters.kv_most = (time.time(), watch.counters.reading), None
         if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
             self.known = await self._known_fields()
@@ -100,7 +100,7 @@ class WorkloadRunner:
     async def _known_fields(self) -> Mapping[str, frozenset[str]]:
         """Return `known`.
 
-        vLLM takes a second to write its schema, which does not change, so it is kept beside a
+        vLLM needs a second to write its schema. The schema does not change, so cache it beside a
         cached release.
         """
         endpoints = {
@@ -139,7 +139,7 @@ class WorkloadRunner:
         return True
 
     async def begin_phase(self) -> None:
-        """Take the server's counters; `end_phase` writes what they counted from now on."""
+        """Read the server's counters; `end_phase` records what they count from now on."""
         reading = await self.watch.counters.scrape()
         self.phase, self.watch.counters.kv_most = (time.time(), reading) if reading else None, None
         self.watch.gpu_uses = []
@@ -210,14 +210,14 @@ class WorkloadRunner:
         self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
 
     async def _has_other_clients(self) -> bool:
-        """Return True if an attached server has requests while we send none."""
+        """Return True if an attached server has requests while the harness sends none."""
         if self.trial.launch.kind.facts.started:
             return False
         before = await self.watch.counters.scrape()
         await asyncio.sleep(IDLE_AFTER)
         after = await self.watch.counters.scrape()
         if before is None or after is None:
-            return False  # it does not answer: the watch decides what that means
+            return False  # no answer: the watch decides what that means
         return bool(after.running or after.waiting) or after.progress != before.progress
 
     async def _requests(self, position: str, requests: tuple[Request, ...]) -> None:
@@ -502,7 +502,7 @@ class WorkloadRunner:
         )
 
     async def canary(self) -> None:
-        """Ask for one token, to see that the engine lives."""
+        """Request one token, to check that the engine is alive."""
         trial, watch = self.trial, self.watch
         trial.notify("asking for one token, to see that the engine lives")
 
@@ -537,8 +537,8 @@ class WorkloadRunner:
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                # The answers to requests in flight are evidence too: a 500, an error event, a
-                # reset.
+                # The answers to requests in flight are evidence too, such as a 500 or an error
+                # event.
                 await asyncio.wait(tasks, timeout=2.0 if self.watch.dead.is_set() else 0.0)
         finally:
             over.cancel()

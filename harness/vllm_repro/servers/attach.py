@@ -1,4 +1,4 @@
-"""Attached server: a run watches it, and neither starts nor ends it.
+"""Attached server: a run watches it, but neither starts nor stops it.
 
 Only its log names the cause of a crash. It is the file that the listening process writes its output
 to, or the log of the container that publishes the port. `--log FILE` names it if neither is found.
@@ -68,7 +68,7 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
     """Return the offset of this server's first line in a log that earlier servers may have used.
 
     It is the last boot with `pid`, else the first line with it, else the last boot. Without any of
-    these nothing shows which server wrote the file, so only new lines count.
+    these the writer of the file is unknown, so only new lines count.
     """
     mark = f"pid={pid})".encode()
     offset = 0
@@ -125,7 +125,8 @@ async def identify(url: str) -> tuple[str, bool]:
 class AttachServer(Server):
     """The server at `url`.
 
-    log: its log; lines from before belong to the requests of others. copy_to: the log of the trial.
+    log: the server's log; earlier lines belong to other clients' requests. copy_to: the log of the
+    trial.
     """
 
     def __init__(self, url: str, *, log: Path | None, copy_to: Path, evidence: Evidence) -> None:
@@ -167,7 +168,7 @@ class AttachServer(Server):
                 if chunk := read.read(1_000_000):
                     yield chunk
                 elif os.fstat(read.fileno()).st_size < read.tell():
-                    read.seek(0)  # somebody truncated it, as logrotate does
+                    read.seek(0)  # the file was truncated, for example by logrotate
                 elif stopping:
                     return
                 else:
@@ -214,7 +215,7 @@ def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
 def _read_container(engine: Engine, port: int, *, follow: bool) -> Iterator[bytes]:
     """Yield the log.
 
-    If the engine breaks off, only the log ends: HTTP still shows the state of the server.
+    If the Docker Engine closes the stream, only the log ends: HTTP still shows the server's state.
     """
     stream = None
     with contextlib.closing(engine), contextlib.suppress(*engine_errors()):
@@ -256,9 +257,9 @@ def evidence_of(version: str | None, log: str) -> Evidence:
 class AttachSite(Site):
     """A running server.
 
-    It is asked whether it is a rehearsal, so that a rehearsal cannot pass for a vLLM.
+    Its site checks whether it is a rehearsal, so that a rehearsal cannot pass for vLLM.
 
-    rehearsal: the answer, if it is known already.
+    rehearsal: the result of the check, if it is known already.
     """
 
     kind = ServerKind.ATTACH

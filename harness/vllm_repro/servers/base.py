@@ -4,11 +4,10 @@ A trial calls `start`, sends requests to `base_url`, follows `log_path`, awaits 
 always calls `stop()`. Rules for each kind:
 
 - `start()` returns when the server is launched, long before it is ready. If it raises, it leaves
-nothing behind. It raises only
-  `Unsupported` (hardware, flag or platform) or `InfraError` (port taken, image missing, no engine).
-- The server or a thread of its own writes `log_path`.
-- `stop()` may be called at any time and again. It ends only what this object started, and returns
-when that is gone.
+nothing behind. It raises only `Unsupported` (hardware, flag or platform) or `InfraError` (port
+taken, image missing, no engine). - The server or one of its threads writes `log_path`. - `stop()`
+may be called at any time and again. It ends only what this object started, and returns when that
+has exited.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class Server(ABC):
     async def rank_exited(self) -> tuple[int, Exit]:
         """Wait until another node ends, and return its rank and exit.
 
-        Without other nodes, wait for ever.
+        Wait forever if there are no other nodes.
         """
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
@@ -129,7 +128,7 @@ class Server(ABC):
         return ()
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        """Return `facts` with what only the booted server knows.
+        """Return `facts` with those that only a booted server has.
 
         ready: False if the boot failed. Raises like `start`.
         """

@@ -1,9 +1,9 @@
 """A vLLM in a container, through the Docker SDK.
 
-The container is created from the same `ContainerSpec` that prints the `docker run` line. The engine
-never removes it by itself, because that would destroy evidence. A thread copies the engine's log of
-it. The end of that log proves nothing, since a killed dockerd ends it too: the state of the
-container always comes from the engine.
+The container is created from the same `ContainerSpec` that prints the `docker run` line. The Docker
+Engine never removes it by itself, because that would destroy evidence. A thread copies its log. The
+end of that log proves nothing, because a killed dockerd ends it too. The state of the container
+always comes from the Docker Engine.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _RETRY_S = 5.0
-"""How long the engine may be away before it counts as lost.
+"""Seconds without the Docker Engine after which it counts as lost.
 
 A restart with `live-restore` takes 1 to 2 s.
 """
 _THREAD_END_S = 10.0
 _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
-"""What reading a stream of the engine may raise if the connection breaks."""
+"""Errors from reading a stream of the Docker Engine if the connection breaks."""
 
 
 class DockerServer(Server):
@@ -139,7 +139,7 @@ class DockerServer(Server):
         return below if self.spec.init else (first.pid, *below)
 
     def _launch(self) -> ServerFacts:
-        with self._lock:  # a `stop` meanwhile waits, and then removes the container
+        with self._lock:  # a concurrent `stop` waits, and then removes the container
             if self._stopped.is_set() or self._container is not None:
                 raise InfraError("the server was started or stopped before")
             self._engine = engine = self._connect()
@@ -170,7 +170,7 @@ class DockerServer(Server):
                 hint="Run vllm-repro on that machine.",
             )
         image = image_facts(engine, self.spec.image)
-        # A simulation must never pass for a real vLLM, nor the other way round.
+        # A simulation must never pass for a real vLLM, and a real vLLM never for a simulation.
         if image.rehearsal is not (self.evidence is Evidence.REHEARSAL):
             holds = "the rehearsal engine" if image.rehearsal else "no rehearsal engine"
             raise InfraError(
@@ -206,7 +206,8 @@ class DockerServer(Server):
         self._exit = exit_of(state, seen)
 
     def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> bool:
-        """Append to our log what it lacks of the engine's, until the connection ends or breaks.
+        """Append new lines of the container's log to `log_path`, until the connection ends or
+        breaks.
 
         Return False if the disk is full.
         """
@@ -274,7 +275,7 @@ class DockerServer(Server):
                     remove_container(engine, self._container)
                 self._lease.release()
             except (*engine_errors(), InfraError) as error:
-                # Not raised: it would hide how the server ended.
+                # Do not raise it: that would hide how the server exited.
                 _log.warning(
                     "container %s may be left for `vllm-repro clean`: %s",
                     str(self._container)[:12],

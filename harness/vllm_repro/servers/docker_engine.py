@@ -1,6 +1,6 @@
 """The Docker Engine: connection, facts about it and its images, errors, removal. All calls block.
 
-The Docker SDK takes 0.3 s to import, so it is imported in functions: only once an engine answers.
+The Docker SDK takes 0.3 s to import. So functions import it, once a Docker Engine answers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ImageFacts:
 
 
 def engine_errors() -> tuple[type[Exception], type[Exception]]:
-    """Return everything that a call of the Docker SDK may raise about the engine."""
+    """Return the types that a call of the Docker SDK may raise about the Docker Engine."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -131,7 +131,7 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
 
 
 def image_facts(engine: Engine, image: str) -> ImageFacts:
-    """Return what is known about `image`; nothing is pulled.
+    """Return the facts about `image`; pull nothing.
 
     Raises `InfraError` if the engine does not have it.
     """
@@ -152,7 +152,7 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
 
 
 def missing_image(image: str) -> InfraError:
-    """Return the error for an image that is not there. Ours are built, others are pulled."""
+    """Return the error for a missing image. Images of this project are built, others are pulled."""
     name, _, version = image.removeprefix("vllm-repro/").partition(":")
     hint = f"docker pull {image}"
     if image.startswith("vllm-repro/"):
@@ -173,7 +173,7 @@ def repository_digest(image: str, known: list[str]) -> str | None:
 
 
 def _knock(host: str) -> None:
-    """Raise `OSError` if a unix socket takes no connection.
+    """Raise `OSError` if a unix socket accepts no connection.
 
     The SDK's own error is long, and it leaks the socket.
     """
@@ -273,8 +273,8 @@ def gpu_prefix(engine: Engine, image: str | None = None) -> str:
     It is empty with NVIDIA's hook or runtime, and `nvidia.com/gpu=` with CDI.
 
     No field of the engine shows which it accepts, so a container of `image`, by default of any, is
-    started for a moment. Raises `Unsupported` or `InfraError` with the engine's own words if it
-    accepts neither, and `InfraError` if it has no image.
+    started for a moment. Raises `Unsupported` or `InfraError` with the Docker Engine's message if
+    it accepts neither, and `InfraError` if it has no image.
     """
     try:
         images = engine.client.images.list() if image is None else []
@@ -314,7 +314,7 @@ def _refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | Non
         )
         container.start()
     except APIError as error:
-        # Some image may have no `true`: the request was accepted by then.
+        # An image without `true` fails here too, but its request was accepted.
         return error if explain(error).hint in (_TOOLKIT, _DRIVER, _UNKNOWN, _OLD) else None
     finally:
         if container is not None:

@@ -1,7 +1,7 @@
 """Containers as the servers of a run.
 
-Whether the engine gives GPUs is tried with a container that ends at once: no field of the engine
-shows it, and the engine's own words are then the reason for a refusal.
+A container that exits at once tests whether the Docker Engine gives GPUs: no field of the engine
+shows it. The reason for a refusal is the engine's message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of vLLM in an image.
 
 Only the interpreter that runs vLLM knows where it is installed. So it runs a short program in a
-container of its own. All calls block.
+separate container. All calls block.
 """
 
 from __future__ import annotations

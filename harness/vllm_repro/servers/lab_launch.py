@@ -43,7 +43,7 @@ def graph_mode(command: ServeCommand) -> str:
     """Return the CUDA graph mode of the command line in capitals; empty for the default."""
     mode = command.get("--compilation-config.cudagraph_mode")
     if mode is None:
-        # not a JSON object: vLLM refuses it itself
+        # not a JSON object: vLLM rejects it
         with contextlib.suppress(ValueError, AttributeError):
             mode = json.loads(command.get("--compilation-config") or "{}").get("cudagraph_mode")
     if mode is None and command.get("--optimization-level") == "0":

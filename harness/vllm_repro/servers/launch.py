@@ -42,12 +42,12 @@ __all__ = [
 
 CONTAINER_MODEL = "/models/tiny"
 CPU_ENV = {
-    # GiB: the default takes a share of the host's memory for each server
+    # GiB: the default is a share of the host's memory for each server
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 ON_CPU = "on the CPU, with " + ", ".join(f"{name}={value}" for name, value in CPU_ENV.items())
-OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # a hub that does not answer costs minutes
+OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}  # vLLM waits minutes for a hub that does not answer
 NO_SOURCE_TO_CHANGE = (
     "a rehearsal runs no vLLM, so there is no source to change: an arm that does so needs docker,"
     " process or the lab"

@@ -4,9 +4,9 @@ vLLM starts once per node, with `--node-rank`; every node but the first is `--he
 HTTP. The nodes are processes or containers on one host, which meet on loopback, or processes on
 several (`Nodes`). The containers share the network of the first one.
 
-The engine is watched at its first node. The other nodes start after it and end after it. While it
-boots, the exit of a node is a crash, because the first node would wait for it. Later it is not: the
-engine survives the death of another node's `vllm serve`.
+The engine is watched at its first node. The other nodes start after it and are stopped after it.
+While it boots, the exit of a node is a crash, because the first node would wait for it. Later it is
+not: the engine survives the death of another node's `vllm serve`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Nodes(Protocol):
         """Return the node of a rank, not started. It writes the node's log to this host."""
 
 
-_IN_CONTAINERS = Meeting(port=29501)  # free, since the containers have a network of their own
+_IN_CONTAINERS = Meeting(port=29501)  # free, because the containers have their own network
 
 
 def node_count(launch: Launch) -> int:
@@ -144,7 +144,7 @@ def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
     )
     return {
         **launch.env,
-        # replaces NCCL, and would look for a card by the host's name
+        # replaces NCCL, and would choose a network interface by the host's name
         "GLOO_SOCKET_IFNAME": next(cards),
         "VLLM_HOST_IP": own,
         "OMP_NUM_THREADS": "1",  # the ranks may share the cores
@@ -154,7 +154,7 @@ def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
 def _gpus(launch: Launch, rank: int) -> Sequence[str]:
     """Return the GPUs of one node; none on a CPU.
 
-    Without a lease they count from 0. On a host of its own a node gets all leased ones.
+    Without a lease they count from 0. A node on a separate host gets all leased ones.
     """
     if launch.evidence is not Evidence.GPU:
         return ()
@@ -210,7 +210,7 @@ class MultiNodeServer(Server):
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         for follower in self.followers:
-            # only for what it raises: its facts are those of the first node
+            # only for its errors: its facts are those of the first node
             follower.booted(facts, ready=ready)
         return self.head.booted(facts, ready=ready)
 

@@ -48,16 +48,16 @@ class ServerOptions:
 def default_image(scenario: Scenario, version: str) -> str:
     """Return the reported image for the scenario's release, and the official one for others."""
     reported = scenario.reported().container
-    # those have moved on since
+    # such tags have moved since
     pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))
     if reported is not None and pinned and scenario.needs.gpus and version == scenario.try_with:
         return reported.image
     repository = "vllm/vllm-openai" if scenario.needs.gpus else "vllm/vllm-openai-cpu"
-    return f"{repository}:v{version.partition('+')[0]}"  # a tag cannot hold a build's own suffix
+    return f"{repository}:v{version.partition('+')[0]}"  # a tag cannot contain a build suffix
 
 
 def unfit(needs: Needs, gpu: Gpu) -> str:
-    """Return why `gpu` does not do for `needs`, as a phrase; empty if it does."""
+    """Return why `gpu` does not meet `needs`, as a phrase; empty if it does."""
     # a 16 GB card reports somewhat less
     if needs.gpu_memory_gb and gpu.memory_gb < needs.gpu_memory_gb * 0.98:
         return f"{gpu.name} has {gpu.memory_gb:g} GB"
@@ -80,7 +80,7 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     small = [why for gpu in here if (why := unfit(needs, gpu))]
     if len(here) - len(small) < needs.gpus:
         return f"the scenario needs {needs}; {small[0]}"
-    if needs.memory_gb * 0.9 > memory_gb():  # part of what is installed is the system's
+    if needs.memory_gb * 0.9 > memory_gb():  # the system reserves part of the memory
         return f"the scenario needs {needs}, and this machine has {memory_gb():g} GB"
     return ""
 

@@ -78,7 +78,7 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
             f" {facts.server}"
         )
     return Orphans(
-        # Without Docker nothing is known of containers, so their leases must stay.
+        # Without Docker the containers are unknown, so their leases must stay.
         leases={path: facts for path, facts in free.items() if facts.log or not docker_error},
         lines=tuple(lines),
         sessions=tuple(sessions),
@@ -137,7 +137,7 @@ def sweep() -> list[str]:
 
 def _end_orphans_of(leases: Collection[str]) -> None:
     """End the servers of `leases`, whose harness just exited."""
-    # its locks may outlive its pipe, and Docker may still be creating a container
+    # the locks may outlive the pipe, and Docker may still be creating a container
     for _ in range(3):
         orphans = find_orphans(leases)
         with contextlib.suppress(InfraError):

@@ -1,4 +1,4 @@
-"""A local vLLM as a process in a session of its own."""
+"""A local vLLM as a process in a new session."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ProcessServer(Server):
             await asyncio.shield(asyncio.to_thread(self._session.end, self.grace))
 
     def other_listener(self) -> str:
-        # A port that was free at the start may be taken when a slow boot comes to bind it.
+        # Another process may take a free port before a slow boot binds it.
         listening = listeners(self.port)
         if not listening or set(listening) & set(self.processes()):
             return ""
@@ -223,7 +223,7 @@ class ProcessSite(Site):
     ) -> Offer:
         if missing:
             return Offer(False, missing)
-        # If a bug of the CPU has a lab, a plain release lacks something for it.
+        # A bug of the CPU has a lab only if a plain release cannot show the bug.
         any_release = not scenario.needs.gpus and scenario.lab is None
         if options.vllm and any_release:
             return Offer(

@@ -46,7 +46,7 @@ IMITATED = frozenset(
 )
 """Bugs that the rehearsal engine imitates (fixtures/rehearsal/rules.py).
 
-It survives all others, which proves nothing.
+It survives all other bugs, which proves nothing.
 """
 
 _NO_HARDWARE = "--server rehearsal shows the scenario at work without the hardware"
@@ -77,14 +77,14 @@ class Site(ABC):
     engine_version: str | None = None
     """Version of the Docker Engine."""
     version: str | None = None
-    """Release that a server reports which already runs."""
+    """Release that a running server reports."""
     unchangeable = ""
     """Why vLLM's source cannot be changed here; empty if it can."""
     port: int | None = None
     gpus: tuple[str, ...] = ()
     """Indices of the leased GPUs, as `nvidia-smi` counts."""
     others: Nodes | None = None
-    """Hosts of a server's further nodes; None for this one."""
+    """Hosts of a server's further nodes; None for this host."""
 
     @abstractmethod
     def __init__(
@@ -176,7 +176,7 @@ class Site(ABC):
         return PatchedSource()
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
-        """Return those of `arms` that a run takes when it names none."""
+        """Return the arms that a run boots if it names none."""
         return [arm for arm in arms if not arm.patches]
 
     def imitates(self, scenario: Scenario) -> bool:
@@ -184,7 +184,7 @@ class Site(ABC):
         return self.evidence is not Evidence.REHEARSAL or scenario.issue in IMITATED
 
     def ends_after(self, outcome: Outcome, *, launched: bool) -> bool:
-        """Return True if no further trial makes sense after one with this outcome.
+        """Return True if this outcome makes further trials useless.
 
         A machine that cannot start the server of one arm can start none.
         """
