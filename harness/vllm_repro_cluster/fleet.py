@@ -46,9 +46,9 @@ from vllm_repro_diagnosis.evidence import Evidence
 __all__ = ["Fleet", "connect"]
 
 RESOURCE = "vllm_repro"
-"""Ray's resource of which a run takes one.
+"""Ray resource of which a run takes one.
 
-A node declares how many runs it bears; without it a run takes a CPU.
+A node declares how many runs it can do at once. Without the resource a run takes a CPU.
 """
 
 _CORES_PER_RUN = 4

@@ -49,7 +49,7 @@ there is no run.
 """
 
 STARTED, RANK_LOG, EXIT = "started.json", "latest/logs/rank.log", "latest/exit.json"
-"""Of a `Rank`: the facts of its server; its log; how it ended.
+"""Files of a `Rank`: the facts of its server, its log, and how it exited.
 
 The last two are below the folder of the runs.
 """
@@ -65,7 +65,7 @@ POLL_S = 0.2
 _PREFIX, _LOCK = "vllm-repro-item-", "lock"
 _CHUNK = 1 << 20
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""With them the process of a run connects to the cluster.
+"""Variables with which the process of a run connects to the cluster.
 
 It removes them before it starts a server.
 """

@@ -66,8 +66,7 @@ class ClusterNodes:
             del os.environ[name]  # servers inherit the rest
 
     def prepare(self) -> list[str]:
-        """Fetch what the servers need on each further node, and return the addresses of these
-        nodes.
+        """Fetch what the servers need on each further node, and return these nodes' addresses.
 
         Raises `ReproError`.
         """

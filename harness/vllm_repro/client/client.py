@@ -63,7 +63,7 @@ class Client:
     async def get(self, path: str, *, timeout: float = 5.0) -> httpx.Response:
         """Return the response to a GET.
 
-        Raises `HTTPError`, also for one of over 64 MiB or `timeout` seconds.
+        Raises `HTTPError`, also after 64 MiB or `timeout` seconds.
         """
         return await self._fetch("GET", path, None, timeout)
 

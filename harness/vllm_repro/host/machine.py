@@ -76,7 +76,7 @@ class Machine:
 _NO_DEVICES = 6
 _PATIENCE_S = 30.0
 _failed: list[InfraError] = []
-"""The last failure of `nvidia-smi`. After a hang, do not call it again: that takes half a minute."""
+"""The last failure of `nvidia-smi`. After a hang it is not called again: each call takes 30 s."""
 
 
 def nvidia_smi(*fields: str) -> list[list[str]]:

@@ -206,8 +206,7 @@ class DockerServer(Server):
         self._exit = exit_of(state, seen)
 
     def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> bool:
-        """Append new lines of the container's log to `log_path`, until the connection ends or
-        breaks.
+        """Append new lines of the container's log to `log_path` until the connection ends.
 
         Return False if the disk is full.
         """

@@ -233,7 +233,7 @@ _REFUSALS: tuple[tuple[str, type[ReproError], str], ...] = (
 )
 """What an engine's refusal contains in lower case, the error for it, and what to do.
 
-The first that fits.
+The first match counts.
 """
 
 

@@ -22,9 +22,9 @@ from vllm_repro_diagnosis.evidence import Evidence
 __all__ = ["RehearsalSite"]
 
 _OLDEST, _NEWEST = (0, 7), (0, 32)
-"""Releases that its rules are made from.
+"""Oldest and newest release that its rules cover.
 
-It would answer for one that does not exist too, and find nothing.
+It would also run as a release that does not exist, and show no bug.
 """
 
 
