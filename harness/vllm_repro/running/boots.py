@@ -3,9 +3,11 @@
 `--trials auto` boots each arm until its claim is decided:
 
 - The arm that dies: once, or `DEATHS` times if other arms are compared with it. After five deaths
-in five boots, four clean boots separate a workaround from luck. Nine boots in all are the fewest
-that can. - A clean arm: as often as `clean_needed` asks for. - An arm that did anything else (hung,
-died otherwise, did not boot, did not cross the boundary): once. It would do the same again.
+  in five boots, four clean boots separate a workaround from luck. Nine boots in all are the fewest
+  that can.
+- A clean arm: as often as `clean_needed` asks for.
+- An arm with another outcome (hung, another death, failed boot, boundary not crossed): once. It
+  would do the same again.
 """
 
 from __future__ import annotations

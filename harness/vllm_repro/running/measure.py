@@ -345,8 +345,8 @@ class Measurements:
         answer, died = await self.runner.watch.ask(endpoint, body, by=self.runner.watch.load)
         self.unrecorded.append((name, answer))
         if died:
-            # For the trigger, count the request that crashed the engine. Other requests count only
-            # in the workload.
+            # The request that crashed the engine counts for the trigger. Requests that it survived
+            # count only if the workload sent them.
             trial.seen.asked.append(
                 SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True)
             )

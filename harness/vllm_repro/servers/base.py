@@ -4,10 +4,11 @@ A trial calls `start`, sends requests to `base_url`, follows `log_path`, awaits 
 always calls `stop()`. Rules for each kind:
 
 - `start()` returns when the server is launched, long before it is ready. If it raises, it leaves
-nothing behind. It raises only `Unsupported` (hardware, flag or platform) or `InfraError` (port
-taken, image missing, no engine). - The server or one of its threads writes `log_path`. - `stop()`
-may be called at any time and again. It ends only what this object started, and returns when that
-has exited.
+  nothing behind. It raises only `Unsupported` (hardware, flag or platform) or `InfraError` (port
+  taken, image missing, no Docker Engine).
+- The server or one of its threads writes `log_path`.
+- `stop()` may be called at any time and again. It ends only what this object started, and returns
+  when that has exited.
 """
 
 from __future__ import annotations
