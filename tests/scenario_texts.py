@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from vllm_repro.scenario.catalogue import scenario_files
@@ -11,7 +12,14 @@ TQ = "tq_chunked_prefill.py"
 
 
 def text_of(name: str = TQ) -> str:
-    return next(path for path in scenario_files() if path.name == name).read_text(encoding="utf-8")
+    """Return a scenario file, with the head of each arm and each list of texts on one line."""
+    path = next(path for path in scenario_files() if path.name == name)
+    text = re.sub(r'arm\(\n\s+("[\w-]+"),\n\s+', r"arm(\1, ", path.read_text(encoding="utf-8"))
+    return re.sub(r'\[\n((?:\s+"[^"\n]*",\n)+)\s+\]', _on_one_line, text)
+
+
+def _on_one_line(texts: re.Match[str]) -> str:
+    return f"[{', '.join(line.strip(' ,') for line in texts[1].splitlines())}]"
 
 
 def problems(text: str, name: str = TQ) -> list[tuple[int, str]]:

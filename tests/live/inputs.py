@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -65,7 +66,7 @@ def files(subject: str) -> Iterator[Path]:
     verbs = HARNESS / "vllm_repro" / "cli"
     yield ROOT / "constraints.txt"
     for path in sorted(HARNESS.rglob("*")):
-        generated = {"__pycache__"} & set(path.parts) or ".egg-info" in f"{path}"
+        generated = re.search(r"/(\.|__pycache__)|\.egg-info", f"{path.relative_to(ROOT)}")
         if not path.is_file() or generated or any(path.is_relative_to(name) for name in left_out):
             continue
         if path.parent != verbs or path.name in RUN_VERB:

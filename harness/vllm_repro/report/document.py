@@ -86,8 +86,9 @@ def _environment(folder: Path, suffix: str) -> Environment:
 
 def compile_page() -> None:
     """Compile the templates of a run's reports, which takes a tenth of a second."""
-    for name in ("report.html", "parts.html", "page.html", "report.md", "throughput.md"):
-        _environment(TEMPLATES, Path(name).suffix).get_template(name)
+    for path in TEMPLATES.iterdir():
+        if path.suffix != ".css" and path.name != "repro.txt":
+            _environment(TEMPLATES, path.suffix).get_template(path.name)
 
 
 def fragment(template: str, folder: Path = TEMPLATES, **values: Any) -> Markup:
