@@ -245,7 +245,7 @@ def test_lines_of_a_node_name_it_and_the_run(tmp_path: Path) -> None:
     assert shown.getvalue() == f"10.0.0.1: {SCENARIO}: reported 1: crash (boot 1 s)\n"
 
 
-def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Path) -> None:
+def test_growing_files_are_sent_and_rewritten_ones_at_the_end(tmp_path: Path) -> None:
     run, copy = tmp_path / "runs" / "r", tmp_path / "copy" / "r"
     (run / "logs").mkdir(parents=True)
     copy.mkdir(parents=True)
@@ -278,7 +278,7 @@ def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Pat
     assert files_of(copy) == files_of(run)
 
 
-def test_a_run_continues_on_another_node_and_the_lost_boot_is_infra(
+def test_a_run_resumes_on_another_node_and_a_lost_boot_is_infra(
     original: Path, tmp_path: Path
 ) -> None:
     cut = lines_until(original, "trial-started", 2)
@@ -406,7 +406,7 @@ def test_a_signal_in_a_callback_of_ray_interrupts_the_run(original: Path, tmp_pa
     assert (report.interrupted, ray.cancelled) == ("SIGINT", 1)
 
 
-def test_a_run_that_had_not_begun_when_others_were_interrupted_has_no_folder(
+def test_a_run_interrupted_before_its_start_has_no_folder(
     original: Path, tmp_path: Path
 ) -> None:
     fleet = Fleet(FakeRay(yields(original)))
@@ -495,7 +495,7 @@ def test_the_room_for_runs_is_that_of_the_nodes_that_live(
     assert Fleet(FakeRay(resources=has)).room(job_in(tmp_path)) == room
 
 
-def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(
+def test_a_scenario_of_two_hosts_takes_two_nodes_while_it_runs(
     original: Path, tmp_path: Path
 ) -> None:
     seen = []
@@ -535,7 +535,7 @@ def test_nobody_is_asked_to_free_the_nodes_of_a_lost_head(
 
 
 @pytest.mark.parametrize(("alive", "nodes"), [(1, 1), (2, 2), (3, 2)])
-def test_a_scenario_of_two_hosts_takes_one_node_if_there_is_no_other(
+def test_a_scenario_of_two_hosts_takes_one_node_if_alone(
     alive: int, nodes: int, tmp_path: Path
 ) -> None:
     fleet = Fleet(FakeRay(resources={"CPU": 1.0}, alive=alive))
@@ -585,7 +585,7 @@ def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: P
     assert given[f"{folder.name}/journal.jsonl"] == b"".join(lines[:-3])
 
 
-def test_the_report_that_a_claim_of_fixed_rests_on_travels_with_the_run(
+def test_the_report_behind_a_claim_of_fixed_is_sent_along(
     original: Path, tmp_path: Path
 ) -> None:
     before = tmp_path / "here" / SCENARIO / "20250101T000000Z-abcdef"
@@ -633,7 +633,7 @@ class Elsewhere:
         return 1
 
 
-def test_items_go_one_after_the_other_here_and_all_at_once_elsewhere() -> None:
+def test_items_run_in_turn_here_and_at_once_elsewhere() -> None:
     threads: list[str] = []
 
     def work(number: int) -> int:

@@ -91,7 +91,7 @@ def second_rank(tmp_path: Path, **more: Any) -> Item:
     )
 
 
-def test_a_rank_writes_its_facts_and_its_log_until_its_leash_is_cut(tmp_path: Path) -> None:
+def test_a_rank_writes_facts_and_log_until_its_leash_is_cut(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))

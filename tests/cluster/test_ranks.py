@@ -85,7 +85,7 @@ def test_a_lost_node_is_no_exit_of_the_server(tmp_path: Path, lost: str, detail:
     assert (ended.code, ended.detail, ended.lost) == (None, detail, True)
 
 
-def test_a_node_that_is_lost_before_it_starts_is_trouble_of_the_cluster(tmp_path: Path) -> None:
+def test_a_node_lost_before_its_start_is_infra(tmp_path: Path) -> None:
     second, _ = node(tmp_path, BEGIN[0], lost="gone")
     with pytest.raises(InfraError, match=r"^rank 1: its node 10\.0\.0\.3 was lost: gone$"):
         asyncio.run(second.start())

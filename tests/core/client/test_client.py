@@ -307,7 +307,7 @@ def test_margins_of_text_and_chat_completions(logprobs: object, margins: tuple[f
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_a_request_that_is_cancelled_closes_the_connections_that_the_server_ended(
+def test_a_cancelled_request_closes_connections_ended_before(
     turns: int,
 ) -> None:
     async def play() -> None:

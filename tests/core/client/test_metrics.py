@@ -110,7 +110,7 @@ def test_what_a_server_counts_in_a_phase() -> None:
     )
 
 
-def test_a_server_that_counts_no_tokens_or_began_anew_shows_nothing() -> None:
+def test_no_counts_are_shown_without_counters_or_on_restart() -> None:
     page = read_metrics(PAGE.format(prompt=10, output=20))
     assert counted_between(page, Reading(started=1000.0), None) is None
     assert counted_between(Reading(started=999.0), page, None) is None

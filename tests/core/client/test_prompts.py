@@ -53,7 +53,7 @@ def test_any_vocabulary_gives_the_exact_length(
     assert calls <= 40
 
 
-def test_a_seed_gives_the_same_prompt_and_another_a_different_head() -> None:
+def test_a_seed_gives_one_prompt_and_another_another_head() -> None:
     def make(seed: str) -> str:
         return asyncio.run(fit(Counter(1, 11, False), 500, seed))[0]
 
@@ -97,7 +97,7 @@ def completed(tokens: int, seed: str, shared: int = 0, vocabulary: int = 2**32) 
 
 
 @given(st.integers(0, 60), st.integers(1, 60))
-def test_completions_that_share_begin_alike_and_differ_at_once_after_it(
+def test_completions_differ_right_after_their_shared_head(
     shared: int, rest: int
 ) -> None:
     one, other = (completed(shared + rest, seed, shared) for seed in ("1/a", "1/b"))
@@ -107,7 +107,7 @@ def test_completions_that_share_begin_alike_and_differ_at_once_after_it(
 
 
 @given(st.integers(1, 60), st.integers(8, 60), st.text(max_size=4))
-def test_no_more_is_shared_than_was_asked_for_however_few_tokens_there_are(
+def test_no_more_is_shared_than_was_asked_for(
     shared: int, rest: int, seed: str
 ) -> None:
     whole = completed(shared + 1, "", shared + 1, vocabulary=3)

@@ -37,7 +37,7 @@ def test_a_good_answer(tmp_path: Path) -> None:
     assert 0 < seen.seconds < 5
 
 
-def test_a_dead_engine_is_an_internal_server_error_after_two_retries(tmp_path: Path) -> None:
+def test_a_dead_engine_is_a_server_error_after_two_retries(tmp_path: Path) -> None:
     body = {"error": {"message": DEAD_MESSAGE, "type": "InternalServerError", "code": 500}}
     seen = view(tmp_path, lambda exchange: exchange.answer(500, body))
     assert (seen.error, seen.retries, seen.text) == ("InternalServerError", 2, None)
@@ -105,7 +105,7 @@ def failed(
         (True, 200, "transport", *CUT, (200,)),
     ],
 )
-def test_the_recorded_failure_is_the_first_attempt_and_the_same_request_is_retried(
+def test_the_first_failure_is_recorded_and_the_request_retried(
     tmp_path: Path,
     stream: bool,
     status: int | None,

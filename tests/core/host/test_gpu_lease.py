@@ -47,7 +47,7 @@ def hold(count: int) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.usefixtures("stub_gpus")
-def test_two_processes_share_no_card_and_a_killed_one_gives_its_cards_back() -> None:
+def test_processes_share_no_card_and_a_killed_one_frees_its() -> None:
     process, cards = hold(2)
     with process:
         assert cards == "0,1"
@@ -76,7 +76,7 @@ def test_a_card_is_waited_for_until_its_memory_is_free(stub_gpus: StubGpus) -> N
     assert nvidia_smi("memory.used") == [["4"], ["4"]]
 
 
-def test_memory_that_is_not_freed_is_trouble_with_the_card_and_the_mib(
+def test_memory_that_is_not_freed_names_card_and_mib(
     stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 1.0)
@@ -115,7 +115,7 @@ def dmesg(line: str) -> None:
         ("31, pid=1, name=VLLM::EngineCor", ("0",)),
     ],
 )
-def test_an_xid_of_the_hardware_sets_a_card_aside_and_one_of_a_program_does_not(
+def test_only_an_xid_of_the_hardware_sets_a_card_aside(
     xid: str, expected: tuple[str, ...]
 ) -> None:
     dmesg(f"[ 12.3] NVRM: Xid (PCI:0000:17:00): {xid}".replace("'", ""))

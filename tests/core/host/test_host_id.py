@@ -19,7 +19,7 @@ MACHINE: dict[str, Any] = {
 }
 
 
-def test_the_same_machine_has_the_same_id_whatever_kernel_it_runs() -> None:
+def test_a_machine_keeps_its_id_with_another_kernel() -> None:
     assert host_id(MACHINE) == host_id({**MACHINE, "os": "Linux 6.2", "memory_gb": 125.9})
     assert host_id(MACHINE) != host_id({**MACHINE, "gpus": []})
     assert host_id(MACHINE, ["GPU-b", "GPU-a"]) == host_id(

@@ -135,7 +135,7 @@ def test_what_cannot_be_started_leaves_no_lease(tmp_path: Path) -> None:
     assert list(lease_folder().iterdir()) == []
 
 
-def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
+def test_a_state_folder_that_cannot_be_written_is_infra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -162,7 +162,7 @@ def holder() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_lease_is_free_once_its_process_ended_before_and_after_it_is_reaped(
+def test_a_lease_is_free_before_its_process_is_reaped(
     holder: subprocess.Popen[str],
 ) -> None:
     assert holder.stdout is not None

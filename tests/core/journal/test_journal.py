@@ -124,7 +124,7 @@ def test_the_end_of_a_trial_is_on_the_disk_at_once(
         assert len(synced) == 1
 
 
-def test_a_journal_that_was_removed_is_named_at_the_end_of_a_trial(tmp_path: Path) -> None:
+def test_a_removed_journal_is_named_at_the_end_of_a_trial(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
         journal.write("trial-ended", trial=1)
         (tmp_path / "journal.jsonl").unlink()

@@ -116,7 +116,7 @@ def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> N
         assert read_excerpts(run, name, Redactor(), None) is None
 
 
-def test_a_host_and_a_user_are_known_by_the_names_that_the_journal_has() -> None:
+def test_a_host_and_a_user_have_the_names_in_the_journal() -> None:
     recording, place, way = next(
         field for field in text_fields() if field[2] == ("trigger", "evidence", 0)
     )

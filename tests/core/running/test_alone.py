@@ -68,7 +68,7 @@ def test_the_prompt_is_what_decides_the_answer() -> None:
     )
 
 
-def test_a_burst_has_each_prompt_with_and_without_its_cached_blocks() -> None:
+def test_a_burst_sends_prompts_with_and_without_cached_blocks() -> None:
     one, other = found(), found(prompt=[7, 9])
     salts = [(probe, sent.prompt, body["cache_salt"]) for probe, sent, body in burst([one, other])]
     cold = [

@@ -59,7 +59,7 @@ def test_each_observation_has_its_outcome(
     assert why in conclusion.why
 
 
-def test_a_death_is_dated_from_its_first_evidence_and_detected_by_its_first_sign(
+def test_a_death_has_the_time_of_its_first_evidence(
     tmp_path: Path,
 ) -> None:
     signs = [
@@ -137,7 +137,7 @@ DEATH = (
 @pytest.mark.parametrize(
     ("refuted", "outcome"), [(0, Outcome.OTHER_CRASH), (1, Outcome.UNTRIGGERED)]
 )
-def test_a_run_and_diagnose_agree_on_a_death_that_only_the_finished_log_shows(
+def test_run_and_diagnose_agree_on_a_death_in_the_full_log(
     tmp_path: Path, refuted: int, outcome: Outcome
 ) -> None:
     """The engine may die after the last look.
@@ -173,7 +173,7 @@ def of(log: str, folder: Path) -> Conclusion:
         ),
     ],
 )
-def test_a_death_that_the_log_does_not_show_is_told_in_the_words_of_its_sign(
+def test_a_death_that_the_log_lacks_is_reported_by_its_sign(
     tmp_path: Path, log: str, why: str
 ) -> None:
     (tmp_path / "log").write_text(log, encoding="utf-8")

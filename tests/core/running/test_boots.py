@@ -100,7 +100,7 @@ def test_boots_until_it_is_decided(
         (None, 4),
     ],
 )
-def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(
+def test_a_patch_boots_as_often_as_deaths_of_its_release_ask(
     record: Record | None, needed: int
 ) -> None:
     boots = 0
@@ -111,7 +111,7 @@ def test_a_patch_is_booted_as_often_as_the_deaths_of_its_own_release_ask(
     assert boots == needed
 
 
-def test_one_boot_that_the_host_spoiled_is_repeated_and_does_not_count() -> None:
+def test_one_infra_boot_is_repeated_and_does_not_count() -> None:
     arms = [REPORTED, EAGER]
     done = Boots()
     for booted in done.in_turn(
@@ -130,7 +130,7 @@ def test_one_boot_that_the_host_spoiled_is_repeated_and_does_not_count() -> None
     assert done.outcomes["eager"] == [Outcome.CLEAN] * 2
 
 
-def test_a_bug_that_shows_in_four_of_five_boots_takes_more_quiet_ones() -> None:
+def test_a_bug_in_four_of_five_boots_needs_more_quiet_boots() -> None:
     def does(name: str, number: int) -> Outcome:
         return CRASH if name == "reported" and number != 5 else CLEAN
 

@@ -110,7 +110,7 @@ def run(harness: Harness, folder: Path, text: str, fault: str) -> Done:
         ("hangs", "busy", "hang", 0, "changed", 1),
     ],
 )
-def test_requests_that_hang_and_an_engine_that_never_idles_are_two_bugs(
+def test_hung_requests_and_an_engine_that_never_idles_differ(
     harness: Harness,
     tmp_path: Path,
     kind: str,

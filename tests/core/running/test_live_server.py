@@ -77,7 +77,7 @@ def test_a_server_that_lives_leaves_nothing() -> None:
     server.close()
 
 
-def test_the_root_exception_comes_in_place_of_what_the_program_saw(tmp_path: Path) -> None:
+def test_the_root_exception_replaces_what_the_program_saw(tmp_path: Path) -> None:
     import openai  # here, because each worker would wait for it
 
     # the body

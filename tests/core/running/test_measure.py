@@ -146,7 +146,7 @@ def test_each_load_is_measured_in_rounds(tmp_path: Path) -> None:
         ) == (4, 4, True, 0)
 
 
-def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(
+def test_each_phase_has_the_counts_of_the_server(
     tmp_path: Path,
 ) -> None:
     _, journal, _ = concluded(tmp_path, Engine(), throughput=LOADS)
@@ -285,7 +285,7 @@ def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
     assert prompts[0] == prompts[1]
 
 
-def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(
+def test_nothing_is_measured_unasked_or_twice_on_a_server(
     tmp_path: Path,
 ) -> None:
     cases: dict[str, dict[str, Any]] = {
@@ -378,7 +378,7 @@ def test_a_server_that_counts_otherwise_is_written_down(
         (lambda _: 7, "--load-format dummy", Outcome.CLEAN),
     ],
 )
-def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
+def test_a_repeated_token_is_wrong_with_real_weights(
     tmp_path: Path, token: Callable[[int], int], weights: str, outcome: Outcome
 ) -> None:
     engine = Engine(token=token)
@@ -402,7 +402,7 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
 @pytest.mark.parametrize(
     ("texts", "outcome"), [("aa", Outcome.CLEAN), ("ab", Outcome.WRONG_OUTPUT)]
 )
-def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
+def test_equal_requests_of_the_workload_are_compared(
     tmp_path: Path, texts: str, outcome: Outcome
 ) -> None:
     answers = iter(texts)

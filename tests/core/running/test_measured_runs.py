@@ -60,7 +60,7 @@ def test_arms_that_live_are_measured_and_nothing_is_claimed(
     assert "--throughput" in report["reproduce"]
 
 
-def test_an_engine_that_dies_while_it_is_measured_gives_no_figure(
+def test_an_engine_that_dies_while_measured_gives_no_figure(
     harness: Harness, tmp_path: Path
 ) -> None:
     done = run(

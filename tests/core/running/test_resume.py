@@ -73,7 +73,7 @@ def test_what_was_done_and_what_is_left_are_the_whole_plan(trials: int, done: in
     assert remaining(unfinished_run(recording(*entries), Path("run")).boots, trials) == whole[done:]
 
 
-def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
+def test_an_interrupted_boot_is_repeated_with_a_new_number() -> None:
     for cut in (boot("b", 1, None), boot("b", 1, "cancelled")):
         left = unfinished_run(recording(*boot("a", 1), *cut), Path("run"))
         assert dict(left.boots.outcomes) == {"a": [Outcome.CRASH]}
@@ -82,7 +82,7 @@ def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
         assert left.words == ("run", "a-bug", "--server", "rehearsal", "--trials", "3")
 
 
-def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_cut_either() -> None:
+def test_a_hang_of_a_spinning_arm_is_no_bug_after_resume() -> None:
     assert dict(
         unfinished_run(
             recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")
@@ -101,7 +101,7 @@ def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:
 
 
 @pytest.mark.parametrize("name", ["scenario", "machine"])
-def test_another_scenario_or_machine_would_make_another_run_of_it(name: str) -> None:
+def test_resume_refuses_another_scenario_or_machine(name: str) -> None:
     left = unfinished_run(recording(), Path("run"))
     left.refuse_changed(HEADER)
     with pytest.raises(UsageError, match=f"its {name} has changed"):
@@ -149,7 +149,7 @@ WORDS = (
 )
 
 
-def test_the_log_of_a_boot_that_the_journal_lost_is_not_that_of_the_next_one(
+def test_the_log_of_a_lost_boot_is_not_reused(
     harness: Harness,
 ) -> None:
     done = harness("run", *WORDS[:-1], "1")
@@ -167,7 +167,7 @@ def test_the_log_of_a_boot_that_the_journal_lost_is_not_that_of_the_next_one(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
+def test_a_killed_run_resumes_to_a_whole_report(
     tmp_path: Path, harness: Harness, number: signal.Signals
 ) -> None:
     out = tmp_path / "reports"

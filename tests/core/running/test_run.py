@@ -71,7 +71,7 @@ def test_the_bug_reproduces(harness: Harness) -> None:
         assert "REHEARSAL" in (done.folder / name).read_text(encoding="utf-8")
 
 
-def test_a_fixed_release_is_quiet_and_a_crash_was_not_to_be_expected_of_it(
+def test_a_fixed_release_is_quiet_and_no_crash_is_expected(
     harness: Harness,
 ) -> None:
     done = harness(*TQ, "--vllm", "0.24.0", "--arm", "reported")
@@ -134,7 +134,7 @@ def test_a_fix_is_reported_after_enough_boots(tmp_path: Path) -> None:
     assert record is None
 
 
-def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path) -> None:
+def test_a_patch_is_compared_with_its_own_release_first(tmp_path: Path) -> None:
     scenario = find("tq-chunked-prefill")
     recorded(tmp_path, "a", "reported", "0.21.0", 9)
     recorded(tmp_path, "b", "reported", "0.23.0", 2)
@@ -154,7 +154,7 @@ def test_a_patch_is_held_against_its_own_release_before_any_other(tmp_path: Path
     assert found(Arm("eager", Expected.LIVES)) is None
 
 
-def test_an_arm_that_cannot_be_tried_here_does_not_end_the_others(harness: Harness) -> None:
+def test_an_unsupported_arm_does_not_end_the_others(harness: Harness) -> None:
     done = harness(
         *("run", "tq-prefix-hit-unreserved", "--server", "rehearsal"),
         *("--arm", "patched", "--arm", "reported"),
@@ -278,7 +278,7 @@ def test_a_report_is_made_again_from_the_journal(harness: Harness, tmp_path: Pat
         assert "journal is incomplete" in again.out
 
 
-def test_where_no_report_can_be_written_the_verdict_is_said_all_the_same(
+def test_the_verdict_is_printed_if_no_report_can_be_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -340,7 +340,7 @@ def test_an_interrupted_run_leaves_nothing_and_a_report(
     assert list((own_state / "vllm-repro" / "leases").glob("*")) == []
 
 
-def test_a_death_that_was_seen_before_an_interrupt_is_told_with_it(
+def test_a_death_before_an_interrupt_is_reported(
     tmp_path: Path, own_state: Path
 ) -> None:
     """The trial counts as interrupted, and every rendering shows the death."""
@@ -372,7 +372,7 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, own_state: Path
     assert list((own_state / "vllm-repro" / "leases").glob("*")) == []
 
 
-def test_guard_and_next_run_leave_the_servers_of_a_living_run_alone(
+def test_the_servers_of_a_living_run_are_left_alone(
     tmp_path: Path, own_state: Path, harness: Harness
 ) -> None:
     living = started(tmp_path / "living", *TQ, VLLM_REHEARSAL_FAULT="slow-boot:60")

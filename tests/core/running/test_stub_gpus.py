@@ -81,7 +81,7 @@ def shared(served: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     ]
 
 
-def test_workers_share_no_card_and_a_killed_one_gives_its_card_back_and_its_trial_is_reported(
+def test_workers_share_no_card_and_a_killed_one_frees_its_card(
     suite: Callable[..., None], stub_gpus: StubGpus, tmp_path: Path
 ) -> None:
     stub_gpus.say(cards=[{}, {}])
@@ -107,7 +107,7 @@ def test_workers_share_no_card_and_a_killed_one_gives_its_card_back_and_its_tria
     assert shared(served) == []
 
 
-def test_a_card_that_is_not_free_between_boots_is_trouble_of_the_host(
+def test_a_card_that_is_not_free_between_boots_is_infra(
     suite: Callable[..., None],
     stub_gpus: StubGpus,
     harness: Harness,

@@ -102,7 +102,7 @@ def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
     assert (conclusion.outcome, conclusion.outlasted) == (Outcome.CLEAN, ())
 
 
-def test_an_engine_that_dies_as_it_becomes_ready_is_no_trouble_of_the_host(
+def test_a_death_at_readiness_is_not_infra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 60.0)  # the sign ends it
@@ -205,7 +205,7 @@ def without_the_field(exchange: Exchange) -> None:
 @pytest.mark.parametrize(
     "openapi", [without_the_field, lambda exchange: exchange.answer(404), Exchange.reset]
 )
-def test_a_field_that_the_release_is_not_known_to_read_proves_nothing(
+def test_a_field_unknown_to_the_release_is_no_evidence(
     tmp_path: Path, openapi: Callable[[Exchange], None]
 ) -> None:
     conclusion = concluded(tmp_path, {"/openapi.json": openapi})
@@ -213,7 +213,7 @@ def test_a_field_that_the_release_is_not_known_to_read_proves_nothing(
     assert "stop_token_ids=[999999]" in conclusion.trigger.evidence[0]
 
 
-def test_a_cached_release_is_asked_once_for_its_fields_and_again_when_it_is_patched(
+def test_fields_are_asked_once_per_release_and_patch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Exchange] = []
@@ -288,7 +288,7 @@ def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str)
     assert concluded(tmp_path, {"/v1/completions": completions}).outcome is Outcome.WRONG_OUTPUT
 
 
-def test_a_stranger_that_took_the_port_is_not_taken_for_the_engine(tmp_path: Path) -> None:
+def test_another_server_on_the_port_is_infra(tmp_path: Path) -> None:
     with FakeVllm(tmp_path / "strangers.log", {}) as fake:
         ours = ProcessServer(
             [sys.executable, "-c", "import time; time.sleep(600)"],
@@ -310,7 +310,7 @@ def test_a_stranger_that_took_the_port_is_not_taken_for_the_engine(tmp_path: Pat
 
 
 @pytest.mark.parametrize("moment", ["stop", "assess"])
-def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
+def test_an_interrupt_after_the_last_answer_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     begun, cancelled = threading.Event(), threading.Event()
@@ -355,7 +355,7 @@ def test_an_interrupt_after_the_last_answer_takes_nothing_with_it(
 
 
 @pytest.mark.parametrize("given", ["nothing", "a reset"])
-def test_a_request_that_a_death_left_unanswered_had_reached_the_engine(
+def test_an_unanswered_request_reached_the_engine_that_died(
     tmp_path: Path, given: str
 ) -> None:
     def completions(exchange: Exchange) -> None:
@@ -463,7 +463,7 @@ def test_a_program_asks_a_dead_engine_that_no_request_failed_on(tmp_path: Path) 
     assert bodies[-1]["prompt"] == "Hello"
 
 
-def test_a_client_waits_a_bounded_time_for_a_dead_engine_that_hangs(
+def test_a_client_waits_a_bounded_time_for_a_dead_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial_module, "_SDK_TOTAL", 0.2)
@@ -510,7 +510,7 @@ def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "unknown"])
-def test_a_server_that_shows_another_device_than_the_run_reports_is_no_evidence(
+def test_a_log_of_another_device_is_no_evidence(
     tmp_path: Path, device: str
 ) -> None:
     core = (

@@ -126,7 +126,7 @@ def test_without_any_counter_a_long_request_decides_nothing(tmp_path: Path) -> N
     [(0, 1000, True), (1, 1000, False), (1, 2, True)],
     ids=["waits", "runs", "repeats"],
 )
-def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
+def test_used_blocks_are_progress_unless_they_repeat(
     tmp_path: Path, running: int, values: int, hung: bool
 ) -> None:
     """A request that is preempted again and again uses the same blocks each time."""
@@ -149,7 +149,7 @@ def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
     assert (watched(fake, ask, tmp_path).hung is not None) is hung
 
 
-def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Path) -> None:
+def test_a_stream_that_goes_on_is_no_hang_without_counters(tmp_path: Path) -> None:
     def completions(exchange: Exchange) -> None:
         exchange.send_response(200)
         exchange.send_header("Connection", "close")
@@ -204,7 +204,7 @@ def test_health_alone_is_no_death(
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(
+def test_a_restart_is_a_death_and_two_servers_are_not(
     tmp_path: Path, balanced: bool
 ) -> None:
     asked: list[bool] = []
@@ -229,7 +229,7 @@ def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(
 
 
 @pytest.mark.parametrize(("kind", "counted"), [(ServerKind.PROCESS, 7), (ServerKind.ATTACH, 2)])
-def test_preemptions_count_from_the_start_of_the_server_or_of_the_watch(
+def test_preemptions_count_from_the_start_of_server_or_watch(
     tmp_path: Path, kind: ServerKind, counted: int
 ) -> None:
     counts = iter((5, 6))
@@ -246,7 +246,7 @@ def test_preemptions_count_from_the_start_of_the_server_or_of_the_watch(
 
 
 @pytest.mark.parametrize("boots", [True, False])
-def test_another_node_that_ends_is_a_death_while_the_server_boots_only(
+def test_an_exit_of_another_node_is_a_death_during_boot_only(
     tmp_path: Path, boots: bool
 ) -> None:
     class TwoNodes(FakeVllm):
@@ -296,7 +296,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("channels", [[], [Channel.ENGINE_PROCESS]])
-def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(
+def test_an_exit_of_a_fork_is_no_exit_of_the_engine(
     tmp_path: Path, channels: list[Channel]
 ) -> None:
     engine = subprocess.Popen(
@@ -351,7 +351,7 @@ def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
     assert signs == [(Channel.LOG, False), (Channel.CANARY, False), (Channel.LOG, True)]
 
 
-def test_a_fatal_line_of_an_engine_that_still_gives_tokens_is_no_death(tmp_path: Path) -> None:
+def test_a_fatal_line_of_a_working_engine_is_no_death(tmp_path: Path) -> None:
     """A log may quote such a line."""
     asked: list[bool] = []
 

@@ -20,7 +20,7 @@ from vllm_repro.verdict.outcome import Outcome
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
-def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path) -> None:
+def test_a_chat_is_counted_with_its_tools_and_template(tmp_path: Path) -> None:
     """Count tools and template: without them a prompt would cross a boundary that it should not reach."""
 
     def tokenize(exchange: Exchange) -> None:
@@ -145,7 +145,7 @@ EMBEDDED = {
 }
 
 
-def test_any_endpoint_may_be_asked_of_a_server_without_completions(tmp_path: Path) -> None:
+def test_a_server_without_completions_can_be_asked(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
 
     def embeddings(exchange: Exchange) -> None:

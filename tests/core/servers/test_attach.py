@@ -213,7 +213,7 @@ ELSE = BOOT.format(pid=5)
         ((DEATH, "ready\n"), 0),
     ],
 )
-def test_the_words_of_earlier_servers_are_not_taken_for_this_ones(
+def test_lines_of_earlier_servers_are_skipped(
     tmp_path: Path, lines: tuple[str, ...], kept: int
 ) -> None:
     log = tmp_path / "server.log"
@@ -263,7 +263,7 @@ def test_an_attached_server_is_evidence_of_what_it_shows(
     assert evidence_of(version, log) is evidence
 
 
-def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: Path) -> None:
+def test_unknown_flags_are_no_evidence_of_an_attached_server(tmp_path: Path) -> None:
     scenario = find("tq-chunked-prefill")
     asked = SentRequest("long chat", 7593)
     seen = Observed(

@@ -132,7 +132,7 @@ print(json.dumps(found | {'weights': pathlib.Path('/model/weights').read_text()}
 
 
 @pytest.mark.parametrize("ipc", [None, "host"])
-def test_a_container_has_one_capability_for_a_model_folder_of_another_user(
+def test_a_container_has_one_capability_to_read_any_model(
     program: Program, serve: Serve, tmp_path: Path, ipc: str | None
 ) -> None:
     folder = tmp_path / "model"

@@ -92,7 +92,7 @@ def test_what_the_engine_makes_of_a_request(
         ),
     ],
 )
-def test_a_refusal_has_the_words_of_the_hook_and_a_hint_of_its_own(
+def test_a_refusal_quotes_the_hook_and_has_its_own_hint(
     engine: Engine,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
@@ -121,7 +121,7 @@ def stub_image(engine: Engine, rehearsal_image: str) -> Iterator[str]:
     engine.client.images.remove(STUB_IMAGE)
 
 
-def test_a_run_gets_the_cards_of_its_lease_and_a_rehearsal_is_no_evidence(
+def test_a_run_gets_its_leased_cards_and_is_no_evidence(
     harness: Harness, stub_gpus: StubGpus, stub_image: str
 ) -> None:
     run = (

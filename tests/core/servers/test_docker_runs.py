@@ -91,7 +91,7 @@ def test_two_nodes_in_two_containers(
     assert containers_of(engine, done.folder.name) == []
 
 
-def test_a_container_that_somebody_else_runs_is_attached_with_its_log(
+def test_a_foreign_container_is_attached_with_its_log(
     harness: Harness, engine: Engine, rehearsal_image: str
 ) -> None:
     port = free_port()

@@ -37,7 +37,7 @@ def cpu_bytes(found: Launch) -> int:
     return int(config["kv_connector_extra_config"]["cpu_bytes_to_use"])
 
 
-def test_the_flags_that_a_tiny_model_takes_stay_and_each_other_one_is_a_difference() -> None:
+def test_flags_that_a_tiny_model_drops_are_differences() -> None:
     mtp = find("tq-mtp-cudagraphs")
     found = launch(mtp)
     assert mtp.dummy is not None
@@ -70,7 +70,7 @@ def test_the_flags_that_a_tiny_model_takes_stay_and_each_other_one_is_a_differen
 @pytest.mark.parametrize(
     "name", ["tq-prefix-hit-unreserved", "sco-lazy-starves", "min-tokens-stop-ids"]
 )
-def test_a_tiny_model_of_the_reported_architecture_runs_as_that_would(name: str) -> None:
+def test_a_tiny_model_of_the_same_architecture_keeps_flags(name: str) -> None:
     found = launch(find(name))
     assert found.command.env == find(name).reported().env
     assert not any("MODEL_RUNNER" in text for text in found.differences)
@@ -84,7 +84,7 @@ def test_a_reported_key_is_no_part_of_a_command() -> None:
     assert any("VLLM_API_KEY" in text for text in found.differences)
 
 
-def test_a_tiny_model_for_a_command_without_such_flags_changes_nothing_else() -> None:
+def test_a_tiny_model_changes_no_other_flags() -> None:
     tq = find("tq-chunked-prefill")
     found = launch(tq, "bigger-chunk").command
     arm = tq.arm("bigger-chunk")

@@ -53,7 +53,7 @@ def test_one_node_stays_as_it_is(flags: str) -> None:
 
 
 @given(st.integers(2, 8))
-def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int) -> None:
+def test_every_node_has_a_rank_and_only_the_first_has_http(nodes: int) -> None:
     head, *followers = process_nodes(
         launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), MEETING
     )

@@ -36,7 +36,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scenario", ON_GPUS, ids=lambda scenario: scenario.id)
-def test_dummy_weights_are_of_a_folder_with_the_reported_attention(scenario: Scenario) -> None:
+def test_dummy_weights_have_the_reported_attention(scenario: Scenario) -> None:
     weights = weights_for(scenario, DUMMY)
     assert weights.dummy
     assert weights.path is not None
@@ -57,7 +57,7 @@ def test_dummy_weights_are_of_a_folder_with_the_reported_attention(scenario: Sce
     assert config["num_hidden_layers"] <= 4
 
 
-def test_a_tiny_model_will_do_for_some_unless_real_weights_are_asked_for() -> None:
+def test_a_tiny_model_serves_some_unless_real_weights_are_asked() -> None:
     tiny = find("min-tokens-stop-ids")
     assert tiny_model_of(tiny, ServerOptions()) == tiny_model_of(tiny, DUMMY)
     assert tiny_model_of(tiny, DUMMY) == TinyModel(
@@ -93,7 +93,7 @@ def test_which_weights_are_served_is_said_in_words(tmp_path: Path) -> None:
     assert str(ServedModel(name="own", path=tmp_path, dummy=True)) == "dummy, in the shape of own"
 
 
-def test_a_small_gpu_will_do_for_a_tiny_model_and_for_nothing_else() -> None:
+def test_a_small_gpu_is_enough_for_a_tiny_model_only() -> None:
     assert "RTX 4060 has 8 GB" in lacking(needs_of(TQ, ServerOptions()), (SMALL,))
     assert not lacking(needs_of(TQ, DUMMY), (SMALL,))
     assert "8 GB" in lacking(
@@ -102,7 +102,7 @@ def test_a_small_gpu_will_do_for_a_tiny_model_and_for_nothing_else() -> None:
     assert "8 GB" in lacking(needs_of(replace(TQ, dummy=None), DUMMY), (SMALL,))
 
 
-def test_the_number_of_gpus_and_their_capability_are_needed_all_the_same() -> None:
+def test_a_tiny_model_still_needs_gpu_count_and_capability() -> None:
     large = replace(SMALL, memory_gb=80.0)
     assert not lacking(needs_of(TQ, ServerOptions()), (SMALL, large)), (
         "any card of the machine may be leased"

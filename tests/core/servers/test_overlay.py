@@ -46,7 +46,7 @@ def run(script: Path, **env: str) -> str:
     return done.stdout
 
 
-def test_an_installed_vllm_runs_the_changed_file_and_stays_as_it_is(installed: Path) -> None:
+def test_an_installed_vllm_runs_the_patch_and_stays_as_it_is(installed: Path) -> None:
     source = patch_installed(installed, [PATCH], print)
 
     assert source.digests == {FILE: DIGEST}
@@ -57,7 +57,7 @@ def test_an_installed_vllm_runs_the_changed_file_and_stays_as_it_is(installed: P
 
 
 @pytest.mark.parametrize("compiled", [COMPILED, ""])
-def test_an_image_gets_the_changed_file_mounted_and_its_compiled_one_hidden(
+def test_an_image_gets_the_patch_and_hides_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: str
 ) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))

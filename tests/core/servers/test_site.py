@@ -71,7 +71,7 @@ def test_the_release_that_is_installed_here_is_run_on_the_gpu(
         ("0.28.0", (), Evidence.CPU),
     ],
 )
-def test_an_installed_vllm_is_evidence_of_what_it_runs_on_and_not_of_what_the_scenario_needs(
+def test_an_installed_vllm_is_evidence_of_what_it_runs_on(
     monkeypatch: pytest.MonkeyPatch, version: str, cards: tuple[Gpu, ...], evidence: Evidence
 ) -> None:
     monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: cards)
@@ -161,7 +161,7 @@ def installed(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Proce
     return ProcessSite(ServerOptions(), STOP_IDS, lambda _: None)
 
 
-def test_an_installed_vllm_is_run_with_the_changed_file_before_its_own(
+def test_an_installed_vllm_runs_with_the_patched_file_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)
@@ -190,7 +190,7 @@ def test_a_patch_that_does_not_fit_boots_nothing(
     assert "the patch does not fit this release" in here.cannot(PATCHED)
 
 
-def test_a_patch_that_cannot_be_laid_over_anything_is_trouble_of_the_host(
+def test_a_patch_without_a_vllm_package_is_infra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)

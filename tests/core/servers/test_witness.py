@@ -45,7 +45,7 @@ def test_vllm_finds_it_by_its_entry_point() -> None:
     assert points == [("vllm_repro_witness", "vllm_repro_witness:register")]
 
 
-def test_nothing_in_it_raises_on_purpose_and_it_needs_the_standard_library_alone() -> None:
+def test_it_never_raises_and_needs_the_standard_library_only() -> None:
     tree = ast.parse((PLUGIN / "vllm_repro_witness" / "__init__.py").read_text(encoding="utf-8"))
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.Assert)]
     named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -79,7 +79,7 @@ def test_a_process_says_what_it_finds_and_what_it_runs(tmp_path: Path) -> None:
     ]
 
 
-def test_a_change_that_is_no_python_fails_as_it_would_without_a_witness(tmp_path: Path) -> None:
+def test_a_patch_that_is_no_python_fails_as_without_a_witness(tmp_path: Path) -> None:
     (write_package(tmp_path) / FILE).write_text("ANSWER = = 42\n", encoding="utf-8")
     program = (
         f"import traceback\ntry:\n    exec({PROGRAM!r})\nexcept SyntaxError:\n   "
