@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.client.load import LoadClient, _arrival
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-BODY = {"prompt": "p", "max_tokens": 3, "stream": True}
+BODY: dict[str, object] = {"prompt": "p", "max_tokens": 3, "stream": True}
 
 
 def event(**fields: object) -> bytes:
@@ -74,16 +74,24 @@ async def served(handler: Handler, ask: Callable[[str], Awaitable[list[Answer]]]
         return await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
-def answers(handler: Handler, count: int = 1) -> list[Answer]:
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url) as client:
-            await client.open(count)
-            return [await client.ask("/v1/completions", BODY) for _ in range(count)]
-
-    return asyncio.run(served(handler, ask))
+async def asked(url: str, count: int = 1, body: Mapping[str, object] = BODY) -> list[Answer]:
+    """Return the answers to equal requests, on connections that are open before the first."""
+    async with LoadClient(url) as client:
+        await client.open(count)
+        return [await client.ask("/v1/completions", body) for _ in range(count)]
 
 
-def sends(*pieces: bytes, close: bool = True) -> Handler:
+def answers(
+    handler: Handler,
+    count: int = 1,
+    *,
+    run: Callable[..., list[Answer]] = asyncio.run,
+    **fields: object,
+) -> list[Answer]:
+    return run(served(handler, lambda url: asked(url, count, BODY | fields)))
+
+
+def sends(*pieces: bytes, close: bool = True, reset: bool = False) -> Handler:
     """Return a handler that writes the pieces, each in a packet of its own."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,8 +99,10 @@ def sends(*pieces: bytes, close: bool = True) -> Handler:
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(0.002)
-        if not close:
+            await asyncio.sleep(0.02 if reset else 0.002)
+        if reset:
+            writer.transport.abort()
+        elif not close:
             await asyncio.sleep(10)
 
     return handler
@@ -185,11 +195,7 @@ def test_a_token_read_late_has_the_time_of_its_packet(
         writer.write(b"0\r\n\r\n")
         await asyncio.sleep(10)
 
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url) as client:
-            return [await client.ask("/v1/completions", BODY)]
-
-    (answer,) = run(served(handler, ask))
+    (answer,) = answers(handler, run=run)
     assert answer.ok
     assert all(
         abs(after - before) < 0.05
@@ -275,11 +281,7 @@ def test_a_request_larger_than_the_buffers_arrives_whole(
         arrived.append(await request(reader))
         writer.write(WHOLE)
 
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url) as client:
-            return [await client.ask("/v1/completions", {**BODY, "prompt": prompt})]
-
-    (answer,) = run(served(handler, ask))
+    (answer,) = answers(handler, run=run, prompt=prompt)
     assert answer.ok
     assert json.loads(arrived[0])["prompt"] == prompt
 
@@ -294,8 +296,7 @@ def test_each_request_has_a_connection_that_was_open_before() -> None:
         assert await reader.read() == b"", "the client closes it, and sends nothing else"
 
     whole = answers(handler, 4)
-    assert [one.ok for one in whole] == [True] * 4
-    assert len(opened) == 4
+    assert ([one.ok for one in whole], len(opened)) == ([True] * 4, 4)
     assert max(opened) < min(one.arrivals[0] for one in whole)
 
 
@@ -311,12 +312,6 @@ def test_a_connection_closed_before_its_request_fails() -> None:
 
     (answer,) = asyncio.run(served(handler, ask))
     assert (answer.ok, answer.status, answer.error_kind) == (False, None, "transport")
-
-
-def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    (answer,) = answers(sends(head, *EVENTS))
-    assert answer.ok
 
 
 # What a dying or broken server does. Each request that it hits has failed, and keeps the tokens
@@ -358,19 +353,23 @@ def test_an_answer_that_is_not_whole(
 
 
 def test_a_killed_server_resets_its_streams() -> None:
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request(reader)
-        writer.write(STREAM + chunked(EVENTS[0], end=False))
-        await asyncio.sleep(0.02)
-        writer.transport.abort()
+    (answer,) = answers(sends(STREAM + chunked(EVENTS[0], end=False), reset=True))
+    assert (answer.ok, answer.error_kind, answer.text) == (False, "transport", "a")
+    assert len(answer.arrivals) == 1
 
-    (answer,) = answers(handler)
-    assert (answer.ok, answer.error_kind, answer.text, len(answer.arrivals)) == (
-        False,
-        "transport",
-        "a",
-        1,
-    )
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    assert answers(sends(head, *EVENTS))[0].ok
+
+
+def test_a_server_that_is_gone() -> None:
+    async def ask() -> Answer:
+        async with LoadClient("http://127.0.0.1:1") as client:
+            return await client.ask("/v1/completions", BODY)
+
+    answer = asyncio.run(ask())
+    assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())
 
 
 def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
@@ -393,12 +392,3 @@ def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
 
     (answer,) = asyncio.run(served(handler, ask))
     assert answer.ok
-
-
-def test_a_server_that_is_gone() -> None:
-    async def ask() -> Answer:
-        async with LoadClient("http://127.0.0.1:1") as client:
-            return await client.ask("/v1/completions", BODY)
-
-    answer = asyncio.run(ask())
-    assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())

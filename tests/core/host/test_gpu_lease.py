@@ -50,8 +50,7 @@ def hold(count: int) -> tuple[subprocess.Popen[str], str]:
 def test_processes_share_no_card_and_a_killed_one_frees_its() -> None:
     process, cards = hold(2)
     with process:
-        assert cards == "0,1"
-        assert taken(2)[0] == ("2", "3")
+        assert (cards, taken(2)[0]) == ("0,1", ("2", "3"))
         threading.Timer(0.5, process.kill).start()
         began = time.monotonic()
         assert taken(3)[0] == ("0", "1", "2"), "it waits for the killed one"
@@ -154,11 +153,9 @@ def test_only_cards_that_do_and_that_are_visible_are_taken(
 def test_the_words_of_a_failing_nvidia_smi_are_kept(stub_gpus: StubGpus) -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     stub_gpus.say(fail=words)
-    assert gpus() == ()
-    assert gpu_trouble() == f"nvidia-smi fails: {words}"
+    assert (gpus(), gpu_trouble()) == ((), f"nvidia-smi fails: {words}")
     stub_gpus.say()
-    assert len(gpus()) == 4
-    assert gpu_trouble() == ""
+    assert (len(gpus()), gpu_trouble()) == (4, "")
 
 
 def test_a_hanging_nvidia_smi_is_waited_for_once(

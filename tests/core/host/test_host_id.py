@@ -42,5 +42,4 @@ def test_this_machine_is_told_by_no_name_of_it() -> None:
 
 
 def test_hardware_in_words() -> None:
-    assert hardware(MACHINE) == "2 x NVIDIA H200"
-    assert hardware({**MACHINE, "gpus": []}) == "16 CPUs"
+    assert (hardware(MACHINE), hardware({**MACHINE, "gpus": []})) == ("2 x NVIDIA H200", "16 CPUs")

@@ -37,12 +37,10 @@ def wait_for(text: str, log: Path) -> None:
 def test_a_session_ends_whole_even_a_child_that_left_the_group(tmp_path: Path) -> None:
     started = start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / "log")
     wait_for("up", tmp_path / "log")
-    assert len(session_members(started.id)) == 2
-    assert len(list(lease_folder().iterdir())) == 1
+    assert (len(session_members(started.id)), len(list(lease_folder().iterdir()))) == (2, 1)
     assert free_leases() == {}, "its owner lives"
     started.end(grace=0.5)
-    assert session_members(started.id) == []
-    assert list(lease_folder().iterdir()) == []
+    assert (session_members(started.id), list(lease_folder().iterdir())) == ([], [])
     started.end()  # a second time is harmless
 
 
@@ -57,8 +55,7 @@ def test_the_sessions_of_a_log_end_whole_and_no_other(tmp_path: Path) -> None:
         log = (tmp_path / "log").stat()
         assert sessions_writing_to((log.st_dev, log.st_ino)) == {ours.id}
         end_sessions([ours.id], grace=0.2)
-        assert session_members(ours.id) == []
-        assert len(session_members(other.id)) == 2
+        assert (session_members(ours.id), len(session_members(other.id))) == ([], 2)
     finally:
         ours.end(grace=0)
         other.end(grace=0)

@@ -80,8 +80,7 @@ def test_threads_do_not_tear_lines(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     recording = read(tmp_path / "j")
-    assert len(recording.entries) == 200
-    assert recording.damaged == 0
+    assert (len(recording.entries), recording.damaged) == (200, 0)
 
 
 @settings(

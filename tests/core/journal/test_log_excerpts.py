@@ -39,8 +39,7 @@ def test_a_small_log_is_whole_and_in_order(tmp_path: Path) -> None:
     log = excerpts_of(tmp_path, text)
     assert "".join(one.text for one in log.excerpts) == text
     assert all(one.before == 0 for one in log.excerpts)
-    assert log.size == len(text)
-    assert excerpts_of(tmp_path, "").excerpts == ()
+    assert (log.size, excerpts_of(tmp_path, "").excerpts) == (len(text), ())
     assert (
         excerpt(excerpts_of(tmp_path, "(Worker pid=4) ERROR boom")) == "(Worker pid=4) ERROR boom"
     )
@@ -52,14 +51,12 @@ def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
         f"begin\n{filling}ERROR first\n{filling}Traceback (most recent call last):\n "
         f" x\nAssertionError: root\n{filling}the end\n"
     )
-    log = excerpts_of(tmp_path, text)
-    shown = excerpt(log)
+    shown = excerpt(excerpts_of(tmp_path, text))
     places = [
         shown.index(word)
         for word in ("begin", "ERROR first", "Traceback", "AssertionError: root", "the end")
     ]
-    assert places == sorted(places)
-    assert shown.count("bytes left out") == 3
+    assert (places, shown.count("bytes left out")) == (sorted(places), 3)
     assert size(shown) <= LARGEST
     assert "Traceback" not in excerpt(excerpts_of(tmp_path, text, root=None))
 

@@ -83,8 +83,7 @@ def test_a_burst_sends_prompts_with_and_without_cached_blocks() -> None:
     assert [(probe, body["cache_salt"]) for probe, _, body in alone(one)] == [
         (probe, f"alone {one.prompt}") for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)
     ]
-    assert len(burst([one])) == 8
-    assert burst([]) == []
+    assert (len(burst([one])), burst([])) == (8, [])
     body = one.again("alone")
     assert {name: body[name] for name in ("logprobs", "return_token_ids", "max_tokens", "model")} == {
         "logprobs": 2, "return_token_ids": True, "max_tokens": 2, "model": "tiny",
@@ -156,8 +155,7 @@ def test_each_greedy_prompt_is_sent_alone_and_with_the_others(
     assert {probe: probes.count(probe) for probe in probes} == {
         Probe.WORKLOAD: 2, Probe.ALONE: 2, Probe.CACHED: 4, Probe.BURST: 4, Probe.BURST_CACHED: 4,
     }  # fmt: skip
-    assert json.dumps(said[2]["margins"]) == "[2.9]"
-    assert conclusion.sent == 2
+    assert (json.dumps(said[2]["margins"]), conclusion.sent) == ("[2.9]", 2)
 
 
 def test_nothing_is_repeated_unasked(tmp_path: Path) -> None:

@@ -126,8 +126,7 @@ def test_one_infra_boot_is_repeated_and_does_not_count() -> None:
             "",
             crossed=True,
         )
-    assert done.last == {"reported": 2, "eager": 3}
-    assert done.outcomes["eager"] == [Outcome.CLEAN] * 2
+    assert (done.last, done.outcomes["eager"]) == ({"reported": 2, "eager": 3}, [Outcome.CLEAN] * 2)
 
 
 def test_a_bug_in_four_of_five_boots_needs_more_quiet_boots() -> None:

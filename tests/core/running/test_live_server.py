@@ -148,14 +148,12 @@ def test_an_interrupt_of_the_boot_ends_the_server(monkeypatch: pytest.MonkeyPatc
     # a shell ignores it in what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
     server = booted()
-    interrupt = threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,))
-    interrupt.start()
+    threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         server.__enter__()
     assert time.monotonic() - began < 30
-    assert server.pids == ()
-    assert live_server.RUNNING == []
+    assert (server.pids, live_server.RUNNING) == ((), [])
 
 
 def test_an_engine_that_dies_in_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,8 +156,7 @@ def test_what_a_patch_did_in_a_word(
     }
     made = arm("x", outcome, like=like.get(outcome, lived), boots=boots, imported=imported)
     first, row = compared_patches((released, made))
-    assert first.reading == f"fails: {DIED_HERE}"
-    assert (row.reading, row.boots) == (reading, boots)
+    assert (first.reading, row.reading, row.boots) == (f"fails: {DIED_HERE}", reading, boots)
 
 
 @pytest.mark.parametrize(

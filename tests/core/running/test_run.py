@@ -57,12 +57,10 @@ def test_the_bug_reproduces(harness: Harness) -> None:
     }
     trial = report["arms"][0]["trials"][0]
     assert trial["trigger"]["crossed"] is True
-    assert trial["death"]["signature"] == "match"
-    assert trial["death"]["exception"] == "AssertionError"
+    assert (trial["death"]["signature"], trial["death"]["exception"]) == ("match", "AssertionError")
     assert trial["death"]["detected_by"] in trial["death"]["channels"]
     assert trial["death"]["latency_s"] >= 0
-    assert trial["phase"] == "request"
-    assert trial["captured"]["asked"] == "16.00"
+    assert (trial["phase"], trial["captured"]["asked"]) == ("request", "16.00")
     assert report["arms"][0]["server"]["vllm_version"] == "0.23.0"
     assert report["arms"][0]["server"]["weights"] == "none: a rehearsal"
     assert "REHEARSAL" in done.out
@@ -148,8 +146,7 @@ def test_a_patch_is_compared_with_its_own_release_first(tmp_path: Path) -> None:
         return None if record is None else record.run
 
     assert found(reported, hit) == "a", "the strongest"
-    assert found(hit) == "c"
-    assert found(patched) == "b"
+    assert (found(hit), found(patched)) == ("c", "b")
     assert found(reported, evidence="cpu") is None
     assert found(Arm("eager", Expected.LIVES)) is None
 
@@ -294,8 +291,7 @@ def test_the_verdict_is_printed_if_no_report_can_be_written(
     assert "the verdict is reproduces (REHEARSAL), and cannot write" in shown
     assert "vllm-repro report RUN -o FILE" in shown
     (journal,) = (tmp_path / "reports" / "tq-chunked-prefill").glob("2*/journal.jsonl")
-    again = harness("report", str(journal.parent), "--format", "md")
-    assert "**reproduces" in again.out
+    assert "**reproduces" in harness("report", str(journal.parent), "--format", "md").out
 
 
 _DEATH = '"event": "sign"'

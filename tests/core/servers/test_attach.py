@@ -83,8 +83,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[st
 
 def test_process_and_log_of_a_running_server_are_found(running: tuple[str, Path, int]) -> None:
     url, log, pid = running
-    assert find_process(url) == pid
-    assert find_log(pid) == log
+    assert (find_process(url), find_log(pid)) == (pid, log)
     assert find_process("http://example.invalid:1") is None
     assert find_log(None) is None
 

@@ -181,8 +181,7 @@ def test_the_rehearsal_image_serves_and_stops(
     assert facts.argv[:2] == ("docker", "run")
     assert len(pids) >= 2, "API server and EngineCore"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert ended.code == 0
-    assert containers_of(docker_engine, run_id) == []
+    assert (ended.code, containers_of(docker_engine, run_id)) == (0, [])
 
 
 def test_a_rehearsal_cannot_pass_for_a_vllm(
@@ -211,8 +210,7 @@ def refused(server: DockerServer, engine: Engine) -> ReproError:
     """Return the error of a failed start, which leaves nothing; `stop` afterwards does nothing."""
     with pytest.raises((Unsupported, InfraError)) as caught:
         asyncio.run(server.start())
-    labels = dict(server.spec.labels)
-    assert containers_of(engine, labels[RUN_LABEL]) == []
+    assert containers_of(engine, dict(server.spec.labels)[RUN_LABEL]) == []
     asyncio.run(server.stop())
     return caught.value
 

@@ -92,8 +92,7 @@ def test_an_image_is_asked_by_the_python_of_its_command(
     assert (
         source.files[FILE].compiled == "/opt/odd/packages/vllm/__pycache__/answer.cpython-311.pyc"
     )
-    assert source.files[FILE].text == BEFORE
-    assert containers_of(docker_engine, run_id) == []
+    assert (source.files[FILE].text, containers_of(docker_engine, run_id)) == (BEFORE, [])
 
 
 def test_the_server_runs_the_changed_file(

@@ -130,5 +130,4 @@ def test_every_field_of_a_spec_is_compared() -> None:
         if value != vars(default)[field]
     }
     # by each test, by each test, and as one container of a name
-    given = {"image", "labels", "name"}
-    assert varied | given == set(vars(default)), json.dumps(sorted(varied))
+    assert varied | {"image", "labels", "name"} == set(vars(default)), json.dumps(sorted(varied))

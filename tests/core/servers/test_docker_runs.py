@@ -178,8 +178,7 @@ def test_an_interrupted_run_leaves_no_container(
     tmp_path: Path, engine: Engine, rehearsal_image: str, number: signal.Signals, moment: str
 ) -> None:
     status, folder = interrupted(tmp_path, rehearsal_image, number, moment)
-    assert status == 130
-    assert containers_of(engine, folder.name) == []
+    assert (status, containers_of(engine, folder.name)) == (130, [])
     assert (
         json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"]
         == number.name

@@ -157,6 +157,5 @@ def test_a_container_gets_the_folder_and_no_hub() -> None:
     )
     assert found.container is not None
     assert [mount.target for mount in found.container.mounts] == [CONTAINER_MODEL]
-    assert found.env["HF_HUB_OFFLINE"] == "1"
-    assert found.command.model == CONTAINER_MODEL
+    assert (found.env["HF_HUB_OFFLINE"], found.command.model) == ("1", CONTAINER_MODEL)
     assert found.weights.startswith("dummy: 1 layer, ")

@@ -48,8 +48,7 @@ def launch(flags: str, evidence: Evidence = Evidence.CPU) -> Launch:
 @pytest.mark.parametrize("flags", ["", "--tensor-parallel-size 2", "--nnodes 1"])
 def test_one_node_stays_as_it_is(flags: str) -> None:
     alone = launch(flags)
-    assert node_count(alone) == 1
-    assert process_nodes(alone, MEETING) == [alone]
+    assert (node_count(alone), process_nodes(alone, MEETING)) == (1, [alone])
 
 
 @given(st.integers(2, 8))
@@ -64,8 +63,7 @@ def test_every_node_has_a_rank_and_only_the_first_has_http(nodes: int) -> None:
     assert [command.has("--port") for command in commands] == [True, *[False] * (nodes - 1)]
     assert {command.number("--master-port") for command in commands} == {9000}
     assert {command.get("--master-addr") for command in commands} == {"127.0.0.1"}
-    assert head.argv[:2] == ("/r/bin/vllm", "serve")
-    assert head.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert (head.argv[:2], head.env["GLOO_SOCKET_IFNAME"]) == (("/r/bin/vllm", "serve"), "lo")
     assert all(follower.env == dict(head.env) for follower in followers)
 
 
