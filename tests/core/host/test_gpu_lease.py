@@ -90,12 +90,21 @@ def test_memory_that_is_not_freed_names_card_and_mib(
     await_free_memory([])
 
 
-def test_a_busy_card_is_set_aside_and_named(stub_gpus: StubGpus) -> None:
-    stub_gpus.say(cards=[{"memory.used": 70000}, {}])
-    assert taken() == (
-        ("1",),
-        ["GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use; set aside"],
-    )
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"memory.used": 70000}, "is busy: 70,000 MiB of it are in use; set aside"),
+        ({"clocks_throttle_reasons.hw_slowdown": "Active"}, "slowed down by its hardware"),
+    ],
+)
+def test_a_busy_or_slowed_card_is_set_aside_and_named(
+    stub_gpus: StubGpus, state: dict[str, object], why: str
+) -> None:
+    stub_gpus.say(cards=[state, {}])
+    cards, (line,) = taken()
+    assert cards == ("1",)
+    assert line.startswith("GPU 0 (stub of an H200) ")
+    assert why in line
 
 
 def dmesg(line: str) -> None:
@@ -114,9 +123,7 @@ def dmesg(line: str) -> None:
         ("31, pid=1, name=VLLM::EngineCor", ("0",)),
     ],
 )
-def test_only_an_xid_of_the_hardware_sets_a_card_aside(
-    xid: str, expected: tuple[str, ...]
-) -> None:
+def test_only_an_xid_of_the_hardware_sets_a_card_aside(xid: str, expected: tuple[str, ...]) -> None:
     dmesg(f"[ 12.3] NVRM: Xid (PCI:0000:17:00): {xid}".replace("'", ""))
     cards, lines = taken()
     assert cards == expected
@@ -125,13 +132,6 @@ def test_only_an_xid_of_the_hardware_sets_a_card_aside(
         if cards == ("1",)
         else []
     )
-
-
-def test_a_card_that_is_slowed_down_is_set_aside(stub_gpus: StubGpus) -> None:
-    stub_gpus.say(cards=[{"clocks_throttle_reasons.hw_slowdown": "Active"}, {}])
-    cards, lines = taken()
-    assert cards == ("1",)
-    assert "slowed down by its hardware" in lines[0]
 
 
 def test_only_cards_that_do_and_that_are_visible_are_taken(

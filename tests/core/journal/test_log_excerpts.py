@@ -27,11 +27,16 @@ def excerpt(log: LogExcerpts) -> str:
     return "\n".join(text for part in parts for text in part if text)
 
 
-def excerpts_of(folder: Path, text: str, root: str | None = "AssertionError") -> LogExcerpts:
+def excerpts_of(
+    folder: Path,
+    text: str,
+    root: str | None = "AssertionError",
+    sizes: ExcerptSizes = SMALL,
+) -> LogExcerpts:
     (folder / "a.log").write_text(text, encoding="utf-8")
-    found = read_excerpts(folder, "a.log", Redactor(), root, SMALL)
-    assert found is not None
-    return found
+    log = read_excerpts(folder, "a.log", Redactor(), root, sizes)
+    assert log is not None
+    return log
 
 
 def test_a_small_log_is_whole_and_in_order(tmp_path: Path) -> None:
@@ -78,10 +83,7 @@ def test_a_long_traceback_is_whole_up_to_its_limit(
         f"{filling}ERROR first\n{filling}Traceback (most recent call"
         f" last):\n{frames}AssertionError: root\n{filling}"
     )
-    (tmp_path / "a.log").write_text(text, encoding="utf-8")
-    log = read_excerpts(tmp_path, "a.log", Redactor(), "AssertionError", sizes)
-    assert log is not None
-    shown = excerpt(log)
+    shown = excerpt(excerpts_of(tmp_path, text, sizes=sizes))
     assert ("Traceback (most" in shown, frames in shown) == (whole, whole)
     assert frames[-1_000:] + "AssertionError: root" in shown
     assert size(shown) <= (LARGEST if sizes is SMALL else PAGE_SIZES.whole)

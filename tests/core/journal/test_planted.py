@@ -36,7 +36,7 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("group", range(12))
 def test_each_kind_planted_where_texts_come_from(group: int) -> None:
-    """Plant five or six at a time: rendering every output takes long, and longer texts would be cut."""
+    """Plant five or six at a time: rendering takes long, and longer texts would be cut."""
     assert list(leaks(outputs, PLANTS[group::12])) == []
 
 

@@ -145,18 +145,24 @@ def test_each_phase_has_the_counts_of_the_server(
 ) -> None:
     _, journal, _ = concluded(tmp_path, Engine(), throughput=LOADS)
     phases = list(journal.of("counters"))
-    assert [phase["phase"] for phase in phases] == ["workload", *(["warm-up"] * 2 + ["rounds"] * 5) * 2]
+    assert [phase["phase"] for phase in phases] == [
+        "workload",
+        *(["warm-up"] * 2 + ["rounds"] * 5) * 2,
+    ]
     assert phases[0]["counted"]["generation_tokens"] == 0  # this server counts streams alone
     for phase in phases[1:]:
         streams = phase["point"]["concurrency"]
-        assert phase["counted"].items() >= {
-            "prompt_tokens": 12 * streams,
-            "generation_tokens": 4 * streams,
-            "preemptions": streams,
-            "kv_most": 0.25,
-            "cache_hits": None,
-            "draft_tokens": None,
-        }.items()
+        assert (
+            phase["counted"].items()
+            >= {
+                "prompt_tokens": 12 * streams,
+                "generation_tokens": 4 * streams,
+                "preemptions": streams,
+                "kv_most": 0.25,
+                "cache_hits": None,
+                "draft_tokens": None,
+            }.items()
+        )
         within = [
             sent
             for sent in read(tmp_path / "requests.jsonl").of("request")
@@ -312,9 +318,7 @@ def refuses(status: int) -> Wrong:
     return answers(status, {"error": {"message": "no", "code": status}})
 
 
-cuts = answers(
-    200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream"
-)
+cuts = answers(200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream")
 
 
 def shortens(exchange: Exchange, _: int) -> bool:

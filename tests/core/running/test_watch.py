@@ -206,9 +206,7 @@ def test_health_alone_is_no_death(
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_a_restart_is_a_death_and_two_servers_are_not(
-    tmp_path: Path, balanced: bool
-) -> None:
+def test_a_restart_is_a_death_and_two_servers_are_not(tmp_path: Path, balanced: bool) -> None:
     scrapes = itertools.count(1)
 
     def metrics(exchange: Exchange) -> None:
@@ -244,9 +242,7 @@ def test_preemptions_count_from_the_start_of_server_or_watch(
 
 
 @pytest.mark.parametrize("boots", [True, False])
-def test_an_exit_of_another_node_is_a_death_during_boot_only(
-    tmp_path: Path, boots: bool
-) -> None:
+def test_an_exit_of_another_node_is_a_death_during_boot_only(tmp_path: Path, boots: bool) -> None:
     class TwoNodes(FakeVllm):
         async def rank_exited(self) -> tuple[int, Exit]:
             while boots and not ready.is_set():
