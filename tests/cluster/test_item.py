@@ -96,8 +96,7 @@ def second_rank(tmp_path: Path, *, boots: bool = True) -> Item:
 
 
 def test_a_rank_writes_facts_and_log_until_its_leash_is_cut(tmp_path: Path, root: Path) -> None:
-    item = second_rank(tmp_path)
-    process = started(root, item)
+    process = started(root, second_rank(tmp_path))
     log = root / RUNS / "dsv4-tp2" / RANK_LOG
     until(lambda: (root / STARTED).exists() and log.exists() and log.stat().st_size > 0)
     facts = json.loads((root / STARTED).read_text(encoding="utf-8"))
@@ -109,8 +108,7 @@ def test_a_rank_writes_facts_and_log_until_its_leash_is_cut(tmp_path: Path, root
 
 
 def test_a_rank_whose_server_ends_leaves_how(tmp_path: Path) -> None:
-    item = second_rank(tmp_path)
-    process = started(tmp_path, item)
+    process = started(tmp_path, second_rank(tmp_path))
     until(lambda: (tmp_path / STARTED).exists())
     psutil.Process(json.loads((tmp_path / STARTED).read_text(encoding="utf-8"))["pid"]).kill()
     assert finished(process) == 0

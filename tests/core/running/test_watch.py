@@ -19,7 +19,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running import watch as watch_module
-from vllm_repro.running.death_signs import Channel
+from vllm_repro.running.death_signs import Channel, log_sign
 from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.running.watch import Watch
@@ -113,8 +113,7 @@ def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> No
         exchange.fake.paths["/metrics"] = answering(404)
         exchange.stall()
 
-    fake = FakeVllm(tmp_path / "log", {"/v1/completions": completions})
-    watch = watched(fake, ask, tmp_path)
+    watch = watched(FakeVllm(tmp_path / "log", {"/v1/completions": completions}), ask, tmp_path)
     assert watch.hung is not None
     assert "/metrics does not answer" in watch.hung
     assert not watch.dead.is_set()
@@ -439,3 +438,102 @@ def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
     writes = [b"x" * 200_000, b"y" * 200_000, b"\nnext\n"]
     long, after = lines_of(tmp_path / "log", writes, 2)
     assert (len(long), after) == (65536, "next")
+
+
+@pytest.mark.parametrize(
+    ("line", "decisive"),
+    [
+        (
+            (
+                "(EngineCore pid=1) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a"
+                " fatal error."
+            ),
+            True,
+        ),
+        ("ERROR 11-20 08:24:30 [core.py:1038] EngineCore failed to start.", True),
+        (
+            (
+                "(Worker_TP1 pid=7) ERROR 11-20 08:24:30 [multiproc_executor.py:949] WorkerProc hit"
+                " an exception."
+            ),
+            True,
+        ),
+        (
+            (
+                "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
+                " proc(s): {}"
+            ),
+            True,
+        ),
+        (
+            (
+                "ERROR 11-20 08:24:30 [core_client.py:642] Engine core proc EngineCore died"
+                " unexpectedly, shutting down client."
+            ),
+            True,
+        ),
+        (
+            (
+                "WARNING 11-20 08:24:30 [core_client.py:817] [shutdown] MPClient: engine core"
+                " exited unexpectedly; starting"
+            ),
+            True,
+        ),
+        (
+            (
+                "ERROR 11-20 08:24:30 [multiproc_executor.py:315] Worker proc VllmWorker-0 died"
+                " unexpectedly (exit code: None)"
+            ),
+            True,
+        ),
+        (
+            (
+                "ERROR 03-01 10:00:00 core.py:291] EngineCore hit an exception: Traceback (most"
+                " recent call last):"
+            ),
+            True,
+        ),
+        (
+            (
+                "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause"
+                " above."
+            ),
+            True,
+        ),
+        ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", False),
+    ],
+)
+def test_each_log_line_of_a_death_is_a_sign(line: str, decisive: bool) -> None:
+    found = log_sign(line)
+    assert found is not None
+    assert found[1] is decisive
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "INFO: 400 Bad Request",
+        "Traceback (most recent call last):",
+        "ERROR 11-20 x",
+        (
+            "(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] Received request: prompt: 'why"
+            " EngineCore failed to start'"
+        ),
+        (
+            "(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] EngineCore encountered a fatal"
+            " error."
+        ),
+        "EngineCore encountered a fatal error.",
+        (
+            "(APIServer pid=7) ERROR 11-20 08:24:30 [serving.py:9] bad prompt: EngineCore"
+            " encountered a fatal error."
+        ),
+        (
+            "UserWarning: resource_tracker: process died unexpectedly, relaunching.  Some resources"
+            " might leak."
+        ),
+    ],
+)
+def test_other_lines_are_not(line: str) -> None:
+    assert log_sign(line) is None

@@ -119,8 +119,7 @@ EMBEDDED = {
 
 def test_a_server_without_completions_can_be_asked(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
-    embeddings = keeping(sent, answering(200, EMBEDDED))
-    paths = dict.fromkeys(("/v1/embeddings", "/pooling"), embeddings)
+    paths = dict.fromkeys(("/v1/embeddings", "/pooling"), keeping(sent, answering(200, EMBEDDED)))
     paths["/v1/completions"] = answering(404, {"detail": "Not Found"})
     body = {"input": [1, 2, 3], "dimensions": 0}
     workload = (

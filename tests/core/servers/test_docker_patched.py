@@ -37,7 +37,9 @@ file.write_text("ANSWER = 7\\n")
 py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 file.write_text({BEFORE!r})
 python = pathlib.Path("/opt/odd/python3")
-python.write_text('#!/bin/sh\\nPYTHONPATH="$PYTHONPATH:/opt/odd/packages" exec /usr/bin/python3 "$@"\\n')
+python.write_text(
+    '#!/bin/sh\\nPYTHONPATH="$PYTHONPATH:/opt/odd/packages" exec /usr/bin/python3 "$@"\\n'
+)
 script = pathlib.Path("/usr/bin/vllm")
 script.write_text("#!/bin/env /opt/odd/python3\\n" + {PROGRAM!r} + "time.sleep(600)\\n")
 for file in (python, script):

@@ -160,8 +160,8 @@ def interrupted(
 ) -> tuple[int, Path]:
     """Start a long run in a container and signal it when its journal contains `moment`."""
     out = tmp_path / "reports"
-    command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss --trials 50".split()
-    process = started(out, *command)
+    command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss"
+    process = started(out, *command.split(), "--trials", "50")
     until(lambda: moment in "".join(journals(out)))
     return signalled(process, number, out)
 

@@ -100,8 +100,7 @@ def test_a_reported_key_is_no_part_of_a_command() -> None:
 
 def test_a_tiny_model_changes_no_other_flags() -> None:
     tq = find("tq-chunked-prefill")
-    found = launch(tq, "bigger-chunk").command
-    changed = found.without("--load-format", "--host", "--port")
+    changed = launch(tq, "bigger-chunk").command.without("--load-format", "--host", "--port")
     command = tq.command_of(arm_of(tq, "bigger-chunk")).with_model(str(FOLDER))
     assert replace(changed, env=()) == command
 
