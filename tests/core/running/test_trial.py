@@ -175,8 +175,7 @@ def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
     # The first request that crosses is answered; an ordinary one before it is cut off, and the
     # server goes on.
     answers = itertools.chain([Exchange.reset], itertools.repeat(COMPLETES))
-    paths = {"/v1/completions": lambda exchange: next(answers)(exchange)}
-    conclusion = concluded(tmp_path, paths)
+    conclusion = concluded(tmp_path, {"/v1/completions": lambda exchange: next(answers)(exchange)})
     assert conclusion.trigger.crossed
     assert conclusion.outcome is Outcome.WRONG_OUTPUT
     assert "no answer" in conclusion.why

@@ -435,8 +435,7 @@ def test_lines_come_whole_however_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
-    writes = [b"x" * 200_000, b"y" * 200_000, b"\nnext\n"]
-    long, after = lines_of(tmp_path / "log", writes, 2)
+    long, after = lines_of(tmp_path / "log", [b"x" * 200_000, b"y" * 200_000, b"\nnext\n"], 2)
     assert (len(long), after) == (65536, "next")
 
 
