@@ -91,16 +91,19 @@ def answers(
     return run(served(handler, lambda url: asked(url, count, BODY | fields)))
 
 
-def sends(*pieces: bytes, close: bool = True, reset: bool = False) -> Handler:
-    """Return a handler that writes the pieces, each in a packet of its own."""
+def sends(*pieces: bytes, close: bool | None = True) -> Handler:
+    """Return a handler that writes the pieces, each in a packet of its own.
+
+    close: None to reset the connection then, as the kernel does for a killed server.
+    """
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(0.02 if reset else 0.002)
-        if reset:
+            await asyncio.sleep(0.02 if close is None else 0.002)
+        if close is None:
             writer.transport.abort()
         elif not close:
             await asyncio.sleep(10)
@@ -337,25 +340,22 @@ REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % 
         pytest.param(
             STREAM + chunked(*EVENTS, end=False), True, 200, "transport", "aéc", id="no last chunk"
         ),
+        pytest.param(
+            STREAM + chunked(EVENTS[0], end=False), None, 200, "transport", "a", id="killed"
+        ),
         pytest.param(REFUSAL, False, 503, "body", "", id="refusal"),
         pytest.param(b"SSH-2.0-OpenSSH\r\n", False, None, "transport", "", id="no HTTP"),
         pytest.param(b"", True, None, "transport", "", id="closed"),
     ],
 )
 def test_an_answer_that_is_not_whole(
-    raw: bytes, close: bool, status: int | None, kind: str | None, text: str
+    raw: bytes, close: bool | None, status: int | None, kind: str | None, text: str
 ) -> None:
     (answer,) = answers(sends(raw, close=close))
     assert (answer.ok, answer.status, answer.error_kind, answer.text) == (False, status, kind, text)
     assert answer.names_dead_engine is (kind == "event")
     assert len(answer.arrivals) == len(text)
     assert (answer.error == "busy") is (raw == REFUSAL)
-
-
-def test_a_killed_server_resets_its_streams() -> None:
-    (answer,) = answers(sends(STREAM + chunked(EVENTS[0], end=False), reset=True))
-    assert (answer.ok, answer.error_kind, answer.text) == (False, "transport", "a")
-    assert len(answer.arrivals) == 1
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:

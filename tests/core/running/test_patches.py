@@ -91,22 +91,22 @@ def test_every_patch_is_to_live_and_the_release_to_die(harness: Harness, diffs: 
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("words", "names", "message"),
     [
-        (("fix", "fix"), "two arms would have the name fix"),
-        (("eager", "fix"), "two arms would have the name eager"),
+        (("run", *TQ), ("fix", "fix"), "two arms would have the name fix"),
+        (("run", *TQ), ("eager", "fix"), "two arms would have the name eager"),
+        (("show", TQ[0]), ("fix", "hide"), "vllm-repro run compares several"),
     ],
 )
-def test_two_arms_of_one_name_are_refused(
-    diffs: Diffs, capsys: pytest.CaptureFixture[str], names: tuple[str, ...], message: str
+def test_what_several_patches_cannot_be(
+    diffs: Diffs,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    names: tuple[str, ...],
+    message: str,
 ) -> None:
-    assert main(["run", *TQ, *diffs(*names)]) == 64
+    assert main([*words, *diffs(*names)]) == 64
     assert message in capsys.readouterr().err
-
-
-def test_show_takes_one_patch(diffs: Diffs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "tq-chunked-prefill", *diffs("fix", "hide")]) == 64
-    assert "vllm-repro run compares several" in capsys.readouterr().err
 
 
 def test_a_patched_arm_has_a_server_of_its_own_to_measure() -> None:

@@ -262,31 +262,23 @@ def test_an_attached_server_is_evidence_of_what_it_shows(
     assert evidence_of(version, log) is evidence
 
 
-def test_unknown_flags_are_no_evidence_of_an_attached_server(tmp_path: Path) -> None:
-    scenario = find("tq-chunked-prefill")
-    asked = SentRequest("long chat", 7593)
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [(ServerKind.ATTACH, Outcome.UNTRIGGERED), (ServerKind.PROCESS, Outcome.CLEAN)],
+)
+def test_unknown_flags_are_no_evidence_of_an_attached_server(
+    tmp_path: Path, kind: ServerKind, outcome: Outcome
+) -> None:
+    scenario = replace(find("tq-chunked-prefill"), trigger=chunked_prefill(chunks=2))
     seen = Observed(
-        facts=ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()),
+        facts=ServerFacts(kind=kind, evidence=Evidence.GPU, argv=()),
         ready=True,
-        asked=[asked],
+        asked=[SentRequest("long chat", 7593)],
         canary_ok=True,
     )
-    conclusion = assess(
-        replace(scenario, trigger=chunked_prefill(chunks=2)),
-        scenario.reported(),
-        seen,
-        tmp_path / "none",
-    )
-    assert conclusion.outcome is Outcome.UNTRIGGERED
-    assert "the batch size is not known" in conclusion.why
-    seen.facts = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.GPU, argv=())
-    again = assess(
-        replace(scenario, trigger=chunked_prefill(chunks=2)),
-        scenario.reported(),
-        seen,
-        tmp_path / "none",
-    )
-    assert again.outcome is Outcome.CLEAN
+    conclusion = assess(scenario, scenario.reported(), seen, tmp_path / "none")
+    assert conclusion.outcome is outcome
+    assert ("the batch size is not known" in conclusion.why) is (kind is ServerKind.ATTACH)
 
 
 def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:

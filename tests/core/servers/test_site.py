@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,19 @@ H100 = Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580")
 PATCHED = next(arm for arm in STOP_IDS.arms if arm.patches)
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets the GPUs and the installed vLLM of this machine."""
+
+    def set_machine(*cards: Gpu, vllm: str | None) -> None:
+        installed = LocalVllm(Path("/x/vllm"), vllm) if vllm else None
+        for module in ("process", "site"):
+            monkeypatch.setattr(f"vllm_repro.servers.{module}.gpus", lambda: cards)
+        monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: installed)
+
+    return set_machine
+
+
 def test_the_reported_image_is_that_of_one_release() -> None:
     pasted = replace(TQ, command="docker run --gpus all reporter/vllm:mine --model Qwen/Qwen3.5-9B")
     assert default_image(pasted, TQ.try_with) == "reporter/vllm:mine"
@@ -46,32 +60,26 @@ def test_the_reported_image_is_that_of_one_release() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "message"),
+    ("vllm", "message"),
     [
         (None, "no vllm is installed here"),
-        (LocalVllm(Path("/x/vllm"), "0.24.0"), "the vllm that is installed here is 0.24.0"),
+        ("0.24.0", "the vllm that is installed here is 0.24.0"),
     ],
 )
 def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, message: str
+    here: Callable[..., None], vllm: str | None, message: str
 ) -> None:
     """A CPU build must not be reported as evidence from a GPU."""
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
-    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: here)
+    here(H100, vllm=vllm)
     with pytest.raises(InfraError, match=message):
         ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
 
 
-def test_the_release_that_is_installed_here_is_run_on_the_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129")
-    )
-    here = ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
-    assert here.evidence is Evidence.GPU
-    assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
+def test_the_release_that_is_installed_here_is_run_on_the_gpu(here: Callable[..., None]) -> None:
+    here(H100, vllm="0.23.0+cu129")
+    site = ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
+    assert site.evidence is Evidence.GPU
+    assert site.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
 
 
 @pytest.mark.parametrize(
@@ -83,12 +91,9 @@ def test_the_release_that_is_installed_here_is_run_on_the_gpu(
     ],
 )
 def test_an_installed_vllm_is_evidence_of_what_it_runs_on(
-    monkeypatch: pytest.MonkeyPatch, version: str, cards: tuple[Gpu, ...], evidence: Evidence
+    here: Callable[..., None], version: str, cards: tuple[Gpu, ...], evidence: Evidence
 ) -> None:
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: cards)
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), version)
-    )
+    here(*cards, vllm=version)
     assert ProcessSite(ServerOptions(), STOP_IDS).evidence is evidence
     if cards:
         assert ProcessSite(ServerOptions(), TQ).evidence is evidence
@@ -303,11 +308,10 @@ def test_a_tiny_model_still_needs_gpu_count_and_capability() -> None:
     assert "capability 8.9" in lacking(needs_of(DSV4, DUMMY), (SMALL, SMALL))
 
 
-def test_whoever_has_a_small_gpu_is_told_what_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: (SMALL,))
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0")
-    )
+def test_whoever_has_a_small_gpu_is_told_what_runs_on_it(
+    here: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(SMALL, vllm="0.23.0")
     monkeypatch.setattr(
         "vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False)
     )
@@ -316,10 +320,7 @@ def test_whoever_has_a_small_gpu_is_told_what_runs_on_it(monkeypatch: pytest.Mon
     assert "--weights dummy" not in choose(DSV4, ServerOptions()).why
 
 
-def test_a_process_on_a_small_gpu_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (SMALL,))
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0")
-    )
+def test_a_process_on_a_small_gpu_is_not_refused(here: Callable[..., None]) -> None:
+    here(SMALL, vllm="0.23.0")
     assert ProcessSite(DUMMY, TQ, lambda _: None).cannot(TQ.arms[0]) == ""
     assert "8 GB" in ProcessSite(ServerOptions(), TQ, lambda _: None).cannot(TQ.arms[0])
