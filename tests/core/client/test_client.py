@@ -220,7 +220,7 @@ def test_a_refusal_is_no_sign(status: int) -> None:
     assert sign_of_answer(answer) is None
 
 
-def test_a_refusal_within_a_stream_is_the_refusal_that_it_says() -> None:
+def test_a_refusal_within_a_stream_has_the_status_in_it() -> None:
     answer = ask(
         events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True
     )

@@ -111,7 +111,7 @@ def test_no_more_is_shared_than_was_asked_for(shared: int, rest: int, seed: str)
     assert made[shared] != whole[shared]
 
 
-def test_a_chat_counts_what_was_said_before_and_its_tools() -> None:
+def test_a_chat_counts_earlier_messages_and_its_tools() -> None:
     before = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "yes"}]
     opening = {"role": "tool", "tool_call_id": "call_1"}
     made = asyncio.run(

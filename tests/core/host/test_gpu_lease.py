@@ -150,7 +150,7 @@ def test_only_cards_that_do_and_that_are_visible_are_taken(
         taken(2)
 
 
-def test_the_words_of_a_failing_nvidia_smi_are_kept(stub_gpus: StubGpus) -> None:
+def test_the_error_of_a_failing_nvidia_smi_is_kept(stub_gpus: StubGpus) -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     stub_gpus.say(fail=words)
     assert (gpus(), gpu_trouble()) == ((), f"nvidia-smi fails: {words}")

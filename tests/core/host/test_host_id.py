@@ -34,7 +34,7 @@ def test_an_id_is_eight_hex_digits(number: str) -> None:
     assert re.fullmatch("[0-9a-f]{8}", host_id(MACHINE, number=number))
 
 
-def test_this_machine_is_told_by_no_name_of_it() -> None:
+def test_an_id_holds_no_name_of_this_machine() -> None:
     machine = asdict(look())
     found = hosted_by(machine)
     assert found == hosted_by(machine)

@@ -190,7 +190,7 @@ def test_a_release_that_did_not_show_the_bug(
     assert [one.reading for one in compared_patches(made)] == [first_reading, reading]
 
 
-def test_a_patch_that_ran_in_part_says_so() -> None:
+def test_a_patch_that_ran_in_part_is_reported_so() -> None:
     released, lived = report(DIED).arms[0], report(LIVED).arms[0]
     made = arm("x", Outcome.CLEAN, like=lived, boots=59)
     other = PatchedFile(file="vllm/b.py", sha256="0", imported=False)

@@ -91,7 +91,7 @@ def test_a_hang_of_a_spinning_arm_is_no_bug_after_resume() -> None:
     ) == {"c": 1}
 
 
-def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:
+def test_a_finished_run_is_not_resumed() -> None:
     with pytest.raises(UsageError, match="is finished"):
         unfinished_run(
             recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run")
@@ -175,7 +175,7 @@ def test_a_killed_run_resumes_to_a_whole_report(
     process = started(out, "run", *WORDS, VLLM_REHEARSAL_FAULT="slow-boot:0.5")
     until(lambda: "".join(journals(out)).count("server-started") == 2)
     _, folder = signalled(process, number, out)
-    # The folder says which scenario it is of; who names it as well is right, too.
+    # The folder names its scenario; the command may name it, too.
     named = () if number is signal.SIGINT else ("tq-chunked-prefill",)
     done = harness("run", *named, "--resume", str(folder))
     assert (done.status, done.folder) == (0, folder), done.out + done.err

@@ -549,9 +549,7 @@ def test_an_engine_that_dies_while_measured_gives_no_figure(
     )
 
 
-def test_an_arm_that_says_something_else_than_the_baseline(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_an_arm_that_answers_unlike_the_baseline(harness: Harness, tmp_path: Path) -> None:
     """Spoil the fourth request of each arm: it is an output check only in the reported arm."""
     path = scenario(tmp_path, '    output=checks(same=16, baseline="bigger-chunk"),\n')
     done = measured(harness, path, "0.24.0", "reported bigger-chunk", fault="garbage:4")

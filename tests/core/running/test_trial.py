@@ -345,7 +345,7 @@ def test_an_unanswered_request_reached_the_engine_that_died(tmp_path: Path, give
     assert "the engine died with it in flight" in conclusion.trigger.evidence[0]
 
 
-def test_the_server_of_another_node_that_stays_is_told(
+def test_the_server_of_another_node_that_stays_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = [tmp_path / f"log.rank{rank}.log" for rank in (1, 2)]

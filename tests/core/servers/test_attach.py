@@ -110,7 +110,7 @@ def test_the_bug_is_seen_on_a_server_that_runs_already(
 
 @pytest.mark.parametrize("running", ["busy"], indirect=True)
 @pytest.mark.parametrize(("others", "outcome"), [(False, "hang"), (True, "infra")])
-def test_a_server_that_others_ask_too_is_not_said_to_never_rest(
+def test_a_server_with_other_clients_is_not_reported_as_busy(
     running: tuple[str, Path, int], harness: Harness, tmp_path: Path, others: bool, outcome: str
 ) -> None:
     url, _, _ = running

@@ -103,7 +103,7 @@ def test_the_out_of_memory_killer_is_named(
     assert "OOM killed" in ended.detail
 
 
-def test_a_container_that_somebody_else_removes_is_no_exit_code(
+def test_a_container_removed_by_others_has_no_exit_code(
     program: Program, serve: Serve, docker_engine: Engine
 ) -> None:
     server = serve(program(IDLE))

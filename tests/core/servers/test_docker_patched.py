@@ -114,7 +114,7 @@ def test_an_image_without_a_vllm_is_unsupported(
         image_source(docker_engine, ContainerSpec(image=rehearsal_image), [FILE], run_id)
 
 
-def test_an_image_that_cannot_be_asked_says_so(
+def test_an_image_that_cannot_be_asked_is_infra(
     docker_engine: Engine, base_image: str, run_id: str
 ) -> None:
     deaf = ContainerSpec(image=base_image, env=(("PYTHONHOME", "/nowhere"),))

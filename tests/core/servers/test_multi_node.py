@@ -160,7 +160,7 @@ def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
     assert not any(alive)
 
 
-def test_the_end_of_another_node_is_told_with_its_rank(tmp_path: Path) -> None:
+def test_an_exit_of_another_node_is_reported_with_its_rank(tmp_path: Path) -> None:
     async def run() -> tuple[int, int | None]:
         ranked = server(tmp_path, SLEEP, SLEEP, "raise SystemExit(3)")
         async with running(ranked):

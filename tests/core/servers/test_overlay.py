@@ -87,7 +87,7 @@ NEVER = "vllm/never.py"
 
 
 def log_of(path: Path, program: str, *files: str) -> str:
-    """What the program says on both of its outputs, with `path` and the plugin before all else."""
+    """Return both outputs of the program, with `path` and the plugin first on its search path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -127,7 +127,7 @@ def test_it_does_nothing_unless_it_is_asked(tmp_path: Path) -> None:
     assert log_of(write_package(tmp_path), PROGRAM) == "ANSWER 41\n"
 
 
-def test_a_process_says_what_it_finds_and_what_it_runs(tmp_path: Path) -> None:
+def test_a_process_logs_what_it_finds_and_runs(tmp_path: Path) -> None:
     write_package(tmp_path)
     (tmp_path / NEVER).touch()
     log = log_of(tmp_path, PROGRAM, FILE, NEVER)

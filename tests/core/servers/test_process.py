@@ -144,7 +144,7 @@ def test_the_served_model_decides_and_not_the_reported_one(tmp_path: Path) -> No
     assert misfit(over, scenario.lab.shape(scenario.model)) == ""
 
 
-def test_a_report_says_over_which_compiled_parts_a_tree_ran(tmp_path: Path) -> None:
+def test_a_report_names_the_compiled_parts_of_a_tree(tmp_path: Path) -> None:
     scenario = find("min-tokens-stop-ids")
     launch = process_launch(
         scenario,

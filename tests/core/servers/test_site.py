@@ -150,7 +150,7 @@ ATTACHED = AttachSite(ServerOptions(url="http://127.0.0.1:1"), STOP_IDS, rehears
         (ATTACHED, "that already runs cannot be changed"),
     ],
 )
-def test_an_arm_that_changes_the_source_says_where_it_can_run(
+def test_an_arm_with_a_patch_reports_where_it_can_run(
     tmp_path: Path, where: Site, message: str
 ) -> None:
     assert where.cannot(STOP_IDS.arms[0]) == ""
@@ -281,7 +281,7 @@ def test_a_model_that_is_named_is_served_with_random_weights(tmp_path: Path) -> 
     )
 
 
-def test_which_weights_are_served_is_said_in_words(tmp_path: Path) -> None:
+def test_the_served_weights_are_reported_in_words(tmp_path: Path) -> None:
     assert (
         str(weights_for(TQ, DUMMY))
         == "dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3"
@@ -308,7 +308,7 @@ def test_a_tiny_model_still_needs_gpu_count_and_capability() -> None:
     assert "capability 8.9" in lacking(needs_of(DSV4, DUMMY), (SMALL, SMALL))
 
 
-def test_whoever_has_a_small_gpu_is_told_what_runs_on_it(
+def test_a_small_gpu_gets_a_hint_of_what_runs_on_it(
     here: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here(SMALL, vllm="0.23.0")
