@@ -20,7 +20,7 @@ from vllm_repro.__main__ import main
 {WITHOUT_SDK}
 sys.exit(main())
 """
-"""The command without the SDK: its import takes a second of processor time, and it asks a dead engine for seconds."""
+"""The command without the SDK, whose import takes a second and which asks a dead engine longer."""
 
 
 def started(

@@ -1,4 +1,4 @@
-"""Package `vllm` of two files, and a program that loads the general plugins and imports it, as vLLM does."""
+"""Package `vllm` of two files, and a program that loads plugins and imports it, as vLLM does."""
 
 from __future__ import annotations
 

@@ -72,6 +72,26 @@ class Exchange(BaseHTTPRequestHandler):
         self.fake.serve(self)
 
 
+Handler = Callable[[Exchange], None]
+
+
+def answering(status: int, body: object = "", kind: str = "application/json") -> Handler:
+    return lambda exchange: exchange.answer(status, body, kind)
+
+
+COMPLETES = answering(200, COMPLETION)
+
+
+def keeping(bodies: list[dict[str, Any]], then: Handler = COMPLETES) -> Handler:
+    """Return a handler that adds each request's body to `bodies`, then answers."""
+
+    def handle(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        then(exchange)
+
+    return handle
+
+
 def never_ending(exchange: Exchange) -> None:
     exchange.send_response(200)
     exchange.end_headers()
@@ -85,19 +105,19 @@ class FakeVllm(Server):
     Set `ended` to make its process count as exited.
     """
 
-    def __init__(self, log: Path, paths: Mapping[str, Callable[[Exchange], None]]) -> None:
+    def __init__(self, log: Path, paths: Mapping[str, Handler]) -> None:
         self.log_path: Path = log
         log.touch()
         self.ended = threading.Event()
         self.closed = threading.Event()
         self.stops = 0
         self.paths = {
-            "/health": lambda exchange: exchange.answer(200),
-            "/version": lambda exchange: exchange.answer(200, {"version": "0.28.0"}),
-            "/v1/models": lambda exchange: exchange.answer(200, {"data": [{"id": "tiny"}]}),
-            "/openapi.json": lambda exchange: exchange.answer(200, OPENAPI),
-            "/metrics": lambda exchange: exchange.answer(200, METRICS, "text/plain"),
-            "/v1/completions": lambda exchange: exchange.answer(200, COMPLETION),
+            "/health": answering(200),
+            "/version": answering(200, {"version": "0.28.0"}),
+            "/v1/models": answering(200, {"data": [{"id": "tiny"}]}),
+            "/openapi.json": answering(200, OPENAPI),
+            "/metrics": answering(200, METRICS, "text/plain"),
+            "/v1/completions": COMPLETES,
             **paths,
         }
 

@@ -1,4 +1,4 @@
-"""GitHub's rendering of a comment: its own parser (cmark-gfm), and its rules for mentions and issue numbers."""
+"""GitHub's rendering of a comment: its parser (cmark-gfm), and its rules for mentions."""
 
 from __future__ import annotations
 

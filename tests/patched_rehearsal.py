@@ -1,4 +1,7 @@
-"""A rehearsal engine that takes patches: `fix` makes it an engine of 0.24.0, `misfit` fits no release."""
+"""A rehearsal engine that takes patches.
+
+`fix` makes it an engine of 0.24.0, `misfit` fits no release.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Diffs = Callable[..., list[str]]
 
 @pytest.fixture
 def diffs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diffs:
-    """Return a function that writes a diff for each name, and returns the options that name them."""
+    """Return a function that writes a diff for each name and returns the options for them."""
     launch = RehearsalSite.launch
 
     def launched(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import itertools
+import json
 import shutil
 import signal
 import socket
@@ -85,8 +87,8 @@ class FakeRay:
     ) -> None:
         self._tasks = list(tasks)
         self._alive = alive
+        # Placement groups that were made and not removed, each as (bundles, strategy).
         self.groups: list[Any] = []
-        """The placement groups that were made and not removed, each as its bundles and its strategy."""
         placed = types.SimpleNamespace(
             PlacementGroupSchedulingStrategy=lambda group, **place: (group, place)
         )
@@ -98,8 +100,8 @@ class FakeRay:
         self._resources = {"CPU": 2.0} if resources is None else resources
         self.demands: list[dict[str, Any]] = []
         self.cancelled = 0
+        # Port of the head node; 0 if it does not answer.
         self.head = 0
-        """Port of the head node; 0 if it does not answer."""
 
     def _group(self, bundles: Any, strategy: str) -> Any:
         self.groups.append((bundles, strategy))
@@ -146,6 +148,10 @@ def job_in(out: Path, **more: Any) -> Job:
         "out": out,
     }
     return Job(**fields | more)
+
+
+def served_by(kind: ServerKind) -> dict[str, Any]:
+    return {"choice": ServerChoice(kind, ""), "options": ServerOptions(server=kind)}
 
 
 def run(
@@ -195,14 +201,30 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
+def fails_with(kind: str, message: str, hint: str = "") -> Task:
+    """Return a task of a node that cannot run the item."""
+    error = json.dumps({"type": kind, "message": message, "hint": hint})
+    return lambda *_: iter([(ERROR, 0, error.encode())])
+
+
+def noting(then: Task) -> tuple[Task, list[tuple[Item, dict[str, bytes]]]]:
+    """Return a task that goes on as `then`, and the items and files that it gets."""
+    noted: list[tuple[Item, dict[str, bytes]]] = []
+
+    def task(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
+        noted.append((item, dict(files)))
+        return then(item, files)
+
+    return task, noted
+
+
 def yields(folder: Path, *, lines: int | None = None, then: BaseException | None = None) -> Task:
     """Return a task that yields a run's folder, or the first lines of its journal."""
 
     def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
         yield NODE, 0, b"10.0.0.1"
         yield SITE, 0, SITE_FACTS
-        whole = (folder / "journal.jsonl").read_bytes()
-        first = b"".join(whole.splitlines(keepends=True)[:lines])
+        first = b"".join((folder / "journal.jsonl").read_bytes().splitlines(keepends=True)[:lines])
         yield f"{folder.name}/journal.jsonl", 0, first
         if lines is None:
             yield from _news(folder, folder.parent, folder, {}, ended=True)
@@ -214,12 +236,8 @@ def yields(folder: Path, *, lines: int | None = None, then: BaseException | None
 
 def lines_until(folder: Path, event: str, nth: int) -> int:
     """Return the number of lines of a journal up to the nth entry of an event."""
-    found = [
-        number
-        for number, entry in enumerate(read(folder / "journal.jsonl").entries, 1)
-        if entry.event == event
-    ]
-    return found[nth - 1]
+    entries = enumerate(read(folder / "journal.jsonl").entries, 1)
+    return [number for number, entry in entries if entry.event == event][nth - 1]
 
 
 def test_the_copy_is_the_folder_of_the_node(original: Path, tmp_path: Path) -> None:
@@ -245,7 +263,7 @@ def test_lines_of_a_node_name_it_and_the_run(tmp_path: Path) -> None:
     assert shown.getvalue() == f"10.0.0.1: {SCENARIO}: reported 1: crash (boot 1 s)\n"
 
 
-def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Path) -> None:
+def test_growing_files_are_sent_and_rewritten_ones_at_the_end(tmp_path: Path) -> None:
     run, copy = tmp_path / "runs" / "r", tmp_path / "copy" / "r"
     (run / "logs").mkdir(parents=True)
     copy.mkdir(parents=True)
@@ -264,8 +282,7 @@ def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Pat
     (copy / "report.md").write_text(
         "that of the interrupted run, which is longer still", encoding="utf-8"
     )
-    assert send() == ["r/journal.jsonl@0", "r/requests.jsonl@0"]
-    assert send() == []
+    assert (send(), send()) == (["r/journal.jsonl@0", "r/requests.jsonl@0"], [])
     with (run / "journal.jsonl").open("ab") as file:
         file.write(b": 2}\n")
     (run / "logs" / "reported-1.log").write_bytes(b"x" * (3 << 20))
@@ -274,11 +291,10 @@ def test_files_are_sent_as_they_grow_and_rewritten_ones_at_the_end(tmp_path: Pat
         *(f"r/logs/reported-1.log@{mb << 20}" for mb in range(3)),
     ]
     (run / "report.md").write_text("short", encoding="utf-8")
-    assert send(ended=True) == ["r/report.md@0"]
-    assert files_of(copy) == files_of(run)
+    assert (send(ended=True), files_of(copy)) == (["r/report.md@0"], files_of(run))
 
 
-def test_a_run_continues_on_another_node_and_the_lost_boot_is_infra(
+def test_a_run_resumes_on_another_node_and_a_lost_boot_is_infra(
     original: Path, tmp_path: Path
 ) -> None:
     cut = lines_until(original, "trial-started", 2)
@@ -297,8 +313,7 @@ def test_a_run_continues_on_another_node_and_the_lost_boot_is_infra(
         yield name, len(files[name]), (tmp_path / "rest.jsonl").read_bytes()
 
     ray = FakeRay(yields(original, lines=cut, then=RayError("the node died")), resumes)
-    report = run(Fleet(ray), job_in(tmp_path / "here"))
-    (arm,) = report.arms
+    (arm,) = run(Fleet(ray), job_in(tmp_path / "here")).arms
     assert [trial.outcome.value for trial in arm.trials] == ["crash", "infra", "crash"]
     assert arm.trials[1].why == "the node [address] was lost: RayError: the node died"
     assert b"the node died" in given[f"{original.name}/journal.jsonl"]
@@ -324,19 +339,28 @@ def test_a_run_begins_anew_on_a_node_of_another_kind(
     fresh = original.parent / "20990101T000000Z-abcdef"
     shutil.copytree(original, fresh)
 
-    def refuses(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield (
-            ERROR,
-            0,
-            b'{"type": "UsageError", "message": "its machine has changed since", "hint": ""}',
-        )
-
+    refuses = fails_with("UsageError", "its machine has changed since")
     ray = FakeRay(yields(original, lines=cut, then=RayError("gone")), refuses, yields(fresh))
-    report = run(Fleet(ray), job_in(tmp_path / "here"))
-    assert report.folder.name == fresh.name
+    assert run(Fleet(ray), job_in(tmp_path / "here")).folder.name == fresh.name
     assert "another kind of machine" in capsys.readouterr().out
     first = tmp_path / "here" / SCENARIO / original.name
     assert (first / "report.md").exists()  # of what was seen before
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask at once whether the head node answers."""
+    monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 0.0)
+    monkeypatch.setattr(fleets, "_ASKED_EVERY_S", 0.0)
+
+
+def assert_resumable(ray: FakeRay, error: str, tmp_path: Path, original: Path) -> None:
+    """Check that a run fails with `error` and a hint that resumes it."""
+    with pytest.raises(InfraError, match=error) as caught:
+        run(Fleet(ray), job_in(tmp_path / "here"))
+    folder = tmp_path / "here" / SCENARIO / original.name
+    assert caught.value.hint == f"vllm-repro run --resume {folder} --on CLUSTER"
+    assert read_run(folder).boots.outcomes["reported"]
 
 
 def test_a_second_loss_is_an_error_with_the_way_to_continue(original: Path, tmp_path: Path) -> None:
@@ -347,18 +371,11 @@ def test_a_second_loss_is_an_error_with_the_way_to_continue(original: Path, tmp_
         raise RayError("gone as well")
 
     ray = FakeRay(yields(original, lines=cut, then=RayError("gone")), lost_too)
-    with pytest.raises(InfraError, match=r"10\.0\.0\.1 was lost.*10\.0\.0\.2 was lost") as caught:
-        run(Fleet(ray), job_in(tmp_path / "here"))
-    folder = tmp_path / "here" / SCENARIO / original.name
-    assert caught.value.hint == f"vllm-repro run --resume {folder} --on CLUSTER"
-    assert read_run(folder).boots.outcomes["reported"]
+    assert_resumable(ray, r"10\.0\.0\.1 was lost.*10\.0\.0\.2 was lost", tmp_path, original)
 
 
-def test_a_lost_head_is_an_error_with_the_way_to_continue(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 0.0)
-    monkeypatch.setattr(fleets, "_ASKED_EVERY_S", 0.0)
+@pytest.mark.usefixtures("impatient")
+def test_a_lost_head_is_an_error_with_the_way_to_continue(original: Path, tmp_path: Path) -> None:
     cut = lines_until(original, "trial-started", 2)
     head = socket.create_server(("127.0.0.1", 0))
 
@@ -370,13 +387,8 @@ def test_a_lost_head_is_an_error_with_the_way_to_continue(
 
     ray = FakeRay(loses_its_head)
     ray.head = head.getsockname()[1]
-    with pytest.raises(
-        InfraError, match=r"the head node of the cluster, 127\.0\.0\.1:\d+, is gone"
-    ) as caught:
-        run(Fleet(ray), job_in(tmp_path / "here"))
-    folder = tmp_path / "here" / SCENARIO / original.name
-    assert caught.value.hint == f"vllm-repro run --resume {folder} --on CLUSTER"
-    assert read_run(folder).boots.outcomes["reported"]
+    gone = r"the head node of the cluster, 127\.0\.0\.1:\d+, is gone"
+    assert_resumable(ray, gone, tmp_path, original)
 
 
 def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(
@@ -385,8 +397,7 @@ def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(
     cut = lines_until(original, "trial-ended", 1)
     ray = FakeRay(yields(original, lines=cut, then=KeyboardInterrupt("SIGTERM")))
     report = run(Fleet(ray), job_in(tmp_path / "here"))
-    assert report.interrupted == "SIGTERM"
-    assert ray.cancelled == 1
+    assert (report.interrupted, ray.cancelled) == ("SIGTERM", 1)
     assert (report.folder / "report.json").exists()
     assert read_run(report.folder).boots.outcomes["reported"]
 
@@ -402,13 +413,10 @@ def test_a_signal_in_a_callback_of_ray_interrupts_the_run(original: Path, tmp_pa
         raise AssertionError("the run goes on")
 
     ray = FakeRay(task)
-    report = run(Fleet(ray), job_in(tmp_path / "here"))
-    assert (report.interrupted, ray.cancelled) == ("SIGINT", 1)
+    assert (run(Fleet(ray), job_in(tmp_path / "here")).interrupted, ray.cancelled) == ("SIGINT", 1)
 
 
-def test_a_run_that_had_not_begun_when_others_were_interrupted_has_no_folder(
-    original: Path, tmp_path: Path
-) -> None:
+def test_a_run_interrupted_before_its_start_has_no_folder(original: Path, tmp_path: Path) -> None:
     fleet = Fleet(FakeRay(yields(original)))
     fleet.interrupt("SIGINT")
     with pytest.raises(KeyboardInterrupt, match="SIGINT"):
@@ -418,13 +426,7 @@ def test_a_run_that_had_not_begun_when_others_were_interrupted_has_no_folder(
 
 @pytest.mark.parametrize("kind", [InfraError, Unsupported, UsageError])
 def test_the_error_of_a_node_is_raised_here(kind: type[ReproError], tmp_path: Path) -> None:
-    def fails(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield (
-            ERROR,
-            0,
-            f'{{"type": "{kind.__name__}", "message": "no wheel", "hint": "name another"}}'.encode(),
-        )
-
+    fails = fails_with(kind.__name__, "no wheel", "name another")
     with pytest.raises(kind, match="no wheel") as caught:
         run(Fleet(FakeRay(fails)), job_in(tmp_path))
     assert (type(caught.value), caught.value.hint) == (kind, "name another")
@@ -442,13 +444,9 @@ def test_a_node_without_the_package_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_resource_is_named_with_what_the_cluster_has(tmp_path: Path) -> None:
-    on_gpus = {
-        "choice": ServerChoice(ServerKind.DOCKER, ""),
-        "options": ServerOptions(server="docker"),
-    }
     ray = FakeRay(resources={"CPU": 4.0, "vllm_repro": 1.0})
     with pytest.raises(Unsupported) as caught:
-        run(Fleet(ray), job_in(tmp_path, **on_gpus))
+        run(Fleet(ray), job_in(tmp_path, **served_by(ServerKind.DOCKER)))
     assert (
         f"{caught.value}"
         == "no node of the cluster has GPU 1, vllm_repro 1, which tq-chunked-prefill needs:"
@@ -479,10 +477,9 @@ def test_a_job_of_two_hosts_has_no_room_twice_on_one_large_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ray = FakeRay()
-    sizes = [7.0, 1.0]
     nodes = [
         {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": size}}
-        for size in sizes
+        for size in (7.0, 1.0)
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     assert Fleet(ray).room(job_in(tmp_path, **TWO_HOSTS)) == 1
@@ -495,7 +492,7 @@ def test_the_room_for_runs_is_that_of_the_nodes_that_live(
     assert Fleet(FakeRay(resources=has)).room(job_in(tmp_path)) == room
 
 
-def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(
+def test_a_scenario_of_two_hosts_takes_two_nodes_while_it_runs(
     original: Path, tmp_path: Path
 ) -> None:
     seen = []
@@ -516,17 +513,12 @@ def test_a_scenario_of_two_hosts_takes_two_nodes_for_as_long_as_it_runs(
     assert ray.groups == []
 
 
+@pytest.mark.usefixtures("impatient")
 def test_nobody_is_asked_to_free_the_nodes_of_a_lost_head(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 0.0)
-    monkeypatch.setattr(fleets, "_ASKED_EVERY_S", 0.0)
-
-    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        while True:
-            yield OUTPUT, 0, b""
-
-    ray = FakeRay(task, resources={"vllm_repro": 1.0}, alive=2)
+    endless = itertools.repeat((OUTPUT, 0, b""))
+    ray = FakeRay(lambda *_: endless, resources={"vllm_repro": 1.0}, alive=2)
     monkeypatch.setattr(
         ray.util, "remove_placement_group", lambda _: pytest.fail("Ray would wait for the head")
     )
@@ -534,85 +526,50 @@ def test_nobody_is_asked_to_free_the_nodes_of_a_lost_head(
         run(Fleet(ray), job_in(tmp_path, **TWO_HOSTS))
 
 
-@pytest.mark.parametrize(("alive", "nodes"), [(1, 1), (2, 2), (3, 2)])
-def test_a_scenario_of_two_hosts_takes_one_node_if_there_is_no_other(
-    alive: int, nodes: int, tmp_path: Path
-) -> None:
-    fleet = Fleet(FakeRay(resources={"CPU": 1.0}, alive=alive))
-    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS), Unsupported) == ({"CPU": 1}, nodes)
-
-
 @pytest.mark.parametrize(
-    ("cards", "demand"), [(1.0, ({"GPU": 1, "CPU": 1}, 2)), (2.0, ({"GPU": 1, "CPU": 1}, 2))]
+    ("kind", "alive", "cards", "demand"),
+    [
+        (ServerKind.REHEARSAL, 1, 0.0, ({"CPU": 1}, 1)),
+        (ServerKind.REHEARSAL, 2, 0.0, ({"CPU": 1}, 2)),
+        (ServerKind.REHEARSAL, 3, 0.0, ({"CPU": 1}, 2)),
+        (ServerKind.PROCESS, 2, 1.0, ({"GPU": 1, "CPU": 1}, 2)),  # each host has its share
+        (ServerKind.PROCESS, 2, 2.0, ({"GPU": 1, "CPU": 1}, 2)),
+        (ServerKind.DOCKER, 2, 2.0, ({"GPU": 2, "CPU": 1}, 1)),  # containers stay on one host
+    ],
 )
-def test_each_of_two_hosts_brings_its_share_of_the_gpus(
-    cards: float, demand: Any, tmp_path: Path
+def test_the_nodes_that_a_scenario_of_two_hosts_takes(
+    kind: ServerKind, alive: int, cards: float, demand: Any, tmp_path: Path
 ) -> None:
-    process = {
-        "choice": ServerChoice(ServerKind.PROCESS, ""),
-        "options": ServerOptions(server="process"),
-    }
-    fleet = Fleet(FakeRay(resources={"CPU": 1.0, "GPU": cards}, alive=2))
-    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **process), Unsupported) == demand
-
-
-def test_containers_of_several_hosts_stay_on_one(tmp_path: Path) -> None:
-    docker = {
-        "choice": ServerChoice(ServerKind.DOCKER, ""),
-        "options": ServerOptions(server="docker"),
-    }
-    fleet = Fleet(FakeRay(resources={"CPU": 1.0, "GPU": 2.0}, alive=2))
-    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **docker), Unsupported) == (
-        {"GPU": 2, "CPU": 1},
-        1,
-    )
+    fleet = Fleet(FakeRay(resources={"CPU": 1.0, **({"GPU": cards} if cards else {})}, alive=alive))
+    assert fleet._demand(job_in(tmp_path, **TWO_HOSTS, **served_by(kind)), Unsupported) == demand
 
 
 def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here" / SCENARIO / original.name
     shutil.copytree(original, folder)
-    lines = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "journal.jsonl").write_bytes(b"".join(lines[:-3]))
-    given: dict[str, bytes] = {}
-
-    def resumes(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-        given.update(files)
-        assert item.resume == folder.name
-        yield from yields(original)(item, files)
-
-    run(Fleet(FakeRay(resumes)), job_in(tmp_path / "here"), resume=folder)
-    assert {f"{folder.name}/journal.jsonl", f"{folder.name}/logs/reported-1.log"} <= given.keys()
-    assert given[f"{folder.name}/journal.jsonl"] == b"".join(lines[:-3])
+    journal = b"".join((folder / "journal.jsonl").read_bytes().splitlines(keepends=True)[:-3])
+    (folder / "journal.jsonl").write_bytes(journal)
+    notes, noted = noting(yields(original))
+    run(Fleet(FakeRay(notes)), job_in(tmp_path / "here"), resume=folder)
+    ((item, files),) = noted
+    assert item.resume == folder.name
+    assert {f"{folder.name}/journal.jsonl", f"{folder.name}/logs/reported-1.log"} <= files.keys()
+    assert files[f"{folder.name}/journal.jsonl"] == journal
 
 
-def test_the_report_that_a_claim_of_fixed_rests_on_travels_with_the_run(
-    original: Path, tmp_path: Path
-) -> None:
-    before = tmp_path / "here" / SCENARIO / "20250101T000000Z-abcdef"
-    shutil.copytree(original, before)
-    given: dict[str, bytes] = {}
-
-    def notes(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-        given.update(files)
-        return yields(original)(item, files)
-
-    run(Fleet(FakeRay(notes)), job_in(tmp_path / "here"))
-    assert list(given) == [f"{before.name}/report.json"]
-
-
-def test_private_names_of_this_machine_travel_with_the_run(
+def test_an_earlier_report_and_private_names_travel_with_a_run(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A claim of "fixed" rests on the earlier report."""
+    before = tmp_path / "here" / SCENARIO / "20250101T000000Z-abcdef"
+    shutil.copytree(original, before)
     monkeypatch.setenv("HOME", "/home/somebody")
-    given: list[Job] = []
-
-    def notes(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-        given.append(item.job)
-        return yields(original)(item, files)
-
+    notes, noted = noting(yields(original))
     run(Fleet(FakeRay(notes)), job_in(tmp_path / "here"))
-    assert ("/home/somebody", "$HOME") in given[0].private["folders"]
-    assert given[0].elsewhere is None
+    ((item, files),) = noted
+    assert list(files) == [f"{before.name}/report.json"]
+    assert ("/home/somebody", "$HOME") in item.job.private["folders"]
+    assert item.job.elsewhere is None
 
 
 class Elsewhere:
@@ -633,7 +590,7 @@ class Elsewhere:
         return 1
 
 
-def test_items_go_one_after_the_other_here_and_all_at_once_elsewhere() -> None:
+def test_items_run_in_turn_here_and_at_once_elsewhere() -> None:
     threads: list[str] = []
 
     def work(number: int) -> int:
@@ -682,16 +639,10 @@ def test_a_signal_interrupts_all_items_and_their_results_come(
         return number
 
     monkeypatch.setattr("vllm_repro.running.elsewhere.wait", interrupted_once)
-    found = []
-
-    def gather() -> None:
-        for pair in results(work, [1, 2, 3], there):
-            found.append(pair)
-
+    found: list[tuple[int, int]] = []
     with pytest.raises(KeyboardInterrupt):
-        gather()
-    assert sorted(found) == [(1, 1), (3, 3)]
-    assert there.names == ["SIGHUP"]
+        found.extend(results(work, [1, 2, 3], there))
+    assert (sorted(found), there.names) == ([(1, 1), (3, 3)], ["SIGHUP"])
 
 
 @pytest.mark.usefixtures("sigint")
@@ -718,7 +669,7 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_connection")
-def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_message_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="Ray, which is not installed") as caught:
         connect("local")

@@ -47,72 +47,68 @@ def started(root: Path, item: Item) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return the folder of an item, apart from the one of its job."""
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
 def item_of(tmp_path: Path, **more: Any) -> Item:
     fields: dict[str, Any] = {"resume": "", "diffs": (), "folder": str(tmp_path)}
     return Item(job=job_in(tmp_path), **fields | more)
 
 
-def finished(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process, with the leash held."""
-    status = process.wait(timeout=60)
-    process.communicate()
-    return status
+def finished(process: subprocess.Popen[bytes], *, cut: bool = False) -> int:
+    """Return the status of the process. Cut its leash first, or hold it to the end."""
+    if not cut:
+        process.wait(timeout=60)
+    process.communicate(timeout=60)  # closes the leash
+    return process.returncode
 
 
 def test_a_run_lies_below_the_folder_of_the_item(tmp_path: Path) -> None:
-    process = started(tmp_path, item_of(tmp_path))
-    assert finished(process) == 0
+    assert finished(started(tmp_path, item_of(tmp_path))) == 0
     (journal,) = (tmp_path / RUNS / SCENARIO).glob("2*/journal.jsonl")
     assert not read(journal).cut
     assert json.loads((tmp_path / SITE).read_text(encoding="utf-8"))["kind"] == "rehearsal"
     assert not (tmp_path / ERROR).exists()
 
 
-def test_a_run_ends_and_leaves_nothing_when_its_leash_is_cut(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
+def test_a_run_ends_and_leaves_nothing_when_its_leash_is_cut(tmp_path: Path, root: Path) -> None:
     item = item_of(tmp_path)
     process = started(root, replace(item, job=replace(item.job, trials=100)))
     logs = f"{RUNS}/{SCENARIO}/2*/logs/*.log"
     until(lambda: any(root.glob(logs)))
     assert any(root.glob(logs))
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(timeout=60) == 0
+    assert finished(process, cut=True) == 0
     assert not root.exists()
-    assert process.stderr is not None
-    process.stderr.close()
 
 
-def second_rank(tmp_path: Path, **more: Any) -> Item:
+def second_rank(tmp_path: Path, *, boots: bool = True) -> Item:
     scenario = find("dsv4-tp2")
+    rank = Rank(rank=1, arm=scenario.arms[0], meeting=Meeting(port=free_port()))
     return replace(
-        item_of(tmp_path), job=job_in(tmp_path, scenario=scenario), rank=Rank(rank=1, **more)
+        item_of(tmp_path),
+        job=job_in(tmp_path, scenario=scenario),
+        rank=rank if boots else Rank(rank=1),
     )
 
 
-def test_a_rank_writes_its_facts_and_its_log_until_its_leash_is_cut(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))
-    process = started(root, item)
+def test_a_rank_writes_facts_and_log_until_its_leash_is_cut(tmp_path: Path, root: Path) -> None:
+    process = started(root, second_rank(tmp_path))
     log = root / RUNS / "dsv4-tp2" / RANK_LOG
     until(lambda: (root / STARTED).exists() and log.exists() and log.stat().st_size > 0)
     facts = json.loads((root / STARTED).read_text(encoding="utf-8"))
     assert facts["argv"][-3:] == ["--node-rank", "1", "--headless"]
     assert psutil.pid_exists(facts["pid"])
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(timeout=60) == 130
+    assert finished(process, cut=True) == 130
     assert not psutil.pid_exists(facts["pid"])
     assert not root.exists()
-    assert process.stderr is not None
-    process.stderr.close()
 
 
 def test_a_rank_whose_server_ends_leaves_how(tmp_path: Path) -> None:
-    item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))
-    process = started(tmp_path, item)
+    process = started(tmp_path, second_rank(tmp_path))
     until(lambda: (tmp_path / STARTED).exists())
     psutil.Process(json.loads((tmp_path / STARTED).read_text(encoding="utf-8"))["pid"]).kill()
     assert finished(process) == 0
@@ -124,7 +120,7 @@ def test_a_rank_whose_server_ends_leaves_how(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_an_arm_only_prepares_the_node(tmp_path: Path) -> None:
-    assert finished(started(tmp_path, second_rank(tmp_path))) == 0
+    assert finished(started(tmp_path, second_rank(tmp_path, boots=False))) == 0
     assert not (tmp_path / STARTED).exists()
     assert (tmp_path / RUNS / "dsv4-tp2" / EXIT).exists()
 
@@ -135,7 +131,7 @@ def test_a_rank_whose_node_does_not_fit_is_not_started(
     monkeypatch.setattr(
         "vllm_repro.servers.rehearsal.RehearsalSite.cannot", lambda *_: "the card is too small"
     )
-    item = second_rank(tmp_path, arm=find("dsv4-tp2").arms[0], meeting=Meeting(port=free_port()))
+    item = second_rank(tmp_path)
     assert item.rank is not None
     with pytest.raises(Unsupported, match="the card is too small"):
         item_process._run_rank(item.job, item.rank, tmp_path)
@@ -164,8 +160,7 @@ def test_a_diff_travels_with_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
         tmp_path, options=ServerOptions(server="rehearsal", patch=(Path("/elsewhere/fix.diff"),))
     )
     item_process._run(Item(job=job, resume="", diffs=(b"--- a\n",), folder="/nowhere"), tmp_path)
-    assert ran[0].name == "fix.diff"
-    assert ran[0].read_bytes() == b"--- a\n"
+    assert (ran[0].name, ran[0].read_bytes()) == ("fix.diff", b"--- a\n")
 
 
 def test_variables_of_ray_do_not_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ TQ = "tq-chunked-prefill"
 
 
 class Cluster:
-    """A cluster that runs jobs in this process, one at a time as `Fleet` would on a node, and counts them."""
+    """A cluster that counts its jobs and runs each in this process, as `Fleet` would on a node."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []

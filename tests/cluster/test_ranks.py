@@ -34,21 +34,27 @@ BEGIN: list[Chunk] = [
 END: Chunk = (EXIT, 0, b'{"code": 3, "detail": "it is gone"}')
 
 
+def yielding(*chunks: Chunk, then: Exception | None = None) -> Task:
+    """Return a task that yields `chunks` and then fails."""
+
+    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
+        yield from chunks
+        if then:
+            raise then
+
+    return task
+
+
 def node(tmp_path: Path, *chunks: Chunk, lost: str = "") -> tuple[_Node, list[str]]:
     """Return a node that yields `chunks`, and the lines that it shows.
 
     lost: why Ray loses it then.
     """
 
-    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield from chunks
-        if lost:
-            raise RayError(lost)
-
-    tasks: list[Task] = [task]
+    task = yielding(*chunks, then=RayError(lost) if lost else None)
     shown: list[str] = []
     item = Item(job=job_in(tmp_path), resume="", diffs=(), folder=str(tmp_path))
-    return _Node(FakeRay(*tasks), item, Rank(rank=1), tmp_path / "rank1.log", shown.append), shown
+    return _Node(FakeRay(task), item, Rank(rank=1), tmp_path / "rank1.log", shown.append), shown
 
 
 def test_facts_log_and_end_come_from_the_node(tmp_path: Path) -> None:
@@ -85,7 +91,7 @@ def test_a_lost_node_is_no_exit_of_the_server(tmp_path: Path, lost: str, detail:
     assert (ended.code, ended.detail, ended.lost) == (None, detail, True)
 
 
-def test_a_node_that_is_lost_before_it_starts_is_trouble_of_the_cluster(tmp_path: Path) -> None:
+def test_a_node_lost_before_its_start_is_infra(tmp_path: Path) -> None:
     second, _ = node(tmp_path, BEGIN[0], lost="gone")
     with pytest.raises(InfraError, match=r"^rank 1: its node 10\.0\.0\.3 was lost: gone$"):
         asyncio.run(second.start())
@@ -102,9 +108,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: Task) -> Clus
 def test_nodes_are_prepared_and_their_addresses_known(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield from (BEGIN[0], (EXIT, 0, b'{"code": 0, "detail": "it is prepared"}'))
-
+    task = yielding(BEGIN[0], (EXIT, 0, b'{"code": 0, "detail": "it is prepared"}'))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert cluster(monkeypatch, tmp_path, task).prepare() == ["10.0.0.3"]
     assert "RAY_AUTH_TOKEN" not in os.environ  # servers inherit the rest
@@ -113,14 +117,11 @@ def test_nodes_are_prepared_and_their_addresses_known(
 def test_a_node_without_the_package_is_trouble_before_any_boot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def task(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield BEGIN[0]
-        raise RayTaskError(ModuleNotFoundError("No module named 'vllm_repro'"))
-
+    missing = RayTaskError(ModuleNotFoundError("No module named 'vllm_repro'"))
     with pytest.raises(
         InfraError, match=r"^rank 1: it could not be started on its node: ModuleNotFoundError"
     ):
-        cluster(monkeypatch, tmp_path, task).prepare()
+        cluster(monkeypatch, tmp_path, yielding(BEGIN[0], then=missing)).prepare()
 
 
 def test_a_node_that_never_answers_is_not_waited_for_without_end(

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
 
 import pytest
 import uvloop
@@ -10,8 +11,9 @@ import uvloop
 from tests.web import httpx
 from vllm_repro.client.answer import DEAD_MESSAGES, Answer
 from vllm_repro.client.client import Client, release_of
-from vllm_repro.running.death_signs import Channel, sign_of_answer
+from vllm_repro.running.death_signs import Channel, DeathSign, sign_of_answer
 
+Result = TypeVar("Result")
 DEAD = {
     "error": {
         "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
@@ -20,6 +22,20 @@ DEAD = {
         "code": 500,
     }
 }
+
+
+def with_client(
+    handle: Callable[[httpx.Request], httpx.Response], use: Callable[[Client], Awaitable[Result]]
+) -> Result:
+    """Return what `use` gets from a client whose requests `handle` answers."""
+
+    async def run() -> Result:
+        async with Client("http://server") as client:
+            transport = httpx.MockTransport(handle)
+            client._http = httpx.AsyncClient(transport=transport, base_url="http://server")
+            return await use(client)
+
+    return asyncio.run(run())
 
 
 def ask(
@@ -34,14 +50,14 @@ def ask(
             raise response
         return response
 
-    async def run() -> Answer:
-        async with Client("http://server") as client:
-            client._http = httpx.AsyncClient(
-                transport=httpx.MockTransport(handle), base_url="http://server"
-            )
-            return await client.ask(path, {"stream": stream, "max_tokens": 8, **fields})
+    body = {"stream": stream, "max_tokens": 8, **fields}
+    return with_client(handle, lambda client: client.ask(path, body))
 
-    return asyncio.run(run())
+
+def sign_of(answer: Answer) -> DeathSign:
+    sign = sign_of_answer(answer)
+    assert sign is not None
+    return sign
 
 
 def events(items: Iterable[object], *, done: bool = True) -> httpx.Response:
@@ -134,14 +150,12 @@ def test_a_stream_that_ends_well() -> None:
 def test_a_dying_stream_is_a_200_with_an_error_event_and_done() -> None:
     answer = ask(events([chunk("a"), DEAD]), stream=True)
     assert (answer.status, answer.ok, answer.done) == (200, False, True)
-    sign = sign_of_answer(answer)
-    assert sign is not None
+    sign = sign_of(answer)
     assert (sign.channel, sign.decisive) == (Channel.STREAM, True)
 
 
 def test_a_plain_request_in_flight_gets_the_dead_message() -> None:
-    sign = sign_of_answer(ask(httpx.Response(500, json=DEAD), stream=False))
-    assert sign is not None
+    sign = sign_of(ask(httpx.Response(500, json=DEAD), stream=False))
     assert (sign.channel, sign.decisive) == (Channel.ANSWER, True)
     assert sign.detail.startswith("HTTP 500: EngineCore encountered an issue.")
 
@@ -172,8 +186,7 @@ def test_what_does_not_decide_alone(
 ) -> None:
     answer = ask(response, stream=stream)
     assert not answer.ok
-    sign = sign_of_answer(answer)
-    assert sign is not None
+    sign = sign_of(answer)
     assert (sign.channel, sign.decisive) == (channel, False)
 
 
@@ -207,7 +220,7 @@ def test_a_refusal_is_no_sign(status: int) -> None:
     assert sign_of_answer(answer) is None
 
 
-def test_a_refusal_within_a_stream_is_the_refusal_that_it_says() -> None:
+def test_a_refusal_within_a_stream_has_the_status_in_it() -> None:
     answer = ask(
         events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True
     )
@@ -235,13 +248,8 @@ def test_the_fields_that_a_release_reads_are_those_of_its_schema(
     body = {"content": {"application/json": {"schema": schema}}}
     page = {"paths": {"/v1/x": {"post": {"requestBody": body}}}, "components": {"schemas": models}}
 
-    async def run() -> dict[str, frozenset[str]]:
-        async with Client("http://server") as client:
-            transport = httpx.MockTransport(lambda _: httpx.Response(200, json=page))
-            client._http = httpx.AsyncClient(transport=transport, base_url="http://server")
-            return await client.known_fields()
-
-    assert asyncio.run(run()) == ({} if fields is None else {"/v1/x": fields})
+    known = with_client(lambda _: httpx.Response(200, json=page), Client.known_fields)
+    assert known == ({} if fields is None else {"/v1/x": fields})
 
 
 def test_a_release_is_what_looks_like_one() -> None:
@@ -307,7 +315,7 @@ def test_margins_of_text_and_chat_completions(logprobs: object, margins: tuple[f
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_a_request_that_is_cancelled_closes_the_connections_that_the_server_ended(
+def test_a_cancelled_request_closes_connections_ended_before(
     turns: int,
 ) -> None:
     async def play() -> None:

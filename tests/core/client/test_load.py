@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from vllm_repro.client.client import Client
 from vllm_repro.client.load import LoadClient, _arrival
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-BODY = {"prompt": "p", "max_tokens": 3, "stream": True}
+BODY: dict[str, object] = {"prompt": "p", "max_tokens": 3, "stream": True}
 
 
 def event(**fields: object) -> bytes:
@@ -74,25 +74,38 @@ async def served(handler: Handler, ask: Callable[[str], Awaitable[list[Answer]]]
         return await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
-def answers(handler: Handler, count: int = 1) -> list[Answer]:
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url) as client:
-            await client.open(count)
-            return [await client.ask("/v1/completions", BODY) for _ in range(count)]
-
-    return asyncio.run(served(handler, ask))
+async def asked(url: str, count: int = 1, body: Mapping[str, object] = BODY) -> list[Answer]:
+    """Return the answers to equal requests, on connections that are open before the first."""
+    async with LoadClient(url) as client:
+        await client.open(count)
+        return [await client.ask("/v1/completions", body) for _ in range(count)]
 
 
-def sends(*pieces: bytes, close: bool = True) -> Handler:
-    """Return a handler that writes the pieces, each in a packet of its own."""
+def answers(
+    handler: Handler,
+    count: int = 1,
+    *,
+    run: Callable[..., list[Answer]] = asyncio.run,
+    **fields: object,
+) -> list[Answer]:
+    return run(served(handler, lambda url: asked(url, count, BODY | fields)))
+
+
+def sends(*pieces: bytes, close: bool | None = True) -> Handler:
+    """Return a handler that writes the pieces, each in a packet of its own.
+
+    close: None to reset the connection then, as the kernel does for a killed server.
+    """
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(0.002)
-        if not close:
+            await asyncio.sleep(0.02 if close is None else 0.002)
+        if close is None:
+            writer.transport.abort()
+        elif not close:
             await asyncio.sleep(10)
 
     return handler
@@ -167,7 +180,7 @@ def test_tokens_have_the_times_of_the_socket() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux stamps packets")
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(
+def test_a_token_read_late_has_the_time_of_its_packet(
     run: Callable[..., list[Answer]],
 ) -> None:
     wrote: list[float] = []
@@ -185,11 +198,7 @@ def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(
         writer.write(b"0\r\n\r\n")
         await asyncio.sleep(10)
 
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url) as client:
-            return [await client.ask("/v1/completions", BODY)]
-
-    (answer,) = run(served(handler, ask))
+    (answer,) = answers(handler, run=run)
     assert answer.ok
     assert all(
         abs(after - before) < 0.05
@@ -197,7 +206,7 @@ def test_a_token_has_the_time_of_its_packet_though_the_client_reads_it_late(
     )
 
 
-def test_an_arrival_is_not_earlier_than_its_stamp_and_not_read_from_clocks_far_apart(
+def test_an_arrival_is_not_read_from_clocks_far_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The wall clock is 990 s ahead.
@@ -214,7 +223,7 @@ def test_an_arrival_is_not_earlier_than_its_stamp_and_not_read_from_clocks_far_a
     assert 9.9 <= arrival <= 9.9001
 
 
-def test_a_write_that_is_late_is_known_and_so_is_an_answer_without_stamps(
+def test_late_writes_and_missing_stamps_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Late(socket.socket):
@@ -264,7 +273,7 @@ def test_nothing_is_left_open_if_a_connection_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_request_that_is_larger_than_the_buffers_of_the_socket_arrives_whole(
+def test_a_request_larger_than_the_buffers_arrives_whole(
     run: Callable[..., list[Answer]],
 ) -> None:
     prompt = "word " * 4_000_000
@@ -275,11 +284,7 @@ def test_a_request_that_is_larger_than_the_buffers_of_the_socket_arrives_whole(
         arrived.append(await request(reader))
         writer.write(WHOLE)
 
-    async def ask(url: str) -> list[Answer]:
-        async with LoadClient(url) as client:
-            return [await client.ask("/v1/completions", {**BODY, "prompt": prompt})]
-
-    (answer,) = run(served(handler, ask))
+    (answer,) = answers(handler, run=run, prompt=prompt)
     assert answer.ok
     assert json.loads(arrived[0])["prompt"] == prompt
 
@@ -294,12 +299,11 @@ def test_each_request_has_a_connection_that_was_open_before() -> None:
         assert await reader.read() == b"", "the client closes it, and sends nothing else"
 
     whole = answers(handler, 4)
-    assert [one.ok for one in whole] == [True] * 4
-    assert len(opened) == 4
+    assert ([one.ok for one in whole], len(opened)) == ([True] * 4, 4)
     assert max(opened) < min(one.arrivals[0] for one in whole)
 
 
-def test_a_connection_that_the_server_closed_before_its_request_fails() -> None:
+def test_a_connection_closed_before_its_request_fails() -> None:
     async def ask(url: str) -> list[Answer]:
         async with LoadClient(url) as client:
             await client.open(1)
@@ -311,12 +315,6 @@ def test_a_connection_that_the_server_closed_before_its_request_fails() -> None:
 
     (answer,) = asyncio.run(served(handler, ask))
     assert (answer.ok, answer.status, answer.error_kind) == (False, None, "transport")
-
-
-def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    (answer,) = answers(sends(head, *EVENTS))
-    assert answer.ok
 
 
 # What a dying or broken server does. Each request that it hits has failed, and keeps the tokens
@@ -342,13 +340,16 @@ REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % 
         pytest.param(
             STREAM + chunked(*EVENTS, end=False), True, 200, "transport", "aéc", id="no last chunk"
         ),
+        pytest.param(
+            STREAM + chunked(EVENTS[0], end=False), None, 200, "transport", "a", id="killed"
+        ),
         pytest.param(REFUSAL, False, 503, "body", "", id="refusal"),
         pytest.param(b"SSH-2.0-OpenSSH\r\n", False, None, "transport", "", id="no HTTP"),
         pytest.param(b"", True, None, "transport", "", id="closed"),
     ],
 )
 def test_an_answer_that_is_not_whole(
-    raw: bytes, close: bool, status: int | None, kind: str | None, text: str
+    raw: bytes, close: bool | None, status: int | None, kind: str | None, text: str
 ) -> None:
     (answer,) = answers(sends(raw, close=close))
     assert (answer.ok, answer.status, answer.error_kind, answer.text) == (False, status, kind, text)
@@ -357,20 +358,18 @@ def test_an_answer_that_is_not_whole(
     assert (answer.error == "busy") is (raw == REFUSAL)
 
 
-def test_a_killed_server_resets_its_streams() -> None:
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request(reader)
-        writer.write(STREAM + chunked(EVENTS[0], end=False))
-        await asyncio.sleep(0.02)
-        writer.transport.abort()
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    assert answers(sends(head, *EVENTS))[0].ok
 
-    (answer,) = answers(handler)
-    assert (answer.ok, answer.error_kind, answer.text, len(answer.arrivals)) == (
-        False,
-        "transport",
-        "a",
-        1,
-    )
+
+def test_a_server_that_is_gone() -> None:
+    async def ask() -> Answer:
+        async with LoadClient("http://127.0.0.1:1") as client:
+            return await client.ask("/v1/completions", BODY)
+
+    answer = asyncio.run(ask())
+    assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())
 
 
 def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
@@ -393,12 +392,3 @@ def test_a_stalled_stream_waits_until_it_is_cancelled() -> None:
 
     (answer,) = asyncio.run(served(handler, ask))
     assert answer.ok
-
-
-def test_a_server_that_is_gone() -> None:
-    async def ask() -> Answer:
-        async with LoadClient("http://127.0.0.1:1") as client:
-            return await client.ask("/v1/completions", BODY)
-
-    answer = asyncio.run(ask())
-    assert (answer.status, answer.error_kind, answer.arrivals) == (None, "transport", ())

@@ -23,8 +23,7 @@ def test_pages_of_real_servers(name: str) -> None:
     assert reading.prompt_tokens > 0
     assert reading.generation_tokens > 0
     assert reading.step_count > 0
-    assert reading.steps[float("inf")] == reading.step_count
-    assert reading.preemptions == 0.0
+    assert (reading.steps[float("inf")], reading.preemptions) == (reading.step_count, 0.0)
     assert (reading.cache_hits, reading.cache_queries, reading.kv_most) == (
         0.0,
         reading.prompt_tokens,
@@ -63,8 +62,7 @@ def test_a_value_that_is_no_count_is_left_out(value: str) -> None:
 
 
 def test_a_page_that_is_no_metrics_is_an_empty_reading() -> None:
-    assert read_metrics("<html>proxy</html>") == Reading()
-    assert read_metrics("") == Reading()
+    assert (read_metrics("<html>proxy</html>"), read_metrics("")) == (Reading(), Reading())
 
 
 PAGE = """process_start_time_seconds 1000.0
@@ -110,7 +108,7 @@ def test_what_a_server_counts_in_a_phase() -> None:
     )
 
 
-def test_a_server_that_counts_no_tokens_or_began_anew_shows_nothing() -> None:
+def test_no_counts_are_shown_without_counters_or_on_restart() -> None:
     page = read_metrics(PAGE.format(prompt=10, output=20))
     assert counted_between(page, Reading(started=1000.0), None) is None
     assert counted_between(Reading(started=999.0), page, None) is None

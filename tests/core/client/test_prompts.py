@@ -30,8 +30,7 @@ class Counter:
             pieces = [
                 piece for i, piece in enumerate(pieces) if i == 0 or pieces[i - 1] != piece or i % 2
             ]
-        long = sum(self.cost if len(piece) > 3 else 1 for piece in pieces)
-        return self.overhead + long
+        return self.overhead + sum(self.cost if len(piece) > 3 else 1 for piece in pieces)
 
 
 @pytest.mark.parametrize("tokens", [64, 100, 4225, 7593, 90_000])
@@ -53,7 +52,7 @@ def test_any_vocabulary_gives_the_exact_length(
     assert calls <= 40
 
 
-def test_a_seed_gives_the_same_prompt_and_another_a_different_head() -> None:
+def test_a_seed_gives_one_prompt_and_another_another_head() -> None:
     def make(seed: str) -> str:
         return asyncio.run(fit(Counter(1, 11, False), 500, seed))[0]
 
@@ -97,9 +96,7 @@ def completed(tokens: int, seed: str, shared: int = 0, vocabulary: int = 2**32) 
 
 
 @given(st.integers(0, 60), st.integers(1, 60))
-def test_completions_that_share_begin_alike_and_differ_at_once_after_it(
-    shared: int, rest: int
-) -> None:
+def test_completions_differ_right_after_their_shared_head(shared: int, rest: int) -> None:
     one, other = (completed(shared + rest, seed, shared) for seed in ("1/a", "1/b"))
     assert len(one) == len(other) == shared + rest
     assert one[:shared] == other[:shared]
@@ -107,17 +104,14 @@ def test_completions_that_share_begin_alike_and_differ_at_once_after_it(
 
 
 @given(st.integers(1, 60), st.integers(8, 60), st.text(max_size=4))
-def test_no_more_is_shared_than_was_asked_for_however_few_tokens_there_are(
-    shared: int, rest: int, seed: str
-) -> None:
+def test_no_more_is_shared_than_was_asked_for(shared: int, rest: int, seed: str) -> None:
     whole = completed(shared + 1, "", shared + 1, vocabulary=3)
     made = completed(shared + rest, seed, shared, vocabulary=3)
-    assert len(made) == shared + rest
-    assert made[:shared] == whole[:shared]
+    assert (len(made), made[:shared]) == (shared + rest, whole[:shared])
     assert made[shared] != whole[shared]
 
 
-def test_a_chat_counts_what_was_said_before_and_its_tools() -> None:
+def test_a_chat_counts_earlier_messages_and_its_tools() -> None:
     before = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "yes"}]
     opening = {"role": "tool", "tool_call_id": "call_1"}
     made = asyncio.run(
@@ -132,6 +126,5 @@ def test_a_chat_counts_what_was_said_before_and_its_tools() -> None:
         )
     )
     *first, last = made.body["messages"]
-    assert first == before
-    assert (last["role"], last["tool_call_id"]) == ("tool", "call_1")
+    assert (first, last["role"], last["tool_call_id"]) == (before, "tool", "call_1")
     assert len(" ".join(message["content"] for message in (*first, last)).split()) + 9 + 5 == 200

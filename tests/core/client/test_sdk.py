@@ -26,9 +26,15 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
-def view(tmp_path: Path, answer: Callable[[Exchange], None]) -> SdkView:
-    with FakeVllm(tmp_path / "log", {"/v1/completions": answer}) as server:
-        return asyncio.run(sdk_view(server.base_url, "tiny", 5.0))
+def view(
+    tmp_path: Path,
+    answer: Callable[[Exchange], None],
+    failed: FailedRequest | None = None,
+    within: float = 5.0,
+) -> SdkView:
+    path = failed.endpoint if failed else "/v1/completions"
+    with FakeVllm(tmp_path / "log", {path: answer}) as server:
+        return asyncio.run(sdk_view(server.base_url, "tiny", within, failed=failed))
 
 
 def test_a_good_answer(tmp_path: Path) -> None:
@@ -37,7 +43,7 @@ def test_a_good_answer(tmp_path: Path) -> None:
     assert 0 < seen.seconds < 5
 
 
-def test_a_dead_engine_is_an_internal_server_error_after_two_retries(tmp_path: Path) -> None:
+def test_a_dead_engine_is_a_server_error_after_two_retries(tmp_path: Path) -> None:
     body = {"error": {"message": DEAD_MESSAGE, "type": "InternalServerError", "code": 500}}
     seen = view(tmp_path, lambda exchange: exchange.answer(500, body))
     assert (seen.error, seen.retries, seen.text) == ("InternalServerError", 2, None)
@@ -56,8 +62,7 @@ def test_a_refused_connection() -> None:
 
 
 def test_a_hang_is_a_timeout(tmp_path: Path) -> None:
-    with FakeVllm(tmp_path / "log", {"/v1/completions": Exchange.stall}) as server:
-        seen = asyncio.run(sdk_view(server.base_url, "tiny", 0.05))
+    seen = view(tmp_path, Exchange.stall, within=0.05)
     assert (seen.error, seen.retries) == ("APITimeoutError", 2)
 
 
@@ -105,7 +110,7 @@ def failed(
         (True, 200, "transport", *CUT, (200,)),
     ],
 )
-def test_the_recorded_failure_is_the_first_attempt_and_the_same_request_is_retried(
+def test_the_first_failure_is_recorded_and_the_request_retried(
     tmp_path: Path,
     stream: bool,
     status: int | None,
@@ -121,9 +126,7 @@ def test_the_recorded_failure_is_the_first_attempt_and_the_same_request_is_retri
         exchange.answer(503, {"error": {"message": "no engine"}})
 
     body = {"model": "tiny", "messages": [], "stop_token_ids": [1], "stream": stream}
-    with FakeVllm(tmp_path / "log", {"/v1/chat/completions": dying}) as server:
-        request = failed(body, status, kind, "/v1/chat/completions")
-        seen = asyncio.run(sdk_view(server.base_url, "tiny", 5.0, failed=request))
+    seen = view(tmp_path, dying, failed(body, status, kind, "/v1/chat/completions"))
     assert (seen.error, seen.attempts, seen.retries, seen.text) == (
         error,
         attempts,
@@ -143,9 +146,6 @@ def test_a_retry_that_is_answered_is_a_success(tmp_path: Path, endpoint: str, te
         "choices": [{"index": 0, "text": "x", "message": {"role": "assistant", "content": "hi"}}],
         "data": [],
     }
-    with FakeVllm(
-        tmp_path / "log", {endpoint: lambda exchange: exchange.answer(200, good)}
-    ) as server:
-        request = failed({"model": "tiny"}, 500, "body", endpoint)
-        seen = asyncio.run(sdk_view(server.base_url, "tiny", 5.0, failed=request))
+    request = failed({"model": "tiny"}, 500, "body", endpoint)
+    seen = view(tmp_path, lambda exchange: exchange.answer(200, good), request)
     assert (seen.error, seen.attempts, seen.text) == (None, (500, 200), text)

@@ -15,7 +15,7 @@ from tests.conftest import StubGpus
 from vllm_repro.errors import InfraError
 from vllm_repro.host import machine
 from vllm_repro.host.gpu_lease import await_free_memory, leased_gpus
-from vllm_repro.host.machine import Gpu, gpu_trouble, gpus, nvidia_smi
+from vllm_repro.host.machine import Gpu, GpuUse, gpu_trouble, gpu_use, gpus, nvidia_smi, worst_use
 
 HOLD = """
 import sys, time
@@ -47,11 +47,10 @@ def hold(count: int) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.usefixtures("stub_gpus")
-def test_two_processes_share_no_card_and_a_killed_one_gives_its_cards_back() -> None:
+def test_processes_share_no_card_and_a_killed_one_frees_its() -> None:
     process, cards = hold(2)
     with process:
-        assert cards == "0,1"
-        assert taken(2)[0] == ("2", "3")
+        assert (cards, taken(2)[0]) == ("0,1", ("2", "3"))
         threading.Timer(0.5, process.kill).start()
         began = time.monotonic()
         assert taken(3)[0] == ("0", "1", "2"), "it waits for the killed one"
@@ -76,7 +75,7 @@ def test_a_card_is_waited_for_until_its_memory_is_free(stub_gpus: StubGpus) -> N
     assert nvidia_smi("memory.used") == [["4"], ["4"]]
 
 
-def test_memory_that_is_not_freed_is_trouble_with_the_card_and_the_mib(
+def test_memory_that_is_not_freed_names_card_and_mib(
     stub_gpus: StubGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 1.0)
@@ -91,12 +90,21 @@ def test_memory_that_is_not_freed_is_trouble_with_the_card_and_the_mib(
     await_free_memory([])
 
 
-def test_a_busy_card_is_set_aside_and_named(stub_gpus: StubGpus) -> None:
-    stub_gpus.say(cards=[{"memory.used": 70000}, {}])
-    assert taken() == (
-        ("1",),
-        ["GPU 0 (stub of an H200) is busy: 70,000 MiB of it are in use; set aside"],
-    )
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"memory.used": 70000}, "is busy: 70,000 MiB of it are in use; set aside"),
+        ({"clocks_throttle_reasons.hw_slowdown": "Active"}, "slowed down by its hardware"),
+    ],
+)
+def test_a_busy_or_slowed_card_is_set_aside_and_named(
+    stub_gpus: StubGpus, state: dict[str, object], why: str
+) -> None:
+    stub_gpus.say(cards=[state, {}])
+    cards, (line,) = taken()
+    assert cards == ("1",)
+    assert line.startswith("GPU 0 (stub of an H200) ")
+    assert why in line
 
 
 def dmesg(line: str) -> None:
@@ -115,9 +123,7 @@ def dmesg(line: str) -> None:
         ("31, pid=1, name=VLLM::EngineCor", ("0",)),
     ],
 )
-def test_an_xid_of_the_hardware_sets_a_card_aside_and_one_of_a_program_does_not(
-    xid: str, expected: tuple[str, ...]
-) -> None:
+def test_only_an_xid_of_the_hardware_sets_a_card_aside(xid: str, expected: tuple[str, ...]) -> None:
     dmesg(f"[ 12.3] NVRM: Xid (PCI:0000:17:00): {xid}".replace("'", ""))
     cards, lines = taken()
     assert cards == expected
@@ -126,13 +132,6 @@ def test_an_xid_of_the_hardware_sets_a_card_aside_and_one_of_a_program_does_not(
         if cards == ("1",)
         else []
     )
-
-
-def test_a_card_that_is_slowed_down_is_set_aside(stub_gpus: StubGpus) -> None:
-    stub_gpus.say(cards=[{"clocks_throttle_reasons.hw_slowdown": "Active"}, {}])
-    cards, lines = taken()
-    assert cards == ("1",)
-    assert "slowed down by its hardware" in lines[0]
 
 
 def test_only_cards_that_do_and_that_are_visible_are_taken(
@@ -151,14 +150,12 @@ def test_only_cards_that_do_and_that_are_visible_are_taken(
         taken(2)
 
 
-def test_the_words_of_a_failing_nvidia_smi_are_kept(stub_gpus: StubGpus) -> None:
+def test_the_error_of_a_failing_nvidia_smi_is_kept(stub_gpus: StubGpus) -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     stub_gpus.say(fail=words)
-    assert gpus() == ()
-    assert gpu_trouble() == f"nvidia-smi fails: {words}"
+    assert (gpus(), gpu_trouble()) == ((), f"nvidia-smi fails: {words}")
     stub_gpus.say()
-    assert len(gpus()) == 4
-    assert gpu_trouble() == ""
+    assert (len(gpus()), gpu_trouble()) == (4, "")
 
 
 def test_a_hanging_nvidia_smi_is_waited_for_once(
@@ -170,3 +167,26 @@ def test_a_hanging_nvidia_smi_is_waited_for_once(
     assert gpus() == gpus() == ()
     assert time.monotonic() - began < 2 * machine._PATIENCE_S
     assert gpu_trouble() == "nvidia-smi did not answer in 1 s"
+
+
+def test_the_worst_of_the_leased_cards(stub_gpus: StubGpus) -> None:
+    hot = {
+        "temperature.gpu": 70,
+        "clocks.sm": 1200,
+        "clocks_throttle_reasons.hw_slowdown": "Active",
+    }
+    stub_gpus.say(cards=[{}, hot, {"power.draw": "[N/A]", "temperature.gpu": 90}, {}])
+    assert gpu_use(["0", "1"]) == GpuUse(
+        memory_mib=4, temperature_c=70, power_w=120.5, clock_mhz=1200, slowed=True
+    )
+    alone = gpu_use(["2"])
+    assert alone is not None
+    assert (alone.power_w, alone.temperature_c, alone.slowed) == (None, 90, False)
+    assert gpu_use(["7"]) is None
+
+
+def test_a_driver_that_fails_has_no_reading(stub_gpus: StubGpus) -> None:
+    stub_gpus.say(fail="Failed to initialize NVML")
+    with pytest.raises(InfraError, match="Failed to initialize NVML"):
+        gpu_use(["0"])
+    assert worst_use([]) is None

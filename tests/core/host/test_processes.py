@@ -14,17 +14,27 @@ import pytest
 
 from vllm_repro.errors import InfraError
 from vllm_repro.host.lease import Lease, free_leases, lease_folder
-from vllm_repro.host.processes import end_sessions, session_members, sessions_writing_to, start
+from vllm_repro.host.processes import (
+    Session,
+    end_sessions,
+    session_members,
+    sessions_writing_to,
+    start,
+)
 
 # A leader with a child that ignores SIGTERM and leaves the process group, as a stubborn worker
 # might.
 STUBBORN = """
 import os, signal, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"],
-                         process_group=0)
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf], process_group=0)
 print("up", flush=True)
 time.sleep(600)
 """
+
+
+def run_python(script: str, log: Path, **env: str) -> Session:
+    return start([sys.executable, "-c", script], {**env, **os.environ}, log)
 
 
 def wait_for(text: str, log: Path) -> None:
@@ -35,73 +45,81 @@ def wait_for(text: str, log: Path) -> None:
 
 
 def test_a_session_ends_whole_even_a_child_that_left_the_group(tmp_path: Path) -> None:
-    started = start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / "log")
+    started = run_python(STUBBORN, tmp_path / "log")
     wait_for("up", tmp_path / "log")
-    assert len(session_members(started.id)) == 2
-    assert len(list(lease_folder().iterdir())) == 1
+    assert (len(session_members(started.id)), len(list(lease_folder().iterdir()))) == (2, 1)
     assert free_leases() == {}, "its owner lives"
     started.end(grace=0.5)
-    assert session_members(started.id) == []
-    assert list(lease_folder().iterdir()) == []
+    assert (session_members(started.id), list(lease_folder().iterdir())) == ([], [])
     started.end()  # a second time is harmless
 
 
 def test_the_sessions_of_a_log_end_whole_and_no_other(tmp_path: Path) -> None:
-    ours, other = (
-        start([sys.executable, "-c", STUBBORN], os.environ, tmp_path / name)
-        for name in ("log", "other")
-    )
+    ours, other = (run_python(STUBBORN, tmp_path / name) for name in ("log", "other"))
     try:
         for name in ("log", "other"):
             wait_for("up", tmp_path / name)
         log = (tmp_path / "log").stat()
         assert sessions_writing_to((log.st_dev, log.st_ino)) == {ours.id}
         end_sessions([ours.id], grace=0.2)
-        assert session_members(ours.id) == []
-        assert len(session_members(other.id)) == 2
+        assert (session_members(ours.id), len(session_members(other.id))) == ([], 2)
     finally:
         ours.end(grace=0)
         other.end(grace=0)
 
 
-def test_shared_memory_of_a_process_that_sigterm_ends_is_removed(tmp_path: Path) -> None:
-    script = (
-        "import time; from multiprocessing import resource_tracker, shared_memory; kept ="
-        " shared_memory.SharedMemory(create=True, size=9);resource_tracker.unregister(kept._name,"
-        " 'shared_memory'); print(kept.name, flush=True); time.sleep(600)"
-    )
-    started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
+SHARED_MEMORY = """
+import time
+from multiprocessing import resource_tracker, shared_memory
+kept = shared_memory.SharedMemory(create=True, size=9)
+resource_tracker.unregister(kept._name, 'shared_memory')
+print(kept.name, flush=True)
+time.sleep(600)
+"""
+SEMAPHORE = """
+import signal, time
+from multiprocessing import get_context
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+kept = get_context('spawn').Lock()
+print('sem.' + kept._semlock.name.strip('/'), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "grace"),
+    [(SHARED_MEMORY, 3.0), (SEMAPHORE, 0.2)],
+    ids=["memory, ended by SIGTERM", "semaphore, killed"],
+)
+def test_what_an_ended_process_shares_is_removed(tmp_path: Path, script: str, grace: float) -> None:
+    started = run_python(script, tmp_path / "log")
     wait_for("\n", tmp_path / "log")
     segment = Path("/dev/shm") / (tmp_path / "log").read_text(encoding="utf-8").strip()
     assert segment.exists()
-    end_sessions([started.id])
+    end_sessions([started.id], grace=grace)
     started.end()
     assert not segment.exists()
 
 
-def test_a_semaphore_of_a_killed_process_is_removed(tmp_path: Path) -> None:
-    script = (
-        "import signal, time; from multiprocessing import get_context;"
-        " signal.signal(signal.SIGTERM, signal.SIG_IGN);kept = get_context('spawn').Lock();"
-        " print(kept._semlock.name, flush=True); time.sleep(600)"
-    )
-    started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
-    wait_for("\n", tmp_path / "log")
-    semaphore = Path(
-        f"/dev/shm/sem.{(tmp_path / 'log').read_text(encoding='utf-8').strip().strip('/')}"
-    )
-    assert semaphore.exists()
-    end_sessions([started.id], grace=0.2)
-    started.end()
-    assert not semaphore.exists()
+BOTH = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+FIRST_VARIABLE = (
+    "import pathlib; print(pathlib.Path('/proc/self/environ').read_text().split(chr(0))[0])"
+)
 
 
-def test_output_of_a_process_that_dies_at_once_is_whole(tmp_path: Path) -> None:
-    script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
-    started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
-    assert started.popen.wait(timeout=30) == 3
+@pytest.mark.parametrize(
+    ("script", "status", "words"),
+    # setproctitle may fail with another first variable
+    [(BOTH, 3, {"out", "err"}), (FIRST_VARIABLE, 0, {"FIRST=1"})],
+    ids=["both outputs", "the first variable is the caller's"],
+)
+def test_output_of_a_process_that_ends_at_once_is_whole(
+    tmp_path: Path, script: str, status: int, words: set[str]
+) -> None:
+    started = run_python(script, tmp_path / "log", FIRST="1")
+    assert started.popen.wait(timeout=30) == status
     started.end()
-    assert set((tmp_path / "log").read_text(encoding="utf-8").split()) == {"out", "err"}
+    assert set((tmp_path / "log").read_text(encoding="utf-8").split()) == words
 
 
 def test_temporary_files_of_a_process_go_with_it(
@@ -110,23 +128,11 @@ def test_temporary_files_of_a_process_go_with_it(
     (temporary := tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     script = "import tempfile; print(tempfile.mkstemp(), flush=True); input()"
-    started = start([sys.executable, "-c", script], os.environ, tmp_path / "log")
+    started = run_python(script, tmp_path / "log")
     started.popen.wait(timeout=30)
     assert [len(list(one.iterdir())) for one in temporary.iterdir()] == [1]
     started.end()
     assert list(temporary.iterdir()) == []
-
-
-def test_the_first_variable_of_a_process_is_the_callers(tmp_path: Path) -> None:
-    script = (
-        "import pathlib; print(pathlib.Path('/proc/self/environ').read_text().split(chr(0))[0])"
-    )
-    started = start([sys.executable, "-c", script], {"FIRST": "1", **os.environ}, tmp_path / "log")
-    started.popen.wait(timeout=30)
-    started.end()
-    assert (tmp_path / "log").read_text(encoding="utf-8") == "FIRST=1\n", (
-        "setproctitle may fail with another one"
-    )
 
 
 def test_what_cannot_be_started_leaves_no_lease(tmp_path: Path) -> None:
@@ -135,13 +141,13 @@ def test_what_cannot_be_started_leaves_no_lease(tmp_path: Path) -> None:
     assert list(lease_folder().iterdir()) == []
 
 
-def test_a_state_folder_that_cannot_be_written_is_trouble_of_the_host(
+def test_a_state_folder_that_cannot_be_written_is_infra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(InfraError, match="Not a directory") as refused:
-        start([sys.executable, "-c", "pass"], os.environ, tmp_path / "log")
+        run_python("pass", tmp_path / "log")
     assert f"cannot write to {lease_folder()}," in str(refused.value)
     assert "set XDG_STATE_HOME" in refused.value.hint
 
@@ -162,7 +168,7 @@ def holder() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_lease_is_free_once_its_process_ended_before_and_after_it_is_reaped(
+def test_a_lease_is_free_before_its_process_is_reaped(
     holder: subprocess.Popen[str],
 ) -> None:
     assert holder.stdout is not None

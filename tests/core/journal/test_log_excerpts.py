@@ -27,11 +27,16 @@ def excerpt(log: LogExcerpts) -> str:
     return "\n".join(text for part in parts for text in part if text)
 
 
-def excerpts_of(folder: Path, text: str, root: str | None = "AssertionError") -> LogExcerpts:
+def excerpts_of(
+    folder: Path,
+    text: str,
+    root: str | None = "AssertionError",
+    sizes: ExcerptSizes = SMALL,
+) -> LogExcerpts:
     (folder / "a.log").write_text(text, encoding="utf-8")
-    found = read_excerpts(folder, "a.log", Redactor(), root, SMALL)
-    assert found is not None
-    return found
+    log = read_excerpts(folder, "a.log", Redactor(), root, sizes)
+    assert log is not None
+    return log
 
 
 def test_a_small_log_is_whole_and_in_order(tmp_path: Path) -> None:
@@ -39,8 +44,7 @@ def test_a_small_log_is_whole_and_in_order(tmp_path: Path) -> None:
     log = excerpts_of(tmp_path, text)
     assert "".join(one.text for one in log.excerpts) == text
     assert all(one.before == 0 for one in log.excerpts)
-    assert log.size == len(text)
-    assert excerpts_of(tmp_path, "").excerpts == ()
+    assert (log.size, excerpts_of(tmp_path, "").excerpts) == (len(text), ())
     assert (
         excerpt(excerpts_of(tmp_path, "(Worker pid=4) ERROR boom")) == "(Worker pid=4) ERROR boom"
     )
@@ -52,14 +56,12 @@ def test_first_error_root_and_end_of_a_long_one(tmp_path: Path) -> None:
         f"begin\n{filling}ERROR first\n{filling}Traceback (most recent call last):\n "
         f" x\nAssertionError: root\n{filling}the end\n"
     )
-    log = excerpts_of(tmp_path, text)
-    shown = excerpt(log)
+    shown = excerpt(excerpts_of(tmp_path, text))
     places = [
         shown.index(word)
         for word in ("begin", "ERROR first", "Traceback", "AssertionError: root", "the end")
     ]
-    assert places == sorted(places)
-    assert shown.count("bytes left out") == 3
+    assert (places, shown.count("bytes left out")) == (sorted(places), 3)
     assert size(shown) <= LARGEST
     assert "Traceback" not in excerpt(excerpts_of(tmp_path, text, root=None))
 
@@ -81,10 +83,7 @@ def test_a_long_traceback_is_whole_up_to_its_limit(
         f"{filling}ERROR first\n{filling}Traceback (most recent call"
         f" last):\n{frames}AssertionError: root\n{filling}"
     )
-    (tmp_path / "a.log").write_text(text, encoding="utf-8")
-    log = read_excerpts(tmp_path, "a.log", Redactor(), "AssertionError", sizes)
-    assert log is not None
-    shown = excerpt(log)
+    shown = excerpt(excerpts_of(tmp_path, text, sizes=sizes))
     assert ("Traceback (most" in shown, frames in shown) == (whole, whole)
     assert frames[-1_000:] + "AssertionError: root" in shown
     assert size(shown) <= (LARGEST if sizes is SMALL else PAGE_SIZES.whole)

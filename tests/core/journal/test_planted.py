@@ -36,7 +36,7 @@ def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("group", range(12))
 def test_each_kind_planted_where_texts_come_from(group: int) -> None:
-    """Plant five or six at a time: rendering every output takes long, and longer texts would be cut."""
+    """Plant five or six at a time: rendering takes long, and longer texts would be cut."""
     assert list(leaks(outputs, PLANTS[group::12])) == []
 
 
@@ -47,8 +47,7 @@ def test_each_kind_planted_where_texts_come_from(group: int) -> None:
     st.sampled_from(["{0} {1}", "{1}", "{0}\n{1}\n", "{0} '{1}', x", "({1})", "{0}={1}"]),
 )
 def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form: str) -> None:
-    made = planted(*field, lambda was: form.format(was, plant.written))
-    for name, text in outputs(made):
+    for name, text in outputs(planted(*field, lambda was: form.format(was, plant.written))):
         assert plant.hidden not in text, name
 
 
@@ -116,7 +115,7 @@ def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> N
         assert read_excerpts(run, name, Redactor(), None) is None
 
 
-def test_a_host_and_a_user_are_known_by_the_names_that_the_journal_has() -> None:
+def test_a_host_and_a_user_have_the_names_in_the_journal() -> None:
     recording, place, way = next(
         field for field in text_fields() if field[2] == ("trigger", "evidence", 0)
     )

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.secrets_planted import PRIVATE, SECRETS, Plant
+from vllm_repro.journal.private_names import without_private_names
 from vllm_repro.journal.redact import Redactor, known_secrets
+from vllm_repro.journal.secrets import without_secrets
 
 REDACTOR = Redactor(
     [("/home/me/work/checkout", "."), ("/home/me", "~")],
@@ -152,7 +154,8 @@ def test_twice_is_once_and_nothing_is_left(parts: list[tuple[str, Plant]], end: 
 
 PIECES = (
     # shorter than a list
-    "a _ - a- a_ token cookie -u ['-- pypi- :// a:b@ --api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split()  # noqa: SIM905
+    *"a _ - a- a_ token cookie -u ['-- pypi- :// a:b@".split(),  # noqa: SIM905
+    *"--api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split(),  # noqa: SIM905
 )
 
 
@@ -178,3 +181,177 @@ def test_a_host_goes_where_it_is_a_whole_name() -> None:
         assert others in redactor.text(f"ask {others}: now")
     for text in ("gpubox: x", "at gpubox.", "http://gpubox:8000/"):
         assert "gpubox" not in redactor.text(text)
+
+
+_NPM, _PYPI = "npm_" + "aB3dE5gH7j" * 4, "pypi-" + "AgEIcHlwaS5v" * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hf_abcdefghijklmnop", "[redacted:hf-token]"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer [redacted:authorization]"),
+        ("Authorization: Token abcdef", "Authorization: Token [redacted:authorization]"),
+        ("got Bearer sekritword", "got Bearer [redacted:credentials]"),
+        ("proxy: Basic dXNlcjpwYXNz", "proxy: Basic [redacted:credentials]"),
+        (
+            "vllm serve m --api-key sekrit --port 1",
+            "vllm serve m --api-key [redacted:api-key] --port 1",
+        ),
+        ("--api-key one 'number two' --port 1", "--api-key [redacted:api-key] --port 1"),
+        ("--api-key=sekrit", "--api-key=[redacted:api-key]"),
+        (
+            "argv: ['--api-key', 'x', 'y', '--port', '1']",
+            "argv: ['--api-key', '[redacted:api-key]', '--port', '1']",
+        ),
+        ('["--api-key", "x"]', '["--api-key", "[redacted:api-key]"]'),
+        ("['--api-key=x', '--port', '1']", "['--api-key=[redacted:api-key]', '--port', '1']"),
+        (
+            "HF_TOKEN=abc VLLM_API_KEY=x y",
+            "HF_TOKEN=[redacted:hf-token] VLLM_API_KEY=[redacted:vllm-api-key] y",
+        ),
+        ("env=HF_TOKEN=abc", "env=HF_TOKEN=[redacted:hf-token]"),
+        ("os.environ['HF_TOKEN'] = 'abc'", "os.environ['HF_TOKEN'] = '[redacted:hf-token]'"),
+        (
+            "AWS_SECRET_ACCESS_KEY='a b' y",
+            "AWS_SECRET_ACCESS_KEY='[redacted:aws-secret-access-key]' y",
+        ),
+        ("MY_PASSPHRASE=x", "MY_PASSPHRASE=[redacted:my-passphrase]"),
+        ("DB_PASS=x DB_PWD=y", "DB_PASS=[redacted:db-pass] DB_PWD=[redacted:db-pwd]"),
+        ("VLLM_AUTH_HEADER: x", "VLLM_AUTH_HEADER: [redacted:vllm-auth-header]"),
+        ("token=x", "token=[redacted:token]"),
+        ('{"token": "x"}', '{"token": "[redacted:token]"}'),
+        ("Cookie: a=b; c=d", "Cookie: [redacted:cookie]"),
+        ("curl -H 'Cookie: a=b; c=d' -k", "curl -H 'Cookie: [redacted:cookie]' -k"),
+        ("curl -u user:pw http://x", "curl -u [redacted:login] http://x"),
+        ("curl --user 'user:p w' x", "curl --user '[redacted:login] w' x"),
+        ("{'api_key': ['a', 'b'], 'port': 1}", "{'api_key': [redacted:api-key], 'port': 1}"),
+        ("cookies={'session': 'x'}", "cookies=[redacted:cookies]"),
+        (r"{\"HF_TOKEN\": \"abc\"}", r"{\"HF_TOKEN\": \"[redacted:hf-token]\"}"),
+        ("https://h/x?a=1&access_token=x&b=2", "https://h/x?a=1&access_token=[redacted:query]&b=2"),
+        ("https://h/x?sig=x", "https://h/x?sig=[redacted:query]"),
+        (_NPM, "[redacted:package-token]"),
+        (_PYPI, "[redacted:package-token]"),
+        (
+            "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\nx",
+            "[redacted:private-key]\nx",
+        ),
+        (
+            "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQ=\n-----END PGP PRIVATE KEY BLOCK-----",
+            "[redacted:private-key]",
+        ),
+    ],
+)
+def test_secrets_go(text: str, expected: str) -> None:
+    assert without_secrets(text) == expected
+
+
+HARMLESS = [
+    "max_tokens=16, --tokenizer x --max-num-batched-tokens 8192, 35.1 tokens/s, tokens: 12",
+    (
+        "hf_overrides={}, hf_text_config, hf_token=None, eos_token='<|im_end|>',"
+        " TOKENIZERS_PARALLELISM=false"
+    ),
+    (
+        "max_tokens: 8, stop_token_ids=[1, 2], prompt_tokens=100, token=42,"
+        " VLLM_MOE_TOKENS_PER_CHUNK=64"
+    ),
+    "token = next(ids); key=lambda x: x, cache_key=abc, KeyError: 'x'",
+    "VLLM_API_KEY=${VLLM_API_KEY} PWD=/workspace HF_TOKEN_PATH=/x",
+    (
+        "Invalid API key: ask for one; a Bearer of bad news; bearer authentication is on; Basic"
+        " tests. Basic usage"
+    ),
+    "docker run -u 1000:1000 x; curl -u 1000:1000",
+    "nvidia-curand-cu12==10.3.5.147, pypi-attestations-0.0.21, npm_config_registry=x",
+    "turboquant_attn.py:747 stays, and so do 08:24:30 and c10d::add",
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_harmless_texts_stay(text: str) -> None:
+    assert without_secrets(text) == text
+
+
+@given(
+    st.sampled_from(
+        ["HF_TOKEN", "MY_PASSPHRASE", "api_key", "DB_PASS", "x-api-key", "client_secret"]
+    ),
+    st.text("abcXYZ019-_./+", min_size=1, max_size=12).filter(lambda value: value.strip("-=/.")),
+    st.sampled_from(
+        [
+            "{0}={1}",
+            "-e {0}={1} x",
+            "env: {0}: {1}",
+            "{{'{0}': '{1}'}}",
+            '{{"{0}": "{1}", "n": 1}}',
+            "['{0}={1}']",
+        ]
+    ),
+)
+def test_the_value_of_a_secret_name_goes_in_each_form(name: str, value: str, form: str) -> None:
+    shown = without_secrets(form.format(name, f"S{value}S"))
+    assert f"S{value}S" not in shown
+    assert name in shown
+
+
+@given(
+    st.lists(
+        st.sampled_from([*HARMLESS, "INFO 11-20 [core.py:1]", '  File "x.py", line 3, in f']),
+        max_size=4,
+    )
+)
+def test_lines_of_a_harmless_log_stay(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    assert without_secrets(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            r"/Users/jane/x C:\Users\jane\x /nfs/home/jo/y",
+            r"/Users/[user]/x C:\Users\[user]\x /nfs/home/[user]/y",
+        ),
+        ("tcp://10.0.0.5:4123 from 192.168.7.7", "tcp://[address]:4123 from [address]"),
+        ("peer 93.184.216.34:49160", "peer [address]:49160"),
+        ("on fd00:1234::77:1, ::ffff:a00:5", "on [address], [address]"),
+        ("on 2606:2800:220:1::1 and [3fff::1]:80", "on [address] and [[address]]:80"),
+        (
+            "http://gpu17.prod:8000/v1, https://[fd00::1]/",
+            "http://[host]:8000/v1, https://[address]/",
+        ),
+        ("--host gpu17 --master-addr=node-a", "--host [host] --master-addr=[host]"),
+        (
+            "VLLM_HOST_IP=node-a, HOSTNAME=box, 'node_ip': 'n1'",
+            "VLLM_HOST_IP=[host], HOSTNAME=[host], 'node_ip': '[host]'",
+        ),
+        ("node-a17:1234:1250 [0] NCCL INFO", "[host]:1234:1250 [0] NCCL INFO"),
+        ("to [node-b18]:29500", "to [[host]]:29500"),
+        (
+            "vllm-0.infer.svc.cluster.local, ip-10-9-8-7.ec2.internal, a1.local",
+            "[host], [host], [host]",
+        ),
+        ("jo@box:~/work$ vllm; Jo <jo.d@corp.example>", "[user]@[host]:~/work$ vllm; Jo <[email]>"),
+    ],
+)
+def test_private_names_go(text: str, expected: str) -> None:
+    assert (without_private_names(text), without_private_names(expected)) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "127.0.0.1:8000 ::1 [::]:8000 http://localhost:8000/v1 http://0.0.0.0:8000 --host 0.0.0.0",
+        "https://github.com/vllm-project/vllm/issues/1 https://docs.vllm.ai/x http://pytorch.org/",
+        "nvidia-curand-cu12==10.3.5.147, driver 535.104.05, cublas 12.1.3.1, mask 255.255.0.0",
+        "turboquant_attn.py:747, 08:24:30, c10d::add, torch::autograd::a, abc:def:1",
+        (
+            "vllm/vllm-openai@sha256:0123abcd, ipc:///tmp/5f, google.protobuf.internal.decoder,"
+            " threading.local"
+        ),
+        "ghost=a localhost=b host=None, --hostfile x",
+    ],
+)
+def test_public_names_stay(text: str) -> None:
+    assert without_private_names(text) == text

@@ -20,9 +20,12 @@ SCENARIO = find("min-tokens-stop-ids")
 FACTS = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=())
 
 
-def concluded(folder: Path, **observed: Any) -> Conclusion:
+def concluded(folder: Path, log: str = "", **observed: Any) -> Conclusion:
+    """Return the conclusion from the text of a log, if it is not empty, and other observations."""
+    if log:
+        (folder / "log").write_text(log, encoding="utf-8")
     seen = Observed(**{"facts": FACTS, "ready": True, "canary_ok": True, **observed})
-    return assess(SCENARIO, SCENARIO.reported(), seen, folder / "no log")
+    return assess(SCENARIO, SCENARIO.reported(), seen, folder / "log")
 
 
 def sign(channel: Channel, *, at: float, since: float, decisive: bool = True) -> DeathSign:
@@ -59,7 +62,7 @@ def test_each_observation_has_its_outcome(
     assert why in conclusion.why
 
 
-def test_a_death_is_dated_from_its_first_evidence_and_detected_by_its_first_sign(
+def test_a_death_has_the_time_of_its_first_evidence(
     tmp_path: Path,
 ) -> None:
     signs = [
@@ -83,6 +86,7 @@ def test_signs_that_do_not_decide_are_no_death(tmp_path: Path) -> None:
     )
 
 
+DIED = sign(Channel.LOG, at=2.0, since=2.0)
 ATTACHED = ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.UNKNOWN, argv=())
 PAGE, CUT = (
     Answer(sent=1.0, ended=2.0, status=500, error="<html>Sign in</html>", error_kind="body"),
@@ -115,9 +119,7 @@ def test_what_a_gateway_answers_is_no_answer_of_the_engine(
 ) -> None:
     assert concluded(tmp_path, facts=facts, answers=[answer]).outcome is outcome
     # A death explains the same answers, whoever started the server.
-    dead = concluded(
-        tmp_path, facts=facts, answers=[answer], signs=[sign(Channel.LOG, at=2.0, since=2.0)]
-    )
+    dead = concluded(tmp_path, facts=facts, answers=[answer], signs=[DIED])
     assert dead.outcome is Outcome.OTHER_CRASH
 
 
@@ -137,29 +139,18 @@ DEATH = (
 @pytest.mark.parametrize(
     ("refuted", "outcome"), [(0, Outcome.OTHER_CRASH), (1, Outcome.UNTRIGGERED)]
 )
-def test_a_run_and_diagnose_agree_on_a_death_that_only_the_finished_log_shows(
+def test_run_and_diagnose_agree_on_a_death_in_the_full_log(
     tmp_path: Path, refuted: int, outcome: Outcome
 ) -> None:
     """The engine may die after the last look.
 
     A line after which it gave a token was a quotation.
     """
-    log = tmp_path / "log"
-    log.write_text(DEATH, encoding="utf-8")
-    seen = Observed(facts=FACTS, ready=True, canary_ok=True, refuted_lines=refuted)
-    conclusion = assess(SCENARIO, SCENARIO.reported(), seen, log)
+    conclusion = concluded(tmp_path, DEATH, refuted_lines=refuted)
     assert conclusion.outcome is outcome
     assert (conclusion.death.exception if conclusion.death else None) == (
         None if refuted else "ValueError"
     )
-
-
-def of(log: str, folder: Path) -> Conclusion:
-    (folder / "log").write_text(log, encoding="utf-8")
-    seen = Observed(
-        facts=FACTS, ready=True, canary_ok=True, signs=[sign(Channel.LOG, at=2.0, since=2.0)]
-    )
-    return assess(SCENARIO, SCENARIO.reported(), seen, folder / "log")
 
 
 @pytest.mark.parametrize(
@@ -173,13 +164,12 @@ def of(log: str, folder: Path) -> Conclusion:
         ),
     ],
 )
-def test_a_death_that_the_log_does_not_show_is_told_in_the_words_of_its_sign(
+def test_a_death_that_the_log_lacks_is_reported_by_its_sign(
     tmp_path: Path, log: str, why: str
 ) -> None:
-    (tmp_path / "log").write_text(log, encoding="utf-8")
+    (tmp_path / "log").touch()
     gone = DeathSign(Channel.PROCESS, "the process is gone, ended by signal 11", 2.0, 2.0)
-    seen = Observed(facts=FACTS, ready=True, signs=[gone])
-    conclusion = assess(SCENARIO, SCENARIO.reported(), seen, tmp_path / "log")
+    conclusion = concluded(tmp_path, log, canary_ok=None, signs=[gone])
     assert (conclusion.outcome, conclusion.why[: len(why)]) == (Outcome.OTHER_CRASH, why)
 
 
@@ -189,7 +179,7 @@ def test_the_exit_code_of_a_lost_worker_is_the_cause(tmp_path: Path) -> None:
         "Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor.\n"
     )
     cancelled = DEATH.replace("ValueError: something else", "RuntimeError: cancelled")
-    conclusion = of(lost + cancelled, tmp_path)
+    conclusion = concluded(tmp_path, lost + cancelled, signs=[DIED])
     assert (conclusion.outcome, "SIGILL" in conclusion.why) == (
         Outcome.OTHER_CRASH,
         True,
@@ -204,7 +194,7 @@ def test_a_death_whose_message_alone_differs_is_near(tmp_path: Path) -> None:
     lines = ["EngineCore encountered a fatal error.", "Traceback (most recent call last):"]
     lines += [f'  File "/v/vllm/v1/worker/x.py", line 1, in {function}' for function in functions]
     log = "".join(f"{stamp}{line}\n" for line in [*lines, "IndexError: reworded"])
-    conclusion = of(log, tmp_path)
+    conclusion = concluded(tmp_path, log, signs=[DIED])
     assert conclusion.death is not None
     assert conclusion.death.signature is How.NEAR
     assert conclusion.death.differs == "the message differs"

@@ -18,14 +18,18 @@ from vllm_repro.scenario.workload import IDLE_AFTER
 
 SPINS = """'''An engine that works on.'''
 
-from vllm_repro.vocabulary import Model, Needs, Scenario, Status, arm, completion, lives, rest, sent_with, spins
+from vllm_repro.vocabulary import (
+    Model, Needs, Scenario, Status, arm, completion, lives, rest, sent_with, spins
+)
 
 scenario = Scenario(
     id="spins",
     issue="vllm-project/vllm#54195",
     title="an engine that never comes to rest",
     command="vllm serve tiny --max-model-len 512",
-    model=Model("tiny", heads=2, kv_heads=2, head_dim=32, layers=1, vocab_size=4096, why="any will do"),
+    model=Model(
+        "tiny", heads=2, kv_heads=2, head_dim=32, layers=1, vocab_size=4096, why="any will do"
+    ),
     needs=Needs(memory_gb=1),
     status=Status(bad=">=0.20.0"),
     try_with="0.32.0",
@@ -37,7 +41,7 @@ scenario = Scenario(
 
 
 def samples(shares: list[float], every: float = 0.5) -> list[CpuSample]:
-    """Return samples `every` seconds apart; each of `shares` is the part of one processor used in between."""
+    """Return samples `every` seconds apart; `shares` are the parts of one processor in use."""
     taken = [CpuSample(100.0, 7.0)]
     for share in shares:
         taken.append(CpuSample(taken[-1].at + every, taken[-1].used + share * every))
@@ -78,8 +82,7 @@ def test_only_engine_core_processes_count(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, str(named)], stdout=subprocess.PIPE, text=True) as core:
         try:
             assert core.stdout is not None
-            assert core.stdout.readline() == "up\n"
-            assert core.stdout.readline() == "idle\n"
+            assert (core.stdout.readline(), core.stdout.readline()) == ("up\n", "idle\n")
             spent = engine_cpu_seconds([os.getpid(), core.pid])
             assert spent is not None
             assert spent >= 0.2
@@ -110,7 +113,7 @@ def run(harness: Harness, folder: Path, text: str, fault: str) -> Done:
         ("hangs", "busy", "hang", 0, "changed", 1),
     ],
 )
-def test_requests_that_hang_and_an_engine_that_never_idles_are_two_bugs(
+def test_hung_requests_and_an_engine_that_never_idles_differ(
     harness: Harness,
     tmp_path: Path,
     kind: str,

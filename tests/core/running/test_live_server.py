@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 @pytest.fixture(autouse=True)
-def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the folders of servers that died, which stay, out of the machine's."""
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the folders of servers that died out of the machine's. No server may stay."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield
+    assert live_server.RUNNING == []
 
 
 COMMAND = "vllm serve Qwen/Qwen3-0.6B --max-model-len 2048"
@@ -75,9 +78,11 @@ def test_a_server_that_lives_leaves_nothing() -> None:
     assert live_server.RUNNING == []
     assert client.is_closed()
     server.close()
+    with pytest.raises(UsageError, match="closed"):
+        server.assert_alive()
 
 
-def test_the_root_exception_comes_in_place_of_what_the_program_saw(tmp_path: Path) -> None:
+def test_the_root_exception_replaces_what_the_program_saw(tmp_path: Path) -> None:
     import openai  # here, because each worker would wait for it
 
     # the body
@@ -86,8 +91,8 @@ def test_the_root_exception_comes_in_place_of_what_the_program_saw(tmp_path: Pat
         complete(server, **ODD)
     died = caught.value
     assert isinstance(died.__cause__, openai.APIConnectionError | openai.InternalServerError)
-    assert died.exception == "IndexError"
-    assert died.message == "index 999999 is out of bounds for dimension 1 with size 151936"
+    message = "index 999999 is out of bounds for dimension 1 with size 151936"
+    assert (died.exception, died.message) == ("IndexError", message)
     assert died.frames[-1] == "vllm/v1/sample/logits_processor/builtin.py:apply"
     assert died.log == tmp_path / "logs" / "server-1.log"
     text = str(died).splitlines()
@@ -107,17 +112,9 @@ def test_a_death_that_the_body_did_not_notice_is_raised_once() -> None:
 def test_a_dead_engine_is_not_alive() -> None:
     with booted() as server:
         kill_engine(server)
-        with pytest.raises(EngineDied):
-            server.assert_alive()
-        with pytest.raises(EngineDied):
-            server.assert_alive()  # also for the next test of a module
-
-
-def test_a_closed_server_cannot_be_asked() -> None:
-    with booted() as server:
-        server.close()
-        with pytest.raises(UsageError, match="closed"):
-            server.assert_alive()
+        for _ in ("this test", "the next test of the module"):
+            with pytest.raises(EngineDied):
+                server.assert_alive()
 
 
 def test_each_server_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -128,18 +125,15 @@ def test_each_server_has_a_folder_of_its_own(tmp_path: Path) -> None:
         pass
 
 
-def test_an_error_of_the_body_stays_if_the_engine_lives() -> None:
-    with pytest.raises(ZeroDivisionError), booted() as server:  # noqa: PT012  # the body
+@pytest.mark.parametrize(("error", "dies"), [(ZeroDivisionError, False), (KeyboardInterrupt, True)])
+def test_an_error_or_interrupt_of_the_body_is_raised(
+    error: type[BaseException], dies: bool
+) -> None:
+    with pytest.raises(error), booted() as server:  # noqa: PT012  # the body
         pids = server.pids
-        1 / 0  # noqa: B018  # it raises
-    assert gone(pids)
-
-
-def test_an_interrupt_goes_on_whatever_the_engine_did() -> None:
-    with pytest.raises(KeyboardInterrupt), booted() as server:  # noqa: PT012  # the body
-        pids = server.pids
-        kill_engine(server)
-        raise KeyboardInterrupt
+        if dies:
+            kill_engine(server)
+        raise error
     assert gone(pids)
 
 
@@ -148,14 +142,12 @@ def test_an_interrupt_of_the_boot_ends_the_server(monkeypatch: pytest.MonkeyPatc
     # a shell ignores it in what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
     server = booted()
-    interrupt = threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,))
-    interrupt.start()
+    threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         server.__enter__()
     assert time.monotonic() - began < 30
     assert server.pids == ()
-    assert live_server.RUNNING == []
 
 
 def test_an_engine_that_dies_in_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +155,6 @@ def test_an_engine_that_dies_in_its_boot(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(EngineDied) as caught, booted():
         pytest.fail("it never becomes ready")
     assert caught.value.exception
-    assert live_server.RUNNING == []
 
 
 def test_an_engine_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +193,6 @@ def test_a_fault_of_the_harness_is_no_living_engine(
         while server.pids:
             time.sleep(0.05)
         server.assert_alive()
-    assert live_server.RUNNING == []
 
 
 def test_auto_never_takes_an_imitation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -231,4 +221,3 @@ def test_wrong_arguments(
 ) -> None:
     with pytest.raises(kind, match=text), VllmServer(command, **{"server": "rehearsal", **options}):
         pytest.fail("it must not boot")
-    assert live_server.RUNNING == []

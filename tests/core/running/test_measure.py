@@ -20,24 +20,29 @@ from vllm_repro.host import machine
 from vllm_repro.host.machine import GpuUse
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.answers import answer_word
+from vllm_repro.running.alone import Greedy, alone, burst, greedy
 from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.measure import SelfCheck
 from vllm_repro.running.state import MeasureOptions, Trial
 from vllm_repro.running.workload import WorkloadRunner
-from vllm_repro.scenario.workload import completion
+from vllm_repro.scenario.workload import Request, chat, completion, request
 from vllm_repro.trigger.conditions import answered
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import Checks, Probe, ServedWeights
 from vllm_repro.verdict.throughput import ClientCost, Load, Round
 
 LOADS = (Load(prompt=12, output=4, concurrency=[1, 3], baseline="reported"),)
+ALONE = (replace(LOADS[0], concurrency=[1]),)
 ROUNDS = 2 + 5
 
 
 @pytest.fixture(autouse=True)
 # a fixture, used for its effect
 def patient(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001
-    """Let all rounds count, and two warm up: those of this server take milliseconds, and it runs in the client's process."""
+    """Let all rounds count, and two warm up.
+
+    Rounds of this server take milliseconds, and it runs in the client's process.
+    """
     monkeypatch.setattr("vllm_repro.running.measure.STEADY", 1.0)
     monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_CPU", float("inf"))
     monkeypatch.setattr("vllm_repro.verdict.throughput.MOST_OFF", float("inf"))
@@ -68,23 +73,13 @@ class Engine:
         prompt, output = len(body["prompt"]), body["max_tokens"]
         self.prompt += prompt
         self.output += output * (2 if self.counts_double else 1)
-        events: list[dict[str, Any]] = [
-            {
-                "choices": [
-                    {
-                        "index": 0,
-                        "text": f"t{i}",
-                        "token_ids": [self.token(i)],
-                        "finish_reason": None,
-                    }
-                ]
-            }
+        choices = [
+            {"index": 0, "text": f"t{i}", "token_ids": [self.token(i)], "finish_reason": None}
             for i in range(output)
         ]
-        events[-1]["choices"][0]["finish_reason"] = "length"
-        events.append(
-            {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}
-        )
+        choices[-1]["finish_reason"] = "length"
+        usage = {"prompt_tokens": prompt, "completion_tokens": output}
+        events = [*({"choices": [choice]} for choice in choices), {"choices": [], "usage": usage}]
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         exchange.answer(200, text, "text/event-stream")
 
@@ -146,34 +141,36 @@ def test_each_load_is_measured_in_rounds(tmp_path: Path) -> None:
         ) == (4, 4, True, 0)
 
 
-def test_each_phase_has_what_the_server_counted_on_the_clock_of_the_requests(
+def test_each_phase_has_the_counts_of_the_server(
     tmp_path: Path,
 ) -> None:
     _, journal, _ = concluded(tmp_path, Engine(), throughput=LOADS)
     phases = list(journal.of("counters"))
-    names = [one["phase"] for one in phases]
-    assert names == ["workload", *(["warm-up"] * 2 + ["rounds"] * 5) * 2]
-    assert phases[0]["counted"]["generation_tokens"] == 0  # this server counts streams alone
-    for one in phases[1:]:
-        streams = one["point"]["concurrency"]
-        assert (one["counted"]["prompt_tokens"], one["counted"]["generation_tokens"]) == (
-            12 * streams,
-            4 * streams,
-        )
-        assert (one["counted"]["preemptions"], one["counted"]["kv_most"]) == (streams, 0.25)
-        assert (one["counted"]["cache_hits"], one["counted"]["draft_tokens"]) == (None, None)
-    requests = [
-        one
-        for one in read(tmp_path / "requests.jsonl").of("request")
-        if one["name"] == "throughput"
+    assert [phase["phase"] for phase in phases] == [
+        "workload",
+        *(["warm-up"] * 2 + ["rounds"] * 5) * 2,
     ]
+    assert phases[0]["counted"]["generation_tokens"] == 0  # this server counts streams alone
     for phase in phases[1:]:
+        streams = phase["point"]["concurrency"]
+        assert (
+            phase["counted"].items()
+            >= {
+                "prompt_tokens": 12 * streams,
+                "generation_tokens": 4 * streams,
+                "preemptions": streams,
+                "kv_most": 0.25,
+                "cache_hits": None,
+                "draft_tokens": None,
+            }.items()
+        )
         within = [
-            one
-            for one in requests
-            if phase["began"] <= one["sent"] <= one["ended"] <= phase["ended"]
+            sent
+            for sent in read(tmp_path / "requests.jsonl").of("request")
+            if sent["name"] == "throughput"
+            and phase["began"] <= sent["sent"] <= sent["ended"] <= phase["ended"]
         ]
-        assert len(within) == phase["point"]["concurrency"]
+        assert len(within) == streams
 
 
 @pytest.mark.usefixtures("stub_gpus")
@@ -228,8 +225,7 @@ def test_a_load_warms_up_until_it_is_steady(
 
     monkeypatch.setattr("vllm_repro.running.measure.STEADY", 0.05)
     monkeypatch.setattr("vllm_repro.running.measure.unsteady", unsteady)
-    engine = Engine()
-    _, journal, _ = concluded(tmp_path, engine, throughput=(replace(LOADS[0], concurrency=[3]),))
+    _, journal, _ = concluded(tmp_path, Engine(), throughput=(replace(LOADS[0], concurrency=[3]),))
     for point in journal.of("throughput-point"):
         assert (point["warm_ups"], point["rounds"], point["unsteady"]) == (
             warm_ups,
@@ -268,35 +264,27 @@ def test_answers_are_written_when_none_is_awaited(
 
 
 def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
-    prompts = []
-    for name in ("a", "b"):
+    def prompts(name: str) -> list[list[int]]:
         (tmp_path / name).mkdir()
-        engine = Engine()
-        arm = replace(SCENARIO.arms[0], name=name)
-        load = replace(LOADS[0], concurrency=[1])
-        concluded(
-            tmp_path / name,
-            engine,
-            scenario=replace(SCENARIO, arms=(arm,)),
-            throughput=(load,),
-            arm=arm,
-        )
-        prompts.append(sorted(body["prompt"] for body in engine.asked))
-    assert prompts[0] == prompts[1]
+        engine, arm = Engine(), replace(SCENARIO.arms[0], name=name)
+        scenario = replace(SCENARIO, arms=(arm,))
+        concluded(tmp_path / name, engine, scenario=scenario, throughput=ALONE, arm=arm)
+        return sorted(body["prompt"] for body in engine.asked)
+
+    assert prompts("a") == prompts("b")
 
 
-def test_nothing_is_measured_unasked_nor_on_a_server_that_an_earlier_arm_has(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "changes",
+    [{"measure": MeasureOptions()}, {"arm": SCENARIO.arms[1]}],  # other requests, same command
+    ids=["unasked", "same server"],
+)
+def test_nothing_is_measured_unasked_or_twice_on_a_server(
+    tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    cases: dict[str, dict[str, Any]] = {
-        "unasked": {"measure": MeasureOptions()},
-        "same-server": {"arm": SCENARIO.arms[1]},  # other requests, same command
-    }
-    for name, changes in cases.items():
-        (tmp_path / name).mkdir()
-        engine = Engine()
-        concluded(tmp_path / name, engine, throughput=LOADS, **changes)
-        assert engine.asked == []
+    engine = Engine()
+    concluded(tmp_path, engine, throughput=LOADS, **changes)
+    assert engine.asked == []
 
 
 def test_an_engine_that_dies_while_it_is_measured_has_died(tmp_path: Path) -> None:
@@ -319,19 +307,19 @@ def test_an_engine_that_dies_while_it_is_measured_has_died(tmp_path: Path) -> No
 Wrong = Callable[[Exchange, int], bool]
 
 
-def refuses(status: int) -> Wrong:
+def answers(status: int, body: object, kind: str = "application/json") -> Wrong:
     def wrong(exchange: Exchange, _: int) -> bool:
-        exchange.answer(status, {"error": {"message": "no", "code": status}})
+        exchange.answer(status, body, kind)
         return True
 
     return wrong
 
 
-def cuts(exchange: Exchange, _: int) -> bool:
-    exchange.answer(
-        200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream"
-    )
-    return True
+def refuses(status: int) -> Wrong:
+    return answers(status, {"error": {"message": "no", "code": status}})
+
+
+cuts = answers(200, 'data: {"choices": [{"text": "t0"}]}\n\ndata: [DONE]\n\n', "text/event-stream")
 
 
 def shortens(exchange: Exchange, _: int) -> bool:
@@ -378,7 +366,7 @@ def test_a_server_that_counts_otherwise_is_written_down(
         (lambda _: 7, "--load-format dummy", Outcome.CLEAN),
     ],
 )
-def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
+def test_a_repeated_token_is_wrong_with_real_weights(
     tmp_path: Path, token: Callable[[int], int], weights: str, outcome: Outcome
 ) -> None:
     engine = Engine(token=token)
@@ -402,7 +390,7 @@ def test_an_answer_that_repeats_one_token_is_wrong_where_weights_are_real(
 @pytest.mark.parametrize(
     ("texts", "outcome"), [("aa", Outcome.CLEAN), ("ab", Outcome.WRONG_OUTPUT)]
 )
-def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
+def test_equal_requests_of_the_workload_are_compared(
     tmp_path: Path, texts: str, outcome: Outcome
 ) -> None:
     answers = iter(texts)
@@ -431,11 +419,12 @@ def test_equal_requests_of_the_workload_are_compared_and_no_question_is_asked(
 
 
 def test_a_process_that_does_not_get_to_its_work_notices() -> None:
-    async def checked(work: Callable[[], object]) -> ClientCost:
+    async def checked(work: Callable[[], object], *, cut: bool = False) -> ClientCost:
         async with SelfCheck() as check:
             await asyncio.sleep(0.02)
             work()  # in the event loop, which then is late
-            await asyncio.sleep(0.02)
+            if not cut:  # otherwise the round ends before the loop takes its next turn
+                await asyncio.sleep(0.02)
         return check.cost
 
     def spin() -> None:
@@ -443,13 +432,7 @@ def test_a_process_that_does_not_get_to_its_work_notices() -> None:
         while time.process_time() < ends:
             pass
 
-    async def cut() -> ClientCost:
-        async with SelfCheck() as check:
-            await asyncio.sleep(0.02)
-            time.sleep(0.2)  # the round ends before the loop takes its next turn
-        return check.cost
-
-    assert asyncio.run(cut()).late_s > 0.15
+    assert asyncio.run(checked(lambda: time.sleep(0.2), cut=True)).late_s > 0.15
     slept, spun = asyncio.run(checked(lambda: time.sleep(0.2))), asyncio.run(checked(spin))
     for cost in (slept, spun):
         assert 0.15 < cost.late_s <= cost.slept_s
@@ -469,3 +452,149 @@ def test_a_process_that_does_not_get_to_its_work_notices() -> None:
     assert shared.queued_s > 0.2  # two thirds of the time, in which it spins for 0.2 s
     # The machine itself may be late, but not each time.
     assert min(asyncio.run(checked(lambda: None)).late_s for _ in range(20)) < 0.15
+
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+SENT = {
+    "model": "tiny",
+    "prompt": [7, 8],
+    "max_tokens": 2,
+    "temperature": 0,
+    "stream": True,
+    "stream_options": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("sent", "changes", "repeatable"),
+    [
+        (completion(prompt=[7, 8]), {}, True),
+        (chat(prompt=5), {"prompt": None, "messages": []}, True),
+        (completion(prompt=[7, 8]), {"temperature": 1}, False),
+        (completion(prompt=[7, 8]), {"n": 2}, False),
+        (completion(prompt=[7, 8]), {"logit_bias": {"7": 1}}, False),
+        (request(path="/v1/embeddings", body={"input": [7]}), {}, False),
+        (request(path="/v1/completions", body={"prompt": ["a", "b"], "temperature": 0}), {}, False),
+    ],
+)
+def test_requests_whose_answer_an_engine_must_repeat(
+    sent: Request, changes: dict[str, Any], repeatable: bool
+) -> None:
+    assert (greedy(sent, SENT | changes) is not None) is repeatable
+
+
+def found(**changes: Any) -> Greedy:
+    one = greedy(completion(prompt=[7, 8], name="one"), SENT | changes)
+    assert one is not None
+    return one
+
+
+def test_the_prompt_is_what_decides_the_answer() -> None:
+    assert found().prompt == found(stream=False, cache_salt="x", return_token_ids=True).prompt
+    assert (
+        len(
+            {
+                found(**change).prompt
+                for change in ({}, {"max_tokens": 3}, {"prompt": [7, 9]}, {"seed": 1})
+            }
+        )
+        == 4
+    )
+
+
+def test_a_burst_sends_prompts_with_and_without_cached_blocks() -> None:
+    one, other = found(), found(prompt=[7, 9])
+    salts = [(probe, sent.prompt, body["cache_salt"]) for probe, sent, body in burst([one, other])]
+    cold = [
+        (Probe.BURST, each.prompt, f"burst {copy} {each.prompt}")
+        for copy in range(2)
+        for each in (one, other)
+    ]
+    assert sorted(salts) == sorted(
+        cold
+        + [(Probe.BURST_CACHED, each.prompt, f"alone {each.prompt}") for each in (one, other)] * 2
+    )
+    assert [(probe, body["cache_salt"]) for probe, _, body in alone(one)] == [
+        (probe, f"alone {one.prompt}") for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)
+    ]
+    assert (len(burst([one])), burst([])) == (8, [])
+    body = one.again("alone")
+    again = {"logprobs": 2, "return_token_ids": True, "max_tokens": 2, "model": "tiny"}
+    assert body.items() >= again.items()
+    assert "stream" not in body
+    talk = greedy(chat(prompt=5), {"messages": [], "temperature": 0})
+    assert talk is not None
+    assert talk.again("alone")["top_logprobs"] == 2
+
+
+def engine(wrong: str) -> Any:
+    """Answer token 2 to the requests named by `wrong`, and 1 to all others.
+
+    wrong: "workload", "alone" or one copy of a burst.
+    """
+
+    def completions(exchange: Exchange) -> None:
+        body = exchange.body
+        salt = body.get("cache_salt", "")
+        where = salt.rpartition(" ")[0] or "workload"
+        other = bool(wrong) and wrong == where and body["prompt"] == [7, 8]
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": "x",
+            "finish_reason": "length",
+            "token_ids": [2 if other else 1],
+        }
+        if body.get("logprobs"):
+            choice["logprobs"] = {"top_logprobs": [{"a": -0.1, "b": -3.0}]}
+        exchange.answer(
+            200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
+        )
+
+    return completions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "outcome", "why"),
+    [
+        ("", Outcome.CLEAN, ""),
+        (
+            "workload",
+            Outcome.WRONG_OUTPUT,
+            "first was answered differently in the workload and alone",
+        ),
+        (
+            "burst 1",
+            Outcome.WRONG_OUTPUT,
+            "first was answered differently beside others and alone after 0 tokens: token 2",
+        ),
+        ("alone", Outcome.WRONG_OUTPUT, "first was answered differently in the workload and alone"),
+    ],
+)
+def test_each_greedy_prompt_is_sent_alone_and_with_the_others(
+    tmp_path: Path, wrong: str, outcome: Outcome, why: str
+) -> None:
+    steps = (
+        completion(prompt=[7, 8], max_tokens=1, name="first"),
+        completion(prompt=[7, 9], max_tokens=1, name="other"),
+    )
+    scenario = replace(SCENARIO, trigger=answered("other", 200))
+    conclusion, _ = tried(
+        tmp_path,
+        {"/v1/completions": engine(wrong)},
+        scenario=scenario,
+        arm=replace(SCENARIO.arms[0], workload=steps),
+        measure=MeasureOptions(outputs=True),
+    )
+    assert (conclusion.outcome, why in conclusion.why) == (outcome, True), conclusion.why
+    said = [entry["said"] for entry in read(tmp_path / "journal.jsonl").of("output")]
+    probes = [one["probe"] for one in said]
+    assert {probe: probes.count(probe) for probe in probes} == {
+        Probe.WORKLOAD: 2, Probe.ALONE: 2, Probe.CACHED: 4, Probe.BURST: 4, Probe.BURST_CACHED: 4,
+    }  # fmt: skip
+    assert (json.dumps(said[2]["margins"]), conclusion.sent) == ("[2.9]", 2)
+
+
+def test_nothing_is_repeated_unasked(tmp_path: Path) -> None:
+    tried(tmp_path, {"/v1/completions": engine("")}, scenario=SCENARIO)
+    assert not list(read(tmp_path / "journal.jsonl").of("output"))

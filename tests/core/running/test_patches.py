@@ -1,4 +1,7 @@
-"""Several `--patch` compared with the release as it is, on a rehearsal engine that takes patches: `fix` makes it one of 0.24.0."""
+"""Several `--patch` compared with the release as it is, on a rehearsal engine.
+
+The engine takes patches: `fix` makes it one of 0.24.0.
+"""
 
 from __future__ import annotations
 
@@ -55,15 +58,18 @@ def test_patches_are_compared_with_the_release_as_it_is(harness: Harness, diffs:
         "crash",
         "unsupported",
     ]
-    assert [(one["arm"], one["failed"], one["boots"], one["requests"]) for one in done.report["compared_patches"]] == [
-        ("reported", 1, 1, ["long chat"]), ("fix", 0, 1, []), ("hide", 1, 1, ["long chat"]), ("misfit", 0, 0, []),
-    ]  # fmt: skip
-    assert done.report["reproduce"].count("--patch") == 3
     assert [
-        *harness("run", *TQ, "--vllm", "0.23.0", "--arm", "reported", *diffs("fix")).report[
-            "compared_patches"
-        ]
-    ] == []
+        (row["arm"], row["failed"], row["boots"], row["requests"])
+        for row in done.report["compared_patches"]
+    ] == [
+        ("reported", 1, 1, ["long chat"]),
+        ("fix", 0, 1, []),
+        ("hide", 1, 1, ["long chat"]),
+        ("misfit", 0, 0, []),
+    ]
+    assert done.report["reproduce"].count("--patch") == 3
+    alone = harness("run", *TQ, "--vllm", "0.23.0", "--arm", "reported", *diffs("fix"))
+    assert [*alone.report["compared_patches"]] == []
 
 
 def test_every_patch_is_to_live_and_the_release_to_die(harness: Harness, diffs: Diffs) -> None:
@@ -85,22 +91,22 @@ def test_every_patch_is_to_live_and_the_release_to_die(harness: Harness, diffs: 
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("words", "names", "message"),
     [
-        (("fix", "fix"), "two arms would have the name fix"),
-        (("eager", "fix"), "two arms would have the name eager"),
+        (("run", *TQ), ("fix", "fix"), "two arms would have the name fix"),
+        (("run", *TQ), ("eager", "fix"), "two arms would have the name eager"),
+        (("show", TQ[0]), ("fix", "hide"), "vllm-repro run compares several"),
     ],
 )
-def test_two_arms_of_one_name_are_refused(
-    diffs: Diffs, capsys: pytest.CaptureFixture[str], names: tuple[str, ...], message: str
+def test_what_several_patches_cannot_be(
+    diffs: Diffs,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    names: tuple[str, ...],
+    message: str,
 ) -> None:
-    assert main(["run", *TQ, *diffs(*names)]) == 64
+    assert main([*words, *diffs(*names)]) == 64
     assert message in capsys.readouterr().err
-
-
-def test_show_takes_one_patch(diffs: Diffs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "tq-chunked-prefill", *diffs("fix", "hide")]) == 64
-    assert "vllm-repro run compares several" in capsys.readouterr().err
 
 
 def test_a_patched_arm_has_a_server_of_its_own_to_measure() -> None:
@@ -156,8 +162,7 @@ def test_what_a_patch_did_in_a_word(
     }
     made = arm("x", outcome, like=like.get(outcome, lived), boots=boots, imported=imported)
     first, row = compared_patches((released, made))
-    assert first.reading == f"fails: {DIED_HERE}"
-    assert (row.reading, row.boots) == (reading, boots)
+    assert (first.reading, row.reading, row.boots) == (f"fails: {DIED_HERE}", reading, boots)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +190,7 @@ def test_a_release_that_did_not_show_the_bug(
     assert [one.reading for one in compared_patches(made)] == [first_reading, reading]
 
 
-def test_a_patch_that_ran_in_part_says_so() -> None:
+def test_a_patch_that_ran_in_part_is_reported_so() -> None:
     released, lived = report(DIED).arms[0], report(LIVED).arms[0]
     made = arm("x", Outcome.CLEAN, like=lived, boots=59)
     other = PatchedFile(file="vllm/b.py", sha256="0", imported=False)

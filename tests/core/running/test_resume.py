@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.commands import journals, signalled, started, until
@@ -17,11 +18,11 @@ from tests.report_examples import REHEARSAL
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Journal, Recording, read
 from vllm_repro.report.build import build
-from vllm_repro.running.boots import Boots
+from vllm_repro.running.boots import MOST, Boots, undecided_arms
 from vllm_repro.running.resume import unfinished_run
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Expected
+from vllm_repro.verdict.verdict import ArmResult, Expected, Record, arm_result, comparisons
 
 ARMS = [Arm("a", Expected.DIES), Arm("b", Expected.LIVES)]
 SPINS = Arm("c", Expected.SPINS)
@@ -73,7 +74,7 @@ def test_what_was_done_and_what_is_left_are_the_whole_plan(trials: int, done: in
     assert remaining(unfinished_run(recording(*entries), Path("run")).boots, trials) == whole[done:]
 
 
-def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
+def test_an_interrupted_boot_is_repeated_with_a_new_number() -> None:
     for cut in (boot("b", 1, None), boot("b", 1, "cancelled")):
         left = unfinished_run(recording(*boot("a", 1), *cut), Path("run"))
         assert dict(left.boots.outcomes) == {"a": [Outcome.CRASH]}
@@ -82,7 +83,7 @@ def test_a_boot_that_was_cut_is_made_again_under_a_number_of_its_own() -> None:
         assert left.words == ("run", "a-bug", "--server", "rehearsal", "--trials", "3")
 
 
-def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_cut_either() -> None:
+def test_a_hang_of_a_spinning_arm_is_no_bug_after_resume() -> None:
     assert dict(
         unfinished_run(
             recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")
@@ -90,7 +91,7 @@ def test_requests_that_hung_in_an_engine_that_was_to_spin_are_no_bug_after_the_c
     ) == {"c": 1}
 
 
-def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:
+def test_a_finished_run_is_not_resumed() -> None:
     with pytest.raises(UsageError, match="is finished"):
         unfinished_run(
             recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run")
@@ -101,7 +102,7 @@ def test_a_run_that_came_to_its_end_is_not_gone_on_with() -> None:
 
 
 @pytest.mark.parametrize("name", ["scenario", "machine"])
-def test_another_scenario_or_machine_would_make_another_run_of_it(name: str) -> None:
+def test_resume_refuses_another_scenario_or_machine(name: str) -> None:
     left = unfinished_run(recording(), Path("run"))
     left.refuse_changed(HEADER)
     with pytest.raises(UsageError, match=f"its {name} has changed"):
@@ -149,7 +150,7 @@ WORDS = (
 )
 
 
-def test_the_log_of_a_boot_that_the_journal_lost_is_not_that_of_the_next_one(
+def test_the_log_of_a_lost_boot_is_not_reused(
     harness: Harness,
 ) -> None:
     done = harness("run", *WORDS[:-1], "1")
@@ -167,14 +168,14 @@ def test_the_log_of_a_boot_that_the_journal_lost_is_not_that_of_the_next_one(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
+def test_a_killed_run_resumes_to_a_whole_report(
     tmp_path: Path, harness: Harness, number: signal.Signals
 ) -> None:
     out = tmp_path / "reports"
     process = started(out, "run", *WORDS, VLLM_REHEARSAL_FAULT="slow-boot:0.5")
     until(lambda: "".join(journals(out)).count("server-started") == 2)
     _, folder = signalled(process, number, out)
-    # The folder says which scenario it is of; who names it as well is right, too.
+    # The folder names its scenario; the command may name it, too.
     named = () if number is signal.SIGINT else ("tq-chunked-prefill",)
     done = harness("run", *named, "--resume", str(folder))
     assert (done.status, done.folder) == (0, folder), done.out + done.err
@@ -195,3 +196,165 @@ def test_a_killed_run_goes_on_and_its_report_is_that_of_a_whole_one(
     }
     assert len(list((folder / "logs").glob("eager-*.log"))) == 3
     assert harness("run", "tq-chunked-prefill", "--resume", str(folder)).status == 64
+
+
+CRASH, CLEAN, UNTRIGGERED = Outcome.CRASH, Outcome.CLEAN, Outcome.UNTRIGGERED
+REPORTED, EAGER, NEAR = (
+    Arm("reported", Expected.DIES),
+    Arm("eager", Expected.LIVES),
+    Arm("near", Expected.UNTRIGGERED),
+)
+
+
+def boots(
+    arms: list[Arm], does: Callable[[str, int], Outcome], record: Record | None = None
+) -> dict[str, int]:
+    """Return how often each arm is booted. Boot n of an arm ends as `does` returns."""
+    done = Boots()
+
+    def results() -> list[ArmResult]:
+        return [arm_result(arm.name, arm.expected, done.outcomes[arm.name]) for arm in arms]
+
+    for arm in done.in_turn(arms, lambda: undecided_arms(results(), record, "0.24.0")):
+        done.last[arm.name] += 1
+        done.finish(arm.name, arm.expected, does(arm.name, done.last[arm.name]), "", crossed=True)
+    return {arm.name: done.last[arm.name] for arm in arms}
+
+
+def fixed(**outcomes: Outcome) -> Callable[[str, int], Outcome]:
+    return lambda name, _: outcomes[name]
+
+
+@pytest.mark.parametrize(
+    ("arms", "outcomes", "record", "expected"),
+    [
+        ([REPORTED], {"reported": CRASH}, None, {"reported": 1}),
+        (
+            [REPORTED, EAGER, NEAR],
+            {"reported": CRASH, "eager": CLEAN, "near": UNTRIGGERED},
+            None,
+            (5, 4, 1),
+        ),
+        ([REPORTED, EAGER], {"reported": CRASH, "eager": CRASH}, None, (1, 1)),
+        ([REPORTED, EAGER], {"reported": CRASH, "eager": UNTRIGGERED}, None, (1, 1)),
+        ([REPORTED, EAGER], {"reported": CLEAN, "eager": CLEAN}, None, (4, 1)),
+        (
+            [REPORTED],
+            {"reported": CLEAN},
+            Record(crashed=5, boots=5, run="r", version="0.23.0"),
+            (4,),
+        ),
+        (
+            [REPORTED],
+            {"reported": CLEAN},
+            Record(crashed=3, boots=5, run="r", version="0.23.0"),
+            (15,),
+        ),
+        # Fifty-nine boots would be needed, so none is added.
+        (
+            [REPORTED],
+            {"reported": CLEAN},
+            Record(crashed=1, boots=1, run="r", version="0.23.0"),
+            (1,),
+        ),
+        ([REPORTED], {"reported": Outcome.INFRA}, None, (2,)),
+        ([REPORTED], {"reported": Outcome.OTHER_CRASH}, None, (1,)),
+        ([REPORTED, EAGER], {"reported": Outcome.HANG, "eager": CLEAN}, None, (1, 1)),
+    ],
+)
+def test_boots_until_it_is_decided(
+    arms: list[Arm],
+    outcomes: dict[str, Outcome],
+    record: Record | None,
+    expected: tuple[int, ...] | dict[str, int],
+) -> None:
+    found = boots(arms, fixed(**outcomes), record)
+    assert tuple(found.values()) == (
+        tuple(expected.values()) if isinstance(expected, dict) else expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "needed"),
+    [
+        (
+            Record(crashed=3, boots=3, run="r", version="0.24.0"),
+            7,
+        ),  # of the release that is patched: what its own deaths ask for
+        # of another release: it decides nothing
+        (Record(crashed=3, boots=3, run="r", version="0.23.0"), 4),
+        (Record(crashed=3, boots=3, run="r", version="0.24.0", arm="near"), 4),
+        (None, 4),
+    ],
+)
+def test_a_patch_boots_as_often_as_deaths_of_its_release_ask(
+    record: Record | None, needed: int
+) -> None:
+    boots = 0
+    while undecided_arms(
+        [arm_result("reported", Expected.DIES, [CLEAN] * boots)], record, "0.24.0+cpu", patched=True
+    ):
+        boots += 1
+    assert boots == needed
+
+
+def test_one_infra_boot_is_repeated_and_does_not_count() -> None:
+    arms = [REPORTED, EAGER]
+    done = Boots()
+    for booted in done.in_turn(
+        arms, lambda: [arm.name for arm in arms if len(done.outcomes[arm.name]) < 2]
+    ):
+        done.last[booted.name] += 1
+        spoiled = booted is EAGER and done.last[booted.name] == 1
+        done.finish(
+            booted.name,
+            booted.expected,
+            Outcome.INFRA if spoiled else Outcome.CLEAN,
+            "",
+            crossed=True,
+        )
+    assert (done.last, done.outcomes["eager"]) == ({"reported": 2, "eager": 3}, [Outcome.CLEAN] * 2)
+
+
+def test_a_bug_in_four_of_five_boots_needs_more_quiet_boots() -> None:
+    def does(name: str, number: int) -> Outcome:
+        return CRASH if name == "reported" and number != 5 else CLEAN
+
+    assert boots([REPORTED, EAGER], does) == {"reported": 5, "eager": 8}
+
+
+@pytest.mark.parametrize("arms", [[("reported", 1)], [("reported", 1), ("eager", 0)]])
+def test_a_hang_that_is_not_the_bug_is_no_reason_to_boot_again(arms: list[tuple[str, int]]) -> None:
+    expected = {"reported": Expected.SPINS, "eager": Expected.LIVES}
+    outcomes = {"reported": Outcome.HANG, "eager": CLEAN}
+    assert not undecided_arms(
+        [arm_result(name, expected[name], [outcomes[name]], strange=odd) for name, odd in arms]
+    )
+
+
+@given(
+    st.lists(st.sampled_from([CRASH, CLEAN, CLEAN, UNTRIGGERED]), min_size=60, max_size=60),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_it_always_ends(outcomes: list[Outcome], compared: bool) -> None:
+    arms = [REPORTED, EAGER] if compared else [REPORTED]
+    offset = {"reported": 0, "eager": 30}
+    found = boots(arms, lambda name, number: outcomes[offset[name] + number - 1])
+    assert all(1 <= number <= MOST for number in found.values())
+
+
+def test_what_quiet_arms_show_beside_a_dying_one() -> None:
+    def result(arm: Arm, *outcomes: Outcome) -> ArmResult:
+        return arm_result(arm.name, arm.expected, outcomes)
+
+    (sentence,) = comparisons([result(REPORTED, *[CRASH] * 5), result(EAGER, *[CLEAN] * 4)])
+    assert sentence.startswith("eager: died in 0 of 4 boots, against 5 of 5 of reported")
+    assert "in less than 5 % of cases (Fisher's exact test: p = 0.0079)" in sentence
+    (sentence,) = comparisons([result(REPORTED, CRASH), result(EAGER, CLEAN)])
+    assert "too few boots to say that it helps" in sentence
+    assert comparisons([result(REPORTED, CLEAN), result(EAGER, CLEAN)]) == ()
+    assert (
+        comparisons([result(REPORTED, CRASH), result(EAGER, CRASH), result(NEAR, UNTRIGGERED)])
+        == ()
+    )

@@ -81,7 +81,7 @@ def shared(served: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     ]
 
 
-def test_workers_share_no_card_and_a_killed_one_gives_its_card_back_and_its_trial_is_reported(
+def test_workers_share_no_card_and_a_killed_one_frees_its_card(
     suite: Callable[..., None], stub_gpus: StubGpus, tmp_path: Path
 ) -> None:
     stub_gpus.say(cards=[{}, {}])
@@ -103,11 +103,10 @@ def test_workers_share_no_card_and_a_killed_one_gives_its_card_back_and_its_tria
     assert "1 failed, 3 passed" in out, out
     assert "crashed while running 'scenarios/a-killed.py::a-killed[near-miss]'" in out
     served = [server | {"end": server.get("end", killed_at)} for server in servers(stub_gpus)]
-    assert sorted(len(server["cards"]) for server in served) == [1, 1, 1, 2]
-    assert shared(served) == []
+    assert (sorted(len(server["cards"]) for server in served), shared(served)) == ([1, 1, 1, 2], [])
 
 
-def test_a_card_that_is_not_free_between_boots_is_trouble_of_the_host(
+def test_a_card_that_is_not_free_between_boots_is_infra(
     suite: Callable[..., None],
     stub_gpus: StubGpus,
     harness: Harness,
@@ -145,5 +144,4 @@ def test_a_card_that_is_not_free_between_boots_is_trouble_of_the_host(
     waited = [
         event["waited_s"] for line in journal if (event := json.loads(line))["event"] == "gpus-free"
     ]
-    assert len(waited) == 2
-    assert [server["cards"] for server in servers(stub_gpus)] == [["0"], ["0"]]
+    assert (len(waited), [server["cards"] for server in servers(stub_gpus)]) == (2, [["0"], ["0"]])

@@ -10,15 +10,16 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.fake_vllm import COMPLETION, METRICS, Exchange, FakeVllm
+from tests.fake_vllm import COMPLETES, COMPLETION, METRICS, Exchange, FakeVllm, answering, keeping
 from vllm_repro.client.client import Client
 from vllm_repro.errors import InfraError
 from vllm_repro.journal.journal import Journal
 from vllm_repro.running import watch as watch_module
-from vllm_repro.running.death_signs import Channel
+from vllm_repro.running.death_signs import Channel, log_sign
 from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.running.watch import Watch
@@ -34,6 +35,10 @@ def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "_CHILDREN_POLL", 0.05)
     monkeypatch.setattr(watch_module, "_COUNTERS_POLL", 0.1)
     monkeypatch.setattr(watch_module, "_SECOND_WITNESS", 0.2)
+
+
+def channels_of(watch: Watch) -> list[Channel]:
+    return [sign.channel for sign in watch.signs]
 
 
 def watched(
@@ -59,6 +64,11 @@ def watched(
 
     with fake:
         return asyncio.run(run())
+
+
+async def until_over(watch: Watch, _: Client) -> None:
+    async with asyncio.timeout(10):
+        await watch.over()
 
 
 async def ask(watch: Watch, client: Client, *, stream: bool = False) -> None:
@@ -99,24 +109,18 @@ def test_the_last_look_ends_early_at_an_idle_engine_only(
 
 
 def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> None:
-    stuck: list[bool] = []
-
-    def metrics(exchange: Exchange) -> None:
-        exchange.answer(404) if stuck else exchange.answer(200, METRICS)
-
     def completions(exchange: Exchange) -> None:
-        stuck.append(True)
+        exchange.fake.paths["/metrics"] = answering(404)
         exchange.stall()
 
-    fake = FakeVllm(tmp_path / "log", {"/metrics": metrics, "/v1/completions": completions})
-    watch = watched(fake, ask, tmp_path)
+    watch = watched(FakeVllm(tmp_path / "log", {"/v1/completions": completions}), ask, tmp_path)
     assert watch.hung is not None
     assert "/metrics does not answer" in watch.hung
     assert not watch.dead.is_set()
 
 
 def test_without_any_counter_a_long_request_decides_nothing(tmp_path: Path) -> None:
-    paths = {"/metrics": lambda exchange: exchange.answer(404), "/v1/completions": Exchange.stall}
+    paths = {"/metrics": answering(404), "/v1/completions": Exchange.stall}
     with pytest.raises(InfraError, match="/metrics never answered"):
         watched(FakeVllm(tmp_path / "log", paths), ask, tmp_path)
 
@@ -126,7 +130,7 @@ def test_without_any_counter_a_long_request_decides_nothing(tmp_path: Path) -> N
     [(0, 1000, True), (1, 1000, False), (1, 2, True)],
     ids=["waits", "runs", "repeats"],
 )
-def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
+def test_used_blocks_are_progress_unless_they_repeat(
     tmp_path: Path, running: int, values: int, hung: bool
 ) -> None:
     """A request that is preempted again and again uses the same blocks each time."""
@@ -149,7 +153,7 @@ def test_used_blocks_are_progress_of_a_request_that_runs_unless_they_repeat(
     assert (watched(fake, ask, tmp_path).hung is not None) is hung
 
 
-def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Path) -> None:
+def test_a_stream_that_goes_on_is_no_hang_without_counters(tmp_path: Path) -> None:
     def completions(exchange: Exchange) -> None:
         exchange.send_response(200)
         exchange.send_header("Connection", "close")
@@ -173,13 +177,9 @@ def test_a_stream_that_goes_on_is_no_hang_though_no_counter_is_kept(tmp_path: Pa
 def test_health_alone_is_no_death(
     tmp_path: Path, status: int | None, bad: int, steps: bool, dead: bool
 ) -> None:
-    """A gateway may answer `/health`, or lose it: a death needs an engine that gives no token, too."""
+    """A gateway may answer `/health` or lose it: a death also needs an engine without tokens."""
     asked: list[float] = []
-    canaries: list[bool] = []
-
-    def completions(exchange: Exchange) -> None:
-        canaries.append(True)
-        exchange.answer(200, COMPLETION) if steps else exchange.answer(502)
+    canaries: list[dict[str, Any]] = []
 
     def health(exchange: Exchange) -> None:
         asked.append(time.monotonic())
@@ -196,7 +196,8 @@ def test_health_alone_is_no_death(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(watch.dead.wait(), 5 if dead else 0.1)
 
-    paths = {"/health": health, "/v1/completions": completions}
+    canary = COMPLETES if steps else answering(502)
+    paths = {"/health": health, "/v1/completions": keeping(canaries, canary)}
     watch = watched(FakeVllm(tmp_path / "log", paths), work, tmp_path)
     assert watch.dead.is_set() is dead
     assert (Channel.HEALTH in {sign.channel for sign in watch.signs}) is (bad == 50)
@@ -204,32 +205,26 @@ def test_health_alone_is_no_death(
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_a_restart_is_a_death_and_two_servers_behind_a_url_are_not(
-    tmp_path: Path, balanced: bool
-) -> None:
-    asked: list[bool] = []
+def test_a_restart_is_a_death_and_two_servers_are_not(tmp_path: Path, balanced: bool) -> None:
+    scrapes = itertools.count(1)
 
     def metrics(exchange: Exchange) -> None:
-        asked.append(True)
-        other = len(asked) % 2 if balanced else len(asked) > 2
+        number = next(scrapes)
+        other = number % 2 if balanced else number > 2
         exchange.answer(
             200, METRICS.replace("1000.0", "2000.0") if other else METRICS, "text/plain"
         )
 
-    async def work(watch: Watch, _: Client) -> None:
-        async with asyncio.timeout(10):
-            await watch.over()
-
     fake = FakeVllm(tmp_path / "log", {"/metrics": metrics})
     if balanced:
         with pytest.raises(InfraError, match="several servers answer"):
-            watched(fake, work, tmp_path)
+            watched(fake, until_over, tmp_path)
     else:
-        assert [sign.channel for sign in watched(fake, work, tmp_path).signs] == [Channel.RESTART]
+        assert channels_of(watched(fake, until_over, tmp_path)) == [Channel.RESTART]
 
 
 @pytest.mark.parametrize(("kind", "counted"), [(ServerKind.PROCESS, 7), (ServerKind.ATTACH, 2)])
-def test_preemptions_count_from_the_start_of_the_server_or_of_the_watch(
+def test_preemptions_count_from_the_start_of_server_or_watch(
     tmp_path: Path, kind: ServerKind, counted: int
 ) -> None:
     counts = iter((5, 6))
@@ -246,9 +241,7 @@ def test_preemptions_count_from_the_start_of_the_server_or_of_the_watch(
 
 
 @pytest.mark.parametrize("boots", [True, False])
-def test_another_node_that_ends_is_a_death_while_the_server_boots_only(
-    tmp_path: Path, boots: bool
-) -> None:
+def test_an_exit_of_another_node_is_a_death_during_boot_only(tmp_path: Path, boots: bool) -> None:
     class TwoNodes(FakeVllm):
         async def rank_exited(self) -> tuple[int, Exit]:
             while boots and not ready.is_set():
@@ -260,11 +253,9 @@ def test_another_node_that_ends_is_a_death_while_the_server_boots_only(
         await asyncio.sleep(0.1)
 
     ready = threading.Event()
-    fake = TwoNodes(
-        tmp_path / "log", {} if boots else {"/health": lambda exchange: exchange.answer(503)}
-    )
+    fake = TwoNodes(tmp_path / "log", {} if boots else {"/health": answering(503)})
     watch = watched(fake, work, tmp_path, boots=boots)
-    assert [sign.channel for sign in watch.signs] == ([] if boots else [Channel.RANK])
+    assert channels_of(watch) == ([] if boots else [Channel.RANK])
     assert "rank-exited" in (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
 
 
@@ -273,12 +264,8 @@ def test_a_channel_that_falls_over_is_not_taken_for_a_quiet_one(tmp_path: Path) 
         def processes(self) -> tuple[int, ...]:
             raise RuntimeError("this should not happen")
 
-    async def work(watch: Watch, _client: Client) -> None:
-        async with asyncio.timeout(10):
-            await watch.over()  # at once, not after a limit
-
     with pytest.raises(RuntimeError, match="this should not happen"):
-        watched(Broken(tmp_path / "log", {}), work, tmp_path)
+        watched(Broken(tmp_path / "log", {}), until_over, tmp_path)  # at once, not after a limit
     assert "channel-broken" in (tmp_path / "journal.jsonl").read_text(encoding="utf-8")
 
 
@@ -296,7 +283,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("channels", [[], [Channel.ENGINE_PROCESS]])
-def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(
+def test_an_exit_of_a_fork_is_no_exit_of_the_engine(
     tmp_path: Path, channels: list[Channel]
 ) -> None:
     engine = subprocess.Popen(
@@ -330,7 +317,7 @@ def test_the_engine_that_goes_is_told_from_a_copy_of_it_that_goes(
     finally:
         engine.kill()
         engine.wait()
-    assert [sign.channel for sign in watch.signs] == channels
+    assert channels_of(watch) == channels
 
 
 FATAL = "ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal error."
@@ -339,25 +326,20 @@ FATAL = "ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a fatal erro
 def test_junk_in_the_log_is_read_past(tmp_path: Path) -> None:
     fake = FakeVllm(tmp_path / "log", {"/v1/completions": Exchange.reset})
 
-    async def work(watch: Watch, _: Client) -> None:
+    async def work(watch: Watch, client: Client) -> None:
         with fake.log_path.open("ab") as file:
             file.write(b"\xff\xfe\x00" * 1000 + b"\n" + b"x" * 20_000_000 + b"\r\n")
             file.write(FATAL.encode() + b"\n")
-        async with asyncio.timeout(10):
-            await watch.over()
+        await until_over(watch, client)
 
     watch = watched(fake, work, tmp_path)
     signs = [(sign.channel, sign.decisive) for sign in watch.signs]
     assert signs == [(Channel.LOG, False), (Channel.CANARY, False), (Channel.LOG, True)]
 
 
-def test_a_fatal_line_of_an_engine_that_still_gives_tokens_is_no_death(tmp_path: Path) -> None:
+def test_a_fatal_line_of_a_working_engine_is_no_death(tmp_path: Path) -> None:
     """A log may quote such a line."""
-    asked: list[bool] = []
-
-    def completions(exchange: Exchange) -> None:
-        asked.append(True)
-        exchange.answer(200, COMPLETION)
+    asked: list[dict[str, Any]] = []
 
     async def work(watch: Watch, _: Client) -> None:
         fake.write(FATAL)
@@ -368,7 +350,7 @@ def test_a_fatal_line_of_an_engine_that_still_gives_tokens_is_no_death(tmp_path:
         assert not watch.ended
         assert (watch.fatal_lines, watch.refuted_lines) == (1, 1)
 
-    fake = FakeVllm(tmp_path / "log", {"/v1/completions": completions})
+    fake = FakeVllm(tmp_path / "log", {"/v1/completions": keeping(asked)})
     assert [sign.decisive for sign in watched(fake, work, tmp_path).signs] == [False]
 
 
@@ -381,14 +363,13 @@ def test_signs_after_the_first_are_kept_and_the_end_is_awaited(tmp_path: Path) -
         assert watch.exit is not None, "it was gone well within the grace"
 
     fake = FakeVllm(tmp_path / "log", {})
-    watch = watched(fake, work, tmp_path)
-    channels = [sign.channel for sign in watch.signs]
+    channels = channels_of(watched(fake, work, tmp_path))
     assert (channels[0], channels[-1]) == (Channel.LOG, Channel.PROCESS)
 
 
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_process_that_ends_during_the_boot_is_no_sign(tmp_path: Path, ready: bool) -> None:
-    """A boot starts and ends helper processes; afterwards the end of a process named by vLLM is a death."""
+    """A boot starts and ends helpers; later an exit of a process named by vLLM is a death."""
     child = subprocess.Popen(
         ["VLLM::Worker", "-c", "import time; time.sleep(600)"], executable=sys.executable
     )
@@ -415,30 +396,30 @@ def test_a_process_that_ends_during_the_boot_is_no_sign(tmp_path: Path, ready: b
     finally:
         child.kill()
         child.wait()
-    assert [sign.channel for sign in watch.signs] == ([Channel.ENGINE_PROCESS] if ready else [])
+    assert channels_of(watch) == ([Channel.ENGINE_PROCESS] if ready else [])
 
 
 def lines_of(path: Path, writes: list[bytes], expected: int) -> list[str]:
-    async def read() -> list[str]:
-        found: list[str] = []
+    """Return the lines of a log that is written while it is read. It does not exist at first."""
+    lines: list[str] = []
+
+    async def read() -> None:
         async for line, written in follow(path):
             assert written > 0
-            if line:
-                found.append(line)
-            if len(found) == expected:
-                return found
-            if writes:
-                with path.open("ab") as file:
-                    file.write(writes.pop(0))
-        return found
+            lines.extend([line] if line else [])
+            if len(lines) == expected:
+                return
+            with path.open("ab") as file:
+                file.write(writes.pop(0) if writes else b"")
 
-    async def first() -> list[str]:
+    async def first() -> None:
         task = asyncio.create_task(read())
-        await asyncio.sleep(0.05)  # the file is not there yet
+        await asyncio.sleep(0.05)
         path.write_bytes(writes.pop(0))
-        return await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 10)
 
-    return asyncio.run(first())
+    asyncio.run(first())
+    return lines
 
 
 def test_lines_come_whole_however_they_were_written(tmp_path: Path) -> None:
@@ -454,6 +435,104 @@ def test_lines_come_whole_however_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
-    writes = [b"x" * 200_000, b"y" * 200_000, b"\nnext\n"]
-    long, after = lines_of(tmp_path / "log", writes, 2)
+    long, after = lines_of(tmp_path / "log", [b"x" * 200_000, b"y" * 200_000, b"\nnext\n"], 2)
     assert (len(long), after) == (65536, "next")
+
+
+@pytest.mark.parametrize(
+    ("line", "decisive"),
+    [
+        (
+            (
+                "(EngineCore pid=1) ERROR 11-20 08:24:30 [core.py:1138] EngineCore encountered a"
+                " fatal error."
+            ),
+            True,
+        ),
+        ("ERROR 11-20 08:24:30 [core.py:1038] EngineCore failed to start.", True),
+        (
+            (
+                "(Worker_TP1 pid=7) ERROR 11-20 08:24:30 [multiproc_executor.py:949] WorkerProc hit"
+                " an exception."
+            ),
+            True,
+        ),
+        (
+            (
+                "RuntimeError: Engine core initialization failed. See root cause above. Failed core"
+                " proc(s): {}"
+            ),
+            True,
+        ),
+        (
+            (
+                "ERROR 11-20 08:24:30 [core_client.py:642] Engine core proc EngineCore died"
+                " unexpectedly, shutting down client."
+            ),
+            True,
+        ),
+        (
+            (
+                "WARNING 11-20 08:24:30 [core_client.py:817] [shutdown] MPClient: engine core"
+                " exited unexpectedly; starting"
+            ),
+            True,
+        ),
+        (
+            (
+                "ERROR 11-20 08:24:30 [multiproc_executor.py:315] Worker proc VllmWorker-0 died"
+                " unexpectedly (exit code: None)"
+            ),
+            True,
+        ),
+        (
+            (
+                "ERROR 03-01 10:00:00 core.py:291] EngineCore hit an exception: Traceback (most"
+                " recent call last):"
+            ),
+            True,
+        ),
+        (
+            (
+                "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause"
+                " above."
+            ),
+            True,
+        ),
+        ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", False),
+    ],
+)
+def test_each_log_line_of_a_death_is_a_sign(line: str, decisive: bool) -> None:
+    found = log_sign(line)
+    assert found is not None
+    assert found[1] is decisive
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "INFO: 400 Bad Request",
+        "Traceback (most recent call last):",
+        "ERROR 11-20 x",
+        (
+            "(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] Received request: prompt: 'why"
+            " EngineCore failed to start'"
+        ),
+        (
+            "(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] EngineCore encountered a fatal"
+            " error."
+        ),
+        "EngineCore encountered a fatal error.",
+        (
+            "(APIServer pid=7) ERROR 11-20 08:24:30 [serving.py:9] bad prompt: EngineCore"
+            " encountered a fatal error."
+        ),
+        (
+            "UserWarning: resource_tracker: process died unexpectedly, relaunching.  Some resources"
+            " might leak."
+        ),
+    ],
+)
+def test_other_lines_are_not(line: str) -> None:
+    assert log_sign(line) is None

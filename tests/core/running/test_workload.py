@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.core.running.test_trial import ARM, LAUNCH, concluded, tried
-from tests.fake_vllm import COMPLETION, METRICS, Exchange
+from tests.fake_vllm import COMPLETION, METRICS, Exchange, answering, keeping
 from vllm_repro.journal.journal import read
 from vllm_repro.scenario.workload import chat, completion, conversation, request, sized, together
 from vllm_repro.servers.kinds import ServerKind
@@ -20,61 +20,42 @@ from vllm_repro.verdict.outcome import Outcome
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
-def test_the_tools_and_the_template_of_a_chat_are_counted_with_it(tmp_path: Path) -> None:
-    """Count tools and template: without them a prompt would cross a boundary that it should not reach."""
+def tokenize(exchange: Exchange) -> None:
+    """Count the words of a chat, 7 for each tool and 5 for each option of its template."""
+    body = exchange.body
+    words = sum(len(str(message["content"]).split()) for message in body["messages"])
+    extra = 7 * len(body.get("tools", ())) + 5 * len(body.get("chat_template_kwargs", ()))
+    exchange.answer(200, {"count": words + extra})
 
-    def tokenize(exchange: Exchange) -> None:
-        words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
-        extra = 7 * len(exchange.body.get("tools", ())) + 5 * len(
-            exchange.body.get("chat_template_kwargs", ())
-        )
-        exchange.answer(200, {"count": words + extra})
 
-    sent: list[dict[str, object]] = []
+def journaled(folder: Path, event: str, field: str) -> list[Any]:
+    return [entry.get(field) for entry in read(folder / "journal.jsonl").of(event)]
 
-    def chats(exchange: Exchange) -> None:
-        sent.append(exchange.body)
-        exchange.answer(200, COMPLETION)
 
+def test_a_chat_is_counted_with_its_tools_and_template(tmp_path: Path) -> None:
+    """Without them a prompt would cross a boundary that it should not reach."""
+    sent: list[dict[str, Any]] = []
     request = chat(
         prompt=60,
         stream=False,
         tools=[{"type": "function"}],
         chat_template_kwargs={"enable_thinking": True},
     )
-    paths = {"/tokenize": tokenize, "/v1/chat/completions": chats}
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": keeping(sent)}
     tried(tmp_path, paths, arm=replace(ARM, workload=(request,)))
-    # of plain JSON
-    assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5  # type: ignore[index]
+    assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5
 
 
 def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path) -> None:
-    def tokenize(exchange: Exchange) -> None:
-        exchange.answer(
-            200,
-            {"count": sum(len(str(one["content"]).split()) for one in exchange.body["messages"])},
-        )
-
     sent: list[dict[str, Any]] = []
-
-    def chats(exchange: Exchange) -> None:
-        sent.append(exchange.body)
-        exchange.answer(200, COMPLETION)
-
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     turns = conversation(first=50, adds=[30, 30], tools=[tool], stream=False)
-    paths = {"/tokenize": tokenize, "/v1/chat/completions": chats}
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": keeping(sent)}
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(turns,)))
     roles = [message["role"] for message in sent[2]["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant", "tool"]
-    calls = [
-        message["tool_calls"][0]
-        for message in sent[2]["messages"]
-        if message["role"] == "assistant"
-    ]
-    results = [
-        message["tool_call_id"] for message in sent[2]["messages"] if message["role"] == "tool"
-    ]
+    calls = [said["tool_calls"][0] for said in sent[2]["messages"] if said["role"] == "assistant"]
+    results = [said["tool_call_id"] for said in sent[2]["messages"] if said["role"] == "tool"]
     assert [call["id"] for call in calls] == results == ["call_1", "call_2"]
     assert calls[0]["function"] == {"name": "look", "arguments": "{}"}
     assert sent[2]["messages"][:3] == sent[1]["messages"]
@@ -89,26 +70,17 @@ def test_a_shared_head_has_the_size_that_was_sent(
         words = [hash(word) for word in exchange.body["prompt"].split()]
         exchange.answer(200, {"count": len(words), "tokens": words})
 
-    shared = sized(96, lab=32)
-    request = completion(prompt=128, shared=shared)
+    request = completion(prompt=128, shared=sized(96, lab=32))
     arm = replace(ARM, workload=(request, request))
     _, trial = tried(tmp_path, {"/tokenize": tokenize}, arm=arm, launch=replace(LAUNCH, kind=kind))
     assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
-    sent = [
-        entry["body"]
-        for entry in read(tmp_path / "journal.jsonl").entries
-        if entry.event == "request-sent"
-    ]
+    sent = journaled(tmp_path, "request-sent", "body")
     assert {body["prompt"] for body in sent} == {f"(128 tokens, the first {repeats} shared)"}
 
 
 def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
-
-    def completions(exchange: Exchange) -> None:
-        sent.append(exchange.body)
-        exchange.answer(200, {"choices": COMPLETION["choices"]})
-
+    uncounted = answering(200, {"choices": COMPLETION["choices"]})
     stated: dict[str, Any] = {
         "temperature": 0.5,
         "seed": 0,
@@ -120,7 +92,7 @@ def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) ->
         completion(prompt=[7] * 64),
         completion(prompt=[*[7] * 48, 8], name="second", **stated),
     )
-    paths = {"/v1/completions": completions, "/tokenize": lambda exchange: exchange.answer(500)}
+    paths = {"/v1/completions": keeping(sent, uncounted), "/tokenize": answering(500)}
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(first, second)))
     assert sent[1].items() >= {**stated, "prompt": [*[7] * 48, 8]}.items()
     asked = trial.seen.asked
@@ -145,15 +117,10 @@ EMBEDDED = {
 }
 
 
-def test_any_endpoint_may_be_asked_of_a_server_without_completions(tmp_path: Path) -> None:
+def test_a_server_without_completions_can_be_asked(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
-
-    def embeddings(exchange: Exchange) -> None:
-        sent.append(exchange.body)
-        exchange.answer(200, EMBEDDED)
-
-    paths = dict.fromkeys(("/v1/embeddings", "/pooling"), embeddings)
-    paths |= {"/v1/completions": lambda exchange: exchange.answer(404, {"detail": "Not Found"})}
+    paths = dict.fromkeys(("/v1/embeddings", "/pooling"), keeping(sent, answering(200, EMBEDDED)))
+    paths["/v1/completions"] = answering(404, {"detail": "Not Found"})
     body = {"input": [1, 2, 3], "dimensions": 0}
     workload = (
         request(path="/v1/embeddings", body=body, name="one"),
@@ -165,19 +132,14 @@ def test_any_endpoint_may_be_asked_of_a_server_without_completions(tmp_path: Pat
         tmp_path, paths, arm=replace(ARM, workload=workload, trigger=answered("one", 200))
     )
     assert (conclusion.outcome, conclusion.sent, conclusion.ok) == (Outcome.CLEAN, 2, 2)
-    assert sent[0] == {"model": "tiny", **body}
-    assert sent[1]["model"] == "adapter"
+    assert (sent[0], sent[1]["model"]) == ({"model": "tiny", **body}, "adapter")
     assert sent[2]["input"] == "hello", "the canary"
     assert [one.prompt_tokens for one in trial.seen.asked] == [
         3,
         None,
     ], "two prompts are no prompt of their sum"
-    bodies = [
-        entry["body"]
-        for entry in read(tmp_path / "journal.jsonl").entries
-        if entry.event == "request-sent"
-    ]
-    assert bodies == [body, {"model": "adapter", "input": [[1], [2, 3]]}]
+    bodies = [body, {"model": "adapter", "input": [[1], [2, 3]]}]
+    assert journaled(tmp_path, "request-sent", "body") == bodies
 
 
 @pytest.mark.parametrize(
@@ -185,9 +147,7 @@ def test_any_endpoint_may_be_asked_of_a_server_without_completions(tmp_path: Pat
     [(200, Outcome.UNTRIGGERED), (400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)],
 )
 def test_the_failure_of_any_request_counts(tmp_path: Path, status: int, outcome: Outcome) -> None:
-    paths = {
-        "/score": lambda exchange: exchange.answer(status, {} if status == 200 else {"error": "no"})
-    }
+    paths = {"/score": answering(status, {} if status == 200 else {"error": "no"})}
     scored = request(path="/score", body={"text_1": "a", "text_2": "b"}, name="score")
     assert (
         concluded(
@@ -201,19 +161,14 @@ def test_the_failure_of_any_request_counts(tmp_path: Path, status: int, outcome:
 def test_hits_of_other_clients_are_not_those_of_a_request(
     tmp_path: Path, hits: int, cached: int | None
 ) -> None:
-    answered: list[bool] = []
-
-    def completions(exchange: Exchange) -> None:
-        answered.append(True)
-        exchange.answer(
-            200, {**COMPLETION, "usage": {"prompt_tokens": 128, "completion_tokens": 1}}
-        )
+    answered: list[dict[str, Any]] = []
+    counts = {**COMPLETION, "usage": {"prompt_tokens": 128, "completion_tokens": 1}}
 
     def metrics(exchange: Exchange) -> None:
         counted = hits * bool(answered)
         exchange.answer(200, f"{METRICS}vllm:prefix_cache_hits_total {counted}\n", "text/plain")
 
-    paths = {"/v1/completions": completions, "/metrics": metrics}
+    paths = {"/v1/completions": keeping(answered, answering(200, counts)), "/metrics": metrics}
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(completion(prompt="hello"),)))
     assert trial.seen.asked[0].cached_tokens == cached
 
@@ -224,9 +179,7 @@ def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
         "completion_tokens": 1,
         "prompt_tokens_details": {"cached_tokens": -1},
     }
-    paths = {
-        "/v1/completions": lambda exchange: exchange.answer(200, {**COMPLETION, "usage": usage})
-    }
+    paths = {"/v1/completions": answering(200, {**COMPLETION, "usage": usage})}
     assert tried(tmp_path, paths)[1].seen.asked[0].cached_tokens is None
 
 
@@ -237,19 +190,17 @@ def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
 def test_a_client_may_leave_before_its_answer(
     tmp_path: Path, takes: float, waiting: int, outcome: Outcome
 ) -> None:
-    """It is no failure of the server, and a trigger only if the server counted a waiting request then."""
-    came: list[str] = []
+    """It is no server failure, and a trigger only if the server counted a waiting request then."""
+    came: list[dict[str, Any]] = []
 
     def completions(exchange: Exchange) -> None:
-        came.append(exchange.body["prompt"])
-        if exchange.body["prompt"] == "short":
-            time.sleep(takes)
+        time.sleep(takes * (exchange.body["prompt"] == "short"))
         exchange.answer(200, COMPLETION)
 
     counted = f"{METRICS}vllm:num_requests_waiting {waiting}\n"
     paths = {
-        "/v1/completions": completions,
-        "/metrics": lambda exchange: exchange.answer(200, counted, "text/plain"),
+        "/v1/completions": keeping(came, completions),
+        "/metrics": answering(200, counted, "text/plain"),
     }
     leaving = completion(name="leaves", prompt="short", starts_after=0.2, leaves_after=0.3)
     workload = (together(leaving, completion(name="busy", prompt="long")),)
@@ -257,10 +208,5 @@ def test_a_client_may_leave_before_its_answer(
         tmp_path, paths, arm=replace(ARM, workload=workload, trigger=left_waiting("leaves"))
     )
     assert (conclusion.outcome, conclusion.sent - conclusion.ok) == (outcome, 0)
-    assert came[:2] == ["long", "short"]
-    left = [
-        entry.get("waiting")
-        for entry in read(tmp_path / "journal.jsonl").entries
-        if entry.event == "client-left"
-    ]
-    assert left == ([waiting] if takes else [])
+    assert [body["prompt"] for body in came[:2]] == ["long", "short"]
+    assert journaled(tmp_path, "client-left", "waiting") == ([waiting] if takes else [])

@@ -15,7 +15,7 @@ from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, connect
 
 IDLE = "import time; print('up'); time.sleep(600)"
-"""A program that says that it is up, and stays."""
+"""A program that prints that it is up, and stays."""
 
 
 def engine_or_reason(environment: Mapping[str, str]) -> Engine:

@@ -83,8 +83,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[st
 
 def test_process_and_log_of_a_running_server_are_found(running: tuple[str, Path, int]) -> None:
     url, log, pid = running
-    assert find_process(url) == pid
-    assert find_log(pid) == log
+    assert (find_process(url), find_log(pid)) == (pid, log)
     assert find_process("http://example.invalid:1") is None
     assert find_log(None) is None
 
@@ -111,7 +110,7 @@ def test_the_bug_is_seen_on_a_server_that_runs_already(
 
 @pytest.mark.parametrize("running", ["busy"], indirect=True)
 @pytest.mark.parametrize(("others", "outcome"), [(False, "hang"), (True, "infra")])
-def test_a_server_that_others_ask_too_is_not_said_to_never_rest(
+def test_a_server_with_other_clients_is_not_reported_as_busy(
     running: tuple[str, Path, int], harness: Harness, tmp_path: Path, others: bool, outcome: str
 ) -> None:
     url, _, _ = running
@@ -213,7 +212,7 @@ ELSE = BOOT.format(pid=5)
         ((DEATH, "ready\n"), 0),
     ],
 )
-def test_the_words_of_earlier_servers_are_not_taken_for_this_ones(
+def test_lines_of_earlier_servers_are_skipped(
     tmp_path: Path, lines: tuple[str, ...], kept: int
 ) -> None:
     log = tmp_path / "server.log"
@@ -263,31 +262,23 @@ def test_an_attached_server_is_evidence_of_what_it_shows(
     assert evidence_of(version, log) is evidence
 
 
-def test_flags_that_nobody_saw_prove_nothing_about_an_attached_server(tmp_path: Path) -> None:
-    scenario = find("tq-chunked-prefill")
-    asked = SentRequest("long chat", 7593)
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [(ServerKind.ATTACH, Outcome.UNTRIGGERED), (ServerKind.PROCESS, Outcome.CLEAN)],
+)
+def test_unknown_flags_are_no_evidence_of_an_attached_server(
+    tmp_path: Path, kind: ServerKind, outcome: Outcome
+) -> None:
+    scenario = replace(find("tq-chunked-prefill"), trigger=chunked_prefill(chunks=2))
     seen = Observed(
-        facts=ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()),
+        facts=ServerFacts(kind=kind, evidence=Evidence.GPU, argv=()),
         ready=True,
-        asked=[asked],
+        asked=[SentRequest("long chat", 7593)],
         canary_ok=True,
     )
-    conclusion = assess(
-        replace(scenario, trigger=chunked_prefill(chunks=2)),
-        scenario.reported(),
-        seen,
-        tmp_path / "none",
-    )
-    assert conclusion.outcome is Outcome.UNTRIGGERED
-    assert "the batch size is not known" in conclusion.why
-    seen.facts = ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.GPU, argv=())
-    again = assess(
-        replace(scenario, trigger=chunked_prefill(chunks=2)),
-        scenario.reported(),
-        seen,
-        tmp_path / "none",
-    )
-    assert again.outcome is Outcome.CLEAN
+    conclusion = assess(scenario, scenario.reported(), seen, tmp_path / "none")
+    assert conclusion.outcome is outcome
+    assert ("the batch size is not known" in conclusion.why) is (kind is ServerKind.ATTACH)
 
 
 def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:

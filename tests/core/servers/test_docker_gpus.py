@@ -1,4 +1,7 @@
-"""GPU requests to a real engine without a GPU: a stub of NVIDIA's hook accepts or refuses them (fixtures/gpu_stubs)."""
+"""GPU requests to a real engine without a GPU.
+
+A stub of NVIDIA's hook accepts or refuses them (fixtures/gpu_stubs).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ STUB_IMAGE = "vllm-repro/stub-of-a-gpu-image:latest"
 
 @pytest.fixture
 def engine(docker_engine: Engine, base_image: str) -> Iterator[Engine]:
-    """Return an engine that has the stub of the hook; afterwards no container that tried a request may be left."""
+    """Return an engine with the stub of the hook. No container of a request may be left."""
     try:
         assert gpu_prefix(docker_engine, base_image) == ""
     except Unsupported:
@@ -92,7 +95,7 @@ def test_what_the_engine_makes_of_a_request(
         ),
     ],
 )
-def test_a_refusal_has_the_words_of_the_hook_and_a_hint_of_its_own(
+def test_a_refusal_quotes_the_hook_and_has_its_own_hint(
     engine: Engine,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
@@ -112,7 +115,10 @@ def test_a_refusal_has_the_words_of_the_hook_and_a_hint_of_its_own(
 
 @pytest.fixture
 def stub_image(engine: Engine, rehearsal_image: str) -> Iterator[str]:
-    """Return an image that passes for one of vLLM until its server answers: the rehearsal engine without its label."""
+    """Return the rehearsal image without its label.
+
+    It passes for an image of vLLM until its server answers.
+    """
     text = f'FROM {rehearsal_image}\nLABEL org.vllm-repro.rehearsal=""\n'
     engine.client.images.build(
         fileobj=io.BytesIO(text.encode()), tag=STUB_IMAGE, rm=True, forcerm=True
@@ -121,7 +127,7 @@ def stub_image(engine: Engine, rehearsal_image: str) -> Iterator[str]:
     engine.client.images.remove(STUB_IMAGE)
 
 
-def test_a_run_gets_the_cards_of_its_lease_and_a_rehearsal_is_no_evidence(
+def test_a_run_gets_its_leased_cards_and_is_no_evidence(
     harness: Harness, stub_gpus: StubGpus, stub_image: str
 ) -> None:
     run = (

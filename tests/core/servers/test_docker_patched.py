@@ -37,7 +37,9 @@ file.write_text("ANSWER = 7\\n")
 py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 file.write_text({BEFORE!r})
 python = pathlib.Path("/opt/odd/python3")
-python.write_text('#!/bin/sh\\nPYTHONPATH="$PYTHONPATH:/opt/odd/packages" exec /usr/bin/python3 "$@"\\n')
+python.write_text(
+    '#!/bin/sh\\nPYTHONPATH="$PYTHONPATH:/opt/odd/packages" exec /usr/bin/python3 "$@"\\n'
+)
 script = pathlib.Path("/usr/bin/vllm")
 script.write_text("#!/bin/env /opt/odd/python3\\n" + {PROGRAM!r} + "time.sleep(600)\\n")
 for file in (python, script):
@@ -92,8 +94,7 @@ def test_an_image_is_asked_by_the_python_of_its_command(
     assert (
         source.files[FILE].compiled == "/opt/odd/packages/vllm/__pycache__/answer.cpython-311.pyc"
     )
-    assert source.files[FILE].text == BEFORE
-    assert containers_of(docker_engine, run_id) == []
+    assert (source.files[FILE].text, containers_of(docker_engine, run_id)) == (BEFORE, [])
 
 
 def test_the_server_runs_the_changed_file(
@@ -113,7 +114,7 @@ def test_an_image_without_a_vllm_is_unsupported(
         image_source(docker_engine, ContainerSpec(image=rehearsal_image), [FILE], run_id)
 
 
-def test_an_image_that_cannot_be_asked_says_so(
+def test_an_image_that_cannot_be_asked_is_infra(
     docker_engine: Engine, base_image: str, run_id: str
 ) -> None:
     deaf = ContainerSpec(image=base_image, env=(("PYTHONHOME", "/nowhere"),))

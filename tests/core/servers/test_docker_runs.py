@@ -91,7 +91,7 @@ def test_two_nodes_in_two_containers(
     assert containers_of(engine, done.folder.name) == []
 
 
-def test_a_container_that_somebody_else_runs_is_attached_with_its_log(
+def test_a_foreign_container_is_attached_with_its_log(
     harness: Harness, engine: Engine, rehearsal_image: str
 ) -> None:
     port = free_port()
@@ -160,8 +160,8 @@ def interrupted(
 ) -> tuple[int, Path]:
     """Start a long run in a container and signal it when its journal contains `moment`."""
     out = tmp_path / "reports"
-    command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss --trials 50".split()
-    process = started(out, *command)
+    command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss"
+    process = started(out, *command.split(), "--trials", "50")
     until(lambda: moment in "".join(journals(out)))
     return signalled(process, number, out)
 
@@ -178,8 +178,7 @@ def test_an_interrupted_run_leaves_no_container(
     tmp_path: Path, engine: Engine, rehearsal_image: str, number: signal.Signals, moment: str
 ) -> None:
     status, folder = interrupted(tmp_path, rehearsal_image, number, moment)
-    assert status == 130
-    assert containers_of(engine, folder.name) == []
+    assert (status, containers_of(engine, folder.name)) == (130, [])
     assert (
         json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"]
         == number.name

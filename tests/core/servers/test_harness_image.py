@@ -14,7 +14,7 @@ from vllm_repro.servers.docker_engine import Engine
 pytestmark = pytest.mark.docker
 
 
-def test_the_image_lists_scenarios_and_reaches_the_engine_of_its_host(
+def test_the_image_lists_scenarios_and_reaches_the_engine(
     docker_engine: Engine,
 ) -> None:
     image = build("harness")

@@ -17,8 +17,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "architecture.md"
 
 
 def test_every_kind_and_every_evidence_has_its_facts() -> None:
-    assert list(KINDS) == list(ServerKind)
-    assert list(EVIDENCE) == list(Evidence)
+    assert (list(KINDS), list(EVIDENCE)) == (list(ServerKind), list(Evidence))
 
 
 @pytest.mark.parametrize("kind", ServerKind)

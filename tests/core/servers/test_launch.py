@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vllm_repro.command.container import ContainerSpec
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.launch import (
     CONTAINER_MODEL,
     FIRST_RUNNER,
@@ -21,15 +23,27 @@ from vllm_repro.servers.launch import (
 from vllm_repro_diagnosis.evidence import Evidence
 
 FOLDER = Path("/m/made")
+ON_GPU: dict[str, Any] = {"port": 1, "evidence": Evidence.GPU}
+
+
+def made(scenario: Scenario) -> ServedModel:
+    return ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=scenario.tiny_model)
+
+
+def arm_of(scenario: Scenario, name: str) -> Arm:
+    arm = scenario.arm(name)
+    assert arm is not None
+    return arm
+
+
+def container_of(launch: Launch) -> ContainerSpec:
+    assert launch.container is not None
+    return launch.container
 
 
 def launch(scenario: Scenario, name: str = "reported") -> Launch:
-    arm, tiny_model = scenario.arm(name), scenario.tiny_model
-    assert arm is not None
-    weights = ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=tiny_model)
-    return process_launch(
-        scenario, arm, vllm=("vllm",), env={}, weights=weights, port=1, evidence=Evidence.GPU
-    )
+    arm = arm_of(scenario, name)
+    return process_launch(scenario, arm, vllm=("vllm",), env={}, weights=made(scenario), **ON_GPU)
 
 
 def cpu_bytes(found: Launch) -> int:
@@ -37,7 +51,7 @@ def cpu_bytes(found: Launch) -> int:
     return int(config["kv_connector_extra_config"]["cpu_bytes_to_use"])
 
 
-def test_the_flags_that_a_tiny_model_takes_stay_and_each_other_one_is_a_difference() -> None:
+def test_flags_that_a_tiny_model_drops_are_differences() -> None:
     mtp = find("tq-mtp-cudagraphs")
     found = launch(mtp)
     assert mtp.dummy is not None
@@ -70,7 +84,7 @@ def test_the_flags_that_a_tiny_model_takes_stay_and_each_other_one_is_a_differen
 @pytest.mark.parametrize(
     "name", ["tq-prefix-hit-unreserved", "sco-lazy-starves", "min-tokens-stop-ids"]
 )
-def test_a_tiny_model_of_the_reported_architecture_runs_as_that_would(name: str) -> None:
+def test_a_tiny_model_of_the_same_architecture_keeps_flags(name: str) -> None:
     found = launch(find(name))
     assert found.command.env == find(name).reported().env
     assert not any("MODEL_RUNNER" in text for text in found.differences)
@@ -84,13 +98,11 @@ def test_a_reported_key_is_no_part_of_a_command() -> None:
     assert any("VLLM_API_KEY" in text for text in found.differences)
 
 
-def test_a_tiny_model_for_a_command_without_such_flags_changes_nothing_else() -> None:
+def test_a_tiny_model_changes_no_other_flags() -> None:
     tq = find("tq-chunked-prefill")
-    found = launch(tq, "bigger-chunk").command
-    arm = tq.arm("bigger-chunk")
-    assert arm is not None
-    changed = found.without("--load-format", "--host", "--port")
-    assert replace(changed, env=()) == tq.command_of(arm).with_model(str(FOLDER))
+    changed = launch(tq, "bigger-chunk").command.without("--load-format", "--host", "--port")
+    command = tq.command_of(arm_of(tq, "bigger-chunk")).with_model(str(FOLDER))
+    assert replace(changed, env=()) == command
 
 
 def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:
@@ -101,62 +113,32 @@ def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:
         " in place of --kv-transfer-config " in text
         for text in launch(sco, "small-cpu-pool").differences
     )
-    arm = sco.arm("small-cpu-pool")
-    assert arm is not None
-    assert '"cpu_bytes_to_use":7516192768' in (
-        sco.command_of(arm).get("--kv-transfer-config") or ""
-    )
+    reported = sco.command_of(arm_of(sco, "small-cpu-pool")).get("--kv-transfer-config")
+    assert '"cpu_bytes_to_use":7516192768' in (reported or "")
 
 
-def test_the_leased_gpus_replace_the_reported_request() -> None:
-    tq = find("tq-chunked-prefill")
-    reported = replace(
-        tq, command="docker run --gpus all reporter/vllm:mine --model Qwen/Qwen3.5-9B"
-    )
-    weights = ServedModel(name="m")
-    for gpus, request in (
-        ((), "all"),
-        (("2",), "device=2"),
-        (("nvidia.com/gpu=2",), "device=nvidia.com/gpu=2"),
-    ):
-        made = container_launch(
-            reported,
-            reported.arms[0],
-            image="i",
-            weights=weights,
-            port=1,
-            evidence=Evidence.GPU,
-            gpus=gpus,
-        )
-        assert made.container is not None
-        assert made.container.gpus == request
-    process = process_launch(
-        tq,
-        tq.arms[0],
-        vllm=("vllm",),
-        env={},
-        weights=weights,
-        port=1,
-        evidence=Evidence.GPU,
-        gpus=("2", "3"),
-    )
-    assert process.env["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert process.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+@pytest.mark.parametrize(
+    ("gpus", "request_"),
+    [((), "all"), (("2",), "device=2"), (("nvidia.com/gpu=2",), "device=nvidia.com/gpu=2")],
+)
+def test_the_leased_gpus_replace_the_reported_request(gpus: tuple[str, ...], request_: str) -> None:
+    command = "docker run --gpus all reporter/vllm:mine --model Qwen/Qwen3.5-9B"
+    reported = replace(find("tq-chunked-prefill"), command=command)
+    served: dict[str, Any] = {"weights": ServedModel(name="m"), **ON_GPU}
+    found = container_launch(reported, reported.arms[0], image="i", gpus=gpus, **served)
+    assert container_of(found).gpus == request_
+
+
+def test_a_process_gets_its_leased_gpus() -> None:
+    tq, served = find("tq-chunked-prefill"), {"weights": ServedModel(name="m"), **ON_GPU}
+    found = process_launch(tq, tq.arms[0], vllm=("vllm",), env={}, gpus=("2", "3"), **served)
+    visible = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert found.env.items() >= visible.items()
 
 
 def test_a_container_gets_the_folder_and_no_hub() -> None:
-    tq = find("tq-chunked-prefill")
-    weights = ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=tq.tiny_model)
-    found = container_launch(
-        tq,
-        tq.arms[0],
-        image="vllm/vllm-openai:v0.23.0",
-        weights=weights,
-        port=1,
-        evidence=Evidence.GPU,
-    )
-    assert found.container is not None
-    assert [mount.target for mount in found.container.mounts] == [CONTAINER_MODEL]
-    assert found.env["HF_HUB_OFFLINE"] == "1"
-    assert found.command.model == CONTAINER_MODEL
+    tq, image = find("tq-chunked-prefill"), "vllm/vllm-openai:v0.23.0"
+    found = container_launch(tq, tq.arms[0], image=image, weights=made(tq), **ON_GPU)
+    assert [mount.target for mount in container_of(found).mounts] == [CONTAINER_MODEL]
+    assert (found.env["HF_HUB_OFFLINE"], found.command.model) == ("1", CONTAINER_MODEL)
     assert found.weights.startswith("dummy: 1 layer, ")

@@ -48,12 +48,11 @@ def launch(flags: str, evidence: Evidence = Evidence.CPU) -> Launch:
 @pytest.mark.parametrize("flags", ["", "--tensor-parallel-size 2", "--nnodes 1"])
 def test_one_node_stays_as_it_is(flags: str) -> None:
     alone = launch(flags)
-    assert node_count(alone) == 1
-    assert process_nodes(alone, MEETING) == [alone]
+    assert (node_count(alone), process_nodes(alone, MEETING)) == (1, [alone])
 
 
 @given(st.integers(2, 8))
-def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int) -> None:
+def test_every_node_has_a_rank_and_only_the_first_has_http(nodes: int) -> None:
     head, *followers = process_nodes(
         launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), MEETING
     )
@@ -64,8 +63,7 @@ def test_every_node_has_a_rank_of_its_own_and_only_the_first_has_http(nodes: int
     assert [command.has("--port") for command in commands] == [True, *[False] * (nodes - 1)]
     assert {command.number("--master-port") for command in commands} == {9000}
     assert {command.get("--master-addr") for command in commands} == {"127.0.0.1"}
-    assert head.argv[:2] == ("/r/bin/vllm", "serve")
-    assert head.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert (head.argv[:2], head.env["GLOO_SOCKET_IFNAME"]) == (("/r/bin/vllm", "serve"), "lo")
     assert all(follower.env == dict(head.env) for follower in followers)
 
 
@@ -162,7 +160,7 @@ def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
     assert not any(alive)
 
 
-def test_the_end_of_another_node_is_told_with_its_rank(tmp_path: Path) -> None:
+def test_an_exit_of_another_node_is_reported_with_its_rank(tmp_path: Path) -> None:
     async def run() -> tuple[int, int | None]:
         ranked = server(tmp_path, SLEEP, SLEEP, "raise SystemExit(3)")
         async with running(ranked):

@@ -29,8 +29,11 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.process import ProcessServer
 log, port = sys.argv[1:]
-program = [sys.executable, "-c", "import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(600)"]
-server = ProcessServer(program, port=int(port), log=Path(log), env={}, kind=ServerKind.PROCESS, evidence=Evidence.CPU)
+code = "import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(600)"
+program, kind = [sys.executable, "-c", code], ServerKind.PROCESS
+server = ProcessServer(
+    program, port=int(port), log=Path(log), env={}, kind=kind, evidence=Evidence.CPU
+)
 pid = asyncio.run(server.start()).pid
 while not Path(log).read_text():
     time.sleep(0.02)
@@ -44,7 +47,8 @@ from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro.servers.docker import DockerServer
 log, port, image, run, program = sys.argv[1:]
-spec = ContainerSpec(image=image, entrypoint=("python3", "-c", program), publish=(Publish(int(port)),))
+publish = (Publish(int(port)),)
+spec = ContainerSpec(image=image, entrypoint=("python3", "-c", program), publish=publish)
 server = DockerServer(spec, port=int(port), log=Path(log), run=run, evidence=Evidence.CPU)
 print(asyncio.run(server.start()).container_id, flush=True)
 time.sleep(600)

@@ -26,7 +26,7 @@ from vllm_repro.servers.site import choose
 from vllm_repro_diagnosis.evidence import Evidence
 
 
-def test_the_callers_environment_does_not_take_the_assertions_out_and_is_told_where_vllm_reads_it(
+def test_the_environment_keeps_assertions_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
@@ -61,7 +61,7 @@ def test_the_callers_environment_does_not_take_the_assertions_out_and_is_told_wh
 @pytest.mark.parametrize(
     ("ends", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)], ids=["exits", "killed"]
 )
-def test_the_pid_of_a_server_that_ended_is_not_used_again_before_its_session_is_gone(
+def test_the_pid_of_an_ended_server_is_kept_for_its_session(
     ends: str, code: int, tmp_path: Path
 ) -> None:
     server = ProcessServer(
@@ -117,7 +117,7 @@ def release(folder: Path, *operators: str, source: Source = NO_BUILD) -> Release
         ("cpu_gemm_wna16", True, "", False),
     ],
 )
-def test_only_an_operator_that_the_model_calls_makes_a_vllm_unsupported(
+def test_only_an_operator_that_the_model_calls_is_unsupported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     operator: str,
@@ -135,7 +135,7 @@ def test_only_an_operator_that_the_model_calls_makes_a_vllm_unsupported(
         assert operator in why
 
 
-def test_the_model_that_the_lab_serves_decides_and_not_the_reported_one(tmp_path: Path) -> None:
+def test_the_served_model_decides_and_not_the_reported_one(tmp_path: Path) -> None:
     """Report sco-hybrid with a model of experts; its tiny model in the lab has none."""
     scenario = find("sco-hybrid")
     assert scenario.lab is not None
@@ -144,7 +144,7 @@ def test_the_model_that_the_lab_serves_decides_and_not_the_reported_one(tmp_path
     assert misfit(over, scenario.lab.shape(scenario.model)) == ""
 
 
-def test_a_report_says_over_which_compiled_parts_a_tree_ran(tmp_path: Path) -> None:
+def test_a_report_names_the_compiled_parts_of_a_tree(tmp_path: Path) -> None:
     scenario = find("min-tokens-stop-ids")
     launch = process_launch(
         scenario,

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +14,42 @@ from vllm_repro.host.machine import Gpu
 from vllm_repro.releases.local_vllm import LocalVllm
 from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.attach import AttachSite
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import LabSite, SchedulerSite
-from vllm_repro.servers.options import ServerOptions, default_image
+from vllm_repro.servers.launch import ServedModel
+from vllm_repro.servers.options import (
+    ServerOptions,
+    default_image,
+    lacking,
+    needs_of,
+    tiny_model_of,
+    weights_for,
+)
 from vllm_repro.servers.process import ProcessServer, ProcessSite
 from vllm_repro.servers.rehearsal import RehearsalSite
-from vllm_repro.servers.site import Offer, Site
+from vllm_repro.servers.site import Offer, Site, choose
+from vllm_repro.tiny_model import TinyModel
 from vllm_repro_diagnosis.evidence import Evidence
 
 TQ = find("tq-chunked-prefill")
 STOP_IDS = find("min-tokens-stop-ids")
 H100 = Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580")
 PATCHED = next(arm for arm in STOP_IDS.arms if arm.patches)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets the GPUs and the installed vLLM of this machine."""
+
+    def set_machine(*cards: Gpu, vllm: str | None) -> None:
+        installed = LocalVllm(Path("/x/vllm"), vllm) if vllm else None
+        for module in ("process", "site"):
+            monkeypatch.setattr(f"vllm_repro.servers.{module}.gpus", lambda: cards)
+        monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: installed)
+
+    return set_machine
 
 
 def test_the_reported_image_is_that_of_one_release() -> None:
@@ -35,32 +60,26 @@ def test_the_reported_image_is_that_of_one_release() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "message"),
+    ("vllm", "message"),
     [
         (None, "no vllm is installed here"),
-        (LocalVllm(Path("/x/vllm"), "0.24.0"), "the vllm that is installed here is 0.24.0"),
+        ("0.24.0", "the vllm that is installed here is 0.24.0"),
     ],
 )
 def test_a_cpu_build_is_not_run_for_a_scenario_that_needs_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, here: LocalVllm | None, message: str
+    here: Callable[..., None], vllm: str | None, message: str
 ) -> None:
     """A CPU build must not be reported as evidence from a GPU."""
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
-    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: here)
+    here(H100, vllm=vllm)
     with pytest.raises(InfraError, match=message):
         ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
 
 
-def test_the_release_that_is_installed_here_is_run_on_the_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: (H100,))
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), "0.23.0+cu129")
-    )
-    here = ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
-    assert here.evidence is Evidence.GPU
-    assert here.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
+def test_the_release_that_is_installed_here_is_run_on_the_gpu(here: Callable[..., None]) -> None:
+    here(H100, vllm="0.23.0+cu129")
+    site = ProcessSite(ServerOptions(vllm=Source(release="0.23.0")), TQ, lambda _: None)
+    assert site.evidence is Evidence.GPU
+    assert site.launch(TQ, TQ.arms[0], 8000).argv[0] == "/x/vllm"
 
 
 @pytest.mark.parametrize(
@@ -71,13 +90,10 @@ def test_the_release_that_is_installed_here_is_run_on_the_gpu(
         ("0.28.0", (), Evidence.CPU),
     ],
 )
-def test_an_installed_vllm_is_evidence_of_what_it_runs_on_and_not_of_what_the_scenario_needs(
-    monkeypatch: pytest.MonkeyPatch, version: str, cards: tuple[Gpu, ...], evidence: Evidence
+def test_an_installed_vllm_is_evidence_of_what_it_runs_on(
+    here: Callable[..., None], version: str, cards: tuple[Gpu, ...], evidence: Evidence
 ) -> None:
-    monkeypatch.setattr("vllm_repro.servers.process.gpus", lambda: cards)
-    monkeypatch.setattr(
-        "vllm_repro.servers.process.local_vllm", lambda: LocalVllm(Path("/x/vllm"), version)
-    )
+    here(*cards, vllm=version)
     assert ProcessSite(ServerOptions(), STOP_IDS).evidence is evidence
     if cards:
         assert ProcessSite(ServerOptions(), TQ).evidence is evidence
@@ -134,7 +150,7 @@ ATTACHED = AttachSite(ServerOptions(url="http://127.0.0.1:1"), STOP_IDS, rehears
         (ATTACHED, "that already runs cannot be changed"),
     ],
 )
-def test_an_arm_that_changes_the_source_says_where_it_can_run(
+def test_an_arm_with_a_patch_reports_where_it_can_run(
     tmp_path: Path, where: Site, message: str
 ) -> None:
     assert where.cannot(STOP_IDS.arms[0]) == ""
@@ -161,7 +177,7 @@ def installed(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Proce
     return ProcessSite(ServerOptions(), STOP_IDS, lambda _: None)
 
 
-def test_an_installed_vllm_is_run_with_the_changed_file_before_its_own(
+def test_an_installed_vllm_runs_with_the_patched_file_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)
@@ -190,7 +206,7 @@ def test_a_patch_that_does_not_fit_boots_nothing(
     assert "the patch does not fit this release" in here.cannot(PATCHED)
 
 
-def test_a_patch_that_cannot_be_laid_over_anything_is_trouble_of_the_host(
+def test_a_patch_without_a_vllm_package_is_infra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)
@@ -198,3 +214,113 @@ def test_a_patch_that_cannot_be_laid_over_anything_is_trouble_of_the_host(
     _, server = here.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
     with pytest.raises(InfraError, match="its Python does not find a package vllm"):
         asyncio.run(server.start())
+
+
+TQ, SCO, DSV4 = find("tq-chunked-prefill"), find("sco-hybrid"), find("dsv4-tp2")
+ON_GPUS = [
+    TQ,
+    SCO,
+    DSV4,
+    *map(find, ("tq-mtp-cudagraphs", "tq-mtp-first-request", "tq-prefix-hit-unreserved")),
+]
+DUMMY = ServerOptions(weights="dummy")
+SMALL = Gpu(name="RTX 4060", memory_gb=8.0, capability=8.9, driver="580")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("scenario", ON_GPUS, ids=lambda scenario: scenario.id)
+def test_dummy_weights_have_the_reported_attention(scenario: Scenario) -> None:
+    weights = weights_for(scenario, DUMMY)
+    assert weights.dummy
+    assert weights.path is not None
+    config = json.loads((weights.path / "config.json").read_text(encoding="utf-8"))
+    model = scenario.model
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (
+        model.heads,
+        model.kv_heads,
+    )
+    assert config["head_dim"] == model.head_dim
+    assert (
+        config["max_position_embeddings"]
+        == model.max_position
+        >= (scenario.reported().number("--max-model-len") or 0)
+    )
+    drafts = "mtp" in (scenario.reported().get("--speculative-config") or "")
+    assert config.get("num_nextn_predict_layers", 0) == drafts
+    assert config["num_hidden_layers"] <= 4
+
+
+def test_a_tiny_model_serves_some_unless_real_weights_are_asked() -> None:
+    tiny = find("min-tokens-stop-ids")
+    assert tiny_model_of(tiny, ServerOptions()) == tiny_model_of(tiny, DUMMY)
+    assert tiny_model_of(tiny, DUMMY) == TinyModel(
+        heads=16, kv_heads=8, head_dim=128, hidden=256, vocab=151936, max_position=40960
+    )
+    assert tiny_model_of(tiny, ServerOptions(weights="real")) is None
+    assert tiny_model_of(TQ, ServerOptions()) is None
+    llama = replace(
+        tiny, model=replace(tiny.model, architecture="LlamaForCausalLM", layers=1)
+    ).tiny_model
+    assert (llama.family, llama.layers) == ("llama", 1) if llama else False
+
+
+def test_a_model_that_is_named_is_served_with_random_weights(tmp_path: Path) -> None:
+    named = ServerOptions(model=str(tmp_path / "own"), weights="dummy")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text("{}", encoding="utf-8")
+    assert weights_for(TQ, named) == ServedModel(name="own", path=tmp_path / "own", dummy=True)
+    assert weights_for(TQ, ServerOptions(model="org/own", weights="dummy")) == ServedModel(
+        name="org/own", dummy=True
+    )
+    assert weights_for(replace(TQ, dummy=None), DUMMY) == ServedModel(
+        name="Qwen/Qwen3.5-9B", dummy=True
+    )
+
+
+def test_the_served_weights_are_reported_in_words(tmp_path: Path) -> None:
+    assert (
+        str(weights_for(TQ, DUMMY))
+        == "dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3"
+    )
+    assert str(weights_for(TQ, ServerOptions())) == "real, of Qwen/Qwen3.5-9B"
+    assert str(ServedModel(name="own", path=tmp_path, dummy=True)) == "dummy, in the shape of own"
+
+
+def test_a_small_gpu_is_enough_for_a_tiny_model_only() -> None:
+    assert "RTX 4060 has 8 GB" in lacking(needs_of(TQ, ServerOptions()), (SMALL,))
+    assert not lacking(needs_of(TQ, DUMMY), (SMALL,))
+    assert "8 GB" in lacking(
+        needs_of(TQ, ServerOptions(model="org/own", weights="dummy")), (SMALL,)
+    )
+    assert "8 GB" in lacking(needs_of(replace(TQ, dummy=None), DUMMY), (SMALL,))
+
+
+def test_a_tiny_model_still_needs_gpu_count_and_capability() -> None:
+    large = replace(SMALL, memory_gb=80.0)
+    assert not lacking(needs_of(TQ, ServerOptions()), (SMALL, large)), (
+        "any card of the machine may be leased"
+    )
+    assert "2 GPUs" in lacking(needs_of(DSV4, DUMMY), (SMALL,))
+    assert "capability 8.9" in lacking(needs_of(DSV4, DUMMY), (SMALL, SMALL))
+
+
+def test_a_small_gpu_gets_a_hint_of_what_runs_on_it(
+    here: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(SMALL, vllm="0.23.0")
+    monkeypatch.setattr(
+        "vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False)
+    )
+    assert choose(TQ, ServerOptions()).why.endswith("has 8 GB; --weights dummy runs on it")
+    assert choose(TQ, DUMMY).kind is ServerKind.PROCESS
+    assert "--weights dummy" not in choose(DSV4, ServerOptions()).why
+
+
+def test_a_process_on_a_small_gpu_is_not_refused(here: Callable[..., None]) -> None:
+    here(SMALL, vllm="0.23.0")
+    assert ProcessSite(DUMMY, TQ, lambda _: None).cannot(TQ.arms[0]) == ""
+    assert "8 GB" in ProcessSite(ServerOptions(), TQ, lambda _: None).cannot(TQ.arms[0])
