@@ -320,15 +320,13 @@ def test_a_signal_before_anything_has_begun_is_quiet(
     assert process.returncode == 130
 
 
-def test_the_installed_command_is_the_one_that_an_interrupt_leaves_quietly() -> None:
+def test_the_installed_command_is_the_tested_one() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         scripts = tomllib.load(file)["project"]["scripts"]
     assert scripts == {"vllm-repro": f"{command.__name__}:{command.main.__name__}"}
 
 
-def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_a_bug_without_an_imitation_is_inconclusive(harness: Harness, tmp_path: Path) -> None:
     text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
     path = tmp_path / "tq_chunked_prefill.py"
     path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
@@ -387,9 +385,7 @@ def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: 
     assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
 
 
-def test_check_names_flags_that_load_code_without_calling_them_mistakes(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_check_notes_flags_that_load_code(harness: Harness, tmp_path: Path) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
     text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
     path.write_text(
@@ -426,9 +422,7 @@ def test_list_and_show_print_data(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("style", ["serve", "docker"])
-def test_what_is_shown_is_what_was_reported_but_for_model_and_address(
-    style: str, harness: Harness
-) -> None:
+def test_show_prints_the_reported_flags(style: str, harness: Harness) -> None:
     shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
     local = [name for name in ("--host", "--port") if shown.has(name)]
     assert shown.without(*local).flags == find("tq-chunked-prefill").reported().flags
@@ -481,7 +475,7 @@ def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
     assert done.status == 0, "the arm did what it is declared to do"
 
 
-def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harness) -> None:
+def test_an_unusual_expectation_is_in_the_command_to_repeat(harness: Harness) -> None:
     asked = ("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", "0.29.0")
     assert (
         harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
@@ -491,9 +485,7 @@ def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harn
     assert f"again:   {done.report['reproduce']}\n" in done.out, "without --out"
 
 
-def test_the_repeating_line_names_another_folder_and_the_report_does_not(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_only_the_terminal_repeats_the_output_folder(harness: Harness, tmp_path: Path) -> None:
     out = tmp_path / "else where"
     done = harness(
         "run",
@@ -521,7 +513,7 @@ def test_the_repeating_line_names_another_folder_and_the_report_does_not(
         (("--patch", "x.diff", "--expect", "declared"), Expect.DECLARED),
     ],
 )
-def test_a_patch_is_expected_to_live_unless_something_else_is_said(
+def test_a_patch_is_expected_to_live_by_default(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expect: Expect
 ) -> None:
     jobs: list[Job] = []

@@ -44,7 +44,7 @@ PATHS = st.text("/ab,\" '=.", min_size=1, max_size=8)
 
 
 class TestFromCommand:
-    def test_keeps_what_the_bug_may_need_and_drops_the_reporters_machine(self) -> None:
+    def test_keeps_what_the_bug_may_need(self) -> None:
         spec = ContainerSpec.from_command(DOCKER, image="vllm/vllm-openai:v1", port=5000, env={})
         assert spec == ContainerSpec(
             image="vllm/vllm-openai:v1",
@@ -70,9 +70,7 @@ class TestFromCommand:
             ("docker run --shm-size 2g i m -tp 2", 2 * 1024**3),
         ],
     )
-    def test_several_ranks_get_shared_memory_unless_the_report_has_some(
-        self, text: str, shm: int | None
-    ) -> None:
+    def test_several_ranks_get_shared_memory(self, text: str, shm: int | None) -> None:
         assert ContainerSpec.from_command(parse(text), image="i", port=1, env={}).shm_size == shm
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Releases in the cache: installed once, runnable from anywhere, repaired when damaged, and removed."""
+"""Releases in the cache: installed once, runnable from anywhere, repaired when damaged."""
 
 from __future__ import annotations
 

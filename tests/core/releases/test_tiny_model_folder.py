@@ -122,7 +122,7 @@ def test_a_config_has_the_shape_of_its_model() -> None:
     assert mimo["hidden_size"] // mimo["num_attention_heads"] == mimo["head_dim"] == 256
 
 
-def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
+def test_a_deepseek_v4_keeps_the_sizes_of_its_workspace() -> None:
     config = model_config(MODELS[4])
     assert config["compress_ratios"] == [0, 4, 128, 4]
     assert (config["head_dim"], config["sliding_window"]) == (512, 128)
@@ -135,8 +135,13 @@ def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
     on_gpu = model_config(replace(MODELS[4], fp8=True))
     assert on_gpu["quantization_config"]["scale_fmt"] == "ue8m0"
     assert {key for key in config if on_gpu[key] != config[key]} == {
-        "hidden_size", "q_lora_rank", "o_lora_rank", "o_groups", "index_n_heads", "moe_intermediate_size"
-    }  # fmt: skip
+        "hidden_size",
+        "q_lora_rank",
+        "o_lora_rank",
+        "o_groups",
+        "index_n_heads",
+        "moe_intermediate_size",
+    }
 
 
 @pytest.mark.parametrize("vocab", [265, 600, 20000])

@@ -57,7 +57,7 @@ def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
     assert text.index("verdict:") < text.index("report:") < text.index("again:")
 
 
-def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
+def test_the_printed_commands_quote_their_folder() -> None:
     folder = Path("o ut; echo") / "it's"
     ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
     shown = dict(
@@ -249,7 +249,7 @@ def without_a_tested_boundary() -> RunReport:
     return replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
 
 
-def test_a_trial_that_says_nothing_about_the_engine_did_not_test_the_boundary() -> None:
+def test_host_trouble_does_not_test_the_boundary() -> None:
     made = without_a_tested_boundary()
     assert "- `reported`, trial 1: not tested. Boot: " in markdown(made)
     assert "not tested" in render(made, "html")

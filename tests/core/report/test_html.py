@@ -38,7 +38,7 @@ MARKUP = [
 
 
 def assert_sound(page: str) -> Element:
-    """Check for valid HTML that runs and fetches nothing and links only to the page, its folder and the issue."""
+    """Check for valid HTML that runs and fetches nothing, and for the targets of its links."""
     tree = parsed(page)
     tags = [one.tag for one in tree.iter()]
     assert not {

@@ -166,9 +166,7 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
 @pytest.mark.parametrize(
     "given", ["dummy: 1 layer, 16 heads, 4 KV heads of 256, run by vLLM's qwen3", "", None]
 )
-def test_a_report_says_which_weights_were_served_where_that_is_known(
-    tmp_path: Path, given: str | None
-) -> None:
+def test_a_report_names_the_served_weights(tmp_path: Path, given: str | None) -> None:
     journal = measured("gpu", "dummy")
     known = {} if given is None else {"weights": given}  # an older journal says nothing of them
     journal.add(
@@ -341,7 +339,7 @@ def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     assert "202" not in markdown(report).replace("2026", "")
 
 
-def test_a_load_whose_tokens_the_server_counts_otherwise_is_left_out(tmp_path: Path) -> None:
+def test_a_load_with_other_token_counts_is_left_out(tmp_path: Path) -> None:
     journal = Journal("gpu")
     journal.rounds("eager", 1, 100, 101, 102, 103, 104, counted=999)
     journal.end("eager", 1)
@@ -400,7 +398,7 @@ def answered(weights: str = "real") -> Journal:
     return journal
 
 
-def test_an_arm_that_says_something_else_than_the_baseline_is_wrong(tmp_path: Path) -> None:
+def test_an_arm_that_differs_from_the_baseline_is_wrong(tmp_path: Path) -> None:
     report = answered().report(tmp_path)
     outcomes = {arm.name: arm.trials[0].outcome.value for arm in report.arms}
     assert outcomes == {"reported": "wrong-output", "eager": "clean", "graphs-off": "clean"}
@@ -432,7 +430,7 @@ def test_where_a_wrong_answer_is_the_bug_it_reproduces(tmp_path: Path) -> None:
     assert "(answered wrongly in 1 of 1)" in markdown(report)
 
 
-def test_where_a_wrong_answer_is_the_bug_nothing_is_clean_that_was_not_compared(
+def test_an_answer_that_was_not_compared_is_not_clean(
     tmp_path: Path,
 ) -> None:
     report = erring(answered("dummy")).report(tmp_path)

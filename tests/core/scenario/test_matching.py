@@ -21,8 +21,8 @@ Traceback (most recent call last):
   File "vllm/v1/attention/backends/turboquant_attn.py", line 747, in _continuation_prefill
   File "vllm/v1/worker/workspace.py", line 110, in get_simultaneous
   File "vllm/v1/worker/workspace.py", line 157, in _ensure_workspace_size
-AssertionError: Workspace is locked but allocation from 'turboquant_attn.py:747:_continuation_prefill' requires 16.00 MB, \
-current size is 1.02 MB. Workspace growth is not allowed after locking.
+AssertionError: Workspace is locked but allocation from 'turboquant_attn.py:747:_continuation_prefill' requires \
+16.00 MB, current size is 1.02 MB. Workspace growth is not allowed after locking.
 """
 
 
@@ -168,22 +168,52 @@ def raised(exception: str, message: str, *functions: str) -> str:
     [
         # The neighbours of #42085: an ordinary shortage of blocks, and the race in the same
         # connector (#39702).
-        (raised("ValueError", "Cannot get 50 free blocks from the pool", "allocate_slots", "get_new_blocks"), None),
-        (raised("AssertionError", "Expected 512 hit tokens, got 0", "update_state_after_alloc"), None),
-        # A copy that CUDA refuses in capture, made by somebody else's code.
-        (raised("RuntimeError", "Cannot copy between CPU and CUDA tensors during CUDA graph capture", "_suppress_token_ids"), None),
         (
-            raised("AssertionError", "Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires 607.70 MB, "
-                   "current size is 578.50 MB.", "_run_compressed_mla", "get_simultaneous", "_ensure_workspace_size"),
+            raised(
+                "ValueError",
+                "Cannot get 50 free blocks from the pool",
+                "allocate_slots",
+                "get_new_blocks",
+            ),
             None,
         ),
         (
-            raised("AssertionError", "Workspace is locked but allocation from 'turboquant_attn.py:879:_decode_attention' requires 0.76 "
-                   "MB, current size is 0.00 MB.", "_decode_attention", "get_simultaneous", "_ensure_workspace_size"),
+            raised("AssertionError", "Expected 512 hit tokens, got 0", "update_state_after_alloc"),
+            None,
+        ),
+        # A copy that CUDA refuses in capture, made by somebody else's code.
+        (
+            raised(
+                "RuntimeError",
+                "Cannot copy between CPU and CUDA tensors during CUDA graph capture",
+                "_suppress_token_ids",
+            ),
+            None,
+        ),
+        (
+            raised(
+                "AssertionError",
+                "Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires"
+                " 607.70 MB, current size is 578.50 MB.",
+                "_run_compressed_mla",
+                "get_simultaneous",
+                "_ensure_workspace_size",
+            ),
+            None,
+        ),
+        (
+            raised(
+                "AssertionError",
+                "Workspace is locked but allocation from 'turboquant_attn.py:879:_decode_attention'"
+                " requires 0.76 MB, current size is 0.00 MB.",
+                "_decode_attention",
+                "get_simultaneous",
+                "_ensure_workspace_size",
+            ),
             "tq-mtp-first-request",
         ),
     ],
-)  # fmt: skip
+)
 def test_neighbours_are_not_taken_for_the_reported_deaths(text: str, scenario: str | None) -> None:
     diagnosis = diagnose(text)
     assert diagnosis.died

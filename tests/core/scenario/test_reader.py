@@ -126,17 +126,57 @@ def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text
 @pytest.mark.parametrize(
     ("old", "new", "line", "shown"),
     [
-        ("workspace_outgrown(),", "workspace_outgrown,", "& workspace", "needs parentheses: write workspace_outgrown()"),
-        ("continuation_over(128)", "continuation_over", "& continuation_over", "write continuation_over(…)"),
-        ("& workspace_outgrown(),", '& "workspace_outgrown",', "trigger=", "a condition and a string cannot be combined here"),
-        ("| prefix_hit()", "| 3", "& (chunked_prefill", "a condition and a whole number cannot be combined here"),
-        ('id="tq-chunked-prefill"', 'id="a" * 3000000000', "id=", "a string and a whole number cannot be combined"),
+        (
+            "workspace_outgrown(),",
+            "workspace_outgrown,",
+            "& workspace",
+            "needs parentheses: write workspace_outgrown()",
+        ),
+        (
+            "continuation_over(128)",
+            "continuation_over",
+            "& continuation_over",
+            "write continuation_over(…)",
+        ),
+        (
+            "& workspace_outgrown(),",
+            '& "workspace_outgrown",',
+            "trigger=",
+            "a condition and a string cannot be combined here",
+        ),
+        (
+            "| prefix_hit()",
+            "| 3",
+            "& (chunked_prefill",
+            "a condition and a whole number cannot be combined here",
+        ),
+        (
+            'id="tq-chunked-prefill"',
+            'id="a" * 3000000000',
+            "id=",
+            "a string and a whole number cannot be combined",
+        ),
         ("CONTEXT = 2048 ", "CONTEXT = 10**9 ", "CONTEXT = 2048", "only + - * for sizes"),
-        ("CONTEXT = 2048 ", f"CONTEXT = {'9' * 10} * {'9' * 10} ", "CONTEXT = 2048", "too large: a number is at most"),
-        ("CONTEXT = 2048 ", f"CONTEXT = {'-' * 1500}2048 ", "CONTEXT = 2048", "CONTEXT is nested too deep"),
-        ('"type": "function"', '{"a": 1}: "function"', "READ_FILE =", "a key must be a string or a number"),
+        (
+            "CONTEXT = 2048 ",
+            f"CONTEXT = {'9' * 10} * {'9' * 10} ",
+            "CONTEXT = 2048",
+            "too large: a number is at most",
+        ),
+        (
+            "CONTEXT = 2048 ",
+            f"CONTEXT = {'-' * 1500}2048 ",
+            "CONTEXT = 2048",
+            "CONTEXT is nested too deep",
+        ),
+        (
+            '"type": "function"',
+            '{"a": 1}: "function"',
+            "READ_FILE =",
+            "a key must be a string or a number",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_told_once_with_its_line(
     old: str, new: str, line: str, shown: str
 ) -> None:
@@ -148,10 +188,20 @@ def test_what_does_not_go_together_is_told_once_with_its_line(
 @pytest.mark.parametrize(
     ("old", "new", "line", "shown"),
     [
-        ('frames=["', 'not_in_message="negative", frames=["', "frames=[", "not_in_message='negative' must be a list"),
-        ('arms=["reported", "eager"]', 'arms="reported"', 'arms=["reported", "eager"]', "Lab: arms='reported' must be a list"),
+        (
+            'frames=["',
+            'not_in_message="negative", frames=["',
+            "frames=[",
+            "not_in_message='negative' must be a list",
+        ),
+        (
+            'arms=["reported", "eager"]',
+            'arms="reported"',
+            'arms=["reported", "eager"]',
+            "Lab: arms='reported' must be a list",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, shown: str) -> None:
     found = [(number, problem) for number, problem in broken(old, new) if shown in problem]
     assert len(found) == 1, broken(old, new)
@@ -163,10 +213,15 @@ def test_a_text_is_no_list_of_texts(old: str, new: str, line: str, shown: str) -
 @pytest.mark.parametrize(
     ("old", "new", "line", "shown"),
     [
-        ("    needs=Needs(gpus=1", "    needs=Needs(),\n    needs=Needs(gpus=1", "needs=", "Scenario: needs= is given twice"),
+        (
+            "    needs=Needs(gpus=1",
+            "    needs=Needs(),\n    needs=Needs(gpus=1",
+            "needs=",
+            "Scenario: needs= is given twice",
+        ),
         ("gpus=1,", "**READ_FILE,", "needs=", "** is not supported"),
     ],
-)  # fmt: skip
+)
 def test_each_argument_is_written_once(old: str, new: str, line: str, shown: str) -> None:
     found = broken(old, new)
     assert [number - new.count("\n") for number, _ in found] == [line_of(line)]
@@ -247,7 +302,7 @@ def test_what_python_itself_cannot_read_is_told(text: str) -> None:
     assert len(problems(text)) >= 1
 
 
-def test_all_mistakes_of_words_come_first_and_then_all_of_meaning() -> None:
+def test_mistakes_of_words_come_before_those_of_meaning() -> None:
     meaning = (
         text_of()
         .replace('id="tq-chunked-prefill"', 'id="tq"')

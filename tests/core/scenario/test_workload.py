@@ -50,7 +50,7 @@ def test_requests_come_in_order_whatever_holds_them() -> None:
     assert names == ["a", "b", "c", "d 1", "d 2"]
 
 
-def test_tools_go_with_every_turn_and_a_declaration_equals_itself_however_it_was_written() -> None:
+def test_tools_go_with_every_turn() -> None:
     listed = conversation(first=9, adds=[1], tools=[TOOL])
     function: Any = TOOL["function"]
     frozen = {**TOOL, "function": {**function, "parameters": {"required": ("path",)}}}

@@ -22,7 +22,7 @@ def predicted(name: str, longest: int = 20_000) -> int | None:
     return shortest_prompt(scenario.trigger, facts, longest)
 
 
-def test_a_chunked_continuation_begins_129_tokens_after_the_batch() -> None:
+def test_a_continuation_begins_129_tokens_after_the_batch() -> None:
     assert predicted("tq-chunked-prefill") == 4096 + 129
     assert predicted("tq-chunked-prefill", longest=4096 + 129) == 4096 + 129
 

@@ -160,7 +160,7 @@ def test_the_reported_pool_is_known_by_the_tokens_of_its_log() -> None:
     [(None, "7,283"), ("0.27.1", "7,283"), ("main", "7,283"), ("0.28.0", "8,152")],
 )
 def test_releases_log_the_same_pool_in_other_units(version: str | None, blocks: str) -> None:
-    """To 0.24.0 at least, a request's need is counted in bytes of the first group; from 0.28.0 on in blocks."""
+    """To 0.24.0 a request's need is counted in bytes of the first group, from 0.28.0 in blocks."""
     assert f"in a pool of {blocks} blocks" in reported(version=version).evidence[0]
 
 

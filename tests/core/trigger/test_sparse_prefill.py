@@ -1,4 +1,4 @@
-"""DeepSeek-V4's workspace: sizes against those that the lab and the report have seen, and when a prompt proves something."""
+"""DeepSeek-V4's workspace: sizes compared with the lab and the report, and the trigger."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_indexer_locks_what_the_report_says(length: int, locked: int) -> Non
 
 
 def test_the_branch_asks_for_the_numbers_of_the_report() -> None:
-    """21.80 MB in a layer without compression for the 1,304 tokens; 24.89 for 2,007, the report's other number."""
+    """A layer without compression needs 21.80 MB for 1,304 tokens and 24.89 MB for 2,007."""
     first = Sizes(16384, 8192, 32, kinds=("sliding",))
     assert prefill_bytes(Shapes.BRANCH, first, [1304]) == 22_856_960
     assert round(prefill_bytes(Shapes.BRANCH, first, [2007]) / 2**20, 2) == 24.89
@@ -196,7 +196,7 @@ def test_what_is_not_known_proves_nothing(more: dict[str, Any]) -> None:
     assert OUTGROWN.find(facts()).brief == "no request"
 
 
-def test_the_prompts_of_the_scenario_are_those_that_the_flags_give() -> None:
+def test_the_prompts_of_the_scenario_follow_its_flags() -> None:
     """Near misses are written as numbers there, and would go stale with a flag."""
     scenario = find("dsv4-tp2")
     command = scenario.reported()

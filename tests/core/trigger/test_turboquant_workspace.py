@@ -1,4 +1,4 @@
-"""TurboQuant's workspace: sizes against those that real releases printed, and when a prompt proves something."""
+"""TurboQuant's workspace: sizes compared with those that releases print, and the trigger."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_reservation_does_not_undo_the_proof_and_is_named() -> None:
 
 @pytest.mark.parametrize("reserved", [False, True])
 def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
-    """Without CUDA graphs vLLM locks nothing; what it would lock still shows that the prompt is long enough."""
+    """Without CUDA graphs vLLM locks nothing; the size it would lock still decides."""
     found = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True), reserved=reserved))
     assert (found.crossed, found.brief) == (True, "needs 16.00 MB, nothing locked")
     assert not any("decoding locks" in text for text in found.evidence)
@@ -202,7 +202,7 @@ def log_of(folder: Path, args: dict[str, object]) -> Path:
 def test_the_sizes_of_another_model_are_not_taken_for_its_own(
     tmp_path: Path, served: str, known: bool
 ) -> None:
-    """Eight sequences of 16 heads lock 4 MB, and 4096 cached tokens need 16: of a model with one KV head they need 2."""
+    """Eight sequences of 16 heads lock 4 MB; 4096 cached tokens need 16 MB, with one KV head 2."""
     log = log_of(tmp_path, {"model": served, "max_num_seqs": 8, "max_num_batched_tokens": 4096})
     asked = [SentRequest("long", 7593, cached_tokens=0)]
     seen = Observed(

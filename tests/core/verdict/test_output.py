@@ -479,7 +479,7 @@ MARGINS = st.lists(st.floats(0, 4), min_size=5, max_size=5)
     MARGINS,
     st.sampled_from([Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED]),
 )
-def test_a_wrong_answer_differs_from_those_alone_by_more_than_rounding(
+def test_a_wrong_answer_differs_by_more_than_rounding(
     first: list[int],
     clear: list[float],
     again: list[int],

@@ -86,7 +86,7 @@ def test_several_tokens_a_piece_are_counted_by_usage() -> None:
     assert round_of([answer(0.0, 1.0, (1.0,), 4)]).itl_s is None
 
 
-def test_a_round_of_two_tokens_on_a_clock_that_does_not_begin_at_zero() -> None:
+def test_a_round_of_two_tokens_on_a_late_clock() -> None:
     found = round_of([answer(5.0, 7.0, (6.0, 6.5), 2)])
     assert (found.wall_s, found.tpot_s, found.e2e_s) == (2.0, 0.5, 2.0)
     assert (found.cpu, found.late_s, found.slept_s) == (0.0, 0.0, 0.0)
@@ -117,10 +117,10 @@ def latest(stalls: list[tuple[float, float]], ends: float) -> float:
     stamped=st.booleans(),
 )
 @settings(max_examples=800)
-def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
+def test_a_rate_is_right_or_its_round_does_not_count(
     sent: float, wall: float, at: list[tuple[str, float]], lengths: list[float], stamped: bool
 ) -> None:
-    """The kernel takes the client's core away, wherever that falsifies most: after the first stamp, and at the last token."""
+    """Stall the client where it falsifies most: after the first stamp and at the last token."""
     moments = {"first": sent, "middle": sent + wall / 2, "last": sent + wall}
     placed = sorted(
         (moments[where] - share * length, length)
@@ -175,7 +175,7 @@ def test_a_wait_that_no_tick_saw_falsifies_a_short_round(
     assert bool(found.late) is late
 
 
-def test_a_client_that_waits_for_its_core_may_be_the_limit_though_it_uses_little_of_it() -> None:
+def test_a_client_that_waits_for_its_core_may_be_the_limit() -> None:
     """Another process on the core takes half of it: a client that needs all of it uses half."""
     found = replace(at(512.0), cpu=0.5, queued_s=0.45)
     assert (
@@ -220,7 +220,7 @@ def test_quartiles_of_known_values() -> None:
 
 
 def test_figures_are_over_all_rounds_of_all_boots() -> None:
-    """Times come only from rounds in which the client was not late: less of it spoils a percentile than a median."""
+    """Times come only from rounds without a late client: it spoils a percentile first."""
     found = figures(POINT, boots((100.0, 110.0, 120.0), (130.0, 140.0)))
 
     def slept(share: float, of: int = 5) -> Figures:

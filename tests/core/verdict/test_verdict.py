@@ -337,7 +337,7 @@ def test_other_failures_are_boots_too_and_are_named() -> None:
     assert because == "reported: died in 1 of 5 boots, besides other-crash x 4"
 
 
-def test_a_hang_short_of_the_boundary_is_neither_the_bug_nor_another() -> None:
+def test_a_hang_short_of_the_boundary_is_undecided() -> None:
     """0.19.1 never admits the prompt (vllm-project/vllm#39734), so it hangs before the boundary."""
     other = arm_result("reported", Expected.HANGS, [Outcome.HANG], unproved=1)
     assert (other.result, other.crashed, other.otherwise) == (
