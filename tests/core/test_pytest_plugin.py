@@ -213,7 +213,8 @@ COMMAND = "vllm serve Qwen/Qwen3-0.6B --max-model-len 2048"
 OPTIONS = {"server": "rehearsal", "vllm": "0.28.0"}
 
 def complete(server, **more):
-    return server.client().completions.create(model=server.model, prompt="x", max_tokens=3, extra_body=more)
+    create = server.client().completions.create
+    return create(model=server.model, prompt="x", max_tokens=3, extra_body=more)
 
 def test_lives(vllm_server):
     first, second = vllm_server(COMMAND, **OPTIONS), vllm_server(COMMAND, **OPTIONS)
@@ -258,7 +259,7 @@ def test_a_test_fails_with_the_death_of_its_engine(
     result.stdout.fnmatch_lines(
         [
             "E       assert 1 == 2",
-            "*>*return server.client().completions.create(*",
+            "*>*return create(model=server.model, *",
             f"E       {root}",
             "E         vllm/v1/sample/logits_processor/builtin.py:apply",
             "E       REHEARSAL: *",

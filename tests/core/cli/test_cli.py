@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -327,24 +328,11 @@ def test_the_installed_command_is_the_tested_one() -> None:
 
 
 def test_a_bug_without_an_imitation_is_inconclusive(harness: Harness, tmp_path: Path) -> None:
-    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
-    path = tmp_path / "tq_chunked_prefill.py"
-    path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
-    done = harness(
-        "run",
-        str(path),
-        "--server",
-        "rehearsal",
-        "--vllm",
-        "0.24.0",
-        "--arm",
-        "reported",
-        env={"PATH": os.defpath},
-    )
+    path = written(tmp_path, "vllm#41726", "vllm#39702")
+    words = ("--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported")
+    done = harness("run", str(path), *words, env={"PATH": os.defpath})
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "does not imitate" in done.report["because"]
-    # By its name, however it was called: a path of this machine is of no use to who reads the
-    # report.
     assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
 
 
@@ -363,62 +351,58 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
     path.parent.mkdir()
     path.write_text('"""A bug."""\n\nscenario = Scenaro(id="bad-one")\n', encoding="utf-8")
     done = harness("run", str(path))
-    assert done.status == 64
     assert f"{path}:3: unknown name 'Scenaro'; did you mean 'Scenario'?" in done.err
     assert f"next: vllm-repro check '{path}'" in done.err
-    assert harness("check", str(path)).status == 1
+    assert (done.status, harness("check", str(path)).status) == (64, 1)
 
 
-def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["title", "titel"])
+def test_check_states_when_more_mistakes_may_follow(
+    harness: Harness, tmp_path: Path, word: str
+) -> None:
     """A wrong word hides mistakes between the parts, here two arms of one name."""
-    path, again = tmp_path / "tq_chunked_prefill.py", "correct these and check again"
-    text = (
-        (ROOT / "scenarios" / path.name)
-        .read_text(encoding="utf-8")
-        .replace('arm("eager", ', 'arm("reported", ')
-    )
-    path.write_text(text.replace("title=", "titel="), encoding="utf-8")
-    first = harness("check", str(path))
-    assert (first.status, "reported" in first.out, again in first.err) == (1, False, True)
-    path.write_text(text, encoding="utf-8")
-    second = harness("check", str(path))
-    assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
+    path = written(tmp_path, '"eager",', '"reported",', "title=", f"{word}=")
+    done = harness("check", str(path))
+    seen = (done.status, "reported" in done.out, "correct these and check again" in done.err)
+    assert seen == (1, word == "title", word != "title")
+
+
+def written(folder: Path, *words: str, name: str = "tq_chunked_prefill.py") -> Path:
+    """Write a scenario of the package with changes: old and new words in turn."""
+    text = (ROOT / "scenarios" / name).read_text(encoding="utf-8")
+    for old, new in zip(words[::2], words[1::2], strict=True):
+        text = text.replace(old, new, 1)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
 
 
 def test_check_notes_flags_that_load_code(harness: Harness, tmp_path: Path) -> None:
-    path = tmp_path / "tq_chunked_prefill.py"
-    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
-    path.write_text(
-        text.replace("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module", 1),
-        encoding="utf-8",
-    )
-    done = harness("check", str(path))
-    assert done.status == 0
-    assert (
-        "note: vLLM loads code or uses files of this host with --middleware evil.module\n"
-        in done.out
-    )
-    assert harness("check", str(ROOT / "scenarios" / path.name)).out == ""
+    flags = ("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module")
+    done = harness("check", str(written(tmp_path, *flags)))
+    note = "note: vLLM loads code or uses files of this host with --middleware evil.module\n"
+    assert (done.status, note in done.out) == (0, True)
+    assert harness("check", str(ROOT / "scenarios" / "tq_chunked_prefill.py")).out == ""
 
 
 def test_list_and_show_print_data(harness: Harness) -> None:
     rows = json.loads(harness("list", "--json").out)
-    row = next(row for row in rows if row["scenario"] == "tq-chunked-prefill")
-    assert (row["issue"], row["first_bad"], row["first_good"]) == (
-        "vllm-project/vllm#41726",
-        "0.21.0",
-        "0.24.0",
-    )
-    assert row["needs"]["gpus"] == 1
+    (row,) = (row for row in rows if row["scenario"] == "tq-chunked-prefill")
+    facts = (row["issue"], row["first_bad"], row["first_good"], row["needs"]["gpus"])
+    assert facts == ("vllm-project/vllm#41726", "0.21.0", "0.24.0", 1)
     shown = json.loads(harness("show", "tq-chunked-prefill", "--arm", "eager", "--json").out)
-    assert shown["command"].startswith("vllm serve Qwen/Qwen3.5-9B")
-    assert "--enforce-eager" in shown["command"]
-    docker = harness("show", "tq-chunked-prefill", "--as", "docker").out
-    assert docker.startswith("docker run")
-    assert "--gpus 1" in docker
-    assert "vllm/vllm-openai:v0.23.0" in docker
-    assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
-    assert "\nSTEPS = [" in harness("show", "tq-chunked-prefill", "--as", "python").out
+    assert re.match("vllm serve Qwen/Qwen3.5-9B.*--enforce-eager", shown["command"], re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("docker", "docker run(?=.*--gpus 1)(?=.*vllm/vllm-openai:v0.23.0)"),
+        ("compose", ".*- --kv-cache-dtype"),
+        ("python", ".*\nSTEPS = \\["),
+    ],
+)
+def test_show_has_forms(harness: Harness, form: str, words: str) -> None:
+    assert re.match(words, harness("show", "tq-chunked-prefill", "--as", form).out, re.DOTALL)
 
 
 @pytest.mark.parametrize("style", ["serve", "docker"])
@@ -443,21 +427,10 @@ def test_a_log_on_standard_input(harness: Harness) -> None:
     pasted = (Path(__file__).parents[2] / "data" / "pasted").glob("tq-chunked-prefill*")
     done = harness("diagnose", "-", "--json", stdin=next(pasted).read_text(encoding="utf-8"))
     found = json.loads(done.out)
-    assert found["died"] is True
-    assert found["phase"] == "request"
-    assert [(one["scenario"], one["how"]) for one in found["matches"]] == [
-        ("tq-chunked-prefill", "match")
-    ]
-    assert set(found) >= {
-        "died",
-        "phase",
-        "exception",
-        "message",
-        "frames",
-        "wrapped",
-        "matches",
-        "vllm_version",
-    }
+    ((match),) = found["matches"]
+    assert (match["scenario"], match["how"]) == ("tq-chunked-prefill", "match")
+    assert (found["died"], found["phase"]) == (True, "request")
+    assert {"exception", "message", "frames", "wrapped", "vllm_version"} <= set(found)
 
 
 def test_doctor_says_what_can_run(harness: Harness, tmp_path: Path) -> None:

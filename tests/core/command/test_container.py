@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -135,26 +136,28 @@ def test_gpus_are_parsed(gpus: str | None, request_: GpuRequest | None) -> None:
 
 def test_gpus_of_cdi_are_devices_of_the_engine() -> None:
     spec = ContainerSpec(image="i", gpus="device=nvidia.com/gpu=0,nvidia.com/gpu=3")
-    request = spec.gpu_request()
-    assert request is not None
-    assert request.cdi
-    argv = spec.docker_argv()
-    assert "--gpus" not in argv
-    assert [argv[n + 1] for n, word in enumerate(argv) if word == "--device"] == [
-        "nvidia.com/gpu=0",
-        "nvidia.com/gpu=3",
-    ]
+    request, argv = spec.gpu_request(), spec.docker_argv()
+    assert (request is not None and request.cdi, "--gpus" in argv) == (True, False)
+    devices = [argv[n + 1] for n, word in enumerate(argv) if word == "--device"]
+    assert devices == ["nvidia.com/gpu=0", "nvidia.com/gpu=3"]
 
 
-def test_other_gpus_sizes_and_ulimits_are_refused() -> None:
-    for gpus in ("", "devices", "-1"):
-        with pytest.raises(UsageError, match="not understood"):
-            ContainerSpec(image="i", gpus=gpus).gpu_request()
-    for size in ("", "-1g", "1x"):
-        with pytest.raises(UsageError, match="is not a size"):
-            parse_size(size)
-    with pytest.raises(UsageError, match="is not a ulimit"):
-        Ulimit.parse("memlock")
+@pytest.mark.parametrize(
+    ("make", "text", "message"),
+    [
+        *(
+            (lambda text: ContainerSpec(image="i", gpus=text).gpu_request(), text, "not understood")
+            for text in ("", "devices", "-1")
+        ),
+        *((parse_size, text, "is not a size") for text in ("", "-1g", "1x")),
+        (Ulimit.parse, "memlock", "is not a ulimit"),
+    ],
+)
+def test_other_gpus_sizes_and_ulimits_are_refused(
+    make: Callable[[str], object], text: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(text)
 
 
 @pytest.mark.parametrize(

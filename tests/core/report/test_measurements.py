@@ -191,8 +191,10 @@ def test_a_client_that_came_late_has_rates_and_no_times(tmp_path: Path) -> None:
     assert (trial["ttft_s"], trial["quartiles"]["tpot_s"]) == (None, None)
     assert trial["output_tok_s"] == pytest.approx(206.0)
     for words in (
-        ("| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | - | 12 % CPU,"
-        " late 2.0 ms |"),
+        (
+            "| reported | 207 (204 to 210) | 0.404 (0.399 to 0.409) | - | - | - | - | - | 12 % CPU,"
+            " late 2.0 ms |"
+        ),
         f"`reported` has no times at {LOAD_TEXT}: the client was late in too many rounds.",
     ):
         assert words in markdown(report)

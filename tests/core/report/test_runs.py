@@ -46,7 +46,7 @@ def reports(tmp_path: Path) -> Path:
 
 
 def test_a_report_gives_the_same_as_its_journal(reports: Path) -> None:
-    """A report is not used if it is missing, older than its journal, of another version, or edited."""
+    """Do not use a report that is missing, old, edited, or of another version."""
     runs, unreadable = read_runs(reports)
     assert (len(runs), unreadable) == (len(EXAMPLES), [])
     for run, spoil in zip(

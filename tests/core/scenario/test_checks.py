@@ -108,19 +108,19 @@ def test_a_release_is_written_as_tags_and_pins_are_made_of_it(
         (
             'with_flags("--enforce-eager")',
             'with_flags("--enforce-eagr")',
-            'arm("eager"',
+            'arm(\n            "eager"',
             "arm 'eager': --enforce-eagr: probably a typo",
         ),
         (
             'with_flags("--enforce-eager")',
             'with_flags("--scheduling-policy")',
-            'arm("eager"',
+            'arm(\n            "eager"',
             "--scheduling-policy: has no value",
         ),
         (
             'with_flags("--enforce-eager")',
             'with_flags("--enforce-eager", lab="--dtyp half")',
-            'arm("eager"',
+            'arm(\n            "eager"',
             "lab, arm 'eager': --dtyp",
         ),
         (
@@ -220,8 +220,10 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
         .replace("max_tokens=4),", "max_tokens=4, min_tokens=1),", 1)
     )
     assert [problem for _, problem in problems(text, MIN_TOKENS)] == [
-        "no request has min_tokens and stop_token_ids together, so sent_with(min_tokens,"
-        " stop_token_ids) can never be met"
+        (
+            "no request has min_tokens and stop_token_ids together, so sent_with(min_tokens,"
+            " stop_token_ids) can never be met"
+        )
     ]
 
 
