@@ -20,7 +20,7 @@ from vllm_repro.trigger.sparse_prefill import (
     longest_that_fits,
     prefill_bytes,
 )
-from vllm_repro.trigger.trigger import Continuation, TriggerFacts, continuations
+from vllm_repro.trigger.trigger import AttentionShape, Continuation, TriggerFacts, continuations
 from vllm_repro.trigger.turboquant_workspace import (
     DECODE_THRESHOLD,
     capture_batch,
@@ -46,13 +46,16 @@ def died(server: Server, number: int) -> bool:
     return server.answers[number][0] == 500
 
 
+def shape_of(found: TriggerFacts) -> AttentionShape:
+    assert found.shape is not None
+    return found.shape
+
+
 def largest(found: TriggerFacts) -> int:
     """Return the most bytes that a continuation of the prompt asks for."""
-    assert found.shape is not None
     asked = [part.context for part in continuations(found) if part.tokens > DECODE_THRESHOLD]
-    return max(
-        (continuation_bytes(found.shape, context, found.block_size) for context in asked), default=0
-    )
+    shape, size = shape_of(found), found.block_size
+    return max((continuation_bytes(shape, context, size) for context in asked), default=0)
 
 
 def test_a_continuation_dies_if_it_needs_more_than_is_locked() -> None:
@@ -88,8 +91,7 @@ def test_the_size_of_the_step_that_died_is_computed() -> None:
         found = facts(TQ, server, len(server.answers) - 1)
         step = Continuation(*server.step[0])
         assert step in continuations(found)
-        assert found.shape is not None
-        asked = continuation_bytes(found.shape, step.context, found.block_size)
+        asked = continuation_bytes(shape_of(found), step.context, found.block_size)
         assert f"requires {asked / MB:.2f} MB" in (server.message or "")
         ragged += step.context % found.block_size > 0
     assert ragged, "contexts that end inside a block are among them"
@@ -100,12 +102,10 @@ def test_decoding_locks_what_is_computed() -> None:
     for server in recorded.servers(TQ):
         found = facts(TQ, server, 0)
         sequences = found.number("--max-num-seqs")
-        assert found.shape is not None
         assert sequences is not None
         if server.locked and not (found.reserved and found.chunked):
-            assert server.locked == decode_bytes(
-                found.shape, sequences if found.reserved else capture_batch(sequences)
-            )
+            batch = sequences if found.reserved else capture_batch(sequences)
+            assert server.locked == decode_bytes(shape_of(found), batch)
             seen.add(sequences)
     assert len(seen) >= 3
 
@@ -157,8 +157,7 @@ def test_drafts_under_graphs_kill_with_turboquant_only() -> None:
         )
         if server.died and server.answers:
             found = facts(MTP, server, 0)
-            assert found.shape is not None
-            needed = decode_bytes(found.shape, 1) / MB
+            needed = decode_bytes(shape_of(found), 1) / MB
             assert f"requires {needed:.2f} MB, current size is 0.00 MB" in (server.message or "")
             assert server.locked == 0
             asked += 1
