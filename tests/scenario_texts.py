@@ -33,4 +33,6 @@ def broken(old: str, new: str, name: str = TQ) -> list[tuple[int, str]]:
 
 
 def line_of(snippet: str, name: str = TQ) -> int:
-    return next(n for n, line in enumerate(text_of(name).splitlines(), 1) if snippet in line)
+    """Return the line on which the first `snippet` begins."""
+    text = text_of(name)
+    return text[: text.index(snippet)].count("\n") + 1

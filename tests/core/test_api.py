@@ -23,7 +23,7 @@ TESTS = [block for block in BLOCKS if "def test_" in block]
 
 
 @pytest.mark.features
-def test_the_names_are_the_contract_for_programs_and_type_checkers() -> None:
+def test_the_names_are_the_contract_for_type_checkers() -> None:
     assert vllm_repro.__all__ == NAMES
     assert [name for name in NAMES if not hasattr(vllm_repro, name)] == []
     assert set(NAMES) <= set(dir(vllm_repro))

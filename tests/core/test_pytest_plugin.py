@@ -63,7 +63,7 @@ def test_a_fixed_release_passes(suite: pytest.Pytester) -> None:
     ).assert_outcomes(passed=2)
 
 
-def test_one_that_no_longer_reproduces_is_xpassed_and_loud(suite: pytest.Pytester) -> None:
+def test_a_bug_that_no_longer_reproduces_is_xpassed(suite: pytest.Pytester) -> None:
     path = suite.path / "scenarios" / "tq_chunked_prefill.py"
     path.write_text(
         path.read_text(encoding="utf-8").replace(
@@ -76,7 +76,7 @@ def test_one_that_no_longer_reproduces_is_xpassed_and_loud(suite: pytest.Pyteste
     result.stdout.fnmatch_lines(["*NO LONGER REPRODUCES*", "REHEARSAL: *the engine lived*"])
 
 
-def test_a_bug_that_the_rehearsal_does_not_imitate_is_not_said_to_be_gone(
+def test_a_bug_without_an_imitation_is_skipped(
     suite: pytest.Pytester,
 ) -> None:
     path = suite.path / "scenarios" / "tq_chunked_prefill.py"
@@ -165,9 +165,7 @@ def test_side_by_side_the_longest_trials_start_first() -> None:
 
 
 @pytest.mark.parametrize("named", ["scenarios", "elsewhere/evil.py"])
-def test_a_scenario_of_a_stranger_runs_no_code_however_it_is_named(
-    suite: pytest.Pytester, named: str
-) -> None:
+def test_the_scenario_of_a_stranger_runs_no_code(suite: pytest.Pytester, named: str) -> None:
     target = suite.path / "proof"
     text = (
         f'"""Evil."""\nfrom vllm_repro.vocabulary import Scenario\nopen({str(target)!r},'
@@ -182,8 +180,8 @@ def test_a_scenario_of_a_stranger_runs_no_code_however_it_is_named(
     result.stdout.fnmatch_lines(["*evil.py:3: *a scenario file may only import*"])
 
 
-def test_a_folder_of_any_name_has_a_test_for_each_scenario_and_arm(suite: pytest.Pytester) -> None:
-    """Without the folder on the command line its files are left alone, as in the tests of another project."""
+def test_a_folder_of_any_name_has_a_test_for_each_arm(suite: pytest.Pytester) -> None:
+    """Files of a folder that is not on the command line are left alone."""
     for path in (ROOT / "scenarios").glob("*.py"):
         shutil.copyfile(path, suite.path / "scenarios" / path.name)
     (suite.path / "scenarios").rename(suite.path / "our bugs")
@@ -215,7 +213,8 @@ COMMAND = "vllm serve Qwen/Qwen3-0.6B --max-model-len 2048"
 OPTIONS = {"server": "rehearsal", "vllm": "0.28.0"}
 
 def complete(server, **more):
-    return server.client().completions.create(model=server.model, prompt="x", max_tokens=3, extra_body=more)
+    create = server.client().completions.create
+    return create(model=server.model, prompt="x", max_tokens=3, extra_body=more)
 
 def test_lives(vllm_server):
     first, second = vllm_server(COMMAND, **OPTIONS), vllm_server(COMMAND, **OPTIONS)
@@ -248,7 +247,7 @@ def test_kills(shared):
 """
 
 
-def test_a_test_fails_with_the_death_of_its_engine_and_every_server_ends(
+def test_a_test_fails_with_the_death_of_its_engine(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(suite.path))
@@ -260,7 +259,7 @@ def test_a_test_fails_with_the_death_of_its_engine_and_every_server_ends(
     result.stdout.fnmatch_lines(
         [
             "E       assert 1 == 2",
-            "*>*return server.client().completions.create(*",
+            "*>*return create(model=server.model, *",
             f"E       {root}",
             "E         vllm/v1/sample/logits_processor/builtin.py:apply",
             "E       REHEARSAL: *",

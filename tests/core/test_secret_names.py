@@ -7,17 +7,24 @@ from hypothesis import strategies as st
 from vllm_repro.secret_names import is_recorded, is_secret_name
 
 SECRET = """
-    MY_PASSPHRASE SLACK_WEBHOOK SLACK_WEBHOOK_URL VLLM_AUTH_HEADER VLLM_KEYX VLLM_API_KEY HF_TOKEN HF_TOKEN_2 HUGGING_FACE_HUB_TOKEN
-    AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID AWS_SESSION_TOKEN GITHUB_PAT DB_PASS MYSQL_PWD PGPASSWORD SENTRY_DSN OPENAI_KEY TOKEN KEY
+    MY_PASSPHRASE SLACK_WEBHOOK SLACK_WEBHOOK_URL VLLM_AUTH_HEADER
+    VLLM_KEYX VLLM_API_KEY HF_TOKEN HF_TOKEN_2 HUGGING_FACE_HUB_TOKEN
+    AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID AWS_SESSION_TOKEN GITHUB_PAT DB_PASS
+    MYSQL_PWD PGPASSWORD SENTRY_DSN OPENAI_KEY TOKEN KEY
     MYTOKEN
-    Cookie Set-Cookie Authorization x-api-key --api-key --hf-token --token --password token api_keys apiKey AccountKey _authToken
+    Cookie Set-Cookie Authorization x-api-key --api-key --hf-token --token
+    --password token api_keys apiKey AccountKey _authToken
     client_secret db_pwd access_token
 """.split()  # noqa: SIM905  # a table of names
 HARMLESS = """
-    TOKENIZERS_PARALLELISM VLLM_MOE_TOKENS_PER_CHUNK VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD MAX_TOKENS EOS_TOKEN HF_HOME HF_TOKEN_PATH
+    TOKENIZERS_PARALLELISM VLLM_MOE_TOKENS_PER_CHUNK
+    VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD MAX_TOKENS
+    EOS_TOKEN HF_HOME HF_TOKEN_PATH
     PWD OLDPWD PATH SSH_AUTH_SOCK VLLM_HTTP_TIMEOUT_KEEP_ALIVE VLLM_USE_V1 PYTORCH_CUDA_ALLOC_CONF
-    max_tokens prompt_tokens stop_token_ids eos_token next_token token_ids key keys cache_key forward_pass pass_config KeyError author
-    --tokenizer --tokenizer-mode --max-num-batched-tokens --allow-credentials --ssl-keyfile hf_overrides user_token_id tokens
+    max_tokens prompt_tokens stop_token_ids eos_token next_token token_ids key keys cache_key
+    forward_pass pass_config KeyError author
+    --tokenizer --tokenizer-mode --max-num-batched-tokens --allow-credentials --ssl-keyfile
+    hf_overrides user_token_id tokens
 """.split()  # noqa: SIM905  # a table of names
 
 
@@ -37,7 +44,7 @@ def test_harmless_names(name: str) -> None:
     st.sampled_from(["PASSWORD", "API_KEY", "AUTH", "TOKEN", "SECRET", "PASSPHRASE"]),
     st.sampled_from(["", "_2"]),
 )
-def test_a_secret_name_is_one_in_each_way_of_writing_it(before: str, word: str, after: str) -> None:
+def test_a_secret_name_is_secret_in_each_spelling(before: str, word: str, after: str) -> None:
     name = before + word + after
     assert is_secret_name(name)
     if word != "TOKEN":  # in lower case a token may be one of a text

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -320,33 +321,18 @@ def test_a_signal_before_anything_has_begun_is_quiet(
     assert process.returncode == 130
 
 
-def test_the_installed_command_is_the_one_that_an_interrupt_leaves_quietly() -> None:
+def test_the_installed_command_is_the_tested_one() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         scripts = tomllib.load(file)["project"]["scripts"]
     assert scripts == {"vllm-repro": f"{command.__name__}:{command.main.__name__}"}
 
 
-def test_the_rehearsal_says_nothing_of_a_bug_that_it_does_not_imitate(
-    harness: Harness, tmp_path: Path
-) -> None:
-    text = (ROOT / "scenarios" / "tq_chunked_prefill.py").read_text(encoding="utf-8")
-    path = tmp_path / "tq_chunked_prefill.py"
-    path.write_text(text.replace("vllm#41726", "vllm#39702"), encoding="utf-8")
-    done = harness(
-        "run",
-        str(path),
-        "--server",
-        "rehearsal",
-        "--vllm",
-        "0.24.0",
-        "--arm",
-        "reported",
-        env={"PATH": os.defpath},
-    )
+def test_a_bug_without_an_imitation_is_inconclusive(harness: Harness, tmp_path: Path) -> None:
+    path = written(tmp_path, "vllm#41726", "vllm#39702")
+    words = ("--server", "rehearsal", "--vllm", "0.24.0", "--arm", "reported")
+    done = harness("run", str(path), *words, env={"PATH": os.defpath})
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "does not imitate" in done.report["because"]
-    # By its name, however it was called: a path of this machine is of no use to who reads the
-    # report.
     assert done.report["reproduce"].startswith(f"vllm-repro run {path} --server rehearsal")
 
 
@@ -365,70 +351,62 @@ def test_a_scenario_with_a_typo_is_named_with_its_line(harness: Harness, tmp_pat
     path.parent.mkdir()
     path.write_text('"""A bug."""\n\nscenario = Scenaro(id="bad-one")\n', encoding="utf-8")
     done = harness("run", str(path))
-    assert done.status == 64
     assert f"{path}:3: unknown name 'Scenaro'; did you mean 'Scenario'?" in done.err
     assert f"next: vllm-repro check '{path}'" in done.err
-    assert harness("check", str(path)).status == 1
+    assert (done.status, harness("check", str(path)).status) == (64, 1)
 
 
-def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: Path) -> None:
-    """A wrong word hides mistakes between the parts, here two arms of one name."""
-    path, again = tmp_path / "tq_chunked_prefill.py", "correct these and check again"
-    text = (
-        (ROOT / "scenarios" / path.name)
-        .read_text(encoding="utf-8")
-        .replace('arm("eager", ', 'arm("reported", ')
-    )
-    path.write_text(text.replace("title=", "titel="), encoding="utf-8")
-    first = harness("check", str(path))
-    assert (first.status, "reported" in first.out, again in first.err) == (1, False, True)
-    path.write_text(text, encoding="utf-8")
-    second = harness("check", str(path))
-    assert (second.status, "reported" in second.out, again in second.err) == (1, True, False)
-
-
-def test_check_names_flags_that_load_code_without_calling_them_mistakes(
-    harness: Harness, tmp_path: Path
+@pytest.mark.parametrize("word", ["title", "titel"])
+def test_check_states_when_more_mistakes_may_follow(
+    harness: Harness, tmp_path: Path, word: str
 ) -> None:
-    path = tmp_path / "tq_chunked_prefill.py"
-    text = (ROOT / "scenarios" / path.name).read_text(encoding="utf-8")
-    path.write_text(
-        text.replace("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module", 1),
-        encoding="utf-8",
-    )
+    """A wrong word hides mistakes between the parts, here two arms of one name."""
+    path = written(tmp_path, '"eager",', '"reported",', "title=", f"{word}=")
     done = harness("check", str(path))
-    assert done.status == 0
-    assert (
-        "note: vLLM loads code or uses files of this host with --middleware evil.module\n"
-        in done.out
-    )
-    assert harness("check", str(ROOT / "scenarios" / path.name)).out == ""
+    seen = (done.status, "reported" in done.out, "correct these and check again" in done.err)
+    assert seen == (1, word == "title", word != "title")
+
+
+def written(folder: Path, *words: str, name: str = "tq_chunked_prefill.py") -> Path:
+    """Write a scenario of the package with changes: old and new words in turn."""
+    text = (ROOT / "scenarios" / name).read_text(encoding="utf-8")
+    for old, new in zip(words[::2], words[1::2], strict=True):
+        text = text.replace(old, new, 1)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def test_check_notes_flags_that_load_code(harness: Harness, tmp_path: Path) -> None:
+    flags = ("--max-num-seqs 1", "--max-num-seqs 1 --middleware evil.module")
+    done = harness("check", str(written(tmp_path, *flags)))
+    note = "note: vLLM loads code or uses files of this host with --middleware evil.module\n"
+    assert (done.status, note in done.out) == (0, True)
+    assert harness("check", str(ROOT / "scenarios" / "tq_chunked_prefill.py")).out == ""
 
 
 def test_list_and_show_print_data(harness: Harness) -> None:
     rows = json.loads(harness("list", "--json").out)
-    row = next(row for row in rows if row["scenario"] == "tq-chunked-prefill")
-    assert (row["issue"], row["first_bad"], row["first_good"]) == (
-        "vllm-project/vllm#41726",
-        "0.21.0",
-        "0.24.0",
-    )
-    assert row["needs"]["gpus"] == 1
+    (row,) = (row for row in rows if row["scenario"] == "tq-chunked-prefill")
+    facts = (row["issue"], row["first_bad"], row["first_good"], row["needs"]["gpus"])
+    assert facts == ("vllm-project/vllm#41726", "0.21.0", "0.24.0", 1)
     shown = json.loads(harness("show", "tq-chunked-prefill", "--arm", "eager", "--json").out)
-    assert shown["command"].startswith("vllm serve Qwen/Qwen3.5-9B")
-    assert "--enforce-eager" in shown["command"]
-    docker = harness("show", "tq-chunked-prefill", "--as", "docker").out
-    assert docker.startswith("docker run")
-    assert "--gpus 1" in docker
-    assert "vllm/vllm-openai:v0.23.0" in docker
-    assert "- --kv-cache-dtype" in harness("show", "tq-chunked-prefill", "--as", "compose").out
-    assert "\nSTEPS = [" in harness("show", "tq-chunked-prefill", "--as", "python").out
+    assert re.match("vllm serve Qwen/Qwen3.5-9B.*--enforce-eager", shown["command"], re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("docker", "docker run(?=.*--gpus 1)(?=.*vllm/vllm-openai:v0.23.0)"),
+        ("compose", ".*- --kv-cache-dtype"),
+        ("python", ".*\nSTEPS = \\["),
+    ],
+)
+def test_show_has_forms(harness: Harness, form: str, words: str) -> None:
+    assert re.match(words, harness("show", "tq-chunked-prefill", "--as", form).out, re.DOTALL)
 
 
 @pytest.mark.parametrize("style", ["serve", "docker"])
-def test_what_is_shown_is_what_was_reported_but_for_model_and_address(
-    style: str, harness: Harness
-) -> None:
+def test_show_prints_the_reported_flags(style: str, harness: Harness) -> None:
     shown = parse(harness("show", "tq-chunked-prefill", "--as", style).out)
     local = [name for name in ("--host", "--port") if shown.has(name)]
     assert shown.without(*local).flags == find("tq-chunked-prefill").reported().flags
@@ -449,21 +427,10 @@ def test_a_log_on_standard_input(harness: Harness) -> None:
     pasted = (Path(__file__).parents[2] / "data" / "pasted").glob("tq-chunked-prefill*")
     done = harness("diagnose", "-", "--json", stdin=next(pasted).read_text(encoding="utf-8"))
     found = json.loads(done.out)
-    assert found["died"] is True
-    assert found["phase"] == "request"
-    assert [(one["scenario"], one["how"]) for one in found["matches"]] == [
-        ("tq-chunked-prefill", "match")
-    ]
-    assert set(found) >= {
-        "died",
-        "phase",
-        "exception",
-        "message",
-        "frames",
-        "wrapped",
-        "matches",
-        "vllm_version",
-    }
+    ((match),) = found["matches"]
+    assert (match["scenario"], match["how"]) == ("tq-chunked-prefill", "match")
+    assert (found["died"], found["phase"]) == (True, "request")
+    assert {"exception", "message", "frames", "wrapped", "vllm_version"} <= set(found)
 
 
 def test_doctor_says_what_can_run(harness: Harness, tmp_path: Path) -> None:
@@ -481,7 +448,7 @@ def test_json_goes_to_standard_output_alone(harness: Harness) -> None:
     assert done.status == 0, "the arm did what it is declared to do"
 
 
-def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harness) -> None:
+def test_an_unusual_expectation_is_in_the_command_to_repeat(harness: Harness) -> None:
     asked = ("run", "min-tokens-stop-ids", "--server", "rehearsal", "--vllm", "0.29.0")
     assert (
         harness(*asked, "--expect", "crash").report["reproduce"].endswith("--expect crash --seed 1")
@@ -491,9 +458,7 @@ def test_the_expectation_is_repeated_where_it_is_not_the_usual_one(harness: Harn
     assert f"again:   {done.report['reproduce']}\n" in done.out, "without --out"
 
 
-def test_the_repeating_line_names_another_folder_and_the_report_does_not(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_only_the_terminal_repeats_the_output_folder(harness: Harness, tmp_path: Path) -> None:
     out = tmp_path / "else where"
     done = harness(
         "run",
@@ -521,7 +486,7 @@ def test_the_repeating_line_names_another_folder_and_the_report_does_not(
         (("--patch", "x.diff", "--expect", "declared"), Expect.DECLARED),
     ],
 )
-def test_a_patch_is_expected_to_live_unless_something_else_is_said(
+def test_a_patch_is_expected_to_live_by_default(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expect: Expect
 ) -> None:
     jobs: list[Job] = []

@@ -121,7 +121,7 @@ def test_the_tables_have_commands() -> None:
 def test_a_command_in_a_table_works_as_it_is_printed(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`make` has each target; the tests that a command of pytest names exist; the options of others do."""
+    """Check the target of `make`, the tests that pytest collects, and the options of others."""
     monkeypatch.chdir(ROOT)
     words = shlex.split(command, comments=True)
     if words[0] == "vllm-repro":
@@ -150,7 +150,7 @@ _QUICK = {"list", "show", "check", "diagnose", "history", "report", "run"}
 
 
 def is_quick(words: list[str]) -> bool:
-    """Return True for a command that needs no vLLM, no network, no cluster and no run of a search."""
+    """Return True for a command without vLLM, network, cluster or a search."""
     if words[0] != "vllm-repro" or words[1] not in _QUICK & HERE or {"--vllm", "--on"} & set(words):
         return False
     return (words[1] != "run" or "rehearsal" in words) and "reports/explore/latest" not in words
@@ -247,7 +247,8 @@ def test_every_library_and_word_is_explained() -> None:
     libraries = {re.split("[><=]", line)[0] for line in PROJECT["project"]["dependencies"]}
     assert libraries <= {*re.findall(r"[\w-]+", section("docs/architecture.md", "Libraries"))}
     text = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
-    assert {*vocabulary.__all__} <= {*re.findall(r"\b(\w+)[`(,]", text)}
+    words = vocabulary.__all__
+    assert [word for word in words if not re.search(rf"{word}\(|`{word}`|, {word},", text)] == []
 
 
 def test_the_way_into_the_code_names_files() -> None:

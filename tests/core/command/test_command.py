@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 import pytest
@@ -15,47 +16,44 @@ from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError
 
 COMMAND = parse("vllm serve m --port 1 --enable-prefix-caching -cc.mode 3 --seed=7")
+SPELLED = parse("docker run i --port 1 --model=a --seed 2")
 
 
 def test_the_last_one_wins() -> None:
     command = parse(
         "vllm serve m --port 1 --enable-prefix-caching --port 2 --no-enable-prefix-caching"
     )
-    assert command.get("port") == "2"
-    assert not command.has("--enable-prefix-caching")
-    assert command.has("--no-enable-prefix-caching")
-    assert command.enabled("enable_prefix_caching") is False
+    assert (command.get("port"), command.enabled("enable_prefix_caching")) == ("2", False)
+    names = ("--enable-prefix-caching", "--no-enable-prefix-caching")
+    assert [command.has(name) for name in names] == [False, True]
     assert command.enabled("--enforce-eager") is None
 
 
-def test_replacing_keeps_the_place() -> None:
-    edited = COMMAND.with_flags("--port 2 --no-enable-prefix-caching", "--enforce-eager")
-    words = "m --port 2 --no-enable-prefix-caching -cc.mode 3 --seed=7 --enforce-eager"
-    assert edited.argv() == tuple(words.split())
-
-
-def test_removing_takes_the_keys_below() -> None:
-    left = COMMAND.without("--compilation-config", "seed")
-    assert left.argv() == ("m", "--port", "1", "--enable-prefix-caching")
+@pytest.mark.parametrize(
+    ("edited", "argv"),
+    [
+        # A replacement keeps its place.
+        (
+            COMMAND.with_flags("--port 2 --no-enable-prefix-caching", "--enforce-eager"),
+            "m --port 2 --no-enable-prefix-caching -cc.mode 3 --seed=7 --enforce-eager",
+        ),
+        # Keys below a removed flag go too.
+        (COMMAND.without("--compilation-config", "seed"), "m --port 1 --enable-prefix-caching"),
+        (SPELLED.with_model("b"), "--port 1 --model=b --seed 2"),
+        (SPELLED.with_flags("--model c"), "--port 1 --model c --seed 2"),
+        (parse("vllm serve a --port 1").with_model("b"), "b --port 1"),
+        (parse("vllm serve a --port 1").with_flags("--model b"), "b --port 1"),
+    ],
+)
+def test_an_edited_command(edited: ServeCommand, argv: str) -> None:
+    assert edited.argv() == tuple(argv.split())
+    assert edited.model == re.search(r"^(?!--)\w+|(?<=--model.)\w+", argv)[0]  # type: ignore[index]
 
 
 def test_removing_a_missing_flag_names_near_ones() -> None:
     with pytest.raises(CommandError) as caught:
         COMMAND.without("--enable-prefix-cache")
     assert "--enable-prefix-caching" in caught.value.hint
-
-
-def test_the_model_is_replaced_in_its_place() -> None:
-    command = parse("docker run i --port 1 --model=a --seed 2").with_model("b")
-    assert command.model == "b"
-    assert command.argv() == ("--port", "1", "--model=b", "--seed", "2")
-    assert command.with_flags("--model c").argv() == ("--port", "1", "--model", "c", "--seed", "2")
-    positional = parse("vllm serve a --port 1")
-    assert (
-        positional.with_model("b").argv()
-        == positional.with_flags("--model b").argv()
-        == ("b", "--port", "1")
-    )
 
 
 def test_a_bare_word_is_no_flag() -> None:

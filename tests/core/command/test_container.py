@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -44,7 +45,7 @@ PATHS = st.text("/ab,\" '=.", min_size=1, max_size=8)
 
 
 class TestFromCommand:
-    def test_keeps_what_the_bug_may_need_and_drops_the_reporters_machine(self) -> None:
+    def test_keeps_what_the_bug_may_need(self) -> None:
         spec = ContainerSpec.from_command(DOCKER, image="vllm/vllm-openai:v1", port=5000, env={})
         assert spec == ContainerSpec(
             image="vllm/vllm-openai:v1",
@@ -70,9 +71,7 @@ class TestFromCommand:
             ("docker run --shm-size 2g i m -tp 2", 2 * 1024**3),
         ],
     )
-    def test_several_ranks_get_shared_memory_unless_the_report_has_some(
-        self, text: str, shm: int | None
-    ) -> None:
+    def test_several_ranks_get_shared_memory(self, text: str, shm: int | None) -> None:
         assert ContainerSpec.from_command(parse(text), image="i", port=1, env={}).shm_size == shm
 
     @pytest.mark.parametrize(
@@ -137,26 +136,28 @@ def test_gpus_are_parsed(gpus: str | None, request_: GpuRequest | None) -> None:
 
 def test_gpus_of_cdi_are_devices_of_the_engine() -> None:
     spec = ContainerSpec(image="i", gpus="device=nvidia.com/gpu=0,nvidia.com/gpu=3")
-    request = spec.gpu_request()
-    assert request is not None
-    assert request.cdi
-    argv = spec.docker_argv()
-    assert "--gpus" not in argv
-    assert [argv[n + 1] for n, word in enumerate(argv) if word == "--device"] == [
-        "nvidia.com/gpu=0",
-        "nvidia.com/gpu=3",
-    ]
+    request, argv = spec.gpu_request(), spec.docker_argv()
+    assert (request is not None and request.cdi, "--gpus" in argv) == (True, False)
+    devices = [argv[n + 1] for n, word in enumerate(argv) if word == "--device"]
+    assert devices == ["nvidia.com/gpu=0", "nvidia.com/gpu=3"]
 
 
-def test_other_gpus_sizes_and_ulimits_are_refused() -> None:
-    for gpus in ("", "devices", "-1"):
-        with pytest.raises(UsageError, match="not understood"):
-            ContainerSpec(image="i", gpus=gpus).gpu_request()
-    for size in ("", "-1g", "1x"):
-        with pytest.raises(UsageError, match="is not a size"):
-            parse_size(size)
-    with pytest.raises(UsageError, match="is not a ulimit"):
-        Ulimit.parse("memlock")
+@pytest.mark.parametrize(
+    ("make", "text", "message"),
+    [
+        *(
+            (lambda text: ContainerSpec(image="i", gpus=text).gpu_request(), text, "not understood")
+            for text in ("", "devices", "-1")
+        ),
+        *((parse_size, text, "is not a size") for text in ("", "-1g", "1x")),
+        (Ulimit.parse, "memlock", "is not a ulimit"),
+    ],
+)
+def test_other_gpus_sizes_and_ulimits_are_refused(
+    make: Callable[[str], object], text: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(text)
 
 
 @pytest.mark.parametrize(

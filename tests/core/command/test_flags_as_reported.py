@@ -18,7 +18,7 @@ from vllm_repro.servers.site import ServerChoice, open_site
 
 ISSUES = Path(__file__).parents[2] / "data" / "commands"
 OURS = {"--host", "--port", "--master-addr", "--master-port"}
-"""Where the server listens here, and where its nodes meet: these belong to the reporter's machine."""
+"""Addresses of the reporter's machine."""
 
 
 def flags(command: ServeCommand) -> dict[str, tuple[str, ...]]:

@@ -12,7 +12,8 @@ from vllm_repro.releases.provision import ReleaseCache
 MAIN = """
 def main():
     import importlib.metadata, os, sys, torch, vllm
-    print(importlib.metadata.version("vllm"), torch.VERSION, os.environ.get("PYTHONSAFEPATH"), sys.argv[1:])
+    version = importlib.metadata.version("vllm")
+    print(version, torch.VERSION, os.environ.get("PYTHONSAFEPATH"), sys.argv[1:])
 """
 
 

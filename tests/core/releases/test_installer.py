@@ -121,10 +121,10 @@ def test_uv_ends_with_the_run(tmp_path: Path) -> None:
     started = tmp_path / "started"
     uv = script(tmp_path, f"echo $$ >{tmp_path}/pid; mv {tmp_path}/pid {started}; exec sleep 600")
     program = (
-        "import pathlib, sys\nfrom vllm_repro.releases import installer\ninstaller.find_uv_bin ="
-        " lambda:"
-        f" {str(uv)!r}\ninstaller.Installer(pathlib.Path({str(tmp_path / 'uv')!r})).install(pathlib.Path('python'),"
-        " ['x'], print)\n"
+        "from pathlib import Path\nfrom vllm_repro.releases import installer\n"
+        f"installer.find_uv_bin = lambda: {str(uv)!r}\n"
+        f"uv = installer.Installer(Path({str(tmp_path / 'uv')!r}))\n"
+        "uv.install(Path('python'), ['x'], print)\n"
     )
     run = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": ":".join(sys.path)}

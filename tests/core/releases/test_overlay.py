@@ -33,9 +33,7 @@ def answer(folder: Path) -> str:
     return done.stdout
 
 
-def test_the_patched_file_is_imported_and_the_package_stays_as_it_is(
-    tmp_path: Path, packages: Path
-) -> None:
+def test_an_overlay_is_imported_and_its_package_unchanged(tmp_path: Path, packages: Path) -> None:
     made = make_overlay(tmp_path, packages, [PATCH], print)
     assert made.folder.parent == tmp_path / "patched"
     assert answer(made.folder) == f"42 {made.folder / FILE}\n"

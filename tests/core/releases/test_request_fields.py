@@ -1,4 +1,4 @@
-"""Body fields and flags of an installed vLLM: from a package as small as one can be, and what `check --vllm` reports of them."""
+"""Body fields and flags of an installed vLLM, read from a minimal package; `check --vllm`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def commit(folder: Path, **files: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout with the tags v0.28.0 and v0.29.0 on branches of their own, and a commit near each."""
+    """Return a checkout with the tags v0.28.0 and v0.29.0 on branches, and a commit near each."""
     folder = tmp_path / "vllm checkout"
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")
@@ -98,7 +98,7 @@ def test_files_of_the_base_are_linked_and_the_others_compiled(
     assert {"__init__", "a", "b", "c"} <= compiled
 
 
-def test_a_tree_with_the_version_file_of_its_base_leaves_it_as_it_is(
+def test_the_version_file_of_the_base_stays_as_it_is(
     cache: ReleaseCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_repro.releases.sources.NEWEST_COMPILED", "0.29.0")

@@ -66,13 +66,11 @@ def test_a_folder_holds_what_a_server_reads_and_nothing_else(
 
 def test_a_model_that_reads_images_has_a_token_for_them(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", TinyModel("blip2", vocab=300))
-    config, tokenizer = read(folder, "config.json"), read(folder, "tokenizer.json")
-    assert tokenizer["model"]["vocab"]["<image>"] == config["image_token_index"]
-    assert len(tokenizer["model"]["vocab"]) == config["text_config"]["vocab_size"] == 300
-    assert (config["text_config"]["architectures"], config["text_config"]["model_type"]) == (
-        ["LlamaForCausalLM"],
-        "llama",
-    )
+    config, vocab = read(folder, "config.json"), read(folder, "tokenizer.json")["model"]["vocab"]
+    text = config["text_config"]
+    assert vocab["<image>"] == config["image_token_index"]
+    assert len(vocab) == text["vocab_size"] == 300
+    assert (text["architectures"], text["model_type"]) == (["LlamaForCausalLM"], "llama")
 
 
 def test_a_model_with_weights_is_another_folder(
@@ -102,41 +100,68 @@ def test_the_same_bytes_every_time_and_nothing_rewritten(tmp_path: Path) -> None
     assert [(folder / name).stat().st_mtime_ns for name in FILES[1:]] == [1, 1, 1]
 
 
-def test_a_config_has_the_shape_of_its_model() -> None:
-    shape = TinyModel(
-        "llama", ("full",) * 3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100
-    )
-    config = model_config(shape)
-    assert (config["architectures"], config["hidden_size"], config["vocab_size"]) == (
-        ["LlamaForCausalLM"],
-        512,
-        300,
-    )
-    assert (config["num_key_value_heads"], config["max_position_embeddings"]) == (4, 100)
-    hybrid = model_config(TinyModel("gemma3", ("full", "sliding"), window=128))
-    assert hybrid["layer_types"] == ["full_attention", "sliding_attention"]
-    assert (hybrid["num_hidden_layers"], hybrid["sliding_window"]) == (2, 128)
-    mimo = model_config(TinyModel("mimo", ("full",), 24, 4, 256, drafts=1, hidden=256))
-    assert (mimo["architectures"], mimo["model_type"]) == (["MiMoForCausalLM"], "qwen2")
-    assert mimo["num_nextn_predict_layers"] == 1
-    assert mimo["hidden_size"] // mimo["num_attention_heads"] == mimo["head_dim"] == 256
+LLAMA = TinyModel(
+    "llama", ("full",) * 3, heads=8, kv_heads=4, head_dim=64, vocab=300, max_position=100
+)
 
 
-def test_a_deepseek_v4_keeps_the_sizes_that_its_workspace_goes_by() -> None:
-    config = model_config(MODELS[4])
-    assert config["compress_ratios"] == [0, 4, 128, 4]
-    assert (config["head_dim"], config["sliding_window"]) == (512, 128)
-    assert (config["index_head_dim"], config["index_topk"], config["qk_rope_head_dim"]) == (
-        128,
-        512,
-        64,
-    )
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (
+            LLAMA,
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "hidden_size": 512,
+                "vocab_size": 300,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 100,
+            },
+        ),
+        (
+            TinyModel("gemma3", ("full", "sliding"), window=128),
+            {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "num_hidden_layers": 2,
+                "sliding_window": 128,
+            },
+        ),
+        (
+            TinyModel("mimo", ("full",), 24, 4, 256, drafts=1, hidden=256),
+            {
+                "architectures": ["MiMoForCausalLM"],
+                "model_type": "qwen2",
+                "num_nextn_predict_layers": 1,
+                "head_dim": 256,
+                "hidden_size": 24 * 256,
+                "num_attention_heads": 24,
+            },
+        ),
+        (
+            MODELS[4],
+            {
+                "compress_ratios": [0, 4, 128, 4],
+                "head_dim": 512,
+                "sliding_window": 128,
+                "index_head_dim": 128,
+                "index_topk": 512,
+                "qk_rope_head_dim": 64,
+            },
+        ),
+    ],
+)
+def test_a_config_has_the_shape_of_its_model(model: TinyModel, fields: dict[str, object]) -> None:
+    config = model_config(model)
+    assert {name: config[name] for name in fields} == fields
+
+
+def test_a_deepseek_v4_on_a_gpu_keeps_the_sizes_of_its_workspace() -> None:
+    config, on_gpu = model_config(MODELS[4]), model_config(replace(MODELS[4], fp8=True))
     assert "quantization_config" not in config
-    on_gpu = model_config(replace(MODELS[4], fp8=True))
     assert on_gpu["quantization_config"]["scale_fmt"] == "ue8m0"
-    assert {key for key in config if on_gpu[key] != config[key]} == {
-        "hidden_size", "q_lora_rank", "o_lora_rank", "o_groups", "index_n_heads", "moe_intermediate_size"
-    }  # fmt: skip
+    other = {"hidden_size", "q_lora_rank", "o_lora_rank", "o_groups", "index_n_heads"}
+    changed = {key for key in config if on_gpu[key] != config[key]}
+    assert changed == {*other, "moe_intermediate_size"}
 
 
 @pytest.mark.parametrize("vocab", [265, 600, 20000])

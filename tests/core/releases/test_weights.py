@@ -1,4 +1,4 @@
-"""Made weights: valid safetensors, reproducible, with the shapes and scales that the tests of answers need."""
+"""Made weights: valid safetensors, reproducible, with the documented shapes and scales."""
 
 from __future__ import annotations
 

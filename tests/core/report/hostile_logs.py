@@ -30,12 +30,14 @@ HOSTILE = [
 MARKUP = """<script>window.hacked = "script"</script>
 </pre></details></main></body></html><script>window.hacked = "end"</script>
 </script><script>window.hacked = "close"</script> </style> --> <!-- ]]> <![CDATA[
-<img src=x onerror="window.hacked='img'"> <svg onload="window.hacked='svg'"> <iframe srcdoc="<script>parent.hacked=1</script>">
+<img src=x onerror="window.hacked='img'"> <svg onload="window.hacked='svg'">
+<iframe srcdoc="<script>parent.hacked=1</script>">
 " onmouseover="window.hacked='attribute'" ' onfocus='window.hacked=1' autofocus x="
 {{ 7 * 7 }} {% for x in y %} {# comment #} ${7*7} <%= 7*7 %> &lt;b&gt; &#60;b&#62;
 <base href="https://evil.example/"> <meta http-equiv="refresh" content="0;url=https://evil.example/">
 <link rel=stylesheet href=//evil.example>
-\x1b[31mred\x1b[0m \x1b]8;;https://evil.example\x07link\x1b]8;;\x07 \x1b[2J \x00 \x08 \x9b31m \u202egnp.exe\u2066
+\x1b[31mred\x1b[0m \x1b]8;;https://evil.example\x07link\x1b]8;;\x07 \x1b[2J \x00 \x08
+\x9b31m \u202egnp.exe\u2066
 """
 
 

@@ -1,4 +1,4 @@
-"""`repro.py` in a fork of a process that imported the SDK: each import takes 0.5 s of processor time."""
+"""`repro.py` in a fork of a process that imported the SDK, which takes 0.5 s of CPU time."""
 
 from __future__ import annotations
 

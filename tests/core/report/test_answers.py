@@ -57,7 +57,7 @@ def test_results_of_requests(entry: Event, word: str) -> None:
     assert client_views(recording(sent(), entry))["reported", 1].answers == (word,)
 
 
-def test_equal_results_are_folded_and_unanswered_requests_counted() -> None:
+def test_equal_results_are_folded() -> None:
     good = answer(200, finish="stop")
     found = client_views(recording(sent(), good, sent(), good, sent(), answer(500, "dead"), sent()))
     assert found["reported", 1].answers == ("200 x 2", "500", "none")
@@ -111,7 +111,7 @@ def test_outputs_without_a_comparison(entries: list[Event], expected: dict[str, 
     assert words(*entries) == expected
 
 
-def test_made_weights_are_compared_only_if_the_baseline_reads_its_prompt() -> None:
+def test_made_weights_need_a_baseline_that_reads_its_prompt() -> None:
     greedy = {"eager": (1, 2, 3), "same": (1, 2, 9), "other": (1, 7)}
     asked = [output(arm, *tokens, margins=(2.0,) * len(tokens)) for arm, tokens in greedy.items()]
     ends = [ended(arm, weights="made") for arm in greedy]

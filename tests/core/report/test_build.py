@@ -36,7 +36,7 @@ KILLED, DAMAGED = (
 
 
 def says_so(form: str, text: str, *, killed: bool) -> bool:
-    """Return True if a rendering reports that the run was killed, or that its journal is damaged."""
+    """Return True if a rendering reports a killed run, or a damaged journal."""
     if form == "python":
         return True  # a script states nothing about the run's result
     if form == "json":
@@ -61,7 +61,7 @@ def scenarios_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rendered(journal: Iterable[bytes], folder: Path) -> RunReport | None:
-    """Render a cut journal in each format and check that each reports the cut; None without the start of a run."""
+    """Check that each format reports the cut of a journal; None without the start of a run."""
     (folder / "journal.jsonl").write_bytes(b"".join(journal))
     if read(folder / "journal.jsonl").first("run-started") is None:
         with pytest.raises(UsageError, match="does not hold the start of a run") as refused:
@@ -88,7 +88,7 @@ def test_a_journal_cut_at_or_beside_the_end_of_any_line(tmp_path: Path) -> None:
                 assert started is (at >= ends[0] - 1)
 
 
-def test_a_kill_and_an_interrupt_in_the_same_boot_leave_the_same_said(tmp_path: Path) -> None:
+def test_a_kill_and_an_interrupt_give_the_same_report(tmp_path: Path) -> None:
     """Cut in the second of eight arms and compare the verdict and every table."""
     lines = (REHEARSAL / "journal.jsonl").read_bytes().splitlines(keepends=True)
     ended = [at for at, line in enumerate(lines) if b'"event": "trial-ended"' in line]
@@ -164,7 +164,7 @@ def changed(event: str, /, **fields: object) -> list[bytes]:
     ],
     ids=["schema", "arms", "outcome", "twice"],
 )
-def test_a_journal_that_this_release_did_not_write_is_wrong_usage(
+def test_a_journal_of_another_release_is_wrong_usage(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     verb: str,

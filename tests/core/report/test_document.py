@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,27 @@ def test_a_page_that_a_browser_would_repair_is_no_page(body: str) -> None:
         parsed(whole.format(body))
 
 
-def test_what_would_break_the_page_is_refused() -> None:
-    with pytest.raises(TypeError):
-        document(title="t", body="<b>text</b>")  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(ValueError, match="ends its element"):
-        document(title="t", body=Markup(""), style="x</STYLE>")
-    with pytest.raises(UndefinedError):
-        fragment("page.html", title="t")
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: document(title="t", body="<b>text</b>"),  # type: ignore[arg-type]
+            TypeError,
+            "markup that a template made",
+        ),
+        (
+            lambda: document(title="t", body=Markup(""), style="x</STYLE>"),
+            ValueError,
+            "ends its element",
+        ),
+        (lambda: fragment("page.html", title="t"), UndefinedError, "undefined"),
+    ],
+)
+def test_what_would_break_the_page_is_refused(
+    make: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
 
 
 @pytest.mark.parametrize("text", ["a | b", "*@you* #1", "<b>", "# a\nhttps://x"])

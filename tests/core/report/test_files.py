@@ -6,7 +6,9 @@ import os
 import re
 import shlex
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +59,7 @@ def test_the_terminal_says_verdict_cause_and_next_step(folder: Path) -> None:
     assert text.index("verdict:") < text.index("report:") < text.index("again:")
 
 
-def test_the_commands_at_the_end_can_be_pasted_whatever_the_folder_is_called() -> None:
+def test_the_printed_commands_quote_their_folder() -> None:
     folder = Path("o ut; echo") / "it's"
     ended = replace(report(DIED), folder=folder, interrupted="SIGINT")
     shown = dict(
@@ -123,34 +125,23 @@ def test_junit_tells_failure_error_and_skipped_apart(
     assert sum(counts.values()) == (element is not None)
 
 
-def with_refused_requests() -> RunReport:
-    """Return the example after a server that refused the requests of its arm `eager`."""
-
-    def of_eager(entry: Entry) -> Entry:
-        first = entry.event == "answer" and entry["arm"] == "eager" and entry["status"] == 200
-        return (
-            replace(entry, fields={**entry.fields, "status": 400, "error": "too long"})
-            if first
-            else entry
-        )
-
-    recording = read(REHEARSAL / "journal.jsonl")
-    return report_of(replace(recording, entries=tuple(map(of_eager, recording.entries))), REHEARSAL)
-
-
 def test_requests_that_were_refused_are_told_of_everywhere() -> None:
     """Refused requests did not run, although the outcome counts only accepted ones."""
-    made = with_refused_requests()
+
+    def refuse(event: str, fields: dict[str, Any]) -> None:
+        if event == "answer" and (fields["arm"], fields["status"]) == ("eager", 200):
+            fields |= {"status": 400, "error": "too long"}
+
+    made = edited(refuse)
     (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
-    assert trial.outcome is Outcome.CLEAN
     shown = f"refused: 2 of {trial.requests['sent']} requests (400 x 2)"
-    assert trial.why == f"the boundary was crossed and the engine lived; {shown}"
+    why = f"the boundary was crossed and the engine lived; {shown}"
+    assert (trial.outcome, trial.why) == (Outcome.CLEAN, why)
     assert f"eager: {shown}" in summary(made).splitlines()
     assert f"eager: {shown}." in markdown(made).splitlines()
     assert f" eager: {shown}." in render(made, "html")
     assert f"trial 1: clean: {trial.why}" in junit(made)
-    whole = report(REHEARSAL)
-    assert "refused" not in summary(whole) + markdown(whole)
+    assert "refused" not in summary(report(REHEARSAL)) + markdown(report(REHEARSAL))
 
 
 def test_reports_are_written_whole(tmp_path: Path) -> None:
@@ -162,6 +153,22 @@ def test_reports_are_written_whole(tmp_path: Path) -> None:
         render(report(REHEARSAL), "pdf")
 
 
+PATCHED = {"patches": [{"file": "vllm/a.py", "was": "a", "now": "b"}]}
+SERVED = {"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}
+
+
+def edited(edit: Callable[[str, dict[str, Any]], None]) -> RunReport:
+    """Return the report of the example after `edit` of the fields of each entry."""
+
+    def change(entry: Entry) -> Entry:
+        fields = dict(entry.fields)
+        edit(entry.event, fields)
+        return replace(entry, fields=fields)
+
+    recording = read(REHEARSAL / "journal.jsonl")
+    return report_of(replace(recording, entries=tuple(map(change, recording.entries))), REHEARSAL)
+
+
 @pytest.mark.parametrize(
     ("imported", "verdict"), [(["vllm/a.py"], "quiet"), ([], "inconclusive"), (None, "quiet")]
 )
@@ -169,88 +176,60 @@ def test_a_change_that_no_process_imported_was_not_tried(
     imported: list[str] | None, verdict: str
 ) -> None:
     """None: a journal from before this was recorded."""
-    changed = [{"file": "vllm/a.py", "sha256": "0" * 64, "untried": ["kernel"]}]
+    known = {} if imported is None else {"imported": imported}
 
-    def patched(entry: Entry) -> Entry:
-        fields = dict(entry.fields)
-        if entry.event == "run-started":
-            patches = [{"file": "vllm/a.py", "was": "a", "now": "b"}]
-            fields["arms"] = [{**fields["arms"][0], "patches": patches}]
-            fields["expect"] = "alive"
-        if entry.event == "server-started":
-            fields["facts"] = {**fields["facts"], "patched": changed}
-        if entry.event == "trial-ended":
-            fields |= {"outcome": "clean", "death": None, "imported": imported}
-            if imported is None:
-                del fields["imported"]
-        return replace(entry, fields=fields)
+    def patch(event: str, fields: dict[str, Any]) -> None:
+        if event == "run-started":
+            fields |= {"arms": [{**fields["arms"][0], **PATCHED}], "expect": "alive"}
+        if event == "server-started":
+            fields["facts"] = {**fields["facts"], "patched": [SERVED]}
+        if event == "trial-ended":
+            fields.pop("imported", None)
+            fields |= {"outcome": "clean", "death": None, **known}
 
-    recording = read(REHEARSAL / "journal.jsonl")
-    made = report_of(replace(recording, entries=tuple(map(patched, recording.entries))), REHEARSAL)
+    made = edited(patch)
     assert made.verdict == verdict
     for text in (markdown(made), summary(made)):
         assert "the lab runs something else for kernel, so that change was not tried" in text
         assert ("no process of the server imported it" in text) is (imported == [])
-    assert (
-        "> **With vLLM's source changed, as shown below, in reported: vllm/a.py.**"
-        in markdown(made).splitlines()
-    )
+    heading = "> **With vLLM's source changed, as shown below, in reported: vllm/a.py.**"
+    assert heading in markdown(made).splitlines()
     suite = ET.fromstring(junit(made))
-    assert [one.get("value") for one in suite.iter("property") if one.get("name") == "patched"] == [
-        "reported: vllm/a.py"
-    ]
+    properties = [(one.get("name"), one.get("value")) for one in suite.iter("property")]
+    assert [value for name, value in properties if name == "patched"] == ["reported: vllm/a.py"]
     assert len(list(suite.iter("skipped"))) == (imported == [])
 
 
 def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
     death = next(read(REHEARSAL / "journal.jsonl").of("trial-ended"))["death"]
+    ends = {
+        "reported": {"outcome": "clean", "death": None, "imported": []},
+        "eager": {"outcome": "crash", "death": death},
+    }
 
-    def given(entry: Entry) -> Entry:
-        fields = dict(entry.fields)
-        if entry.event == "run-started":
-            idle = {**fields["arms"][0], "patches": [{"file": "vllm/a.py", "was": "a", "now": "b"}]}
-            fields["arms"] = [
-                idle,
-                next(
-                    {**arm, "expected": "lives"} for arm in fields["arms"] if arm["name"] == "eager"
-                ),
-            ]
-        if entry.event == "server-started" and fields["arm"] == "reported":
-            fields["facts"] = {
-                **fields["facts"],
-                "patched": [{"file": "vllm/a.py", "sha256": "0" * 64}],
-            }
-        if entry.event == "trial-ended" and fields["arm"] == "reported":
-            fields |= {"outcome": "clean", "death": None, "imported": []}
-        if entry.event == "trial-ended" and fields["arm"] == "eager":
-            fields |= {"outcome": "crash", "death": death}
-        return replace(entry, fields=fields)
+    def patch(event: str, fields: dict[str, Any]) -> None:
+        if event == "run-started":
+            (eager,) = (arm for arm in fields["arms"] if arm["name"] == "eager")
+            patched = {**fields["arms"][0], **PATCHED}
+            fields["arms"] = [patched, {**eager, "expected": "lives"}]
+        if event == "server-started" and fields["arm"] == "reported":
+            fields["facts"] = {**fields["facts"], "patched": [{**SERVED, "untried": []}]}
+        if event == "trial-ended":
+            fields |= ends.get(fields["arm"], {})
 
-    recording = read(REHEARSAL / "journal.jsonl")
-    made = report_of(replace(recording, entries=tuple(map(given, recording.entries))), REHEARSAL)
-    assert (made.verdict, made.as_expected, made.surprises) == (
-        Verdict.INCONCLUSIVE,
-        False,
-        ("eager",),
-    )
-    assert "so the patch was not tested" in made.because
-    assert "unexpected in arm eager: crash" in made.because
+    made = edited(patch)
+    result = (made.verdict, made.as_expected, made.surprises)
+    assert result == (Verdict.INCONCLUSIVE, False, ("eager",))
+    for words in ("so the patch was not tested", "unexpected in arm eager: crash"):
+        assert words in made.because
 
 
-def without_a_tested_boundary() -> RunReport:
-    """Return the example after host trouble before the boundary was crossed."""
-    source = changed(
-        report(REHEARSAL),
-        Outcome.INFRA,
-        VerdictReport(verdict=Verdict.REPRODUCES, expected=True, because="because"),
-    )
+def test_host_trouble_does_not_test_the_boundary() -> None:
+    verdict = VerdictReport(verdict=Verdict.REPRODUCES, expected=True, because="because")
+    source = changed(report(REHEARSAL), Outcome.INFRA, verdict)
     trial = source.arms[0].trials[0]
     lost = replace(trial, death=None, trigger=replace(trial.trigger, crossed=False, evidence=()))
-    return replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
-
-
-def test_a_trial_that_says_nothing_about_the_engine_did_not_test_the_boundary() -> None:
-    made = without_a_tested_boundary()
+    made = replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
     assert "- `reported`, trial 1: not tested. Boot: " in markdown(made)
     assert "not tested" in render(made, "html")
 

@@ -25,7 +25,7 @@ CONTRACT = {
     "requests": "sent ok failed",
     "environment": "os python cpus memory_gb docker gpus driver",
 }
-"""The keys that scripts outside of this repository rely on, by the key of the object that has them."""
+"""Keys that scripts outside of this repository rely on, by the key of their object."""
 
 
 # `jsonschema.validate` would check the schema for every report.
@@ -57,7 +57,7 @@ def test_the_schema_is_sound_and_leaves_room_for_new_keys() -> None:
 
 
 def assert_sound(record: type[Struct]) -> None:
-    """Check that a record's schema is valid, that it takes new keys, and that it requires all of the record's."""
+    """Check that a record's schema is valid, takes new keys, and requires all of the record's."""
     schema = msgspec.json.schema(record)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert "additionalProperties" not in schema["$defs"][record.__name__]

@@ -1,7 +1,7 @@
-"""JUnit as those read it who will: junitparser, which a popular GitHub action is built on, and what three more take from a file.
+"""JUnit as CI tools read it: junitparser, and the rules of three other readers.
 
-Of those (mikepenz/action-junit-report and dorny/test-reporter for GitHub, the junit-annotate plugin
-for Buildkite) the rules that matter here are written down below, read off their sources.
+The rules of mikepenz/action-junit-report and dorny/test-reporter for GitHub and of the
+junit-annotate plugin for Buildkite are below, taken from their sources.
 """
 
 from __future__ import annotations

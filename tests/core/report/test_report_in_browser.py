@@ -89,8 +89,9 @@ def test_logs_and_keyboard(page: Path, opened: Open) -> None:
 OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = true"
 CONTRAST = """() => {
     const number = (text) => text.match(/[\\d.]+/g).map(Number);
+    const linear = (one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
     const light = (rgb) => {
-        const [r, g, b] = rgb.slice(0, 3).map((one) => (one /= 255) <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+        const [r, g, b] = rgb.slice(0, 3).map((one) => linear(one / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const paper = (one) => {
@@ -138,7 +139,8 @@ OVERLAPS = """() => {
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     for (let node; node = walk.nextNode();) {
         const parent = node.parentElement;
-        if (!node.data.trim() || !parent.checkVisibility() || parent.closest('.unseen, .skip')) continue;
+        const hidden = !parent.checkVisibility() || parent.closest('.unseen, .skip');
+        if (!node.data.trim() || hidden) continue;
         const range = document.createRange();
         range.selectNodeContents(node);
         const style = getComputedStyle(parent);
@@ -154,7 +156,8 @@ OVERLAPS = """() => {
             // The box of a letter is higher than its ink.
             const spare = Math.max(0, rect.height - parseFloat(style.fontSize)) / 2 + 1;
             const [l, r] = [Math.max(rect.left, seen.l), Math.min(rect.right, seen.r)];
-            const [t, b] = [Math.max(rect.top + spare, seen.t), Math.min(rect.bottom - spare, seen.b)];
+            const t = Math.max(rect.top + spare, seen.t);
+            const b = Math.min(rect.bottom - spare, seen.b);
             if (r - l > 2 && b > t) boxes.push({l, r, t, b, text: node.data.trim().slice(0, 60)});
         }
     }
@@ -163,7 +166,8 @@ OVERLAPS = """() => {
     boxes.forEach((one, at) => {
         for (let next = at + 1; next < boxes.length && boxes[next].t < one.b; next++) {
             const other = boxes[next];
-            if (Math.min(one.r, other.r) - Math.max(one.l, other.l) > 1) found.push(`${one.text} / ${other.text}`);
+            const common = Math.min(one.r, other.r) - Math.max(one.l, other.l);
+            if (common > 1) found.push(`${one.text} / ${other.text}`);
         }
     });
     return [boxes.length, found];
@@ -172,7 +176,7 @@ OVERLAPS = """() => {
 
 @pytest.fixture
 def whole_page(tmp_path: Path) -> Path:
-    """Write a page with all that a page can have: bars with long names, and a wide and a high text."""
+    """Write a page with bars that have long names, and with a wide and a high text."""
     made = report(DIED)
     arm = made.arms[0]
     bars = (
@@ -191,7 +195,7 @@ def whole_page(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_text_lies_on_another_and_only_tables_are_wider_than_the_screen(
+def test_no_text_overlaps_and_pages_fit_the_screen(
     page: Path, whole_page: Path, opened: Open, width: int
 ) -> None:
     for path in (page, whole_page, *(folder / "report.html" for folder in EXAMPLES)):

@@ -1,4 +1,4 @@
-"""Reports of runs that repeat a boot, because it was interrupted or the host spoiled it: the first one is shown and not counted."""
+"""Reports of runs that repeat an interrupted boot: the first one is shown and not counted."""
 
 from __future__ import annotations
 

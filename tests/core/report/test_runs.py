@@ -46,7 +46,7 @@ def reports(tmp_path: Path) -> Path:
 
 
 def test_a_report_gives_the_same_as_its_journal(reports: Path) -> None:
-    """A report that is missing, older than its journal, of another version of vllm-repro, or edited is not used."""
+    """Do not use a report that is missing, old, edited, or of another version."""
     runs, unreadable = read_runs(reports)
     assert (len(runs), unreadable) == (len(EXAMPLES), [])
     for run, spoil in zip(
@@ -134,7 +134,7 @@ def test_a_run_is_read_when_it_ends_and_when_it_is_killed(harness: Harness, tmp_
 
 
 def test_only_finished_runs_in_their_own_folders_count(reports: Path) -> None:
-    """Neither one that is being written, nor a link, a copy, or a journal without a run, which is named."""
+    """Leave out a run that is being written, a link and a copy; name a journal without a run."""
     folder = reports / TQ
     folder.mkdir()
     shutil.copyfile(SOURCE, folder / "journal.jsonl")
@@ -147,7 +147,7 @@ def test_only_finished_runs_in_their_own_folders_count(reports: Path) -> None:
     assert read_runs(reports)[1] == [TQ]
 
 
-def test_a_report_with_figures_at_a_rate_is_read_from_its_journal(tmp_path: Path) -> None:
+def test_a_report_with_rates_is_read_from_its_journal(tmp_path: Path) -> None:
     folder = tmp_path / "tq-chunked-prefill" / "run"
     folder.mkdir(parents=True)
     data = report_dict(measured("gpu").report(folder))

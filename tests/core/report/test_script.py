@@ -52,9 +52,7 @@ def test_it_is_short_and_needs_openai_alone(scenario: Scenario, arm: Arm) -> Non
     assert sum(not isinstance(step, list) for step in steps) == len(waits)
 
 
-def test_a_plain_vllm_has_no_route_of_the_lab_no_pool_of_its_blocks_and_nobody_who_sends_blocks() -> (
-    None
-):
+def test_a_scenario_that_needs_the_lab_has_no_script() -> None:
     without = [scenario for scenario in all_scenarios() if scenario not in SCRIPTED]
     assert len(without) == 11
     for scenario in without:
@@ -138,7 +136,7 @@ def test_it_finds_what_the_harness_finds(
     assert (ended, printed in shown) == (status, True), shown
 
 
-def test_it_decides_nothing_about_a_server_that_refuses_all_prompts(tmp_path: Path) -> None:
+def test_a_server_that_refuses_all_prompts_is_undecided(tmp_path: Path) -> None:
     known = find("tq-chunked-prefill")
     status, shown = run_on_rehearsal(
         tmp_path,

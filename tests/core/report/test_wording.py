@@ -72,7 +72,7 @@ def test_an_arm_that_did_not_run_or_died_avoids_nothing() -> None:
         assert "it lived" not in plain_sentence(replace(made, arms=arms))
 
 
-def test_a_run_of_the_other_arms_alone_does_not_show_the_bug_gone() -> None:
+def test_the_other_arms_alone_do_not_show_the_bug_gone() -> None:
     made = report(DIED)
     without = replace(made, arms=made.arms[1:], verdict=Verdict.QUIET)
     assert "nor to be free of it" in plain_sentence(without)

@@ -67,13 +67,33 @@ def test_what_is_well_formed_and_wrong(old: str, new: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "shown", "name"),
     [
-        ('try_with="0.23.0"', 'try_with="latest"', "try_with 'latest' is not a release number: write it like '0.23.0'", TQ),
-        ('try_with="0.23.0"', 'try_with="v0.23.0"', "try_with 'v0.23.0': write it as '0.23.0', without the v", TQ),
+        (
+            'try_with="0.23.0"',
+            'try_with="latest"',
+            "try_with 'latest' is not a release number: write it like '0.23.0'",
+            TQ,
+        ),
+        (
+            'try_with="0.23.0"',
+            'try_with="v0.23.0"',
+            "try_with 'v0.23.0': write it as '0.23.0', without the v",
+            TQ,
+        ),
         ('try_with="0.23.0"', 'try_with=" 0.23.0"', "try_with ' 0.23.0': write it as '0.23.0'", TQ),
-        ("        layers=1,\n        arms=", '        vllm="v0.23.0",\n        layers=1,\n        arms=', "lab: vllm 'v0.23.0': write", TQ),
-        ('added",\n                "0.20.2"', 'added",\n                "v0.20.2"', "release 'v0.20.2': write it", "sco_hybrid.py"),
+        (
+            "        layers=1,\n        arms=",
+            '        vllm="v0.23.0",\n        layers=1,\n        arms=',
+            "lab: vllm 'v0.23.0': write",
+            TQ,
+        ),
+        (
+            'added",\n                "0.20.2"',
+            'added",\n                "v0.20.2"',
+            "release 'v0.20.2': write it",
+            "sco_hybrid.py",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_release_is_written_as_tags_and_pins_are_made_of_it(
     old: str, new: str, shown: str, name: str
 ) -> None:
@@ -85,14 +105,44 @@ def test_a_release_is_written_as_tags_and_pins_are_made_of_it(
 @pytest.mark.parametrize(
     ("old", "new", "line", "shown"),
     [
-        ('with_flags("--enforce-eager")', 'with_flags("--enforce-eagr")', 'arm("eager"', "arm 'eager': --enforce-eagr: probably a typo"),
-        ('with_flags("--enforce-eager")', 'with_flags("--scheduling-policy")', 'arm("eager"', "--scheduling-policy: has no value"),
-        ('with_flags("--enforce-eager")', 'with_flags("--enforce-eager", lab="--dtyp half")', 'arm("eager"', "lab, arm 'eager': --dtyp"),
-        ("--max-num-seqs 1\n", "--max-num-seqs\n", "command=", "command: --max-num-seqs: has no value"),
-        ("vllm serve /", "LD_PRELOAD=x vllm serve /", "command=", "command: LD_PRELOAD is not a variable of vLLM"),
-        ('with_flags("--dtype bfloat16"', 'with_flags("--dtyp bfloat16"', "lab=Lab(", "lab, arm 'reported': --dtyp: probably a typo"),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--enforce-eagr")',
+            'arm("eager"',
+            "arm 'eager': --enforce-eagr: probably a typo",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--scheduling-policy")',
+            'arm("eager"',
+            "--scheduling-policy: has no value",
+        ),
+        (
+            'with_flags("--enforce-eager")',
+            'with_flags("--enforce-eager", lab="--dtyp half")',
+            'arm("eager"',
+            "lab, arm 'eager': --dtyp",
+        ),
+        (
+            "--max-num-seqs 1\n",
+            "--max-num-seqs\n",
+            "command=",
+            "command: --max-num-seqs: has no value",
+        ),
+        (
+            "vllm serve /",
+            "LD_PRELOAD=x vllm serve /",
+            "command=",
+            "command: LD_PRELOAD is not a variable of vLLM",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--dtyp bfloat16"',
+            "lab=Lab(",
+            "lab, arm 'reported': --dtyp: probably a typo",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistyped_flag_is_told_once_where_it_stands(
     old: str, new: str, line: str, shown: str
 ) -> None:
@@ -106,15 +156,50 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(
 @pytest.mark.parametrize(
     ("old", "new", "line", "shown"),
     [
-        ('sent_with("min_tokens"', 'sent_with("min_token"', "trigger=", "can never be met; did you mean 'min_tokens'?"),
-        ('"min_tokens", "stop_token_ids"', "min_tokens=0", "trigger=", "no request has min_tokens with these values, so"),
-        ('sent_with("min', 'sent_with("stop_token_ids") | sent_with("priorty", "min', "trigger=", "no request has 'priorty'"),
-        ('why="the check of', 'trigger=sent_with("priorty"), why="the check of', 'arm("patched"', "arm 'patched'"),
-        ("untriggered,\n            workload", 'untriggered,\n            trigger=sent_with("x"),\n            workload', 'arm("near', "'x'"),
-        ('ids")', 'ids", name="ordinary completion")', "trigger=", "no request named 'ordinary completion' has 'min_tokens', so"),
-        ('ids")', 'ids", name="ordinary")', "trigger=", "no request is named 'ordinary', so its trigger can never be met"),
+        (
+            'sent_with("min_tokens"',
+            'sent_with("min_token"',
+            "trigger=",
+            "can never be met; did you mean 'min_tokens'?",
+        ),
+        (
+            '"min_tokens", "stop_token_ids"',
+            "min_tokens=0",
+            "trigger=",
+            "no request has min_tokens with these values, so",
+        ),
+        (
+            'sent_with("min',
+            'sent_with("stop_token_ids") | sent_with("priorty", "min',
+            "trigger=",
+            "no request has 'priorty'",
+        ),
+        (
+            'why="the check of',
+            'trigger=sent_with("priorty"), why="the check of',
+            'arm("patched"',
+            "arm 'patched'",
+        ),
+        (
+            "untriggered,\n            workload",
+            'untriggered,\n            trigger=sent_with("x"),\n            workload',
+            'arm("near',
+            "'x'",
+        ),
+        (
+            'ids")',
+            'ids", name="ordinary completion")',
+            "trigger=",
+            "no request named 'ordinary completion' has 'min_tokens', so",
+        ),
+        (
+            'ids")',
+            'ids", name="ordinary")',
+            "trigger=",
+            "no request is named 'ordinary', so its trigger can never be met",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_no_request_carries_was_never_sent(old: str, new: str, line: str, shown: str) -> None:
     text = text_of(MIN_TOKENS).replace(old, new, 1)
     found = problems(text, MIN_TOKENS)
@@ -145,16 +230,51 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "shown"),
     [
-        ('arm("reported", dies)', 'arm("report", dies)', 'arm("reported"', "the first arm is named 'report': rename it"),
+        (
+            'arm("reported", dies)',
+            'arm("report", dies)',
+            'arm("reported"',
+            "the first arm is named 'report': rename it",
+        ),
         ("heads=16", "heads=0", "model=Model(", "Model: heads=0: sizes of a model count from 1"),
-        ("kv_heads=4", "kv_heads=3", "model=Model(", "Model: 16 heads cannot share 3 key-value heads evenly"),
-        ("--max-num-seqs 1\n", "--limit-mm-per-prompt '{\"image\": 2'\n", "--max-num-seqs 1", "--limit-mm-per-prompt is not JSON"),
-        ("BATCH + 3497, max_tokens=8", "BATCH + 98_305, max_tokens=8", "workload=[", "an answer of 8 tokens exceed --max-model-len 102400"),
-        ("BATCH + 3497, max_tokens=8", '"Hi", max_tokens=102_400', "workload=[", "of 'Hi' and an answer of 102400 tokens exceed"),
-        ("BATCH + 128, max_tokens=8", "BATCH + 128, max_tokens=200_000", 'arm("near-miss-128"', "arm 'near-miss-128': chat"),
-        ('with_flags("--dtype bfloat16"', 'with_flags("--max-model-len 7600"', "lab=Lab(", "lab, arm 'reported': long chat of"),
+        (
+            "kv_heads=4",
+            "kv_heads=3",
+            "model=Model(",
+            "Model: 16 heads cannot share 3 key-value heads evenly",
+        ),
+        (
+            "--max-num-seqs 1\n",
+            "--limit-mm-per-prompt '{\"image\": 2'\n",
+            "--max-num-seqs 1",
+            "--limit-mm-per-prompt is not JSON",
+        ),
+        (
+            "BATCH + 3497, max_tokens=8",
+            "BATCH + 98_305, max_tokens=8",
+            "workload=[",
+            "an answer of 8 tokens exceed --max-model-len 102400",
+        ),
+        (
+            "BATCH + 3497, max_tokens=8",
+            '"Hi", max_tokens=102_400',
+            "workload=[",
+            "of 'Hi' and an answer of 102400 tokens exceed",
+        ),
+        (
+            "BATCH + 128, max_tokens=8",
+            "BATCH + 128, max_tokens=200_000",
+            'arm("near-miss-128"',
+            "arm 'near-miss-128': chat",
+        ),
+        (
+            'with_flags("--dtype bfloat16"',
+            'with_flags("--max-model-len 7600"',
+            "lab=Lab(",
+            "lab, arm 'reported': long chat of",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_vllm_would_refuse_is_told_once(old: str, new: str, line: str, shown: str) -> None:
     found = broken(old, new)
     assert len([problem for _, problem in found if shown in problem]) == 1, found
@@ -216,15 +336,30 @@ def test_a_signature_without_frames_is_refused() -> None:
 @pytest.mark.parametrize(
     ("declared", "shown"),
     [
-        ('throughput=throughput(prompt=8, output=8, baseline="eagre"),', "the baseline 'eagre' is not an arm; did you mean"),
-        ('throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),', "has the same server as an earlier arm"),
-        ('throughput=throughput(prompt=8, output=1, baseline="eager"),', "throughput: a load needs prompts of"),
         (
-            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8, output=8, baseline="eager")],',
+            'throughput=throughput(prompt=8, output=8, baseline="eagre"),',
+            "the baseline 'eagre' is not an arm; did you mean",
+        ),
+        (
+            'throughput=throughput(prompt=8, output=8, baseline="near-miss-129"),',
+            "has the same server as an earlier arm",
+        ),
+        (
+            'throughput=throughput(prompt=8, output=1, baseline="eager"),',
+            "throughput: a load needs prompts of",
+        ),
+        (
+            (
+                'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=8,'
+                ' output=8, baseline="eager")],'
+            ),
             "is given twice",
         ),
         (
-            'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=9, output=8, baseline="graphs-off")],',
+            (
+                'throughput=[throughput(prompt=8, output=8, baseline="eager"), throughput(prompt=9,'
+                ' output=8, baseline="graphs-off")],'
+            ),
             "the same baseline, not eager and graphs-off",
         ),
         ("throughput=8,", "throughput=8 must be throughput(…) or a list"),
@@ -233,7 +368,7 @@ def test_a_signature_without_frames_is_refused() -> None:
         ('output=checks(alike=[("again",)]),', "two names of requests or more"),
         ('output=checks(alike=[("first", "again")]),', "alike: no arm sends all of first, again"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_in_what_is_measured_are_found(declared: str, shown: str) -> None:
     text = text_of()
     text = text.replace(

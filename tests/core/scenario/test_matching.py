@@ -9,6 +9,7 @@ import pytest
 
 from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro.scenario.matching import matches, twins
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro_diagnosis.signature import How
 
@@ -21,8 +22,9 @@ Traceback (most recent call last):
   File "vllm/v1/attention/backends/turboquant_attn.py", line 747, in _continuation_prefill
   File "vllm/v1/worker/workspace.py", line 110, in get_simultaneous
   File "vllm/v1/worker/workspace.py", line 157, in _ensure_workspace_size
-AssertionError: Workspace is locked but allocation from 'turboquant_attn.py:747:_continuation_prefill' requires 16.00 MB, \
-current size is 1.02 MB. Workspace growth is not allowed after locking.
+AssertionError: Workspace is locked but allocation from \
+'turboquant_attn.py:747:_continuation_prefill' requires \
+16.00 MB, current size is 1.02 MB. Workspace growth is not allowed after locking.
 """
 
 
@@ -76,20 +78,14 @@ SCO = find("sco-hybrid")
 def test_what_contradicts_a_scenario_makes_it_near(
     version: str | None, connector: str | None, how: How, against: str
 ) -> None:
-    config = (
-        f"INFO 08-21 08:30:00 [core.py:105] Initializing a V1 LLM engine (v{version or '0'}) with"
-        " config: "
-    )
-    config += (
-        f"kv_transfer_config=KVTransferConfig(kv_connector='{connector}')\n" if connector else "\n"
-    )
+    config = f"kv_transfer_config=KVTransferConfig(kv_connector='{connector}')" if connector else ""
     found = diagnose(
-        (config if version or connector else "")
+        "INFO 08-21 08:30:00 [core.py:105] Initializing a V1 LLM engine"
+        f" (v{version or '0'}) with config: {config}\n"
         + (PASTED / "sco-hybrid.txt").read_text(encoding="utf-8")
     )
-    assert found.connector == connector
     (match,) = matches(replace(found, vllm_version=version), [SCO])
-    assert (match.how, match.against) == (how, against)
+    assert (found.connector, match.how, match.against) == (connector, how, against)
 
 
 def test_what_keeps_the_engine_alive_is_told() -> None:
@@ -168,22 +164,52 @@ def raised(exception: str, message: str, *functions: str) -> str:
     [
         # The neighbours of #42085: an ordinary shortage of blocks, and the race in the same
         # connector (#39702).
-        (raised("ValueError", "Cannot get 50 free blocks from the pool", "allocate_slots", "get_new_blocks"), None),
-        (raised("AssertionError", "Expected 512 hit tokens, got 0", "update_state_after_alloc"), None),
-        # A copy that CUDA refuses in capture, made by somebody else's code.
-        (raised("RuntimeError", "Cannot copy between CPU and CUDA tensors during CUDA graph capture", "_suppress_token_ids"), None),
         (
-            raised("AssertionError", "Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires 607.70 MB, "
-                   "current size is 578.50 MB.", "_run_compressed_mla", "get_simultaneous", "_ensure_workspace_size"),
+            raised(
+                "ValueError",
+                "Cannot get 50 free blocks from the pool",
+                "allocate_slots",
+                "get_new_blocks",
+            ),
             None,
         ),
         (
-            raised("AssertionError", "Workspace is locked but allocation from 'turboquant_attn.py:879:_decode_attention' requires 0.76 "
-                   "MB, current size is 0.00 MB.", "_decode_attention", "get_simultaneous", "_ensure_workspace_size"),
+            raised("AssertionError", "Expected 512 hit tokens, got 0", "update_state_after_alloc"),
+            None,
+        ),
+        # A copy that CUDA refuses in capture, made by somebody else's code.
+        (
+            raised(
+                "RuntimeError",
+                "Cannot copy between CPU and CUDA tensors during CUDA graph capture",
+                "_suppress_token_ids",
+            ),
+            None,
+        ),
+        (
+            raised(
+                "AssertionError",
+                "Workspace is locked but allocation from 'b12x.py:354:_run_compressed_mla' requires"
+                " 607.70 MB, current size is 578.50 MB.",
+                "_run_compressed_mla",
+                "get_simultaneous",
+                "_ensure_workspace_size",
+            ),
+            None,
+        ),
+        (
+            raised(
+                "AssertionError",
+                "Workspace is locked but allocation from 'turboquant_attn.py:879:_decode_attention'"
+                " requires 0.76 MB, current size is 0.00 MB.",
+                "_decode_attention",
+                "get_simultaneous",
+                "_ensure_workspace_size",
+            ),
             "tq-mtp-first-request",
         ),
     ],
-)  # fmt: skip
+)
 def test_neighbours_are_not_taken_for_the_reported_deaths(text: str, scenario: str | None) -> None:
     diagnosis = diagnose(text)
     assert diagnosis.died
@@ -193,6 +219,10 @@ def test_neighbours_are_not_taken_for_the_reported_deaths(text: str, scenario: s
     assert exact == ([scenario] if scenario else [])
 
 
-def test_the_twin_of_a_scenario_is_named_beside_it() -> None:
-    assert twins(CHUNKED, [CHUNKED, UNRESERVED, MIN_TOKENS]) == [UNRESERVED]
-    assert twins(UNRESERVED, [CHUNKED, UNRESERVED, MIN_TOKENS]) == []
+@pytest.mark.parametrize(
+    ("scenario", "named"), [(CHUNKED, [UNRESERVED]), (UNRESERVED, [])], ids=["known", "later"]
+)
+def test_the_twin_of_a_scenario_is_named_beside_it(
+    scenario: Scenario, named: list[Scenario]
+) -> None:
+    assert twins(scenario, [CHUNKED, UNRESERVED, MIN_TOKENS]) == named

@@ -51,7 +51,7 @@ def test_exactly_the_text_that_is_there_once_is_replaced(
 @pytest.mark.parametrize(
     ("text", "times"), [("nothing of the kind", "nowhere"), ("count -= 1; count -= 1", "2 times")]
 )
-def test_a_release_that_it_does_not_fit_is_unsupported_and_says_why(text: str, times: str) -> None:
+def test_a_patch_that_does_not_fit_is_unsupported(text: str, times: str) -> None:
     with pytest.raises(
         Unsupported, match=f"has the text of the change {times}; it begins with 'count -= 1'"
     ):

@@ -30,7 +30,7 @@ def test_a_command_keeps_its_text(text: str) -> None:
 
 @given(st.text(), st.text())
 def test_a_file_is_read_back(title: str, about: str) -> None:
-    """Fields in their order, imports of the words that are used, and comments above the next field."""
+    """Check fields in their order, imports of the words used, and comments above their field."""
     about = f"A bug. {about}"
     file = ScenarioWriter()
     file.put("id", "made-up")

@@ -1,4 +1,4 @@
-"""What real vLLM releases did with combinations of flags and prompts, from `fixtures/reference`, for the arithmetic of triggers."""
+"""Results of real vLLM releases for combinations of flags and prompts (`fixtures/reference`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """What DeepSeek-V4's attention asked the workspace for in one layer; `ratio` is the layer's compression."""
+    """Bytes that DeepSeek-V4's attention requested in one layer; `ratio` is its compression."""
 
     prompts: tuple[int, ...]
     tokens: int
@@ -45,7 +45,7 @@ class Prefill:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """One server in the lab: its flags over the scenario's command, its prompts until it died, and what they saw.
+    """One server in the lab: its flags, its prompts until it died, and their results.
 
     `answers` holds status and cached tokens of each prompt. `step` holds tokens computed before the
     step that died and scheduled in it. `workspace` holds vLLM's lines about its size. `twice` and
@@ -166,7 +166,7 @@ def command_of(scenario_id: str, server: Server) -> ServeCommand:
 
 
 def facts(scenario_id: str, server: Server, number: int) -> TriggerFacts:
-    """Return what the harness knows of prompt `number` alone, of flags and boot log, without the death's own message."""
+    """Return the facts of prompt `number`, flags and boot log, without the message of the crash."""
     scenario, command = find(scenario_id), command_of(scenario_id, server)
     assert scenario.lab is not None
     shape = scenario.lab.shape(scenario.model)

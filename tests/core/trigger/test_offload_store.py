@@ -33,39 +33,41 @@ def judge(
     blocks: int = 330,
     observed: tuple[Observation, ...] = (),
     shape: AttentionShape | None = LAB,
+    chunked: bool | None = True,
+    given: int | None = None,
 ) -> TriggerResult:
-    command = parse(f"vllm serve m {FLAGS} {blocks}")
     facts = TriggerFacts(
-        requests=asked, batch=2048, chunked=True, command=command, shape=shape, observed=observed
+        requests=asked,
+        batch=2048,
+        chunked=chunked,
+        command=parse(f"vllm serve m {FLAGS} {blocks}"),
+        args={} if given is None else {"num_gpu_blocks_override": given},
+        shape=shape,
+        observed=observed,
     )
     return block_listed_twice().find(facts)
 
 
 def test_a_workload_that_must_list_twice_crosses_in_any_release() -> None:
     found = judge(LONG, observed=(PLAIN, PLAIN))
-    assert found.crossed
     # One store event of 0.20.2 and of 0.21.0 listed 80 blocks, 54 of them distinct.
-    assert found.brief == "26 would be listed twice up to 0.21.0; here none was"
-    assert (
-        "5693 prompt tokens by usage and an answer of 8, in a pool of 330 blocks"
-        in found.evidence[0]
-    )
+    brief = "26 would be listed twice up to 0.21.0; here none was"
+    assert (found.crossed, found.brief) == (True, brief)
+    workload = "5693 prompt tokens by usage and an answer of 8, in a pool of 330 blocks"
+    assert workload in found.evidence[0]
     assert found.evidence[1] == "seen: 2 store events, none lists a block twice"
 
 
 def test_what_was_seen_stands_beside_what_was_computed() -> None:
     short = Observation("free_list", {"counter": 106, "walked": 34, "asked": 50})
     found = judge(LONG, observed=(PLAIN, STORE, short))
-    assert found.crossed
-    assert found.brief == "26 listed twice"
+    assert (found.crossed, found.brief) == (True, "26 listed twice")
     assert found.evidence[1:] == (
         "seen: store event 3 lists 80 blocks, 54 distinct",
         "seen: 50 blocks are asked for, the counter says 106 and the free list has 34",
     )
-    (amounts,) = found.amounts
-    assert amounts == Amounts(
-        "blocks", (("asked for", 50), ("in the free list", 34), ("by its counter", 106))
-    )
+    bars = (("asked for", 50), ("in the free list", 34), ("by its counter", 106))
+    assert found.amounts == (Amounts("blocks", bars),)
 
 
 def test_what_was_seen_is_enough() -> None:
@@ -103,8 +105,7 @@ def test_near_misses_do_not_cross(asked: SentRequest, blocks: int, expected: str
 )
 def test_another_model_is_not_computed(shape: AttentionShape | None) -> None:
     found = judge(LONG, shape=shape)
-    assert not found.crossed
-    assert found.evidence[0].startswith("not computed: ")
+    assert (found.crossed, found.evidence[0][:14]) == (False, "not computed: ")
 
 
 @pytest.mark.parametrize(
@@ -114,16 +115,7 @@ def test_another_model_is_not_computed(shape: AttentionShape | None) -> None:
 def test_chunks_and_the_servers_own_flags_decide(
     chunked: bool | None, given: int, crossed: bool
 ) -> None:
-    command = parse(f"vllm serve m {FLAGS} 330")
-    facts = TriggerFacts(
-        requests=(LONG,),
-        batch=2048,
-        chunked=chunked,
-        command=command,
-        args={"num_gpu_blocks_override": given},
-        shape=LAB,
-    )
-    assert block_listed_twice().find(facts).crossed is crossed
+    assert judge(LONG, chunked=chunked, given=given).crossed is crossed
 
 
 SCO = find("sco-hybrid").model
@@ -160,7 +152,7 @@ def test_the_reported_pool_is_known_by_the_tokens_of_its_log() -> None:
     [(None, "7,283"), ("0.27.1", "7,283"), ("main", "7,283"), ("0.28.0", "8,152")],
 )
 def test_releases_log_the_same_pool_in_other_units(version: str | None, blocks: str) -> None:
-    """To 0.24.0 at least, a request's need is counted in bytes of the first group; from 0.28.0 on in blocks."""
+    """To 0.24.0 a request's need is counted in bytes of the first group, from 0.28.0 in blocks."""
     assert f"in a pool of {blocks} blocks" in reported(version=version).evidence[0]
 
 
@@ -172,10 +164,12 @@ def outgrown(
     boot: BootFacts,
     *,
     flags: bool = True,
+    cached: int = 0,
     observed: tuple[Observation, ...] = (),
 ) -> TriggerResult:
     asked = tuple(
-        SentRequest(f"request {number}", one, cached_tokens=0) for number, one in enumerate(tokens)
+        SentRequest(f"request {number}", length, cached_tokens=cached)
+        for number, length in enumerate(tokens)
     )
     facts = TriggerFacts(
         requests=asked,
@@ -203,11 +197,7 @@ def test_the_threshold_of_the_connectors_room(tokens: list[int], room: int, cros
 
 
 def test_what_was_cached_filled_nothing_new() -> None:
-    asked = (SentRequest("again", 4000, cached_tokens=3968),)
-    facts = TriggerFacts(
-        requests=asked, batch=256, chunked=True, command=ROOM, boot=BootFacts(offload_blocks=16)
-    )
-    assert not offload_outgrown().find(facts).crossed
+    assert not outgrown([4000], BootFacts(offload_blocks=16), cached=3968).crossed
 
 
 def test_the_pool_may_be_known_from_the_log_alone() -> None:

@@ -20,7 +20,7 @@ from vllm_repro.trigger.sparse_prefill import (
     longest_that_fits,
     prefill_bytes,
 )
-from vllm_repro.trigger.trigger import Continuation, TriggerFacts, continuations
+from vllm_repro.trigger.trigger import AttentionShape, Continuation, TriggerFacts, continuations
 from vllm_repro.trigger.turboquant_workspace import (
     DECODE_THRESHOLD,
     capture_batch,
@@ -36,7 +36,7 @@ AMPLE = 32_768
 
 
 def rows() -> list[tuple[Server, int]]:
-    """Return every prompt that a TurboQuant server answered or died of: the server, and the prompt's place."""
+    """Return (server, number of the prompt) for every prompt that a TurboQuant server received."""
     return [
         (server, number) for server in recorded.servers(TQ) for number in range(len(server.answers))
     ]
@@ -46,16 +46,19 @@ def died(server: Server, number: int) -> bool:
     return server.answers[number][0] == 500
 
 
+def shape_of(found: TriggerFacts) -> AttentionShape:
+    assert found.shape is not None
+    return found.shape
+
+
 def largest(found: TriggerFacts) -> int:
     """Return the most bytes that a continuation of the prompt asks for."""
-    assert found.shape is not None
     asked = [part.context for part in continuations(found) if part.tokens > DECODE_THRESHOLD]
-    return max(
-        (continuation_bytes(found.shape, context, found.block_size) for context in asked), default=0
-    )
+    shape, size = shape_of(found), found.block_size
+    return max((continuation_bytes(shape, context, size) for context in asked), default=0)
 
 
-def test_a_continuation_dies_if_and_only_if_it_asks_for_more_than_is_locked() -> None:
+def test_a_continuation_dies_if_it_needs_more_than_is_locked() -> None:
     judged = crossed = 0
     for server, number in rows():
         if not server.locked:
@@ -72,7 +75,7 @@ def test_a_continuation_dies_if_and_only_if_it_asks_for_more_than_is_locked() ->
     assert crossed >= 5
 
 
-def test_a_release_that_reserves_room_lives_on_both_sides_of_the_boundary() -> None:
+def test_a_release_that_reserves_room_always_lives() -> None:
     crossed = set()
     for server, number in rows():
         found = facts(TQ, server, number)
@@ -82,14 +85,13 @@ def test_a_release_that_reserves_room_lives_on_both_sides_of_the_boundary() -> N
     assert crossed == {True, False}
 
 
-def test_the_step_that_died_is_a_computed_continuation_with_its_size() -> None:
+def test_the_size_of_the_step_that_died_is_computed() -> None:
     ragged = 0
     for server in filter(lambda one: one.died, recorded.servers(TQ)):
         found = facts(TQ, server, len(server.answers) - 1)
         step = Continuation(*server.step[0])
         assert step in continuations(found)
-        assert found.shape is not None
-        asked = continuation_bytes(found.shape, step.context, found.block_size)
+        asked = continuation_bytes(shape_of(found), step.context, found.block_size)
         assert f"requires {asked / MB:.2f} MB" in (server.message or "")
         ragged += step.context % found.block_size > 0
     assert ragged, "contexts that end inside a block are among them"
@@ -100,12 +102,10 @@ def test_decoding_locks_what_is_computed() -> None:
     for server in recorded.servers(TQ):
         found = facts(TQ, server, 0)
         sequences = found.number("--max-num-seqs")
-        assert found.shape is not None
         assert sequences is not None
         if server.locked and not (found.reserved and found.chunked):
-            assert server.locked == decode_bytes(
-                found.shape, sequences if found.reserved else capture_batch(sequences)
-            )
+            batch = sequences if found.reserved else capture_batch(sequences)
+            assert server.locked == decode_bytes(shape_of(found), batch)
             seen.add(sequences)
     assert len(seen) >= 3
 
@@ -129,7 +129,7 @@ def test_a_workspace_without_a_lock_grows_to_what_is_computed() -> None:
     assert grown >= 3
 
 
-def test_the_cached_tokens_computed_for_a_death_are_those_that_servers_count_for_answers() -> None:
+def test_computed_cached_tokens_equal_the_counted_ones() -> None:
     computed = inside = 0
     for server, number in rows():
         found = facts(TQ, server, number)
@@ -157,8 +157,7 @@ def test_drafts_under_graphs_kill_with_turboquant_only() -> None:
         )
         if server.died and server.answers:
             found = facts(MTP, server, 0)
-            assert found.shape is not None
-            needed = decode_bytes(found.shape, 1) / MB
+            needed = decode_bytes(shape_of(found), 1) / MB
             assert f"requires {needed:.2f} MB, current size is 0.00 MB" in (server.message or "")
             assert server.locked == 0
             asked += 1
@@ -175,7 +174,7 @@ def sparse(server: Server) -> tuple[Shapes, Sizes]:
     return Shapes.BRANCH if server.arm == "branch" else Shapes.RELEASE, Sizes(longest, batch, heads)
 
 
-def test_each_sparse_prefill_asks_for_the_bytes_that_are_computed() -> None:
+def test_the_bytes_of_each_sparse_prefill_are_computed() -> None:
     ratios: Counter[int] = Counter()
     continued = 0
     for server in recorded.servers(DSV4):
@@ -194,9 +193,7 @@ def test_each_sparse_prefill_asks_for_the_bytes_that_are_computed() -> None:
     assert continued >= 3
 
 
-def test_a_sparse_prefill_dies_if_it_asks_for_more_than_the_indexer_and_nothing_is_reserved() -> (
-    None
-):
+def test_a_sparse_prefill_dies_if_it_outgrows_the_indexer() -> None:
     deaths = 0
     for server in recorded.servers(DSV4):
         shapes, sizes = sparse(server)
@@ -220,8 +217,8 @@ def listed_twice(pool: Pool) -> int:
     ).listed_twice(*pool.prompts[0])
 
 
-def test_as_many_blocks_are_listed_twice_as_vllms_scheduler_lists() -> None:
-    """Of releases to 0.21.0, whose scan waits at a block that is not full, with room for every store."""
+def test_the_blocks_listed_twice_are_computed() -> None:
+    """Compare releases to 0.21.0, whose scan waits at a partial block, with room for each store."""
     judged = [
         pool
         for pool in recorded.pools()
@@ -239,7 +236,7 @@ def test_no_engine_dies_that_did_not_list_a_block_twice() -> None:
     assert any(any(pool.twice) and not pool.dies for pool in recorded.pools())
 
 
-def test_a_pool_logged_in_tokens_has_the_blocks_that_it_was_given() -> None:
+def test_a_pool_logged_in_tokens_has_its_blocks() -> None:
     for size in recorded.sizes():
         groups = [Group(*group) for group in size.groups]
         assert (
@@ -249,10 +246,10 @@ def test_a_pool_logged_in_tokens_has_the_blocks_that_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("layers", [43, 4])
-def test_the_scenarios_pool_is_the_reported_one_and_its_tiny_model_is_cut_alike(
+def test_the_pool_of_the_scenario_is_the_reported_one(
     layers: int,
 ) -> None:
-    """By the report's own numbers: tokens, GiB, and the blocks that the tiny model's server is told to have."""
+    """Compare tokens, GiB, and the blocks of the tiny model's server with the report."""
     model, command = find(SCO).model, find(SCO).command_with_dummy(find(SCO).arms[0])
     blocks = command.number("--num-gpu-blocks-override")
     given = [

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's workspace: sizes against those that the lab and the report have seen, and when a prompt proves something."""
+"""DeepSeek-V4's workspace: sizes compared with the lab and the report, and the trigger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vllm_repro.trigger.sparse_prefill import (
     prefill_bytes,
     sparse_prefill_outgrown,
 )
-from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts
+from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
 from vllm_repro_diagnosis.boot_facts import Observation, ScheduledChunk
 
 REPORTED = Sizes(max_model_len=16384, batch=8192, heads=32)
@@ -49,14 +49,12 @@ def facts(*prompts: int, flags: str = FLAGS, **more: Any) -> TriggerFacts:
 def prefill(
     tokens: int, asked: int, *, ratio: int = 4, prompts: tuple[int, ...] = ()
 ) -> Observation:
-    values = {
-        "bytes": asked,
-        "prompts": list(prompts or (tokens,)),
-        "tokens": tokens,
-        "ratio": ratio,
-        "locked": True,
-    }
-    return Observation("prefill", values)
+    sizes = {"bytes": asked, "prompts": list(prompts or (tokens,)), "tokens": tokens}
+    return Observation("prefill", {**sizes, "ratio": ratio, "locked": True})
+
+
+def bars(found: TriggerResult) -> list[tuple[str, list[float]]]:
+    return [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts]
 
 
 @pytest.mark.parametrize(("length", "locked"), [(16384, 22_675_456), (8192, 11_862_016)])
@@ -65,7 +63,7 @@ def test_the_indexer_locks_what_the_report_says(length: int, locked: int) -> Non
 
 
 def test_the_branch_asks_for_the_numbers_of_the_report() -> None:
-    """21.80 MB in a layer without compression for the 1,304 tokens; 24.89 for 2,007, the report's other number."""
+    """A layer without compression needs 21.80 MB for 1,304 tokens and 24.89 MB for 2,007."""
     first = Sizes(16384, 8192, 32, kinds=("sliding",))
     assert prefill_bytes(Shapes.BRANCH, first, [1304]) == 22_856_960
     assert round(prefill_bytes(Shapes.BRANCH, first, [2007]) / 2**20, 2) == 24.89
@@ -140,7 +138,7 @@ def test_the_lab_has_the_first_word() -> None:
             locked=71_860_224,
         )
     )
-    assert found.crossed
+    assert (found.crossed, found.brief) == (True, "needs 21.63 MB, 21.62 MB locked")
     assert found.evidence == (
         # one long sentence
         "seen: a prefill of 1307 tokens requested 22,676,480 bytes in a layer of ratio 4, "  # noqa: ISC004
@@ -149,23 +147,23 @@ def test_the_lab_has_the_first_word() -> None:
         "the indexer alone locks 21.62 MB by --max-model-len 16384",
         "the log reports 68.53 MB locked",
     )
-    assert found.brief == "needs 21.63 MB, 21.62 MB locked"
-    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [
-        ("MB", [21.63, 21.62, 68.53])
-    ]
+    assert bars(found) == [("MB", [21.63, 21.62, 68.53])]
     assert not OUTGROWN.find(facts(1304, observed=(prefill(1306, 22_675_456),))).crossed
 
 
-def test_a_size_that_the_flags_do_not_give_is_said_to_be_so() -> None:
-    first, *_ = OUTGROWN.find(facts(1307, observed=(prefill(1307, 22_676_736),))).evidence
-    assert first.endswith("the flags give another size for all known shapes")
-    first, *_ = OUTGROWN.find(
-        facts(1307, observed=(prefill(7, 22_676_736, prompts=(1307,)),))
-    ).evidence
-    assert first.endswith("7 of them new; the flags give another size for all known shapes")
-    step = prefill(7, 22_676_736, prompts=(1307, 1200))
-    first, *_ = OUTGROWN.find(facts(1307, observed=(step,))).evidence
-    assert first.endswith("in a layer of ratio 4, 7 of them new")
+@pytest.mark.parametrize(
+    ("step", "end"),
+    [
+        (prefill(1307, 22_676_736), "the flags give another size for all known shapes"),
+        (
+            prefill(7, 22_676_736, prompts=(1307,)),
+            "7 of them new; the flags give another size for all known shapes",
+        ),
+        (prefill(7, 22_676_736, prompts=(1307, 1200)), "in a layer of ratio 4, 7 of them new"),
+    ],
+)
+def test_a_size_that_the_flags_do_not_give_is_said_to_be_so(step: Observation, end: str) -> None:
+    assert OUTGROWN.find(facts(1307, observed=(step,))).evidence[0].endswith(end)
 
 
 def test_the_death_says_it_itself() -> None:
@@ -177,9 +175,7 @@ def test_the_death_says_it_itself() -> None:
         )
     )
     assert (found.crossed, found.brief) == (True, "needs 21.80 MB, 21.62 MB locked")
-    assert [(one.unit, [amount for _, amount in one.bars]) for one in found.amounts] == [
-        ("MB", [21.8, 21.62])
-    ]
+    assert bars(found) == [("MB", [21.8, 21.62])]
     assert "for the shapes of the branch: a lone prompt fits up to 759 tokens" in found.evidence[1]
 
 
@@ -196,7 +192,7 @@ def test_what_is_not_known_proves_nothing(more: dict[str, Any]) -> None:
     assert OUTGROWN.find(facts()).brief == "no request"
 
 
-def test_the_prompts_of_the_scenario_are_those_that_the_flags_give() -> None:
+def test_the_prompts_of_the_scenario_follow_its_flags() -> None:
     """Near misses are written as numbers there, and would go stale with a flag."""
     scenario = find("dsv4-tp2")
     command = scenario.reported()

@@ -1,4 +1,4 @@
-"""TurboQuant's workspace: sizes against those that real releases printed, and when a prompt proves something."""
+"""TurboQuant's workspace: sizes compared with those that releases print, and the trigger."""
 
 from __future__ import annotations
 
@@ -62,10 +62,18 @@ def test_what_decoding_locks_is_what_releases_locked(
     assert decode_bytes(shape, batch) == locked
 
 
-def test_what_a_continuation_asks_is_what_the_issue_says() -> None:
-    assert continuation_bytes(SEED, 4096, 128) == 16 * 1024 * 1024
-    assert continuation_bytes(TINY, 256, 32) == 65_536
-    assert continuation_bytes(TINY, 257, 32) == continuation_bytes(TINY, 288, 32)
+@pytest.mark.parametrize(
+    ("shape", "context", "block", "needed"),
+    [
+        (SEED, 4096, 128, 16 << 20),
+        (TINY, 256, 32, 65_536),
+        (TINY, 257, 32, continuation_bytes(TINY, 288, 32)),
+    ],
+)
+def test_what_a_continuation_asks_is_what_the_issue_says(
+    shape: AttentionShape, context: int, block: int, needed: int
+) -> None:
+    assert continuation_bytes(shape, context, block) == needed
 
 
 @pytest.mark.parametrize(
@@ -76,44 +84,94 @@ def test_graphs_are_captured_for_the_largest_usual_batch(sequences: int, batch: 
     assert capture_batch(sequences) == batch
 
 
-def test_the_reported_prompt_outgrows_it() -> None:
-    found = OUTGROWN.find(facts(7593, locked=1_069_312))
-    assert found.crossed
-    assert found.evidence == (
-        "16.00 MB needed for 4096 cached tokens; decoding locks 1.02 MB",
-        "the log reports 1.02 MB locked",
-    )
-    assert found.brief == "needs 16.00 MB, 1.02 MB locked"
+NOT_LOCKED = BootFacts(ready=True)
+CAPTURED = BootFacts(ready=True, graphs_captured=True)
+FIFTEEN = "--max-num-seqs 15 --block-size 128"
+DUMP = (ScheduledChunk(4096, 3497),)
+MESSAGE = TriggerFacts(captured={"asked": "16.00", "locked": "1.02"})
 
 
-def test_many_sequences_hide_a_prompt_of_twelve_thousand_tokens() -> None:
-    found = OUTGROWN.find(facts(12_000, flags="--max-num-seqs 256 --block-size 128"))
-    assert not found.crossed
-    assert found.brief == "needs 32.00 MB, decoding locks 130.52 MB"
+@pytest.mark.parametrize(
+    ("found", "crossed", "brief"),
+    [
+        (facts(7593, locked=1_069_312), True, "needs 16.00 MB, 1.02 MB locked"),
+        # Many sequences hide a prompt of twelve thousand tokens.
+        (
+            facts(12_000, flags="--max-num-seqs 256 --block-size 128"),
+            False,
+            "needs 32.00 MB, decoding locks 130.52 MB",
+        ),
+        # A reservation does not undo the evidence.
+        (
+            facts(7593, locked=400 << 20, reserved=True),
+            True,
+            "needs 16.00 MB, 400.00 MB locked",
+        ),
+        # Without CUDA graphs vLLM locks nothing; the size it would lock still decides.
+        (facts(7593, boot=NOT_LOCKED), True, "needs 16.00 MB, nothing locked"),
+        (facts(7593, boot=NOT_LOCKED, reserved=True), True, "needs 16.00 MB, nothing locked"),
+        # A log without the debug line shows no size.
+        (facts(7593, boot=CAPTURED), True, "needs 16.00 MB, decoding locks 1.02 MB"),
+        (facts(7593, locked=0), True, "needs 16.00 MB, 0.00 MB locked"),
+        # A larger lock of the log decides before the formula; what just fits is not outgrown.
+        (facts(7593, locked=16 << 20), False, "needs 16.00 MB, 16.00 MB locked"),
+        (facts(7593, locked=(16 << 20) - 1), True, "needs 16.00 MB, 16.00 MB locked"),
+        # The message of the crash is evidence enough.
+        (MESSAGE, True, "needs 16.00 MB, 1.02 MB locked"),
+        # The step that died counts, if the number of sequences is known.
+        (
+            TriggerFacts(dump=DUMP, shape=SEED, args={"max_num_seqs": 2, "block_size": 128}),
+            True,
+            "needs 16.00 MB, decoding locks 1.02 MB",
+        ),
+        (TriggerFacts(dump=DUMP, shape=SEED), False, ""),
+    ],
+)
+def test_the_brief_of_the_trigger(found: TriggerFacts, crossed: bool, brief: str) -> None:
+    assert (OUTGROWN.find(found).crossed, OUTGROWN.find(found).brief) == (crossed, brief)
 
 
-def test_a_reservation_does_not_undo_the_proof_and_is_named() -> None:
-    found = OUTGROWN.find(facts(7593, locked=400 * 1024 * 1024, reserved=True))
-    assert found.crossed
-    assert "this release reserves room at boot, and locks 400.00 MB" in found.evidence
-    assert found.brief == "needs 16.00 MB, 400.00 MB locked"
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (
+            replace(facts(7593), shape=None),
+            "the server has a model of another shape, so its lock cannot be computed",
+        ),
+        (
+            facts(7593, flags=""),
+            "--max-num-seqs is not known, so the lock cannot be computed",
+        ),
+    ],
+)
+def test_no_lock_is_computed_without_its_sizes(found: TriggerFacts, why: str) -> None:
+    assert OUTGROWN.find(found) == TriggerResult(False, (why,))
+
+
+@pytest.mark.parametrize(
+    ("found", "evidence"),
+    [
+        (facts(7593, locked=1_069_312), ("the log reports 1.02 MB locked",)),
+        (facts(7593, boot=CAPTURED), ("the log reports no lock",)),
+        (facts(7593, locked=0), ("the workspace was empty when it was locked",)),
+    ],
+)
+def test_the_evidence_of_the_lock(found: TriggerFacts, evidence: tuple[str, ...]) -> None:
+    assert OUTGROWN.find(found).evidence[1:] == evidence
+
+
+def test_the_computed_lock_and_a_reservation_are_named() -> None:
+    computed = "16.00 MB needed for 4096 cached tokens; decoding locks 1.02 MB"
+    assert OUTGROWN.find(facts(7593, locked=1_069_312)).evidence[0] == computed
+    reserved = "this release reserves room at boot, and locks 400.00 MB"
+    assert reserved in OUTGROWN.find(facts(7593, locked=400 << 20, reserved=True)).evidence
 
 
 @pytest.mark.parametrize("reserved", [False, True])
 def test_a_lock_is_claimed_only_if_there_is_one(reserved: bool) -> None:
-    """Without CUDA graphs vLLM locks nothing; what it would lock still shows that the prompt is long enough."""
-    found = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True), reserved=reserved))
-    assert (found.crossed, found.brief) == (True, "needs 16.00 MB, nothing locked")
+    found = OUTGROWN.find(facts(7593, boot=NOT_LOCKED, reserved=reserved))
     assert not any("decoding locks" in text for text in found.evidence)
     assert ("nothing is locked without CUDA graphs" in found.evidence) is not reserved
-    with_graphs = OUTGROWN.find(facts(7593, boot=BootFacts(ready=True, graphs_captured=True)))
-    assert with_graphs.brief == "needs 16.00 MB, decoding locks 1.02 MB", (
-        "a log without the debug line shows no size"
-    )
-    assert with_graphs.evidence[1:] == ("the log reports no lock",)
-    empty = OUTGROWN.find(facts(7593, locked=0))
-    assert empty.brief == "needs 16.00 MB, 0.00 MB locked"
-    assert empty.evidence[1:] == ("the workspace was empty when it was locked",)
 
 
 @pytest.mark.parametrize(
@@ -140,43 +198,16 @@ def test_a_message_without_sizes_has_no_amounts() -> None:
     assert crash_amounts({}) == crash_amounts({"asked": "many", "locked": "1"}) == ()
 
 
-def test_a_reservation_covers_all_sequences_and_a_lock_the_captured_batch() -> None:
-    flags = "--max-num-seqs 15 --block-size 128"
-    for sequences, more in ((15, {"locked": 1, "reserved": True}), (8, {})):
-        text, *_ = OUTGROWN.find(facts(7593, flags=flags, **more)).evidence
-        assert text.endswith(f"decoding locks {decode_bytes(SEED, sequences) / 2**20:.2f} MB")
+@pytest.mark.parametrize(("sequences", "more"), [(15, {"locked": 1, "reserved": True}), (8, {})])
+def test_a_lock_covers_the_captured_batch(sequences: int, more: dict[str, Any]) -> None:
+    """A reservation covers all sequences."""
+    text, *_ = OUTGROWN.find(facts(7593, flags=FIFTEEN, **more)).evidence
+    assert text.endswith(f"decoding locks {decode_bytes(SEED, sequences) / 2**20:.2f} MB")
 
 
-def test_a_log_that_tells_of_a_larger_lock_is_believed_before_the_formula() -> None:
-    assert not OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024)).crossed, (
-        "what just fits is not outgrown"
-    )
-    assert OUTGROWN.find(facts(7593, locked=16 * 1024 * 1024 - 1)).crossed
-
-
-def test_the_crash_message_is_proof_enough() -> None:
-    found = OUTGROWN.find(TriggerFacts(captured={"asked": "16.00", "locked": "1.02"}))
-    assert (found.crossed, found.brief) == (True, "needs 16.00 MB, 1.02 MB locked")
+def test_a_message_without_both_sizes_is_none() -> None:
     assert crash_message(TriggerFacts(captured={"asked": "16.00"})) is None
-
-
-def test_without_the_shape_or_the_number_of_sequences_no_lock_is_computed() -> None:
-    assert OUTGROWN.find(replace(facts(7593), shape=None)) == TriggerResult(
-        False, ("the server has a model of another shape, so its lock cannot be computed",)
-    )
-    assert OUTGROWN.find(facts(7593, flags="")) == TriggerResult(
-        False, ("--max-num-seqs is not known, so the lock cannot be computed",)
-    )
     assert str(workspace_outgrown()) == "workspace_outgrown()"
-
-
-def test_the_step_that_died_counts() -> None:
-    dump = (ScheduledChunk(4096, 3497),)
-    assert OUTGROWN.find(
-        TriggerFacts(dump=dump, shape=SEED, args={"max_num_seqs": 2, "block_size": 128})
-    ).crossed
-    # nobody knows how many sequences
-    assert not OUTGROWN.find(TriggerFacts(dump=dump, shape=SEED)).crossed
 
 
 def log_of(folder: Path, args: dict[str, object]) -> Path:
@@ -191,6 +222,16 @@ def log_of(folder: Path, args: dict[str, object]) -> Path:
     return log
 
 
+def lived(kind: ServerKind, evidence: Evidence, cached: int | None = 0) -> Observed:
+    """Return a server that answered the reported prompt and the canary."""
+    return Observed(
+        ServerFacts(kind=kind, evidence=evidence, argv=()),
+        ready=True,
+        asked=[SentRequest("long", 7593, cached_tokens=cached)],
+        canary_ok=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("served", "known"),
     [
@@ -202,16 +243,9 @@ def log_of(folder: Path, args: dict[str, object]) -> Path:
 def test_the_sizes_of_another_model_are_not_taken_for_its_own(
     tmp_path: Path, served: str, known: bool
 ) -> None:
-    """Eight sequences of 16 heads lock 4 MB, and 4096 cached tokens need 16: of a model with one KV head they need 2."""
+    """Eight sequences of 16 heads lock 4 MB; 4096 cached tokens need 16 MB, with one KV head 2."""
     log = log_of(tmp_path, {"model": served, "max_num_seqs": 8, "max_num_batched_tokens": 4096})
-    asked = [SentRequest("long", 7593, cached_tokens=0)]
-    seen = Observed(
-        ServerFacts(kind=ServerKind.ATTACH, evidence=Evidence.GPU, argv=()),
-        ready=True,
-        asked=asked,
-        canary_ok=True,
-    )
-    conclusion = assess(TQ, TQ.reported(), seen, log)
+    conclusion = assess(TQ, TQ.reported(), lived(ServerKind.ATTACH, Evidence.GPU), log)
     assert conclusion.outcome is (Outcome.CLEAN if known else Outcome.UNTRIGGERED)
     assert ("a model of another shape" in conclusion.why) is not known
 
@@ -222,12 +256,7 @@ def test_the_sizes_of_a_tiny_model_are_its_own(tmp_path: Path, made: bool) -> No
     log = log_of(
         tmp_path, {"model": "/models/tiny", "max_num_seqs": 1, "max_num_batched_tokens": 4096}
     )
-    seen = Observed(
-        ServerFacts(kind=ServerKind.DOCKER, evidence=Evidence.GPU, argv=()),
-        ready=True,
-        asked=[SentRequest("long", 7593)],
-        canary_ok=True,
-    )
+    seen = lived(ServerKind.DOCKER, Evidence.GPU, cached=None)
     seen.tiny_model = TQ.tiny_model if made else None
     conclusion = assess(
         TQ, TQ.command_with_dummy(TQ.arms[0]).with_flags("--load-format dummy"), seen, log
@@ -241,13 +270,7 @@ def test_the_sizes_of_a_tiny_model_are_its_own(tmp_path: Path, made: bool) -> No
 def test_a_prompt_is_not_cut_where_the_platform_turned_that_off(tmp_path: Path) -> None:
     """The CPU platform does so for MLA models, whatever the command line says."""
     log = tmp_path / "log"
-    asked = [SentRequest("long", 7593, cached_tokens=0)]
-    seen = Observed(
-        ServerFacts(kind=ServerKind.PROCESS, evidence=Evidence.CPU, argv=()),
-        ready=True,
-        asked=asked,
-        canary_ok=True,
-    )
+    seen = lived(ServerKind.PROCESS, Evidence.CPU)
     lines = (
         "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT'].\nChunked"
         " prefill is enabled with max_num_batched_tokens=4096.\nInitializing a V1 LLM engine"

@@ -15,11 +15,18 @@ from vllm_repro.verdict.statistics import (
 
 @pytest.mark.parametrize(
     ("crashed", "boots", "bound", "needed"),
-    [(0, 10, 0.0, None), (1, 1, 0.05, 59), (5, 5, 0.55, 4), (4, 5, 0.34, 8), (5, 10, 0.22, 12)],
+    [
+        (0, 10, 0.0, None),
+        (1, 1, 0.05, 59),
+        (5, 5, 0.55, 4),
+        (4, 5, 0.34, 8),
+        (5, 10, 0.22, 12),
+    ],
 )
 def test_known_bounds(crashed: int, boots: int, bound: float, needed: int | None) -> None:
     assert lower_bound(crashed, boots) == pytest.approx(bound, abs=0.006)
     assert clean_needed(crashed, boots) == needed
+    assert lower_bound(5_000, 10_000) == pytest.approx(0.4918, abs=1e-4)  # of a long history
 
 
 @pytest.mark.parametrize(
@@ -27,10 +34,6 @@ def test_known_bounds(crashed: int, boots: int, bound: float, needed: int | None
 )
 def test_quiet_nights_that_are_needed(crashed: int, boots: int, streak: int | None) -> None:
     assert clean_streak(crashed, boots) == streak
-
-
-def test_long_histories_have_a_bound() -> None:
-    assert lower_bound(5_000, 10_000) == pytest.approx(0.4918, abs=1e-4)
 
 
 @pytest.mark.parametrize(("clean", "rate"), [(0, 1.0), (3, 0.63), (30, 0.10)])

@@ -56,37 +56,32 @@ def boots(*speeds: tuple[float, ...]) -> list[list[Round]]:
     return [[at(speed) for speed in boot] for boot in speeds]
 
 
+def approx(*figures: float | None) -> Any:
+    return pytest.approx(figures)
+
+
 def test_a_round_by_hand() -> None:
     # Two requests of three tokens: sent at 0.0 and 0.1, answered at 0.5, 0.7, 1.0 and at 0.6, 0.7,
     # 2.1.
-    one = answer(0.0, 1.1, (0.5, 0.7, 1.0), 3)
-    two = answer(0.1, 2.1, (0.6, 0.7, 2.0), 3)
-    found = round_of([one, two], ClientCost(cpu=0.5, late_s=0.25, slept_s=0.3))
-    assert (found.cpu, found.late_s, found.slept_s) == (0.5, 0.25, 0.3)
-    assert found.e2e_s == pytest.approx((1.1 + 2.0) / 2)
-    assert (found.wall_s, found.requests, found.prompt_tokens, found.output_tokens) == (
-        2.1,
-        2,
-        20,
-        6,
-    )
-    assert found.output_tok_s == pytest.approx(6 / 2.1)
-    assert found.req_s == pytest.approx(2 / 2.1)
-    assert found.ttft_s == pytest.approx(0.5)
-    assert found.tpot_s == pytest.approx((0.25 + 0.7) / 2)
-    assert found.itl_s == pytest.approx((0.2 + 0.3) / 2)
+    first = answer(0.0, 1.1, (0.5, 0.7, 1.0), 3)
+    second = answer(0.1, 2.1, (0.6, 0.7, 2.0), 3)
+    found = round_of([first, second], ClientCost(cpu=0.5, late_s=0.25, slept_s=0.3))
+    assert (found.cpu, found.late_s, found.slept_s, found.wall_s) == (0.5, 0.25, 0.3, 2.1)
+    assert (found.requests, found.prompt_tokens, found.output_tokens) == (2, 20, 6)
+    assert (found.output_tok_s, found.req_s) == approx(6 / 2.1, 2 / 2.1)
+    assert (found.ttft_s, found.e2e_s) == approx(0.5, (1.1 + 2.0) / 2)
+    assert (found.tpot_s, found.itl_s) == approx((0.25 + 0.7) / 2, (0.2 + 0.3) / 2)
     assert found.itl_p99_s == pytest.approx(1.3)
 
 
 def test_several_tokens_a_piece_are_counted_by_usage() -> None:
     """Speculative decoding: four tokens arrive in two pieces, half a second apart."""
     found = round_of([answer(0.0, 1.0, (0.5, 1.0), 4)])
-    assert found.tpot_s == pytest.approx(0.5 / 3)
-    assert found.itl_s == pytest.approx(0.5)
+    assert (found.tpot_s, found.itl_s) == approx(0.5 / 3, 0.5)
     assert round_of([answer(0.0, 1.0, (1.0,), 4)]).itl_s is None
 
 
-def test_a_round_of_two_tokens_on_a_clock_that_does_not_begin_at_zero() -> None:
+def test_a_round_of_two_tokens_on_a_late_clock() -> None:
     found = round_of([answer(5.0, 7.0, (6.0, 6.5), 2)])
     assert (found.wall_s, found.tpot_s, found.e2e_s) == (2.0, 0.5, 2.0)
     assert (found.cpu, found.late_s, found.slept_s) == (0.0, 0.0, 0.0)
@@ -117,10 +112,10 @@ def latest(stalls: list[tuple[float, float]], ends: float) -> float:
     stamped=st.booleans(),
 )
 @settings(max_examples=800)
-def test_a_rate_is_right_within_a_hundredth_or_the_round_does_not_count(
+def test_a_rate_is_right_or_its_round_does_not_count(
     sent: float, wall: float, at: list[tuple[str, float]], lengths: list[float], stamped: bool
 ) -> None:
-    """The kernel takes the client's core away, wherever that falsifies most: after the first stamp, and at the last token."""
+    """Stall the client where it falsifies most: after the first stamp and at the last token."""
     moments = {"first": sent, "middle": sent + wall / 2, "last": sent + wall}
     placed = sorted(
         (moments[where] - share * length, length)
@@ -154,15 +149,13 @@ def test_without_stamps_each_stall_falsifies_a_rate(
     written: tuple[float | None, ...], edge_s: float
 ) -> None:
     """With stamps of the kernel only a late first write does."""
-    cost = ClientCost(late_s=0.03, queued_s=0.06)
     timings = [
         replace(answer(0.0, 1.0, (0.5, 1.0), 9), written=written[0]),
         replace(answer(0.1, 1.0, (0.5,), 9), written=written[1]),
     ]
-    found = round_of(timings, cost)
+    found = round_of(timings, ClientCost(late_s=0.03, queued_s=0.06))
     assert found.edge_s == pytest.approx(edge_s)
-    assert bool(found.late) is (edge_s > 0.01)
-    assert found.limited == ""
+    assert (bool(found.late), found.limited) == (edge_s > 0.01, "")
 
 
 @pytest.mark.parametrize(
@@ -175,19 +168,26 @@ def test_a_wait_that_no_tick_saw_falsifies_a_short_round(
     assert bool(found.late) is late
 
 
-def test_a_client_that_waits_for_its_core_may_be_the_limit_though_it_uses_little_of_it() -> None:
-    """Another process on the core takes half of it: a client that needs all of it uses half."""
-    found = replace(at(512.0), cpu=0.5, queued_s=0.45)
-    assert (
-        found.limited
-        == "the client used 50 % of a core and waited for one in 45 % of the time, so it may have"
-        " been the limit"
-    )
-    assert replace(found, queued_s=0.35).limited == ""
-    assert (
-        replace(found, cpu=0.91, queued_s=0.0).limited
-        == "the client used 91 % of a core, so it may have been the limit"
-    )
+@pytest.mark.parametrize(
+    ("cpu", "queued", "limited"),
+    [
+        (
+            0.5,
+            0.45,
+            (
+                "the client used 50 % of a core and waited for one in 45 % of the time, so it may have"
+                " been the limit"
+            ),
+        ),
+        (0.5, 0.35, ""),
+        (0.91, 0.0, "the client used 91 % of a core, so it may have been the limit"),
+    ],
+)
+def test_a_client_that_waits_for_its_core_may_be_the_limit(
+    cpu: float, queued: float, limited: str
+) -> None:
+    """Another process takes half of the core: a client that needs all of it uses half."""
+    assert replace(at(512.0), cpu=cpu, queued_s=queued).limited == limited
 
 
 @pytest.mark.parametrize(
@@ -210,44 +210,58 @@ def test_a_round_without_answers_is_none(timings: list[Timing]) -> None:
         round_of(timings)
 
 
-def test_quartiles_of_known_values() -> None:
-    spread = Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (spread.median, spread.low, spread.high, spread.n) == (3.0, 2.0, 4.0, 5)
-    assert spread.cv == pytest.approx(0.527, abs=0.001)
-    assert Spread.of([7.0]) == Spread(median=7.0, low=7.0, high=7.0, cv=0.0, n=1)
-    assert Spread.of([1.0, 3.0]).high == 2.5
-    assert Spread.of([0.0, 0.0]).cv == 0.0
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0], (3.0, 2.0, 4.0, 0.527, 5)),
+        ([7.0], (7.0, 7.0, 7.0, 0.0, 1)),
+        ([1.0, 3.0], (2.0, 1.5, 2.5, 0.707, 2)),
+        ([0.0, 0.0], (0.0, 0.0, 0.0, 0.0, 2)),
+    ],
+)
+def test_quartiles_of_known_values(values: list[float], spread: tuple[float, ...]) -> None:
+    found = Spread.of(values)
+    figures = (found.median, found.low, found.high, found.cv, found.n)
+    assert figures == pytest.approx(spread, abs=0.001)
 
 
 def test_figures_are_over_all_rounds_of_all_boots() -> None:
-    """Times come only from rounds in which the client was not late: less of it spoils a percentile than a median."""
-    found = figures(POINT, boots((100.0, 110.0, 120.0), (130.0, 140.0)))
-
-    def slept(share: float, of: int = 5) -> Figures:
-        rounds = boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]
-        return figures(
-            POINT, [[replace(one, slept_s=share * one.wall_s) for one in rounds[:of]], rounds[of:]]
-        )
-
-    for late in (slept(0.2), slept(0.11, of=1)):
-        assert (late.ttft_s, late.tpot_s, late.itl_s, late.itl_p99_s, late.e2e_s) == (None,) * 5
-        assert (late.output_tok_s.n, late.req_s.n) == (5, 5)
-    assert (slept(0.09).itl_s is not None, slept(0.09).itl_p99_s) == (True, None)
-    assert slept(0.004).itl_p99_s is not None
     speeds = [100.0, 110.0, 120.0, 130.0, 140.0]
-    assert found == Figures(
+    assert figures(POINT, boots((100.0, 110.0, 120.0), (130.0, 140.0))) == Figures(
         point=POINT,
         boots=2,
         output_tok_s=Spread.of(speeds),
-        req_s=Spread.of([one / 512 for one in speeds]),
+        req_s=Spread.of([speed / 512 for speed in speeds]),
         ttft_s=Spread.of([0.05] * 5),
-        tpot_s=Spread.of([1 / one for one in speeds]),
-        itl_s=Spread.of([1 / one for one in speeds]),
-        itl_p99_s=Spread.of([2 / one for one in speeds]),
+        tpot_s=Spread.of([1 / speed for speed in speeds]),
+        itl_s=Spread.of([1 / speed for speed in speeds]),
+        itl_p99_s=Spread.of([2 / speed for speed in speeds]),
         e2e_s=None,
         cpu=Spread.of([0.0] * 5),
         late_s=Spread.of([0.0] * 5),
     )
+
+
+@pytest.mark.parametrize(
+    ("share", "rounds", "median", "percentile"),
+    [
+        (0.2, 5, False, False),
+        (0.11, 1, False, False),
+        (0.09, 5, True, False),
+        (0.004, 5, True, True),
+    ],
+)
+def test_times_come_from_rounds_without_a_late_client(
+    share: float, rounds: int, median: bool, percentile: bool
+) -> None:
+    """A late client spoils a percentile before a median."""
+    whole = boots((1.0, 2.0, 3.0, 4.0, 5.0))[0]
+    slept = [replace(one, slept_s=share * one.wall_s) for one in whole[:rounds]]
+    late = figures(POINT, [slept, whole[rounds:]])
+    times = (late.ttft_s, late.tpot_s, late.itl_s)
+    assert [time is not None for time in times] == [median] * 3
+    assert (late.itl_p99_s is not None, late.e2e_s) == (percentile, None)
+    assert (late.output_tok_s.n, late.req_s.n) == (5, 5)
 
 
 @pytest.mark.parametrize(
@@ -368,11 +382,16 @@ def test_useless_loads_are_refused(fields: dict[str, Any], message: str) -> None
         Load(baseline="eager", **fields)
 
 
-def test_the_least_load() -> None:
-    assert Load(baseline="eager", prompt=1, output=2).points == (Point(1, 2, 1),)
-
-
-def test_a_load_is_a_point_for_each_concurrency() -> None:
-    load = Load(prompt=128, output=512, concurrency=[1, 8], baseline="eager")
-    assert load.points == (Point(128, 512, 1), Point(128, 512, 8))
-    assert str(load.points[1]) == "128 -> 512 tokens, 8 at once"
+@pytest.mark.parametrize(
+    ("load", "points"),
+    [
+        (Load(baseline="eager", prompt=1, output=2), (Point(1, 2, 1),)),
+        (
+            Load(prompt=128, output=512, concurrency=[1, 8], baseline="eager"),
+            (Point(128, 512, 1), Point(128, 512, 8)),
+        ),
+    ],
+)
+def test_a_load_is_a_point_for_each_concurrency(load: Load, points: tuple[Point, ...]) -> None:
+    assert load.points == points
+    assert str(Point(128, 512, 8)) == "128 -> 512 tokens, 8 at once"
