@@ -222,8 +222,7 @@ def test_the_environment_is_not_the_servers(end: str) -> None:
 
 def test_a_traceback_in_the_environment_is_no_prose() -> None:
     trace = [HEAD, '  File "/x/y.py", line 1, in run', "ValueError: no such tool"]
-    assert life_of("System Info", *trace).prose == []
-    assert life_of(*trace).prose == trace
+    assert (life_of("System Info", *trace).prose, life_of(*trace).prose) == ([], trace)
 
 
 def test_facts_that_a_life_collects() -> None:

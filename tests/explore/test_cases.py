@@ -102,8 +102,7 @@ def test_what_a_failure_needs_is_kept() -> None:
 
     small = shrink(case, fails).case
     assert small.setup.asynchronous
-    assert small.setup.layers == ("sliding", "full")
-    assert small.setup.runner == 1
+    assert (small.setup.layers, small.setup.runner) == (("sliding", "full"), 1)
     assert [ask.shared for ask in small.asks] == [20, 20]
     assert [ask.prompt for ask in small.asks] == [
         20,

@@ -104,8 +104,7 @@ def alone(prompt: int) -> Case:
 
 def test_the_first_of_each_finding_is_shrunk_and_the_others_are_counted() -> None:
     tally, kept = run([alone(10), alone(60), alone(30), alone(70), alone(90)])
-    assert tally.trials == 5
-    assert tally.reached == {"hits": 5}
+    assert (tally.trials, tally.reached) == (5, {"hits": 5})
     assert [(found.finding.kind, found.seed, found.times) for found in tally.findings] == [
         (FindingKind.DEATH, 2, 3),
         (FindingKind.CORRUPTED, 3, 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.golden_files import missing
 from tests.intake.texts import SERVE, checked, drafted
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import UsageError
@@ -159,5 +160,11 @@ def test_what_a_draft_cannot_hold_is_a_gap() -> None:
         "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}"
     )
     assert "reg.corp" not in made.text
-    assert "the image is of a private registry: --image names another one" in made.gaps
-    assert "the value of the variable NAME is not stated" in made.gaps
+    assert (
+        missing(
+            made.gaps,
+            "the image is of a private registry: --image names another one",
+            "the value of the variable NAME is not stated",
+        )
+        == []
+    )

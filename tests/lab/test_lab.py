@@ -14,6 +14,7 @@ import pytest
 import vllm_repro.servers.lab
 from tests.core.running.test_trial import trial_on
 from tests.fake_vllm import FakeVllm
+from tests.golden_files import missing
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.journal import read
@@ -191,8 +192,14 @@ def test_piecewise_graphs_are_refused() -> None:
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     text = LabSite(ServerOptions(), TQ).text(TQ.arms[0], 8000)
-    assert "REPRO_LAB_MECHANISM=turboquant" in text
-    assert "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: " in text
+    assert (
+        missing(
+            text,
+            "REPRO_LAB_MECHANISM=turboquant",
+            "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: ",
+        )
+        == []
+    )
 
 
 def test_facts_are_read_from_the_plugins_file(tmp_path: Path) -> None:

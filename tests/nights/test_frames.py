@@ -37,8 +37,7 @@ def test_the_requests_and_the_runs_of_a_folder(harness: Harness, tmp_path: Path)
     done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported")
     assert done.folder is not None
     requests = frames.requests(done.folder)
-    assert list(requests["status"]) == [200, 500]
-    assert list(requests["ok"]) == [True, False]
+    assert (list(requests["status"]), list(requests["ok"])) == ([200, 500], [True, False])
     assert requests["completion_tokens"].iloc[0] == 4
     assert (requests["duration_s"] > 0).all()
     assert requests["sent"].dt.tz is not None
@@ -69,7 +68,6 @@ def test_a_folder_without_it_is_wrong_usage(read: Callable[[Path], object], tmp_
 def test_the_table_of_runs_has_the_figures_that_exist() -> None:
     _, speedy = measured(0, {"eager": 1200.0})
     table = pd.read_csv(StringIO(frames.as_csv([row(0, 1, 1)[1], speedy])))
-    assert list(table["crashed"]) == [1, 0]
-    assert table["output_tok_s"].iloc[1] == 1200.0
+    assert (list(table["crashed"]), table["output_tok_s"].iloc[1]) == ([1, 0], 1200.0)
     assert "ttft_s" not in table
     assert frames.as_csv([]).startswith("night,id,scenario,")

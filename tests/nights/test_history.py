@@ -8,7 +8,7 @@ from datetime import UTC, date, timedelta, timezone
 import pytest
 from msgspec.structs import replace
 
-from tests.golden_files import assert_golden
+from tests.golden_files import assert_golden, missing
 from tests.nights.made import FIRST, POINT, measured, row
 from tests.report_examples import REHEARSAL
 from vllm_repro.journal.journal import Recording, read
@@ -47,8 +47,7 @@ def test_each_change_comes_once() -> None:
     rows = [row(night, 1, 1) for night in range(10)] + [row(10, 0, 9)]
     (fix,) = history_of(rows).changes
     assert (fix.kind, fix.call, fix.run) == ("fixed", True, rows[-1][1].id)
-    assert kinds([*rows, row(11, 0, 1)]) == []
-    assert kinds([*rows, row(11, 1, 1)]) == ["regressed"]
+    assert (kinds([*rows, row(11, 0, 1)]), kinds([*rows, row(11, 1, 1)])) == ([], ["regressed"])
     assert kinds([*rows, row(11, 0, 1)], last=3) == ["fixed"], "over more nights the end counts"
 
 
@@ -188,8 +187,7 @@ def test_nothing_in_the_page_is_markup_of_others() -> None:
     ]
     text = html_page(history(runs, UTC), "re ports")
     assert "<script>alert" not in text
-    assert "&lt;b&gt;&amp;amp;" in text
-    assert 'href="re%20ports/x/%22%3E%3Cb%3E' in text
+    assert missing(text, "&lt;b&gt;&amp;amp;", 'href="re%20ports/x/%22%3E%3Cb%3E') == []
     assert not re.search(r"https?://", text)
 
 

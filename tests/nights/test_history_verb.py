@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.conftest import Harness
+from tests.golden_files import missing
 from tests.nights.test_history import fortnight
 from tests.report_examples import EXAMPLES
 
@@ -67,8 +68,14 @@ def test_a_dash_prints_it_and_nothing_else(
 def test_a_folder_of_copies_is_named_as_that(harness: Harness) -> None:
     done = harness("history", "--out", str(EXAMPLES[0].parent))
     assert (done.status, done.out) == (64, "")
-    assert "the folders in it are runs of one scenario, or copies" in done.err
-    assert f"vllm-repro report {sorted(EXAMPLES)[0]} --format md" in done.err
+    assert (
+        missing(
+            done.err,
+            "the folders in it are runs of one scenario, or copies",
+            f"vllm-repro report {sorted(EXAMPLES)[0]} --format md",
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(

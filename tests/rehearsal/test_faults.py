@@ -13,8 +13,7 @@ from tests.web import httpx
 
 
 def test_orders_are_read() -> None:
-    assert parse("") == Fault()
-    assert parse("slow-boot:2.5") == Fault(FaultKind.SLOW_BOOT, 2.5)
+    assert (parse(""), parse("slow-boot:2.5")) == (Fault(), Fault(FaultKind.SLOW_BOOT, 2.5))
     with pytest.raises(ValueError, match="known are hang, busy"):
         parse("explode")
 
@@ -35,8 +34,7 @@ def test_a_hung_engine_is_healthy_and_gives_no_token(start: Start) -> None:
     assert server.complete("a").status_code == 200
     with pytest.raises(httpx.ReadTimeout):
         server.client.post("/v1/completions", json={"prompt": "b"}, timeout=0.5)
-    assert server.health() == 200
-    assert server.metric("vllm:num_requests_running") == 1
+    assert (server.health(), server.metric("vllm:num_requests_running")) == (200, 1)
     server.until(
         lambda: "Avg generation throughput: 0.0 tokens/s, Running: 1 reqs" in server.log,
         "stalled line",
@@ -79,8 +77,7 @@ def test_a_process_that_is_killed_takes_the_engine_along(
 
 def test_another_death_matches_no_known_bug(start: Start) -> None:
     server = start("0.23.0", fault="other").ready()
-    assert server.complete("a").json() == DEAD_BODY
-    assert server.exit_code() == 0
+    assert (server.complete("a").json(), server.exit_code()) == (DEAD_BODY, 0)
     in_order(
         server.log, "EngineCore encountered a fatal error.", "in allocate_slots", "AssertionError\n"
     )
@@ -105,6 +102,5 @@ def test_a_stream_of_a_dead_engine_ends_with_an_error_event(start: Start) -> Non
 
 def test_a_server_told_to_outlive_its_engine_answers_503(start: Start) -> None:
     server = start("0.23.0", fault="other", env={"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}).ready()
-    assert server.complete("a").status_code == 500
-    assert server.health() == 503
+    assert (server.complete("a").status_code, server.health()) == (500, 503)
     assert server.complete("a").json() == DEAD_BODY

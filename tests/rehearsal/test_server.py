@@ -222,8 +222,7 @@ def test_two_nodes_die_of_the_same_and_the_follower_stays(start: Start) -> None:
     nodes = Nodes(start)
     nodes.head.ready()
     assert nodes.head.complete([300] * 759).status_code == 200
-    assert nodes.head.complete([301] * 760).json() == DEAD_BODY
-    assert nodes.head.exit_code() == 0
+    assert (nodes.head.complete([301] * 760).json(), nodes.head.exit_code()) == (DEAD_BODY, 0)
     asked = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
     nodes.follower.until(lambda: asked in nodes.follower.log, "the exception")
     for rank, server in enumerate((nodes.head, nodes.follower)):

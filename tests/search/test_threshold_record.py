@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from tests.golden_files import missing
 from tests.search.conftest import FIELDS
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_search.record import markdown
@@ -130,12 +131,15 @@ def test_each_state_has_its_sentence_and_status(found: Threshold, status: int, t
 
 def test_the_table_names_every_prompt_and_the_reason_of_a_boot_without_an_answer() -> None:
     text = markdown(threshold_of([(1, Q), (5, C)], []))
-    assert "2 prompts in 2 boots, 1 of which crashed" in text
     assert (
-        "| 1 | 1 quiet, 5 crash | crash | 1.0 s | [run-1](../tq-chunked-prefill/run-1/report.md) |"
-        in text
+        missing(
+            text,
+            "2 prompts in 2 boots, 1 of which crashed",
+            "| 1 | 1 quiet, 5 crash | crash | 1.0 s | [run-1](../tq-chunked-prefill/run-1/report.md) |",
+            "| 2 | none | infra: a \\| reason | 1.0 s |",
+        )
+        == []
     )
-    assert "| 2 | none | infra: a \\| reason | 1.0 s |" in text
 
 
 def test_a_search_stopped_in_its_first_boot_has_no_table() -> None:

@@ -100,8 +100,7 @@ def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_pa
         report = json.loads((scenario / row["run"] / "report.json").read_text(encoding="utf-8"))
         msgspec.convert(report, RunJson)
         assert f"--vllm {row['version']} --arm reported " in report["reproduce"]
-        assert report["arms"][0]["name"] == "reported"
-        assert len(report["arms"]) == 1
+        assert (report["arms"][0]["name"], len(report["arms"])) == ("reported", 1)
     text = (scenario / "versions" / "latest" / "versions.md").read_text(encoding="utf-8")
     assert "> **REHEARSAL" in text
     assert str(tmp_path) not in text + json.dumps(loaded)
