@@ -12,10 +12,12 @@ import pytest
 
 from tests.commands import journals, started, until
 from tests.conftest import Harness
+from tests.patched_rehearsal import DIFF, Diffs
 from tests.report_examples import run_of
 from tests.search.conftest import MadeUp
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.report.build import build
 from vllm_repro.report.json_report import RunJson
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
@@ -365,3 +367,29 @@ def test_an_arm_that_errs_is_mapped_with_the_one_that_its_answer_is_held_against
         "cudagraph-none",
     ]
     assert [arm.name for arm in find("tq-mtp-cudagraphs").leading] == ["reported"]
+
+
+ON_REHEARSAL = ("tq-chunked-prefill", "--server", "rehearsal")
+
+
+def test_a_map_has_an_arm_for_each_patch(harness: Harness, diffs: Diffs, tmp_path: Path) -> None:
+    words = ("versions", *ON_REHEARSAL, "--versions", "0.23.0,0.24.0", *diffs("fix", "hide"))
+    done = harness(*words)
+    assert done.status == 1
+    for line in (
+        "reported: dies in 0.23.0, lives in 0.24.0",
+        "fix: lives in 0.23.0 and 0.24.0",
+        "hide: dies in 0.23.0, lives in 0.24.0; against what is declared: 0.23.0",
+    ):
+        assert line in done.out
+    assert done.folder is not None
+    again = build(done.folder).reproduce
+    assert again.startswith("vllm-repro versions")
+    assert "--expect" not in again
+    (folder,) = (tmp_path / "reports/tq-chunked-prefill/versions").glob("2*")
+    kept = harness("versions", "--resume", str(folder))
+    assert kept.err.count("  as in ") == 2
+    (tmp_path / "hide.diff").write_text(DIFF.format("fix"), encoding="utf-8")
+    assert "as in" not in harness("versions", "--resume", str(folder)).err, (
+        "what another diff did is run again"
+    )
