@@ -6,6 +6,8 @@ import os
 from collections.abc import Container
 from pathlib import Path
 
+from tests.conftest import Done
+
 TESTS = Path(__file__).parent
 
 
@@ -24,3 +26,8 @@ def assert_golden(name: str, text: str, feature: str = "") -> None:
 def missing(text: Container[str], *parts: str) -> list[str]:
     """Return the parts that `text` does not contain."""
     return [part for part in parts if part not in text]
+
+
+def assert_refused(done: Done, *parts: str, status: int = 64) -> None:
+    """Check that a command ended with `status`, and that its errors contain the parts."""
+    assert (done.status, missing(done.err, *parts)) == (status, []), done.err

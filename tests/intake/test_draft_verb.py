@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Harness
-from tests.golden_files import missing
+from tests.golden_files import assert_refused, missing
 from tests.report_examples import DIED, EXAMPLES, REHEARSAL
 from vllm_repro.scenario.catalogue import all_scenarios
 
@@ -94,21 +94,22 @@ def test_a_journal_of_a_newer_release_is_wrong_usage(harness: Harness, tmp_path:
     journal.write_text(
         journal.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8"
     )
-    done = harness("draft", str(journal.parent))
-    assert done.status == 64
-    assert "has schema 99, and this release reads schema 1" in done.err
+    assert_refused(
+        harness("draft", str(journal.parent)), "has schema 99, and this release reads schema 1"
+    )
 
 
 def test_a_folder_of_several_runs_is_named(harness: Harness) -> None:
-    done = harness("draft", str(REHEARSAL.parent / "bisect" / "tq-chunked-prefill"))
-    assert done.status == 64
-    assert "is a bisection, not a run" in done.err
+    assert_refused(
+        harness("draft", str(REHEARSAL.parent / "bisect" / "tq-chunked-prefill")),
+        "is a bisection, not a run",
+    )
 
 
 def test_a_draft_that_cannot_be_written_is_named(harness: Harness) -> None:
-    done = harness("draft", str(REHEARSAL), "-o", "/proc/nowrite/x")
-    assert done.status == 64
-    assert "cannot write /proc/nowrite/x" in done.err
+    assert_refused(
+        harness("draft", str(REHEARSAL), "-o", "/proc/nowrite/x"), "cannot write /proc/nowrite/x"
+    )
 
 
 def test_where_there_is_no_run(harness: Harness, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Harness
-from tests.golden_files import missing
+from tests.golden_files import assert_refused, missing
 from tests.intake.texts import ISSUES, SERVE
 from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.reader import check_file
@@ -34,8 +34,7 @@ def test_a_file_becomes_a_scenario_that_check_accepts(harness: Harness, tmp_path
         == []
     )
     assert list(tmp_path.iterdir()) == [path]
-    again = harness("intake", str(ISSUE), "-o", str(path))
-    assert (again.status, "is already there" in again.err) == (64, True)
+    assert_refused(harness("intake", str(ISSUE), "-o", str(path)), "is already there")
 
 
 def test_the_draft_reproduces_in_the_rehearsal(
@@ -88,8 +87,7 @@ def test_json_holds_draft_gaps_and_guesses(
 
 def test_standard_input(harness: Harness) -> None:
     assert "--max-num-batched-tokens 4096" in harness("intake", "-", stdin=SERVE).out
-    empty = harness("intake", "-")
-    assert (empty.status, "holds no vLLM command" in empty.err) == (64, True)
+    assert_refused(harness("intake", "-"), "holds no vLLM command")
 
 
 @pytest.mark.parametrize(
@@ -106,16 +104,13 @@ def test_standard_input(harness: Harness) -> None:
     ],
 )
 def test_wrong_usage(harness: Harness, words: list[str], said: str) -> None:
-    done = harness("intake", *words)
-    assert done.status == 64
-    assert missing(done.err, said, "next: ") == []
+    assert_refused(harness("intake", *words), said, "next: ")
 
 
 def test_a_long_text_is_refused(harness: Harness, tmp_path: Path) -> None:
     path = tmp_path / "long.log"
     path.write_bytes(b"x" * ((16 << 20) + 1))
-    done = harness("intake", str(path))
-    assert (done.status, "longer than 16 MiB" in done.err) == (64, True)
+    assert_refused(harness("intake", str(path)), "longer than 16 MiB")
 
 
 def gh(folder: Path, script: str) -> None:
@@ -163,11 +158,11 @@ def test_a_failure_of_gh_says_what_to_do(
 ) -> None:
     gh(tmp_path, script)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    done = harness("intake", URL)
-    assert done.status == 2
-    assert (
-        missing(done.err, f"gh cannot read {URL}: {said}", "paste the issue's text into a file")
-        == []
+    assert_refused(
+        harness("intake", URL),
+        f"gh cannot read {URL}: {said}",
+        "paste the issue's text into a file",
+        status=2,
     )
 
 
@@ -175,9 +170,9 @@ def test_without_gh_it_says_what_to_do(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = harness("intake", URL)
-    assert done.status == 64
-    assert "next: paste the issue's text into a file: vllm-repro intake FILE\n" in done.err
+    assert_refused(
+        harness("intake", URL), "next: paste the issue's text into a file: vllm-repro intake FILE\n"
+    )
 
 
 def test_secrets_of_the_environment_are_not_printed(

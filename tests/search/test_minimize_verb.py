@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Harness
+from tests.golden_files import assert_refused
 from tests.report_examples import run_of
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
@@ -202,6 +203,5 @@ def test_a_secret_in_a_flag_is_printed_nowhere(
 def test_wrong_usage_is_reported_and_leaves_no_folder(
     harness: Harness, words: list[str], message: str, tmp_path: Path
 ) -> None:
-    done = harness(*words)
-    assert (done.status, message in done.err, "next:" in done.err) == (64, True, True), done.err
+    assert_refused(harness(*words), message, "next:")
     assert not (tmp_path / "reports").exists()
