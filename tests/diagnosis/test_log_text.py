@@ -348,8 +348,8 @@ BY_HAND = {
         + [OF_ENGINE] * 50
         + [
             (
-                "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] EngineCore encountered a fatal"
-                " error."
+                "(EngineCore pid=10) ERROR 11-20 08:24:30 [core.py:9] "
+                "EngineCore encountered a fatal error."
             )
         ]
     ),

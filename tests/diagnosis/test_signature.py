@@ -281,7 +281,7 @@ def test_the_exception_that_a_wrapper_quotes(quoted: str, cause: Raised, same: b
     quoting = wrapper(WRAPPER.format(quoted))
     root = find_root([quoting, cause])
     assert root == Root(
-        raised_as=cause if same else quoting, wrapped=True, class_known=same, quoted=quoted
+        raised=cause if same else quoting, wrapped=True, class_known=same, quoted=quoted
     )
     assert root.message == (cause.message if same else quoted)
     assert root.frames == (cause.frames if same else ())
@@ -328,13 +328,13 @@ AFTER = replace(chain(EMPTY, raised_as("ValueError", "gave up", "step")), explic
 @pytest.mark.parametrize(
     ("known", "root"),
     [
-        ([CUT, in_worker(QUOTED)], Root(raised_as=in_worker(QUOTED), wrapped=True, quoted=QUOTED)),
-        ([CUT], Root(raised_as=CUT, wrapped=True, class_known=False, quoted=QUOTED)),
+        ([CUT, in_worker(QUOTED)], Root(raised=in_worker(QUOTED), wrapped=True, quoted=QUOTED)),
+        ([CUT], Root(raised=CUT, wrapped=True, class_known=False, quoted=QUOTED)),
         # An empty wrapper leads to the first exception with frames.
         *(
             (
                 [wrapper(message, FAILED), EXIT, raised_as("OSError", "no frames"), MEMORY],
-                Root(raised_as=MEMORY, wrapped=True),
+                Root(raised=MEMORY, wrapped=True),
             )
             for message in (
                 "Engine core initialization failed. See root cause above.",
@@ -342,22 +342,22 @@ AFTER = replace(chain(EMPTY, raised_as("ValueError", "gave up", "step")), explic
                 "Input socket thread died during startup",
             )
         ),
-        ([AFTER], Root(raised_as=EMPTY, wrapped=True)),
+        ([AFTER], Root(raised=EMPTY, wrapped=True)),
         # An output that EngineCore misses leads to the worker's exception.
-        ([CAUSE, MISSED], Root(raised_as=CAUSE)),
-        ([MISSED], Root(raised_as=MISSED)),
+        ([CAUSE, MISSED], Root(raised=CAUSE)),
+        ([MISSED], Root(raised=MISSED)),
         # A wrapper of a lost peer leads to the peer's exception.
-        ([QUOTES_LOST, LOST_PEER, CAUSE], Root(raised_as=CAUSE, wrapped=True)),
+        ([QUOTES_LOST, LOST_PEER, CAUSE], Root(raised=CAUSE, wrapped=True)),
         (
             [QUOTES_LOST, LOST_PEER],
-            Root(raised_as=LOST_PEER, wrapped=True, quoted=LOST_PEER.message),
+            Root(raised=LOST_PEER, wrapped=True, quoted=LOST_PEER.message),
         ),
-        ([EXIT, BARE], Root(raised_as=BARE)),
+        ([EXIT, BARE], Root(raised=BARE)),
         # A look-up that fails before a cleanup does is the root.
-        ([chain(LOOK_UP, raised_as("OSError", "", "shutdown"), GAVE_UP)], Root(raised_as=LOOK_UP)),
+        ([chain(LOOK_UP, raised_as("OSError", "", "shutdown"), GAVE_UP)], Root(raised=LOOK_UP)),
         # The last words of the engine come before earlier exceptions.
         *(
-            (known, Root(raised_as=root))
+            (known, Root(raised=root))
             for headline in (FATAL, FAILED, "Engine background task failed")
             for last in [replace(LAST, headline=headline)]
             for lost in [replace(last, exception="RuntimeError", message=LOST_PEER.message)]
@@ -367,7 +367,7 @@ AFTER = replace(chain(EMPTY, raised_as("ValueError", "gave up", "step")), explic
         ([OF_API], None),
         ([raised_as("EngineDeadError", "", "step")], None),
         # An empty wrapper that is not the last word is passed over.
-        ([replace(EMPTY, headline=""), MEMORY], Root(raised_as=MEMORY)),
+        ([replace(EMPTY, headline=""), MEMORY], Root(raised=MEMORY)),
     ],
 )
 def test_the_root(known: Sequence[Raised], root: Root | None) -> None:
@@ -379,7 +379,7 @@ def test_the_root(known: Sequence[Raised], root: Root | None) -> None:
     [([TORCH, IN_VLLM], IN_VLLM), ([TORCH], TORCH), ([OF_API], OF_API), ([], None)],
 )
 def test_the_root_in_a_paste(known: Sequence[Raised], root: Raised | None) -> None:
-    assert find_root(known, paste=True) == (root and Root(raised_as=root))
+    assert find_root(known, paste=True) == (root and Root(raised=root))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_the_oldest_exception_that_is_no_look_up(
 ) -> None:
     link, last = raised_as(first, message, "step"), raised_as("RuntimeError", "gave up", then)
     root = find_root([chain(link, last)])
-    assert root == Root(raised_as=link if oldest else chain(link, last))
+    assert root == Root(raised=link if oldest else chain(link, last))
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_the_oldest_exception_that_is_no_look_up(
     ],
 )
 def test_a_consequence_is_the_root_only_alone(other: Raised) -> None:
-    assert find_root([other, CAUSE]) == find_root([CAUSE, other]) == Root(raised_as=CAUSE)
+    assert find_root([other, CAUSE]) == find_root([CAUSE, other]) == Root(raised=CAUSE)
     alone = find_root([other])
     assert alone is not None
     assert alone.raised is other

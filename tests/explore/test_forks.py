@@ -70,7 +70,7 @@ def server() -> psutil.Process:
     params=[signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"]
 )
 def interrupt(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Handle SIGINT as a job in the foreground of a shell does, or ignore it as one in the background."""
+    """Handle SIGINT like a shell's foreground job, or ignore it like a background job."""
     before = signal.signal(signal.SIGINT, request.param)
     forks._close()  # servers that handle it otherwise
     yield

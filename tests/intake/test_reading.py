@@ -86,21 +86,52 @@ EXPORTED = (
 @pytest.mark.parametrize(
     ("text", "command"),
     [
-        (COMPOSE, "docker run -e VLLM_LOGGING_LEVEL=DEBUG -e HF_TOKEN vllm/vllm-openai:v0.24.0 --model org/model -tp 2"),
-        (KUBERNETES, "docker run -e NCCL_DEBUG=INFO vllm/vllm-openai:v0.23.0 --model org/model -tp 2"),
+        (
+            COMPOSE,
+            (
+                "docker run -e VLLM_LOGGING_LEVEL=DEBUG -e HF_TOKEN vllm/vllm-openai:v0.24.0"
+                " --model org/model -tp 2"
+            ),
+        ),
+        (
+            KUBERNETES,
+            "docker run -e NCCL_DEBUG=INFO vllm/vllm-openai:v0.23.0 --model org/model -tp 2",
+        ),
         (SCRIPT, "docker run vllm/vllm-openai:v0.23.0 org/model -tp 2"),
         (JSON, "vllm serve org/model --served-model-name a b --enforce-eager"),
-        (PYTHON, f"vllm serve org/model -tp 2 --enforce-eager --no-enable-prefix-caching --speculative-config '{MTP}'"),
+        (
+            PYTHON,
+            (
+                f"vllm serve org/model -tp 2 --enforce-eager --no-enable-prefix-caching"
+                f" --speculative-config '{MTP}'"
+            ),
+        ),
         (LOG, "vllm serve org/model -tp 2 --enforce-eager --served-model-name a b"),
         (NOTED, "vllm serve org/model -tp 2 --enforce-eager"),
         (EXPORTED, "VLLM_LOGGING_LEVEL=DEBUG vllm serve org/model -tp 2"),
-        ("```\nroot@6aa49b1572ea:~/x# vllm serve org/model -tp 2\n```", "vllm serve org/model -tp 2"),
+        (
+            "```\nroot@6aa49b1572ea:~/x# vllm serve org/model -tp 2\n```",
+            "vllm serve org/model -tp 2",
+        ),
         ("`uv run vllm serve org/model -tp 2`", "vllm serve org/model -tp 2"),
         ("I run `vllm serve org/model -tp 2` and it dies.", "vllm serve org/model -tp 2"),
-        (MAIL, "vllm serve org/model --speculative-config '{\"method\":\n \"mtp\"}'"),
+        (MAIL, 'vllm serve org/model --speculative-config \'{"method":\n "mtp"}\''),
     ],
-    ids=["compose", "kubernetes", "script", "json", "python", "log", "note", "export", "prompt", "uv", "inline", "mail"],
-)  # fmt: skip
+    ids=[
+        "compose",
+        "kubernetes",
+        "script",
+        "json",
+        "python",
+        "log",
+        "note",
+        "export",
+        "prompt",
+        "uv",
+        "inline",
+        "mail",
+    ],
+)
 def test_every_form_gives_the_command(text: str, command: str) -> None:
     found, wanted = checked(drafted(text)).reported(), parse(command)
     assert {flag.name: "".join((flag.text or "").split()) for flag in found.flags} == {
@@ -183,14 +214,36 @@ def test_what_a_draft_cannot_hold_is_a_gap() -> None:
 HEADS = [
     ("[Bug]: it dies #41726\n\nbody", "it dies", "vllm-project/vllm#41726"),
     ("[Bug]: it dies · Issue #41726 · vllm-project/vllm\n", "it dies", "vllm-project/vllm#41726"),
-    ("p - Fix [Bug]: it dies [2 pull requests, 1 comments]\n\nvllm-project/vllm#41726Fetched 2026", "it dies", "vllm-project/vllm#41726"),
-    ("Subject: Re: [vllm-project/vllm] [Bug]: it dies (Issue #41726)\n", "it dies", "vllm-project/vllm#41726"),
-    ("# It dies at night\n\nhttps://github.com/vllm-project/vllm/issues/41726", "It dies at night", "vllm-project/vllm#41726"),
+    (
+        (
+            "p - Fix [Bug]: it dies [2 pull requests, 1"
+            " comments]\n\nvllm-project/vllm#41726Fetched 2026"
+        ),
+        "it dies",
+        "vllm-project/vllm#41726",
+    ),
+    (
+        "Subject: Re: [vllm-project/vllm] [Bug]: it dies (Issue #41726)\n",
+        "it dies",
+        "vllm-project/vllm#41726",
+    ),
+    (
+        "# It dies at night\n\nhttps://github.com/vllm-project/vllm/issues/41726",
+        "It dies at night",
+        "vllm-project/vllm#41726",
+    ),
     ("It dies at night\n\nsee #41726", "It dies at night", ""),
     ("INFO 01-01 00:00:00 [a.py:1] up", "", ""),
     ("vllm serve a/b", "", ""),
-    ("# It dies at night\n\nvllm-project/vllm#41726 is another bug. https://github.com/vllm-project/vllm/pull/7", "It dies at night", ""),
-]  # fmt: skip
+    (
+        (
+            "# It dies at night\n\nvllm-project/vllm#41726 is another bug."
+            " https://github.com/vllm-project/vllm/pull/7"
+        ),
+        "It dies at night",
+        "",
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "title", "issue"), HEADS)
@@ -218,10 +271,16 @@ def test_other_issues_are_related() -> None:
         (f"{SERVE}\n\npip: torch==2.11.0 vllm==0.24.0 flashinfer-python==0.6.8", "0.24.0"),
         (f"{SERVE}\n\nWith vLLM v0.22.1, FlashInfer 0.6.8", "0.22.1"),
         (f"# [Bug]: v0.19.1 crashes\n\n{SERVE}", "0.19.1"),
-        (f"vLLM Version   : 0.20.2rc1.dev35+g4845aee6b\n\n{SERVE}\n\nIt worked with vLLM 0.19.0.", "0.20.2rc1.dev35+g4845aee6b"),
+        (
+            (
+                f"vLLM Version   : 0.20.2rc1.dev35+g4845aee6b\n\n{SERVE}\n\nIt worked with vLLM"
+                " 0.19.0."
+            ),
+            "0.20.2rc1.dev35+g4845aee6b",
+        ),
         (f"{SERVE}\n\nFlashInfer 0.6.8 and transformers 0.5.1", ""),
     ],
-)  # fmt: skip
+)
 def test_the_release(text: str, release: str) -> None:
     made = drafted(text)
     scenario = checked(made)
@@ -241,9 +300,16 @@ def test_the_release(text: str, release: str) -> None:
         ("Testing on 4 L40s GPUs", "-tp 2 -pp 2", "4 GPUs, 48 GB each"),
         ("2x A100", "", "1 GPU"),
         ("", "-tp 2 --nnodes 2", "2 GPUs, 2 nodes"),
-        ("INFO 01-01 00:00:00 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with config: device_config=cpu", "-tp 2", "CPU"),
+        (
+            (
+                "INFO 01-01 00:00:00 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with"
+                " config: device_config=cpu"
+            ),
+            "-tp 2",
+            "CPU",
+        ),
     ],
-)  # fmt: skip
+)
 def test_hardware(said: str, flags: str, needs: str) -> None:
     assert str(checked(drafted(f"{SERVE} {flags}\n\n{said}")).needs) == needs
 
@@ -308,8 +374,20 @@ def named(*sizes: int) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        ("The first request has a prompt of 20,000 tokens and succeeds. The second request (6k tokens) crashes.", (20000, 6000)),
-        ("- Request S0 (≈90k tokens): succeeds\n- Request S1 (≈90k tokens): 500\n\nEach ~90k-token prompt fills the pool.", (90000, 90000)),
+        (
+            (
+                "The first request has a prompt of 20,000 tokens and succeeds. The second"
+                " request (6k tokens) crashes."
+            ),
+            (20000, 6000),
+        ),
+        (
+            (
+                "- Request S0 (≈90k tokens): succeeds\n- Request S1 (≈90k tokens): 500\n\nEach"
+                " ~90k-token prompt fills the pool."
+            ),
+            (90000, 90000),
+        ),
         ("It needs a ~1.3K-token prompt. Later: the same 1,304-token prompt again.", (1304,)),
         ("Send two requests of 3,000 tokens each.", (3000, 3000)),
         ("Prompts longer than 7593 tokens kill it.", (7594,)),
@@ -317,10 +395,22 @@ def named(*sizes: int) -> list[str]:
         ("Send 2 requests with 20k-token prompts and 1k-token outputs.", (20000, 20000)),
         ("A 9,000-token prompt dies. Lowering the prompt to 800 tokens makes it stable.", (9000,)),
         ("A prompt of 4k tokens works, one with 9,000 input tokens dies.", ()),
-        ("GPU KV cache size: 145,274 tokens. Throughput 900 tokens/s. The input exceeds max_num_batched_tokens of 2048 tokens.", ()),
-        ("It resumed the request with 3497 prompt tokens after the first 4096 prompt tokens were computed.", ()),
+        (
+            (
+                "GPU KV cache size: 145,274 tokens. Throughput 900 tokens/s. The input exceeds"
+                " max_num_batched_tokens of 2048 tokens."
+            ),
+            (),
+        ),
+        (
+            (
+                "It resumed the request with 3497 prompt tokens after the first 4096 prompt"
+                " tokens were computed."
+            ),
+            (),
+        ),
     ],
-)  # fmt: skip
+)
 def test_sizes_in_prose(text: str, sizes: tuple[int, ...]) -> None:
     assert workload(text) == (named(*sizes) if sizes else ["chat/completions of 100 tokens"])
 
@@ -390,10 +480,14 @@ def test_the_trigger_follows_from_the_sizes() -> None:
 TRIED = [
     ("With --enforce-eager it works.", {"with --enforce-eager": "lives"}),
     ("--enforce-eager does not help.", {"with --enforce-eager": "dies"}),
-    ("With --enforce-eager it works, with --max-num-seqs 8 it still crashes.",
-     {"with --enforce-eager": "lives", "with --max-num-seqs 8": "dies"}),
-    ("Both `--enforce-eager` or `--max-num-seqs 8` avoids it: no crash.",
-     {"with --enforce-eager": "lives", "with --max-num-seqs 8": "lives"}),
+    (
+        "With --enforce-eager it works, with --max-num-seqs 8 it still crashes.",
+        {"with --enforce-eager": "lives", "with --max-num-seqs 8": "dies"},
+    ),
+    (
+        "Both `--enforce-eager` or `--max-num-seqs 8` avoids it: no crash.",
+        {"with --enforce-eager": "lives", "with --max-num-seqs 8": "lives"},
+    ),
     ("Tried `--enforce-eager`: same.", {"with --enforce-eager": "dies"}),
     ("Removing `--kv-cache-dtype` avoids the crash.", {"without --kv-cache-dtype": "lives"}),
     ("It is fine without speculative decoding.", {"without --speculative-config": "lives"}),
@@ -409,7 +503,7 @@ TRIED = [
     ("It works with --max-num-batched-tokens 4096.", {}),
     ("Raising --max-num-seqs and adding --enforce-eager works.", {}),
     ("Removing --pipeline-parallel-size works.", {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("said", "arms"), TRIED, ids=[said for said, _ in TRIED])
@@ -502,9 +596,8 @@ def test_arms_are_what_the_reporter_tried() -> None:
 
     assert arms("41700.txt") == {"with --enforce-eager": "lives"}
     assert arms("40807.md") == {
-        "with --performance-mode interactivity --async-scheduling --attention-config.flash_attn_version 2": (
-            "dies"
-        ),
+        "with --performance-mode interactivity --async-scheduling"
+        " --attention-config.flash_attn_version 2": "dies",
         "with --compilation-config.cudagraph_mode none": "lives",
     }
 

@@ -183,7 +183,10 @@ def test_vllm_finds_it_by_its_entry_point() -> None:
 
 
 def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call the plugin's entry point twice, as vLLM does, in a separate Python with `path` first and without the harness."""
+    """Call the plugin's entry point twice, as vLLM does.
+
+    Use a separate Python with `path` first and without the harness.
+    """
     call = (
         "import vllm_repro_lab, sys; vllm_repro_lab.register(); vllm_repro_lab.register();"
         " print('torch' in sys.modules)"

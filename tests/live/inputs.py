@@ -28,7 +28,7 @@ NOT_FOR = {
     "both": (),
     "install": tuple(path.name for path in sorted(HARNESS.glob("vllm_repro*"))),
 }
-"""Folders that a boot, a search in EngineCore, a test of both, or an installation does not depend on."""
+"""Folders that no boot, EngineCore search, test of both, or installation depends on."""
 
 
 @cache
@@ -73,7 +73,7 @@ def files(subject: str) -> Iterator[Path]:
 
 
 def inputs_of_test(module: Path, subject: str) -> str:
-    """Return the hash of all that a live test depends on: its module, its helpers, the scenarios."""
+    """Return the hash of a live test's inputs: its module, its helpers, the scenarios."""
     hashed = sha256(digest(subject).encode())
     helpers = [path for path in module.parent.glob("*.py") if not path.name.startswith("test_")]
     shared = [ROOT / "tests" / "conftest.py", ROOT / "pyproject.toml"]

@@ -1,4 +1,4 @@
-"""DeepSeek-V4 over two real ranks in the lab: #41700 dies on both in vLLM's own lines, with the issue's numbers."""
+"""DeepSeek-V4 on two real ranks in the lab: both die of #41700 with the issue's numbers."""
 
 from __future__ import annotations
 

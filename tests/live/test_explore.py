@@ -110,7 +110,7 @@ def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> str:
-    """Run a test file with the release alone; return its output if its test failed, empty if it passed."""
+    """Run a test file with the release alone; return the output of a failed test, else empty."""
     (folder / "test_it.py").write_text(text, encoding="utf-8")
     done = subprocess.run(
         [str(release.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],

@@ -1,4 +1,4 @@
-"""Real releases in the lab: #41726 dies in vLLM's own lines on this CPU, and lives where it should (1 min a boot)."""
+"""Real releases in the lab: #41726 dies in vLLM's own lines, or lives (1 min a boot)."""
 
 from __future__ import annotations
 

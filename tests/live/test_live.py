@@ -79,12 +79,15 @@ _TEST_OF_A_USER = """
 import psutil
 
 def test_serves(vllm_server):
-    server = vllm_server("vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 2048 --enforce-eager",
+    server = vllm_server("vllm serve Qwen/Qwen3-0.6B --dtype float32"
+                         " --max-model-len 2048 --enforce-eager",
                          server="process", vllm="0.28.0", weights="dummy")
     for odd in ({}, {"min_tokens": 1, "stop_token_ids": [999999]}):
-        answer = server.client().completions.create(model=server.model, prompt="hello", max_tokens=4, extra_body=odd)
+        answer = server.client().completions.create(
+            model=server.model, prompt="hello", max_tokens=4, extra_body=odd)
         print("tokens:", answer.usage.completion_tokens, *server.pids)
-        mapped = {region.path for pid in server.pids for region in psutil.Process(pid).memory_maps()}
+        mapped = {region.path for pid in server.pids
+                  for region in psutil.Process(pid).memory_maps()}
         print("shared memory:", *(path for path in mapped if path.startswith("/dev/shm/")))
 """
 
@@ -245,7 +248,7 @@ def test_attached_to_a_running_server(harness: Harness, running: str) -> None:
 
 
 def _words(process: psutil.Process) -> str:
-    """Return the command of a process; empty once it is gone or a zombie, which it may become at any moment."""
+    """Return the command of a process; empty once it is gone or a zombie."""
     try:
         return " ".join(process.cmdline()) if process.is_running() else ""
     except psutil.NoSuchProcess:

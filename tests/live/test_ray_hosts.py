@@ -39,7 +39,10 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def run(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Return a run of dsv4-tp2 on an unchanged release, whose answer to the reported chat is long enough to be interrupted."""
+    """Return a run of dsv4-tp2 on an unchanged release.
+
+    Its answer to the reported chat is long enough to be interrupted.
+    """
     for name, value in hosts.environment().items():
         monkeypatch.setenv(name, value)
     text = DSV4.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One real vLLM over two nodes, as two processes on this CPU: which rank died, and that nothing is left.
+"""One real vLLM over two nodes, as two processes on this CPU: which rank died.
 
 Signals go by pid to processes that the test's own run started.
 """

@@ -90,7 +90,10 @@ def cpu_jobs(*words: str, vllm: str) -> list[Job]:
 
 
 def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
-    """In the lab, or as it is if it needs no GPU; in the newest release and in the source; only the arms that show the bug."""
+    """Run in the lab, or as reported without GPU; in the newest release and in the source.
+
+    Run only the arms that show the bug.
+    """
     jobs = cpu_jobs("min-tokens-stop-ids", "sco-hybrid", "tq-mtp-wrong-tokens", vllm="0.28.0")
     assert [(job.name, job.choice.kind, str(job.options.vllm)) for job in jobs] == [
         (name, kind, version)
@@ -113,7 +116,7 @@ def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
 def test_a_night_ends_in_time_and_runs_the_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that would end too late is not started: by the time that it took before, or if no time is left."""
+    """Start no run that would end too late, by its last duration, or without time left."""
     monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
     night = (
         "nightly",

@@ -1,4 +1,4 @@
-"""The steps of the GitHub workflow, of the action and of the Buildkite pipeline, run in order on the rehearsal engine."""
+"""Steps of the GitHub workflow, the action and the Buildkite pipeline, on the rehearsal."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def environment(folder: Path) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Make a working folder with what `make install` reads, and an environment whose command is that of this checkout."""
+    """Make a working folder for `make install`, whose environment runs this checkout."""
     folder = tmp_path / "checkout"
     environment(folder / ".venv")
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):

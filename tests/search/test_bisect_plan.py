@@ -1,4 +1,4 @@
-"""The search of a bisection, with random skips, flaky crashes and histories with several changes."""
+"""Search of a bisection, with random skips, flaky crashes and several changes."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(
     assert (
         missing(
             text,
-            "**The first fixed one is 0.24.0: it lived in 1 of 1 boots; 0.23.0 died in 1 of 1 boots.**",
+            "**The first fixed one is 0.24.0: it lived in 1 of 1 boots; 0.23.0 died"
+            " in 1 of 1 boots.**",
             "This holds if a bad one dies in every boot",
             "> **REHEARSAL",
         )
@@ -407,7 +408,7 @@ def test_a_cached_release_is_booted_before_one_to_install(
 
 @pytest.fixture
 def history(tmp_path: Path) -> tuple[Path, list[str]]:
-    """Return a checkout and its commits: v0.23.0 lies on a branch that was cut from the first one."""
+    """Return a checkout and its commits: v0.23.0 is on a branch from the first one."""
     folder = tmp_path / "my vllm"
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")

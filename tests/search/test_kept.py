@@ -36,7 +36,7 @@ def kept(request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
 
 
 def scenario_of(folder: Path) -> str:
-    """Return the scenario of a map; one of a release that was added later lies in the folder of the older map."""
+    """Return the scenario of a map. A later map of one release is in the first map's folder."""
     return folder.name if folder.parent.name == "versions" else folder.parent.name
 
 

@@ -1,4 +1,4 @@
-"""Reduction of a command: delta debugging, and what may be removed from the arms of real scenarios."""
+"""Reduction of a command: delta debugging, and what real arms allow to remove."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def needs(*needed: frozenset[int]) -> Engine:
 
 
 def assert_minimal(found: MinimizationPlan, engine: Engine) -> None:
-    """Assert that what is left crashes, and that a boot shows for each unit that it does not crash without it."""
+    """Assert that the kept units crash, and that a boot without any of them does not."""
     assert found.kept is not None
     assert engine(found.kept).crashed
     booted = {attempt.units: attempt.crashed for attempt in found.attempts}

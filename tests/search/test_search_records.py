@@ -248,9 +248,9 @@ def test_a_value_for_the_lab_is_named_beside_the_command() -> None:
 
 
 def test_a_boot_is_named_by_what_it_leaves_out_of_what_was_left() -> None:
-    assert [FOUND.without(boot.units, FOUND.boots[:number]) for number, boot in enumerate(FOUND.boots)] == [
-        "", "chat of 9 tokens", "--a 1", "--b", "C=1", "chat of 9 tokens", "--a 1",
-    ]  # fmt: skip
+    left_out = [FOUND.without(boot.units, FOUND.boots[:at]) for at, boot in enumerate(FOUND.boots)]
+    chat = "chat of 9 tokens"
+    assert left_out == ["", chat, "--a 1", "--b", "C=1", chat, "--a 1"]
 
 
 def test_a_boot_that_the_host_spoiled_decides_nothing() -> None:
@@ -391,7 +391,8 @@ def test_the_table_names_every_prompt_and_the_reason_of_a_boot_without_an_answer
         missing(
             text,
             "2 prompts in 2 boots, 1 of which crashed",
-            "| 1 | 1 quiet, 5 crash | crash | 1.0 s | [run-1](../tq-chunked-prefill/run-1/report.md) |",
+            "| 1 | 1 quiet, 5 crash | crash | 1.0 s"
+            " | [run-1](../tq-chunked-prefill/run-1/report.md) |",
             "| 2 | none | infra: a \\| reason | 1.0 s |",
         )
         == []

@@ -1,4 +1,4 @@
-"""Search of the shortest crashing prompt: its steps, its boots and which scenarios have a threshold."""
+"""Search of the shortest crashing prompt: its steps, its boots, and scenarios that have one."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ Q, C, S = PromptResult.QUIET, PromptResult.CRASH, PromptResult.SKIP
 
 
 def boot(outcome: str, *answers: dict[str, Any] | None, trial: int = 1) -> list[Entry]:
-    """Return the journal of a boot with prompts of 10, 20, 30, … tokens; None for one without an answer."""
+    """Return the journal of a boot with prompts of 10, 20, 30, … tokens; None: no answer."""
     entries = []
     for length, answer in zip(range(10, 1000, 10), answers, strict=False):
         label = {"trial": trial, "name": f"{length} tokens"}

@@ -93,7 +93,7 @@ def test_a_fixed_release_answers_every_prompt_in_one_boot(harness: Harness, tmp_
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Replace runs by one that answers its first prompt and then boots that fail; return the list of their jobs."""
+    """Replace runs by one that answers a prompt, then by failed boots; return their jobs."""
     jobs: list[Job] = []
 
     def run_one(job: Job, *_: object) -> RunReport:
