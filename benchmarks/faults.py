@@ -99,8 +99,7 @@ TESTED = {  # fault: file below tests/, test
         "core/releases/test_provision.py test_a_damaged_release_is_installed_again"
     ),
     "a rank of two dies": (
-        "live/test_two_ranks.py"
-        " test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank"
+        "live/test_two_ranks.py test_a_killed_worker_of_node_2_is_a_crash_with_its_rank"
     ),
     "a rank of two stops": (
         "live/test_two_ranks.py test_a_stopped_worker_of_the_second_node_is_a_hang"

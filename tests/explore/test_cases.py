@@ -26,7 +26,7 @@ MIX = st.sampled_from(sorted(MIXES))
 
 
 @given(SEEDS, MIX)
-def test_a_seed_and_a_mix_are_one_case_which_a_server_could_serve(seed: int, mix: str) -> None:
+def test_a_seed_and_a_mix_are_one_case_that_fits_a_server(seed: int, mix: str) -> None:
     case = draw(seed, mix)
     assert case == draw(seed, mix)
     setup = case.setup
@@ -97,9 +97,7 @@ def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed:
 
 
 @given(SEEDS, MIX)
-def test_shrinking_drops_features_and_keeps_room_for_the_longest_request(
-    seed: int, mix: str
-) -> None:
+def test_shrinking_drops_features_and_keeps_room(seed: int, mix: str) -> None:
     played: list[Case] = []
 
     def fails(candidate: Case) -> bool:
@@ -258,7 +256,7 @@ def test_the_server_of_a_scenario_is_the_setup() -> None:
     assert not arms["hybrid-off"].hybrid
 
 
-def test_a_server_with_another_flag_or_a_prefill_server_is_not_played() -> None:
+def test_unsupported_flags_and_prefill_servers_are_refused() -> None:
     waits = find("sco-window-loads-wait")
     with pytest.raises(UsageError, match="not played: --prefix-cache-retention-interval"):
         setup_from(waits, next(arm for arm in waits.arms if arm.name == "all-kept"))
@@ -289,7 +287,7 @@ def test_workloads_for_a_server_fit_it(seed: int) -> None:
 
 
 @given(SEEDS, st.integers(min_value=8, max_value=400))
-def test_shrinking_ends_at_a_case_that_still_fails_and_is_no_larger(seed: int, length: int) -> None:
+def test_shrinking_ends_at_a_smaller_case_that_fails(seed: int, length: int) -> None:
     case = draw(seed, "sco")
 
     def fails(candidate: Case) -> bool:

@@ -234,9 +234,7 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(
         (6, "ops", "cache resets or pauses"),
     ],
 )
-def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(
-    seed: int, mix: str, beyond: str
-) -> None:
+def test_a_case_of_the_whole_engine_has_no_scheduler_test(seed: int, mix: str, beyond: str) -> None:
     case = draw(seed, mix)
     assert beyond in beyond_scheduler(case.as_json())
     assert any(reason.endswith(beyond) for reason in unlike_live(case))
@@ -245,7 +243,7 @@ def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(
         finding_test(finding, "0.32.0")
 
 
-def test_a_search_goes_on_after_the_seeds_of_earlier_ones_and_fails_only_for_what_is_new(
+def test_a_continued_search_fails_only_for_new_findings(
     playing: Any, tmp_path: Path, capsys: Any
 ) -> None:
     def night(player: Play, *more: str, vllm: str = "0.32.0") -> tuple[int, str]:
@@ -461,7 +459,7 @@ def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any
         (PATCHED[:1], 0, "fixes every failing case"),
     ],
 )
-def test_a_patch_that_the_search_does_not_load_is_not_called_tested(
+def test_a_patch_that_is_not_loaded_is_not_called_tested(
     playing: Any, tmp_path: Path, capsys: Any, loads: Sequence[str], status: int, reading: str
 ) -> None:
     diff = tmp_path / "two.diff"
@@ -605,7 +603,7 @@ def test_every_change_gets_the_same_workloads() -> None:
         tried(scenario.causes.changes[0], cases, lambda _: PlayResult(invalid="no such flag"))
 
 
-def test_a_cause_of_no_arm_and_one_that_changes_nothing_are_mistakes() -> None:
+def test_a_cause_without_arm_or_change_is_a_mistake() -> None:
     text = (Path(__file__).parents[2] / "scenarios" / "sco_hybrid.py").read_text(encoding="utf-8")
     wrong = text.replace(
         'arm="small-cpu-pool",\n            ),',

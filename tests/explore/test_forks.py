@@ -133,7 +133,7 @@ def test_a_killed_server_leaves_its_processes_and_is_replaced(begin: Callable[..
     assert (ended(begin(WAITS))[0], ended(first)[0]) == (0, 0)
 
 
-def test_a_killed_process_ends_by_that_signal_and_one_that_hangs_can_be_waited_for(
+def test_a_hanging_process_can_be_waited_for_and_killed(
     begin: Callable[..., Forked],
 ) -> None:
     process = begin(WAITS)

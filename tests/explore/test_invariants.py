@@ -57,7 +57,7 @@ def test_each_disagreement_has_a_name() -> None:
     assert "gpu-free-list-broken" in {name for name, _ in books({"gpu": turning}, ())}
 
 
-def test_a_block_that_a_transfer_lists_twice_is_named_by_direction() -> None:
+def test_a_block_listed_twice_is_named_by_direction() -> None:
     found = list(listed_twice([("store", [4, 5, 4]), ("load", [1, 2])]))
     assert found == [("store-listed-twice", "a store lists 3 blocks, 2 distinct")]
 

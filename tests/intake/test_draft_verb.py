@@ -67,9 +67,7 @@ def test_a_rehearsal_is_not_for_upstream(harness: Harness, tmp_path: Path) -> No
     assert "(REHEARSAL)" in (tmp_path / "there.md").read_text(encoding="utf-8").splitlines()[0]
 
 
-def test_a_bug_that_nobody_filed_and_the_run_did_not_see_is_no_new_issue(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_a_bug_that_the_run_did_not_see_is_no_new_issue(harness: Harness, tmp_path: Path) -> None:
     run = run_of(
         next(folder for folder in EXAMPLES if folder.name == "sco-window-loads-wait-lab-0.32.0"),
         tmp_path,

@@ -145,7 +145,7 @@ def test_a_rehearsals_draft_says_so_in_its_first_line() -> None:
         assert body.splitlines()[0].startswith("**Reproduces on vLLM 0.23.0 (REHEARSAL)**")
 
 
-def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_that_helps() -> None:
+def test_a_new_issue_from_the_lab_shows_flags_and_the_change() -> None:
     """A maintainer needs flags, script and the change, not the command of the lab."""
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")
     arm = DIED.arms[0]
@@ -180,7 +180,7 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     assert "Apply it by hand" not in whole
 
 
-def test_only_a_changed_source_that_died_is_not_said_to_reproduce() -> None:
+def test_a_crash_of_a_changed_source_does_not_reproduce() -> None:
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n")
     arm = DIED.arms[0]
     lived = replace(
@@ -360,7 +360,7 @@ def test_duplicates_are_what_the_scenario_names() -> None:
     assert duplicates(report(examples.LIVED), all_scenarios()) == [], "nothing died"
 
 
-def test_a_death_of_another_scenario_is_a_duplicate_unless_that_is_fixed() -> None:
+def test_a_crash_of_another_open_scenario_is_a_duplicate() -> None:
     other = replace(DIED, scenario=TQ, issue=FIX, related=(), filed=False)
     assert CHUNKED in duplicates(other, all_scenarios())
     assert duplicates(replace(other, vllm_version="0.32.0"), all_scenarios()) == []

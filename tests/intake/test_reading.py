@@ -160,7 +160,7 @@ def test_prose_and_other_programs_are_no_command(text: str) -> None:
         drafted(text)
 
 
-def test_the_repeated_command_counts_then_the_one_that_is_said_to_crash() -> None:
+def test_the_repeated_command_counts_then_the_crashing_one() -> None:
     good, bad = "vllm serve org/good --enforce-eager", "vllm serve org/bad -tp 2"
     for text in (
         f"This works:\n\n```\n{good}\n```\n\nTo reproduce:\n\n```\n{bad}\n```",
@@ -654,7 +654,7 @@ def test_frames_are_the_innermost_of_vllm() -> None:
     assert "the text shows no frames: fill them in from the report of a run" in none.gaps
 
 
-def test_a_text_without_an_exception_has_a_signature_that_matches_nothing() -> None:
+def test_without_an_exception_the_signature_matches_nothing() -> None:
     made = drafted(f"# [Bug]: it crashes\n\n{SERVE}")
     signature = checked(made).signature
     assert signature is not None

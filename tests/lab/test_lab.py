@@ -64,7 +64,7 @@ def server(tmp_path: Path) -> LabServer:
     return LabServer(("true",), port=1, log=log, env={}, kind=kind, evidence=evidence, untried={})
 
 
-def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> None:
+def test_each_change_of_the_command_has_its_reason() -> None:
     launch = launch_of("reported")
     assert TQ.lab is not None
     for change in TQ.lab.changes:
@@ -532,7 +532,7 @@ def test_arms_remove_only_the_reservation() -> None:
     assert calls.count("workspace_manager.get_simultaneous") == 1
 
 
-def test_a_release_that_is_good_says_nothing_of_an_arm_that_changes_it() -> None:
+def test_a_good_release_decides_nothing_for_a_patched_arm() -> None:
     assert DSV4.status.standing("0.32.0") is Standing.GOOD
     for name in ("unreserved", "unreserved-together", "branch"):
         assert DSV4.status_of(arm_of(DSV4, name)).standing("0.32.0") is Standing.BAD

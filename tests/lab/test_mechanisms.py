@@ -71,7 +71,7 @@ def test_streams_and_events_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("decided", [True, False, None])
-def test_the_platform_keeps_what_was_decided_and_changes_the_rest(
+def test_the_platform_keeps_decisions_and_changes_the_rest(
     monkeypatch: pytest.MonkeyPatch, decided: bool | None
 ) -> None:
     platform = type("CpuPlatform", (AsyncPlatform,), {})
@@ -249,7 +249,7 @@ def test_a_release_that_pins_by_a_constant(install: Callable[..., Installed]) ->
     assert not hasattr(worker, "is_pin_memory_available")
 
 
-def test_copies_are_immediate_and_a_store_completes_one_step_later(
+def test_copies_are_immediate_and_stores_complete_later(
     install: Callable[..., Installed],
 ) -> None:
     plugin, _, log, _ = install(PIN_MEMORY=True)
@@ -292,7 +292,7 @@ def test_not_more_than_32_blocks_are_named(install: Callable[..., Installed]) ->
     )
 
 
-def test_a_short_free_list_is_logged_and_the_traceback_has_no_lab_frame(
+def test_a_short_free_list_is_logged_without_a_lab_frame(
     install: Callable[..., Installed],
 ) -> None:
     _, _, log, pool = install(PIN_MEMORY=True)
@@ -417,7 +417,7 @@ def added(*prompt: int) -> tuple[Kind, Any]:
     return Kind.ADD, (SimpleNamespace(prompt_token_ids=list(prompt)), 0)
 
 
-def test_a_burst_enters_an_idle_engine_at_once_shorter_prompts_first(
+def test_a_burst_enters_an_idle_engine_shorter_prompts_first(
     vllm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = importlib.import_module("vllm_repro_lab.scheduler")
@@ -481,7 +481,7 @@ def step(
 
 
 @pytest.mark.usefixtures("vllm")
-def test_a_token_comes_with_the_last_known_token_and_is_the_same_after_a_preemption() -> None:
+def test_a_token_is_the_same_after_a_preemption() -> None:
     worker = importlib.import_module("vllm_repro_lab.scheduler_worker").Worker()
     worker._prompts = {}
     prompt = list(range(10))
@@ -499,7 +499,7 @@ def test_a_token_comes_with_the_last_known_token_and_is_the_same_after_a_preempt
 
 
 @pytest.mark.usefixtures("vllm")
-def test_a_transfer_is_reported_after_its_polls_or_when_it_was_waited_for() -> None:
+def test_a_transfer_is_reported_after_polls_or_a_wait() -> None:
     plugin = importlib.import_module("vllm_repro_lab.offloading")
     spec = SimpleNamespace(extra_config={"store_polls": 2})
     transfers = plugin._transfers_of(spec)

@@ -109,7 +109,7 @@ def test_missing_names_are_listed(tmp_path: Path) -> None:
     )
 
 
-def test_a_part_that_is_not_needed_is_listed_where_a_release_has_it(tmp_path: Path) -> None:
+def test_an_optional_part_is_listed_if_a_release_has_it(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
     parts = tuple(Part(module, "kernel", "w", "e", needed=False) for module in ("worker", "gone"))
     parts += (Part("worker", "renamed", "w", "e", needed=False),)
@@ -215,7 +215,7 @@ def test_the_plugin_does_nothing_without_a_mechanism(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
 
 
-def test_a_release_without_the_names_exits_with_a_message_and_a_file(tmp_path: Path) -> None:
+def test_a_release_without_the_names_exits_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "platforms").mkdir(parents=True)
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm" / "platforms" / "cpu.py").write_text(

@@ -77,7 +77,7 @@ def test_a_view_is_of_its_tensors_memory_and_a_copy_is_not(table: dict[str, list
     assert table["a view's memory"] == ["True", "False"]
 
 
-def test_a_replay_reads_its_tensors_anew_and_keeps_the_numbers_of_the_capture(
+def test_a_replay_reads_tensors_anew_and_keeps_numbers(
     table: dict[str, list[str]],
 ) -> None:
     assert table["a replay"] == [

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.live
 SCENARIO = "min-tokens-stop-ids"
 
 
-def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_over_it(
+def test_0_28_0_crashes_and_lives_with_the_fix_as_overlay(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # other tests do not wait for it
@@ -92,7 +92,7 @@ def test_serves(vllm_server):
 """
 
 
-def test_a_test_of_a_user_fails_with_the_root_exception_of_0_28_0_and_nothing_is_left(
+def test_a_users_test_fails_with_the_root_exception(
     tmp_path: Path,
 ) -> None:
     """In a process of its own, as `pytest` runs it. The second request is the one that kills."""
@@ -305,7 +305,7 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(
         ("0.29.0", 0, "The engine lives."),
     ],
 )
-def test_the_script_of_a_report_finds_the_same_without_this_package(
+def test_the_script_of_a_report_finds_the_same_alone(
     tmp_path: Path, release: str, status: int, printed: str
 ) -> None:
     known = find(SCENARIO)

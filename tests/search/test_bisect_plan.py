@@ -190,7 +190,7 @@ def test_both_ends_are_checked(answers: list[tuple[int, Side]], state: SearchSta
     assert (search.boots_left() == 0) is state.wrong_end
 
 
-def test_a_flaky_bad_end_is_booted_until_it_dies_or_is_called_good() -> None:
+def test_a_flaky_bad_end_is_booted_until_it_crashes() -> None:
     search = searched(BisectionPlan(size=10, rate=0.5), lambda _: GOOD)
     assert {result.candidate for result in search.results} == {9}
     assert search.answer().state is SearchState.BAD_END_WRONG

@@ -44,7 +44,7 @@ def booted(record: Mapping[str, Any]) -> list[str]:
     return [step["candidate"] for step in record["steps"]]
 
 
-def test_the_first_fixed_release_is_found_over_one_that_does_not_boot(
+def test_the_first_fixed_release_is_found_over_failed_boots(
     harness: Harness, tmp_path: Path
 ) -> None:
     done = harness(*TQ, "--bad", "0.23.0", "--good", "0.27.1", "--find-fix", "--json")
@@ -251,9 +251,7 @@ def test_a_time_limit_ends_it(
     assert 1 <= len(asked) <= 3
 
 
-def test_an_interrupt_keeps_the_steps_and_what_the_host_spoiled_is_tried_again(
-    made_up: MadeUp, tmp_path: Path
-) -> None:
+def test_an_interrupt_keeps_steps_and_infra_is_retried(made_up: MadeUp, tmp_path: Path) -> None:
     def troubled(job: Job) -> RunReport:
         if len(asked) == 3:
             raise InfraError(f"no wheel in {Path.cwd()}/wheels")
@@ -311,9 +309,7 @@ def test_only_another_source_is_another_bisection(
     assert ("its candidates has changed" in capsys.readouterr().err) is ("source" in change)
 
 
-def test_a_flaky_bug_is_booted_again_and_the_probability_is_stated(
-    made_up: MadeUp, tmp_path: Path
-) -> None:
+def test_a_flaky_bug_is_booted_again_with_a_probability(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         dies = str(job.options.vllm) in OLD and len(asked) % 2
         return outcome_of(job, Outcome.CRASH if dies else Outcome.CLEAN)

@@ -90,7 +90,7 @@ def test_one_of_several_ways_to_crash_is_left(
 
 
 @given(st.sets(st.frozensets(st.integers(0, 6))), st.sets(st.frozensets(st.integers(0, 6))))
-def test_without_any_order_of_crashes_no_single_unit_of_what_is_left_can_go(
+def test_no_single_unit_of_the_rest_can_go(
     crashes: set[frozenset[int]], refusals: set[frozenset[int]]
 ) -> None:
     def engine(units: Units) -> Attempt:
@@ -197,7 +197,7 @@ def with_workload() -> tuple[Scenario, Reducible]:
     return scenario, parts_of(scenario)
 
 
-def test_flags_that_the_lab_needs_stay_and_those_that_it_sets_or_removes_are_not_tried() -> None:
+def test_flags_that_the_lab_needs_sets_or_removes_stay() -> None:
     parts = parts_of(MTP)
     assert [unit.text for unit in parts.units] == [
         "short chat of 100 tokens",
@@ -231,7 +231,7 @@ def test_flags_that_the_lab_needs_stay_and_those_that_it_sets_or_removes_are_not
     assert bare.workload == ()
 
 
-def test_a_dummy_model_keeps_its_own_edits_and_other_servers_try_every_flag() -> None:
+def test_a_dummy_model_keeps_its_edits_other_servers_do_not() -> None:
     dummy = parts_of(MTP, ServerKind.PROCESS, weights="dummy")
     assert dummy.untried == ("--quantization",)
     assert "--dtype" in names(dummy)
@@ -273,7 +273,7 @@ def test_an_edit_of_the_arm_is_a_unit_too() -> None:
     assert f"{arm.edits[-1]}" == "without --no-enable-chunked-prefill"
 
 
-def test_variables_are_units_unless_they_are_secret_or_the_server_does_not_get_them() -> None:
+def test_variables_are_units_unless_secret_or_not_passed_on() -> None:
     scenario = replace(
         MTP,
         command=(
@@ -294,7 +294,7 @@ def test_variables_are_units_unless_they_are_secret_or_the_server_does_not_get_t
     )
 
 
-def test_requests_go_one_by_one_and_keep_the_size_that_a_removed_flag_gave_them() -> None:
+def test_requests_go_one_by_one_and_keep_their_size() -> None:
     scenario, parts = with_workload()
     assert [unit.kind for unit in parts.units].count("request") == 7
     assert [unit.kind for unit in parts.units].count("pause") == 1

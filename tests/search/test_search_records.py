@@ -206,7 +206,7 @@ REDUCTIONS = [
 ]
 
 
-def test_the_page_names_what_each_removal_did_and_links_to_its_run() -> None:
+def test_the_page_names_each_removal_and_links_to_its_run() -> None:
     text = markdown(FOUND)
     assert (
         missing(
@@ -385,7 +385,7 @@ def test_each_state_has_its_sentence_and_status(
     assert (record["answer"] is not None) == answered
 
 
-def test_the_table_names_every_prompt_and_the_reason_of_a_boot_without_an_answer() -> None:
+def test_the_table_names_every_prompt_and_failed_boot() -> None:
     text = markdown(threshold_of([(1, Q), (5, C)], []))
     assert (
         missing(

@@ -337,9 +337,7 @@ def test_the_search_begins_where_the_trigger_computes_it() -> None:
 
 
 @pytest.mark.parametrize(("longest", "high"), [(9000, 9000), (500_000, 102_400 - 8)])
-def test_the_longest_prompt_is_one_that_the_workload_has_and_the_model_takes(
-    longest: int, high: int
-) -> None:
+def test_the_longest_prompt_fits_workload_and_model(longest: int, high: int) -> None:
     scenario = find("tq-chunked-prefill")
     arm = replace(scenario.arms[0], workload=(chat(prompt=100), chat(prompt=longest)))
     assert lengths_of(scenario, arm, ServerKind.LAB, ServerOptions(), "").high == high

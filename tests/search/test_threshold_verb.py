@@ -181,9 +181,7 @@ def test_a_server_that_cannot_run_leaves_no_folder(
     assert not (tmp_path / "reports").exists()
 
 
-def test_a_refusal_suggests_a_command_with_the_options_that_were_given(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_a_refusal_suggests_a_command_with_the_options(harness: Harness, tmp_path: Path) -> None:
     given = [
         "--server",
         "lab",

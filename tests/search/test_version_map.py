@@ -210,7 +210,7 @@ def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
     assert "**0.23.0 was not tried**" in markdown(map_of([other]))
 
 
-def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> None:
+def test_a_release_that_was_not_installed_has_its_reason() -> None:
     scenario = find("tq-chunked-prefill")
     own = Arm("growing", Expected.DIES, bad=">=0.24.0")
     lost = row_without_run(
@@ -257,7 +257,7 @@ def test_a_mixed_build_is_shown_with_both_versions() -> None:
     assert found.as_dict()["rows"][0]["compiled"] == "0.23.0"
 
 
-def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated() -> None:
+def test_other_evidence_and_unimitated_bugs_decide_nothing() -> None:
     run = run_of("0.24.0", [Outcome.CLEAN])
     assert row_of(run, "0.24.0", Standing.GOOD, "cpu").arms[0].fate is ReleaseResult.UNDECIDED
     assert (
@@ -435,7 +435,7 @@ def test_an_unexplained_death_is_not_another_failure() -> None:
 
 
 @pytest.mark.parametrize("unexplained", [9, 10])
-def test_verdict_and_release_agree_on_failures_of_which_some_are_unexplained(
+def test_verdict_and_release_agree_on_unexplained_failures(
     unexplained: int,
 ) -> None:
     arm = arm_result("reported", Expected.DIES, [Outcome.OTHER_CRASH] * 10, unexplained=unexplained)

@@ -146,9 +146,7 @@ def test_a_surprise_exits_1(harness: Harness, tmp_path: Path) -> None:
     )
 
 
-def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_a_release_that_cannot_be_installed_is_a_row(harness: Harness, tmp_path: Path) -> None:
     words = (
         "versions",
         "min-tokens-stop-ids",
@@ -329,9 +327,7 @@ def test_the_release_goes_into_the_image(
     assert "--image 'mine:{version}'" in map_in(tmp_path)["reproduce"]
 
 
-def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
-    made_up: MadeUp, tmp_path: Path
-) -> None:
+def test_trouble_with_one_release_is_only_its_row(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         if str(job.options.vllm) == "0.24.0":
             raise InfraError(f"no wheel in {Path.cwd()}/wheels", hint="look")
@@ -366,7 +362,7 @@ def test_an_interrupt_in_an_install_keeps_the_map(made_up: MadeUp, tmp_path: Pat
     assert loaded["pending"] == ["0.27.0", "0.28.0"]
 
 
-def test_an_arm_that_errs_is_mapped_with_the_one_that_its_answer_is_held_against() -> None:
+def test_an_arm_that_errs_is_mapped_with_its_reference() -> None:
     assert [arm.name for arm in find("tq-mtp-wrong-tokens").leading] == [
         "reported",
         "cudagraph-none",
