@@ -391,10 +391,9 @@ def test_a_map_words_what_the_bug_does(expected: Expected, head: str, event: str
     assert f" {head} " in terminal(version_map, "", "").splitlines()[2]
 
 
-def in_release(*outcomes: Outcome, unexplained: int = 0, imitated: bool = True) -> ReleaseResult:
-    return release_result(
-        arm_result("reported", Expected.DIES, outcomes, unexplained=unexplained), imitated=imitated
-    )
+def in_release(*outcomes: Outcome, unexplained: int = 0) -> ReleaseResult:
+    arm = arm_result("reported", Expected.DIES, outcomes, unexplained=unexplained)
+    return release_result(arm, imitated=True)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +441,3 @@ def test_verdict_and_release_agree_on_unexplained_failures(
     changed = unexplained < 10
     assert (release_result(arm, imitated=True) is ReleaseResult.FAILS_OTHERWISE) is changed
     assert (decide([arm], standing=Standing.BAD).verdict is Verdict.CHANGED) is changed
-
-
-def test_a_rehearsal_without_the_bug_is_undecided() -> None:
-    assert in_release(Outcome.CLEAN, imitated=False) is ReleaseResult.UNDECIDED
