@@ -42,7 +42,7 @@ def digest(subject: str) -> str:
 
 
 def meaning(path: Path) -> bytes:
-    """Return what a file does: of Python its syntax tree, without comments and texts that stand alone."""
+    """Return a file's bytes; of Python its syntax tree, without comments and lone strings."""
     if path.suffix != ".py":
         return path.read_bytes()
     tree = ast.parse(path.read_bytes())
