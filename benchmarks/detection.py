@@ -52,7 +52,7 @@ REAL_IMAGE = f"vllm-repro/vllm-cpu:{VERSION}"
 DEADLY = {"max_tokens": 4, "min_tokens": 1, "stop_token_ids": [999999]}
 LASTING = {"max_tokens": 8000, "ignore_eos": True}
 REHEARSAL_ENV = {"VLLM_REHEARSAL_EXECUTOR": "mp", "VLLM_REHEARSAL_STEP_MS": "20"}
-"""A worker process of its own, as a CPU release has, and steps slow enough for requests to be in flight."""
+"""A separate worker process, as in a CPU release; slow steps keep requests in flight."""
 
 VICTIMS = {
     "EngineCore killed": "VLLM::EngineCor",
@@ -134,7 +134,7 @@ def _fatal_line_of(container: str) -> float | None:
 
 
 def _victim(server: Server, name: str) -> int:
-    """Return the pid to kill: the first process with this name prefix, or the API server for an empty name."""
+    """Return the pid to kill: the first process with this name prefix; API server if empty."""
     pids = server.processes()
     if not name:
         return pids[0]

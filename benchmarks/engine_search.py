@@ -1,4 +1,4 @@
-"""How soon `explore --engine` finds bugs that are known, from several starts, on releases that have them.
+"""How soon `explore --engine` finds known bugs, from several starts, on affected releases.
 
 Nothing of a bug is told to the search: the mixes and their draws are those of the command. A start
 is a first seed; each bug is searched in the mix that has its features, until it is found or

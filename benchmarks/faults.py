@@ -55,9 +55,12 @@ scenario = Scenario(
     id="steady",
     issue="vllm-project/vllm#54195",
     title="a server that lives",
-    command="VLLM_REHEARSAL_FAULT=slow-boot:2 vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 8192 --enforce-eager",
-    model=Model("Qwen/Qwen3-0.6B", heads=16, kv_heads=8, head_dim=128, layers=28, vocab_size=151936, max_position=40960,
-                tiny_will_do=True, why="no weights matter"),
+    command=(
+        "VLLM_REHEARSAL_FAULT=slow-boot:2 vllm serve Qwen/Qwen3-0.6B"
+        " --dtype float32 --max-model-len 8192 --enforce-eager"
+    ),
+    model=Model("Qwen/Qwen3-0.6B", heads=16, kv_heads=8, head_dim=128, layers=28,
+                vocab_size=151936, max_position=40960, tiny_will_do=True, why="no weights matter"),
     needs=Needs(memory_gb=6),
     status=Status(bad=">=0.20.0,<0.29.0", good=">=0.29.0"),
     try_with="0.28.0",
@@ -69,7 +72,10 @@ scenario = Scenario(
         completion(name="after", prompt="hello", max_tokens=4, min_tokens=2),
     ],
     trigger=sent_with("min_tokens"),
-    signature=signature(phase="request", exception="IndexError", message="index {index} is out of bounds", frames=["apply"]),
+    signature=signature(
+        phase="request", exception="IndexError", message="index {index} is out of bounds",
+        frames=["apply"],
+    ),
     arms=[arm("reported", dies), arm("steady", lives, why="it crosses no boundary")],
 )
 '''
@@ -93,8 +99,7 @@ TESTED = {  # fault: file below tests/, test
         "core/releases/test_provision.py test_a_damaged_release_is_installed_again"
     ),
     "a rank of two dies": (
-        "live/test_two_ranks.py"
-        " test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank"
+        "live/test_two_ranks.py test_a_killed_worker_of_node_2_is_a_crash_with_its_rank"
     ),
     "a rank of two stops": (
         "live/test_two_ranks.py test_a_stopped_worker_of_the_second_node_is_a_hang"
@@ -273,7 +278,7 @@ def reached(moment: str, seen: Sequence[dict[str, Any]]) -> bool:
 
 
 def _inject(cell: Cell, command: subprocess.Popen[bytes], out: Path) -> list[psutil.Process]:
-    """Wait for the moment, send the signal, and return the processes of the run that were alive then."""
+    """Wait for the moment, send the signal, and return the processes of the run alive then."""
     _until(
         lambda: reached(cell.moment, records(out)) or command.poll() is not None,
         "the moment never came",
@@ -343,7 +348,7 @@ def _until(condition: Callable[[], bool], failure: str) -> None:
 
 
 def _gone(processes: Sequence[psutil.Process], container: str) -> float:
-    """Return the seconds until no process and no container is left, at most twice the allowed ones."""
+    """Return the seconds until no process and container is left, at most twice the limit."""
 
     def left() -> bool:
         if any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
@@ -452,12 +457,13 @@ INTRODUCTION = """\
 
     make faults
 
-The command above breaks live runs, checks what becomes of them, and writes this page. Each cell is one run of an arm whose
-engine lives, with one fault. A cell is right if the outcome is an allowed one, the journal is readable, a report is written,
-and ten seconds later nothing is left. A run that is cut short must resume: its cell has the outcome of the resumed run.
+The command above breaks live runs, checks what becomes of them, and writes this page. Each cell
+is one run of an arm whose engine lives, with one fault. A cell is right if the outcome is an
+allowed one, the journal is readable, a report is written, and ten seconds later nothing is left.
+A run that is cut short must resume: its cell has the outcome of the resumed run.
 
-`boot`: the server is starting. `idle`: between two requests. `stream`: an answer is being streamed. `last pause`: before the
-last request. `-`: not tried.
+`boot`: the server is starting. `idle`: between two requests. `stream`: an answer is being
+streamed. `last pause`: before the last request. `-`: not tried.
 """
 HAVE_TESTS = "Faults that have their own tests"
 KILLS = "Random kills"

@@ -1,6 +1,8 @@
-"""Random kills: SIGKILL a live run at a random moment of its life, and measure the time until nothing of it is left.
+"""Random kills: SIGKILL a live run at a random moment; measure the time until nothing is left.
 
-    python -m benchmarks.kills --seed 1 --write       # 120 rehearsals, 50 containers, 30 servers of real vLLM
+    python -m benchmarks.kills --seed 1 --write
+
+This kills 120 rehearsals, 50 containers and 30 servers of real vLLM.
 
 Nobody calls `clean`. A run has a state folder and a temporary folder of its own, and its processes
 become children of the script.
@@ -136,7 +138,7 @@ def _left(kind: str, folder: Path, shared: set[Path]) -> Iterator[str]:
 
 
 def _shared_memory() -> Iterator[Path]:
-    """Yield the shared memory and semaphores of the run's processes, as far as they have a name on this host."""
+    """Yield the named shared memory and semaphores of the run's processes on this host."""
     inodes = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(OSError):  # ended by itself
@@ -169,8 +171,9 @@ def kills(kind: str, count: int, seed: int, jobs: int, lasts: float | None) -> l
 
 
 SECTION = """\
-The command `python -m benchmarks.kills --write` kills such runs with SIGKILL at a random moment of their life, and measures the
-time until no process, container, lease, shared memory or temporary file of the run is left. Nobody calls `clean`.
+The command `python -m benchmarks.kills --write` kills such runs with SIGKILL at a random moment
+of their life, and measures the time until no process, container, lease, shared memory or
+temporary file of the run is left. Nobody calls `clean`.
 
 {table}
 """

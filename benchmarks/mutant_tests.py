@@ -1,4 +1,4 @@
-"""Plugin of pytest that `benchmarks.mutants` uses: run the collected tests once for each mutant, until one fails.
+"""Pytest plugin of `benchmarks.mutants`: run the tests once for each mutant, until one fails.
 
 Each mutant has a fork of its own, made before any test ran, so no test leaves a cached result to
 the next mutant.
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection() -> None:
-    """Let Hypothesis try the same examples for every mutant, and not look for the shortest one that fails."""
+    """Make Hypothesis try the same examples for every mutant, without shrinking."""
     settings.register_profile(
         "mutants", settings.default, derandomize=True, phases=[Phase.explicit, Phase.generate]
     )

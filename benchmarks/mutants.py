@@ -1,7 +1,9 @@
-"""Mutation test of the pure core with mutmut: change one thing at a time, and see whether a test notices.
+"""Mutation test of the pure core with mutmut: make one change, and see whether a test fails.
 
-    make mutants                                     # all of MODULES; writes a section of reports/results/reliability.md
+    make mutants                                     # all of MODULES
     python -m benchmarks.mutants vllm_repro/verdict/verdict.py  # prints the section for one module
+
+`make mutants` writes a section of reports/results/reliability.md.
 
 A run that is interrupted (Ctrl-C) continues where it was, if neither the code nor a test has
 changed since. mutants.toml has a judgement for each mutant that survives; the exit status is 1 if
@@ -94,7 +96,10 @@ class Judgement:
 
 
 def lay_out(module: str) -> Path:
-    """Return a folder with the tracked files and the mutants of a module: that of an earlier run, if the files are the same."""
+    """Return a folder with the tracked files and the mutants of a module.
+
+    Reuse the folder of an earlier run if the files are the same.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
     ).stdout
@@ -129,9 +134,10 @@ def tests_of(module: str) -> list[str]:
 
 
 def undecorated(source: str) -> str:
-    """Write `@property def chunk` as `def get_chunk` and `chunk = property(get_chunk)`: mutmut leaves a decorated function alone.
+    """Write `@property def chunk` as `def get_chunk` and `chunk = property(get_chunk)`.
 
-    A cache goes: it may hold results from before there was a mutant.
+    Mutmut does not change decorated functions. A cache goes: it may hold
+    results from before there was a mutant.
     """
     lines = source.splitlines()
     found = [

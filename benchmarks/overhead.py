@@ -1,4 +1,4 @@
-"""Cost of the harness: the same boot and request with and without it, in turn (A B B A), on a real vLLM release.
+"""Cost of the harness: a boot and request of real vLLM with and without it, in turn (A B B A).
 
 Bare: start the argv, ask `/health` ten times a second, send the request, SIGTERM, wait. Harness:
 the whole command, from interpreter start to reports. Boot times vary by more than the harness
@@ -51,7 +51,10 @@ class Bare:
 
 @dataclass(frozen=True)
 class Harnessed:
-    """Seconds of a harness run: in all, until the first 200, processor time, before the server starts, after it is gone."""
+    """Seconds of a harness run.
+
+    In all, until the first 200, processor time, before the server starts, after it is gone.
+    """
 
     wall: float
     boot: float

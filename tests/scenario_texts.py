@@ -1,4 +1,4 @@
-"""Scenario text with one change, and the problems that `check` reports for it."""
+"""Arms of scenarios, and scenario text with one change, which `check` reports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vllm_repro.scenario.catalogue import scenario_files
 from vllm_repro.scenario.reader import read
+from vllm_repro.scenario.scenario import Arm, Scenario
 
 TQ = "tq_chunked_prefill.py"
 
@@ -20,6 +21,12 @@ def text_of(name: str = TQ) -> str:
 
 def _on_one_line(texts: re.Match[str]) -> str:
     return f"[{', '.join(line.strip(' ,') for line in texts[1].splitlines())}]"
+
+
+def arm_of(scenario: Scenario, name: str) -> Arm:
+    arm = scenario.arm(name)
+    assert arm is not None, name
+    return arm
 
 
 def problems(text: str, name: str = TQ) -> list[tuple[int, str]]:

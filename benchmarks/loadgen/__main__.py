@@ -1,4 +1,4 @@
-"""Our measuring client, a bare one and `vllm bench serve`, against a server whose token times are known.
+"""Our measuring client, a bare one and `vllm bench serve`, on a server with known token times.
 
 Server and clients have a core each. Repetitions are interleaved; the table shows medians and
 ranges.

@@ -1,4 +1,4 @@
-"""One run of one client against one server, each on a core, and its report matched with the server's record."""
+"""One run of a client against a server, each on a core, matched with the server's record."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """The requests by the client's report and by the server's record, and the client's processor seconds."""
+    """The requests by client's report and server's record, and the client's processor seconds."""
 
     done: list[Done]
     record: list[dict[str, Any]]

@@ -1,12 +1,457 @@
+"""Tracebacks in a text, their root cause, and the signature that it matches."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tests.diagnosis.logs import pasted, recording
+from tests.diagnosis.logs import find_raised, pasted, recording
 from vllm_repro_diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.root_cause import Root, find_root, squeeze, unwrap
 from vllm_repro_diagnosis.signature import How, Signature, compare, failed_nodes, quotes
+from vllm_repro_diagnosis.tracebacks import Frame, Raised, bare_name, shorten
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/venv/site-packages/vllm/v1/worker/workspace.py", "vllm/v1/worker/workspace.py"),
+        ("/usr/local/lib/python3.12/dist-packages/torch/_ops.py", "torch/_ops.py"),
+        ("/home/someone/vllm/vllm/v1/core/block_pool.py", "vllm/v1/core/block_pool.py"),
+        (".../vllm/v1/worker/workspace.py", "vllm/v1/worker/workspace.py"),
+        ("/python/lib/python3.11/concurrent/futures/_base.py", "concurrent/futures/_base.py"),
+        ("/usr/lib/python3.12/contextlib.py", "contextlib.py"),
+        ("/home/someone/secret/run.py", "run.py"),
+        ("C:\\Users\\someone\\vllm\\v1\\engine\\core.py", "vllm/v1/engine/core.py"),
+        ("uvloop/loop.pyx", "uvloop/loop.pyx"),
+        ("/home/someone/lab/plugin/vllm_repro_lab/refusals.py", "vllm_repro_lab/refusals.py"),
+    ],
+)
+def test_paths_begin_at_the_package(path: str, short: str) -> None:
+    assert shorten(path) == short
+
+
+def shown(raised: Raised) -> tuple[str, str, tuple[str, ...]]:
+    return raised.exception, raised.message, raised.functions
+
+
+HEAD = "Traceback (most recent call last):\n"
+CHAIN = """\
+Traceback (most recent call last):
+  File "/a/vllm/x.py", line 1, in inner
+    boom()
+ValueError: first
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/a/vllm/x.py", line 2, in outer
+    inner()
+RuntimeError: second
+"""
+TWO_PROCESSES = """\
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1] Traceback (most recent call last):
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1] Traceback (most recent call last):
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1]   File "/v/vllm/a.py", line 3, in left
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1]   File "/v/vllm/a.py", line 3, in right
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1]     go()
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1]     go()
+(Worker_TP0 pid=1) ERROR 11-20 08:13:11 [x.py:1] RuntimeError: l
+(Worker_TP1 pid=2) ERROR 11-20 08:13:11 [x.py:1] RuntimeError: r
+"""
+TWO_LOGGERS = """\
+ERROR 09-30 15:18:57 [v1/engine/core.py:720] EngineCore encountered a fatal error.
+ERROR 09-30 15:18:57 [v1/engine/core.py:720] Traceback (most recent call last):
+ERROR 09-30 15:18:57 [async_llm.py:480] AsyncLLM output_handler failed.
+ERROR 09-30 15:18:57 [v1/engine/core.py:720]   File "/v/core.py", line 711, in run_engine_core
+ERROR 09-30 15:18:57 [async_llm.py:480] Traceback (most recent call last):
+ERROR 09-30 15:18:57 [v1/engine/core.py:720]     engine_core.run_busy_loop()
+ERROR 09-30 15:18:57 [async_llm.py:480]   File "/v/async_llm.py", line 438, in output_handler
+ERROR 09-30 15:18:57 [v1/engine/core.py:720] ValueError: the root
+ERROR 09-30 15:18:57 [async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: dead
+"""
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/v/vllm/a.py", line 1, in outer
+  |     run()
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/v/vllm/b.py", line 2, in inner
+    |     fail()
+    | ValueError: inside
+    +------------------------------------
+"""
+FRAME = HEAD + '  File "a.py", line 1, in f\n    g()\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (CHAIN, [("RuntimeError", "second", ("outer",))]),
+        (TWO_PROCESSES, [("RuntimeError", "l", ("left",)), ("RuntimeError", "r", ("right",))]),
+        (
+            TWO_LOGGERS,
+            [
+                ("ValueError", "the root", ("run_engine_core",)),
+                ("vllm.v1.engine.exceptions.EngineDeadError", "dead", ("output_handler",)),
+            ],
+        ),
+        (
+            GROUP,
+            [
+                (
+                    "ExceptionGroup",
+                    "unhandled errors in a TaskGroup (1 sub-exception)",
+                    ("outer",),
+                ),
+                ("ValueError", "inside", ("inner",)),
+            ],
+        ),
+        # Levels, headlines and sentences are no exceptions.
+        ("INFO:     Shutting down\nERROR: nothing\nsee: AssertionError\nNo. ValueError: no", []),
+        (FRAME + "nanobind: leaked 4 instances!\n", []),
+        *(
+            (f"{FRAME}{exception}: x\n", [(exception, "x", ("f",))])
+            for exception in ("zmq.error.Again", "socket.timeout", "Empty", "KeyError")
+        ),
+    ],
+)
+def test_the_exceptions_in_a_text(text: str, found: list[tuple[str, str, tuple[str, ...]]]) -> None:
+    assert [shown(raised) for raised in find_raised(text)] == found
+
+
+def test_a_chain_keeps_its_order_and_kind() -> None:
+    log = recording("v0.20.2-fault-workspace-uni-inflight")
+    (last,) = [raised for raised in find_raised(log) if "Process" in raised.headline]
+    assert [link.exception for link in last.links] == ["AssertionError", "RuntimeError"]
+    assert last.message.startswith("Found no NVIDIA driver")
+    (explicit,) = find_raised(CHAIN)
+    assert [shown(link) for link in explicit.links[:-1]] == [("ValueError", "first", ("inner",))]
+    assert (last.explicit, explicit.explicit) == (False, True)
+
+
+def test_a_workers_block_comes_twice_and_the_wrapper_once() -> None:
+    log = recording("v0.32.0-fault-workspace-mp-inflight")
+    by_process: dict[str, list[Raised]] = {}
+    for raised in find_raised(log):
+        by_process.setdefault(raised.process, []).append(raised)
+    first, second = by_process["Worker"]
+    assert shown(first) == shown(second)
+    assert (first.exception, first.headline) == ("AssertionError", "WorkerProc hit an exception.")
+    inner = Frame("vllm/v1/worker/workspace.py", "_ensure_workspace_size", "raise AssertionError(")
+    assert (first.frames[-1], first.frames[-1].line) == (inner, 243)
+    (wrapper,) = by_process["EngineCore"]
+    assert wrapper.message.startswith("Worker failed with error 'Workspace is locked")
+
+
+def test_messages_end_where_the_next_record_begins() -> None:
+    raised = find_raised(recording("v0.32.0-killed-inflight"))
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    assert {(bare_name(each.exception), each.message) for each in raised} == {
+        ("EngineDeadError", message)
+    }
+
+
+def test_pasted_without_header_or_indentation() -> None:
+    text = pasted("sco-hybrid")
+    (raised,) = find_raised(text)
+    assert shown(raised)[:2] == ("AssertionError", "")
+    assert raised.functions[-2:] == ("get_new_blocks", "popleft_n")
+    assert raised.frames[-1].source == "assert curr_block is not None"
+    (flat,) = find_raised("\n".join(line.strip() for line in text.splitlines()))
+    assert shown(flat) == shown(raised)
+    (with_prose,) = find_raised(pasted("sco-hybrid-with-prose"))
+    assert shown(with_prose)[:2] == ("AssertionError", "")
+
+
+def test_frames_that_a_web_page_put_on_one_line() -> None:
+    joined, wrapped = (
+        find_raised(pasted(f"tq-mtp-cudagraphs{kind}"))[0] for kind in ("-one-line", "")
+    )
+    assert joined.functions == wrapped.functions
+    assert joined.functions[0] == "determine_available_memory"
+    assert " ".join(joined.message.split()) == " ".join(wrapped.message.split())
+    assert wrapped.message.count("\n") == 2
+    assert joined.frames[-1].source == wrapped.frames[-1].source
+    assert joined.frames[-1].source == "qsl = query_start_loc.tolist()"
+
+
+def test_blank_lines_between_frames() -> None:
+    lone, full = find_raised(pasted("tq-chunked-prefill"))
+    assert (lone.frames, lone.message) == ((), full.message)
+    assert full.headline == "EngineCore encountered a fatal error."
+    inner = ("_continuation_prefill", "get_simultaneous", "_ensure_workspace_size")
+    assert full.functions[-3:] == inner
+
+
+def test_messages_of_several_lines() -> None:
+    (wrapped,) = find_raised(pasted("dsv4-tp2"))
+    assert wrapped.exception == "AssertionError"
+    part = "'deepseek_v4_attention.py:1457:_forward_prefill' requires 21.80 MB,"
+    assert part in wrapped.message
+    assert wrapped.message.endswith("not allowed after locking.")
+    (of_pydantic,) = find_raised(recording("v0.28.0-no-config"))
+    assert of_pydantic.exception == "pydantic_core._pydantic_core.ValidationError"
+    assert of_pydantic.functions[0] == "<module>"
+    assert "Please verify the following requirements" in of_pydantic.message
+
+
+FATAL = "EngineCore encountered a fatal error."
+FAILED = "EngineCore failed to start."
+HIT = "WorkerProc hit an exception."
+QUOTED = "Workspace is locked but allocation requires 16.00 MB"
+WRAPPER = "Worker failed with error '{}', please check the stack trace above"
+
+
+def raised_as(
+    exception: str,
+    message: str,
+    *functions: str,
+    process: str = "EngineCore",
+    headline: str = "",
+    line: int = 1,
+) -> Raised:
+    return Raised(
+        exception=exception,
+        message=message,
+        frames=tuple(Frame("vllm/v1/a.py", function) for function in functions),
+        process=process,
+        headline=headline,
+        first_line=line,
+    )
+
+
+def in_worker(message: str, headline: str = HIT) -> Raised:
+    return raised_as(
+        "AssertionError",
+        message,
+        *("worker_busy_loop", "reserve"),
+        process="Worker_TP0",
+        headline=headline,
+    )
+
+
+def wrapper(message: str, headline: str = FATAL) -> Raised:
+    return raised_as("RuntimeError", message, "run_busy_loop", headline=headline)
+
+
+@pytest.mark.parametrize(
+    ("message", "quoted"),
+    [
+        (WRAPPER.format(QUOTED), QUOTED),
+        (f"Worker failed with error '{QUOTED}',\nplease  check the stack trace", QUOTED),
+        (f"Worker failed with error '{QUOTED} ", QUOTED),  # cut off
+        ("no wrapper", None),
+    ],
+)
+def test_unwrap(message: str, quoted: str | None) -> None:
+    assert unwrap(message) == quoted
+
+
+def test_squeeze_undoes_wrapping_and_curly_quotes() -> None:
+    assert squeeze(" a\n  \u2018b\u2019 \u201cc\u201d ") == "a 'b' \"c\""
+
+
+TWENTY_ONE = "Workspace is locked !"
+
+
+@pytest.mark.parametrize(
+    ("quoted", "cause", "same"),
+    [
+        (QUOTED, in_worker(QUOTED), True),
+        (QUOTED, in_worker(QUOTED.replace(" ", "\n ")), True),
+        (QUOTED, in_worker(QUOTED + "\nand a second line"), True),
+        (QUOTED + " and more", in_worker(QUOTED), True),
+        (TWENTY_ONE + " and more", in_worker(TWENTY_ONE), True),
+        (TWENTY_ONE[1:] + " and more", in_worker(TWENTY_ONE[1:]), False),  # too short to be sure
+        ("short", in_worker("short"), True),
+        (QUOTED, in_worker("Another message that is long enough"), False),
+        (QUOTED, in_worker(""), False),
+        ("", in_worker(""), True),  # a bare assertion
+        ("", in_worker("", headline="Error getting async model runner output"), True),
+        ("", in_worker("", headline=""), False),
+        ("", in_worker(QUOTED), False),
+        ("", raised_as("AssertionError", "", process="Worker_TP0", headline=HIT), False),
+    ],
+)
+def test_the_exception_that_a_wrapper_quotes(quoted: str, cause: Raised, same: bool) -> None:
+    quoting = wrapper(WRAPPER.format(quoted))
+    root = find_root([quoting, cause])
+    assert root == Root(
+        raised=cause if same else quoting, wrapped=True, class_known=same, quoted=quoted
+    )
+    assert root.message == (cause.message if same else quoted)
+    assert root.frames == (cause.frames if same else ())
+
+
+def chain(*links: Raised) -> Raised:
+    """Return the last exception with the ones before it as its causes."""
+    last = links[0]
+    for link in links[1:]:
+        last = replace(link, cause=last)
+    return last
+
+
+CAUSE = raised_as("ValueError", "no such layer", "worker_busy_loop", process="Worker_TP0", line=9)
+CUT = wrapper(f"Worker failed with error '{QUOTED}")
+MEMORY = raised_as("ValueError", "No memory", "worker_main", process="Worker_TP0", line=9)
+BARE = raised_as("RuntimeError", "no frames")
+EXIT = raised_as("SystemExit", "1", "worker_busy_loop")
+EMPTY = wrapper("Engine core initialization failed", FAILED)
+GAVE_UP = raised_as("RuntimeError", "gave up", "step")
+LOOK_UP = raised_as("KeyError", "x", "step")
+LAST = raised_as("IndexError", "out of bounds", "run_busy_loop", line=20)
+LOST_PEER = raised_as(
+    "RuntimeError", "Connection closed by peer", "worker_busy_loop", process="Worker_TP1"
+)
+QUOTES_LOST = wrapper(WRAPPER.format(LOST_PEER.message))
+# vLLM 0.24.0 and newer, with asynchronous scheduling: the step failed in the worker.
+MISSED = replace(
+    raised_as("KeyError", "'cmpl-1'", headline=FATAL, line=9),
+    frames=(
+        Frame(
+            "vllm/v1/core/sched/scheduler.py",
+            "update_from_output",
+            "req_index = model_runner_output.req_id_to_index[req_id]",
+        ),
+    ),
+)
+TORCH = replace(raised_as("ValueError", "x", process=""), frames=(Frame("torch/a.py", "f"),))
+IN_VLLM = raised_as("KeyError", "x", "get", process="")
+OF_API = raised_as("ValueError", "bad request", "run_server", process="APIServer")
+AFTER = replace(chain(EMPTY, raised_as("ValueError", "gave up", "step")), explicit=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "root"),
+    [
+        ([CUT, in_worker(QUOTED)], Root(raised=in_worker(QUOTED), wrapped=True, quoted=QUOTED)),
+        ([CUT], Root(raised=CUT, wrapped=True, class_known=False, quoted=QUOTED)),
+        # An empty wrapper leads to the first exception with frames.
+        *(
+            (
+                [wrapper(message, FAILED), EXIT, raised_as("OSError", "no frames"), MEMORY],
+                Root(raised=MEMORY, wrapped=True),
+            )
+            for message in (
+                "Engine core initialization failed. See root cause above.",
+                "WorkerProc initialization failed due to an exception",
+                "Input socket thread died during startup",
+            )
+        ),
+        ([AFTER], Root(raised=EMPTY, wrapped=True)),
+        # An output that EngineCore misses leads to the worker's exception.
+        ([CAUSE, MISSED], Root(raised=CAUSE)),
+        ([MISSED], Root(raised=MISSED)),
+        # A wrapper of a lost peer leads to the peer's exception.
+        ([QUOTES_LOST, LOST_PEER, CAUSE], Root(raised=CAUSE, wrapped=True)),
+        (
+            [QUOTES_LOST, LOST_PEER],
+            Root(raised=LOST_PEER, wrapped=True, quoted=LOST_PEER.message),
+        ),
+        ([EXIT, BARE], Root(raised=BARE)),
+        # A look-up that fails before a cleanup does is the root.
+        ([chain(LOOK_UP, raised_as("OSError", "", "shutdown"), GAVE_UP)], Root(raised=LOOK_UP)),
+        # The last words of the engine come before earlier exceptions.
+        *(
+            (known, Root(raised=root))
+            for headline in (FATAL, FAILED, "Engine background task failed")
+            for last in [replace(LAST, headline=headline)]
+            for lost in [replace(last, exception="RuntimeError", message=LOST_PEER.message)]
+            for known, root in (([CAUSE, last], last), ([lost], lost), ([lost, CAUSE], CAUSE))
+        ),
+        ([TORCH, IN_VLLM], None),
+        ([OF_API], None),
+        ([raised_as("EngineDeadError", "", "step")], None),
+        # An empty wrapper that is not the last word is passed over.
+        ([replace(EMPTY, headline=""), MEMORY], Root(raised=MEMORY)),
+    ],
+)
+def test_the_root(known: Sequence[Raised], root: Root | None) -> None:
+    assert find_root(known) == root
+
+
+@pytest.mark.parametrize(
+    ("known", "root"),
+    [([TORCH, IN_VLLM], IN_VLLM), ([TORCH], TORCH), ([OF_API], OF_API), ([], None)],
+)
+def test_the_root_in_a_paste(known: Sequence[Raised], root: Raised | None) -> None:
+    assert find_root(known, paste=True) == (root and Root(raised=root))
+
+
+@pytest.mark.parametrize(
+    ("first", "message", "then", "oldest"),
+    [
+        ("ValueError", "bad", "step", True),
+        ("queue.Empty", "", "step", False),
+        ("CancelledError", "", "step", False),
+        ("KeyError", "x", "step", False),
+        ("TimeoutError", "", "step", False),
+        ("TimeoutError", "after 10 s", "step", True),
+        ("KeyError", "x", "shutdown", True),  # a cleanup does not state what the look-up meant
+        ("KeyErrors", "x", "step", True),
+    ],
+)
+def test_the_oldest_exception_that_is_no_look_up(
+    first: str, message: str, then: str, oldest: bool
+) -> None:
+    link, last = raised_as(first, message, "step"), raised_as("RuntimeError", "gave up", then)
+    root = find_root([chain(link, last)])
+    assert root == Root(raised=link if oldest else chain(link, last))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(
+            raised_as(name, "x", "worker_busy_loop", process="Worker_TP1")
+            for name in ("SystemExit", "KeyboardInterrupt", "CancelledError", "BrokenPipeError")
+        ),
+        *(
+            raised_as(name, "x", "worker_busy_loop", process="Worker_TP1")
+            for name in ("EOFError", "zmq.ZMQError")
+        ),
+        *(
+            raised_as("RuntimeError", message, "worker_busy_loop", process="Worker_TP1")
+            for message in ("cancelled", "Executor failed.", "Broken pipe")
+        ),
+        raised_as("RuntimeError", "x", "destroy_process_group", process="Worker_TP1"),
+        raised_as("RuntimeError", "no frames", process="Worker_TP1"),
+        raised_as("RuntimeError", "RPC call to execute_model timed out.", "step"),
+    ],
+)
+def test_a_consequence_is_the_root_only_alone(other: Raised) -> None:
+    assert find_root([other, CAUSE]) == find_root([CAUSE, other]) == Root(raised=CAUSE)
+    alone = find_root([other])
+    assert alone is not None
+    assert alone.raised is other
+
+
+@pytest.mark.parametrize(
+    ("process", "headline", "function", "native", "counts"),
+    [
+        ("EngineCore_DP0", "", "f", False, True),
+        ("RayWorkerWrapper", "", "f", False, True),
+        ("APIServer", "", "run_busy_loop", False, False),
+        ("APIServer", "Process EngineCore_0:", "f", False, True),
+        ("APIServer", HIT, "f", False, True),
+        ("APIServer", "Worker says", "f", False, False),
+        ("APIServer", "", "f", True, True),
+        ("", "", "run_busy_loop", False, True),
+        ("", "", "f", False, False),
+    ],
+)
+def test_exceptions_that_come_from_an_engine(
+    process: str, headline: str, function: str, native: bool, counts: bool
+) -> None:
+    first = raised_as("ValueError", "x", function, process=process, headline=headline)
+    first = replace(first, native=native)
+    after = replace(first, message="after", frames=IN_VLLM.frames, cause=first)
+    assert [find_root([each]) is not None for each in (first, after)] == [counts, counts]
+
 
 TQ = Signature(
     exception="AssertionError",

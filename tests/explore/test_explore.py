@@ -1,4 +1,4 @@
-"""`vllm-repro explore` and `causes` with a fake driver."""
+"""`vllm-repro explore` and `causes` with a fake driver and with fake runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 
 from tests.fake_package import fake_release
-from tests.golden_files import assert_golden
+from tests.golden_files import assert_golden, missing
+from tests.report_examples import replace, run_of
 from vllm_repro.cli import main
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.releases.overlay import Overlay
 from vllm_repro.releases.provision import Release
 from vllm_repro.releases.sources import Source
+from vllm_repro.report.model import RunReport
+from vllm_repro.running.job import Job
+from vllm_repro.running.resume import read_run
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.reader import check_file, read
 from vllm_repro.scenario.scenario import Cause, Causes
+from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case, beyond_scheduler
 from vllm_repro_explore.cause_rows import CauseRow, case_of, lines, reading, tried
@@ -234,9 +239,7 @@ def test_a_finding_in_the_whole_engine_can_be_played_again(
         (6, "ops", "cache resets or pauses"),
     ],
 )
-def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(
-    seed: int, mix: str, beyond: str
-) -> None:
+def test_a_case_of_the_whole_engine_has_no_scheduler_test(seed: int, mix: str, beyond: str) -> None:
     case = draw(seed, mix)
     assert beyond in beyond_scheduler(case.as_json())
     assert any(reason.endswith(beyond) for reason in unlike_live(case))
@@ -245,7 +248,7 @@ def test_what_only_the_whole_engine_plays_has_no_file_for_the_scheduler(
         finding_test(finding, "0.32.0")
 
 
-def test_a_search_goes_on_after_the_seeds_of_earlier_ones_and_fails_only_for_what_is_new(
+def test_a_continued_search_fails_only_for_new_findings(
     playing: Any, tmp_path: Path, capsys: Any
 ) -> None:
     def night(player: Play, *more: str, vllm: str = "0.32.0") -> tuple[int, str]:
@@ -299,9 +302,15 @@ def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: An
     playing(lambda _: quiet)
     assert main(["explore", "sco-hybrid", "--seeds", "4", "--from", "11"]) == 0
     out = capsys.readouterr().out
-    assert "vLLM 0.21.0's EngineCore without a model, on the server of sco-hybrid" in out
-    assert "nothing in 4 cases" in out
-    assert "again:   vllm-repro explore sco-hybrid --vllm 0.21.0 --seeds 4 --from 11" in out
+    assert (
+        missing(
+            out,
+            "vLLM 0.21.0's EngineCore without a model, on the server of sco-hybrid",
+            "nothing in 4 cases",
+            "again:   vllm-repro explore sco-hybrid --vllm 0.21.0 --seeds 4 --from 11",
+        )
+        == []
+    )
 
 
 def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any) -> None:
@@ -415,8 +424,14 @@ def test_two_patches_are_told_apart_on_the_same_cases(
     assert (hide["fixed"], hide["still_failing"], hide["in_another_way"]) == (0, failing, failing)
     assert given == json.loads((folder_of(tmp_path) / "explore.json").read_text(encoding="utf-8"))
     assert given["reproduce"].index(PAIR[0].name) < given["reproduce"].index(PAIR[1].name)
-    assert "fixes every failing case and breaks none" in shown
-    assert "fixes no case, and hides some: they fail in another way" in shown
+    assert (
+        missing(
+            shown,
+            "fixes every failing case and breaks none",
+            "fixes no case, and hides some: they fail in another way",
+        )
+        == []
+    )
 
 
 def test_a_patch_that_breaks_sound_cases_is_no_fix(playing: Any, capsys: Any) -> None:
@@ -433,9 +448,7 @@ def test_a_patch_that_breaks_sound_cases_is_no_fix(playing: Any, capsys: Any) ->
         == 1
     )
     out = capsys.readouterr().out
-    assert "newly fails:" in out
-    assert "refused at start" in out
-    assert "breaks cases" in out
+    assert missing(out, "newly fails:", "refused at start", "breaks cases") == []
 
 
 def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any) -> None:
@@ -451,7 +464,7 @@ def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any
         (PATCHED[:1], 0, "fixes every failing case"),
     ],
 )
-def test_a_patch_that_the_search_does_not_load_is_not_called_tested(
+def test_a_patch_that_is_not_loaded_is_not_called_tested(
     playing: Any, tmp_path: Path, capsys: Any, loads: Sequence[str], status: int, reading: str
 ) -> None:
     diff = tmp_path / "two.diff"
@@ -475,8 +488,12 @@ def test_a_patch_that_the_search_does_not_load_is_not_called_tested(
     shown = capsys.readouterr()
     (patch,) = json.loads(shown.out)["patches"]
     assert (patch["tested"], patch["not_loaded"]) == (bool(loads), PATCHED[len(loads) :])
-    assert reading in shown.err
-    assert f"the search does not load {', '.join(PATCHED[len(loads) :])}\n" in shown.err
+    assert (
+        missing(
+            shown.err, reading, f"the search does not load {', '.join(PATCHED[len(loads) :])}\n"
+        )
+        == []
+    )
 
 
 def test_the_same_patch_is_not_compared_with_itself(capsys: Any) -> None:
@@ -591,7 +608,7 @@ def test_every_change_gets_the_same_workloads() -> None:
         tried(scenario.causes.changes[0], cases, lambda _: PlayResult(invalid="no such flag"))
 
 
-def test_a_cause_of_no_arm_and_one_that_changes_nothing_are_mistakes() -> None:
+def test_a_cause_without_arm_or_change_is_a_mistake() -> None:
     text = (Path(__file__).parents[2] / "scenarios" / "sco_hybrid.py").read_text(encoding="utf-8")
     wrong = text.replace(
         'arm="small-cpu-pool",\n            ),',
@@ -606,3 +623,121 @@ def test_a_cause_of_no_arm_and_one_that_changes_nothing_are_mistakes() -> None:
         "cause 'nothing' changes nothing: add patched(…)",
     ]
     assert isinstance(find("sco-hybrid").causes, Causes)
+
+
+CRASH, CLEAN = Outcome.CRASH, Outcome.CLEAN
+Answer = Callable[[Job], RunReport]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answer], list[Job]]:
+    """Replace runs by `answer` and return the list of requested jobs."""
+
+    def put(answer: Answer) -> list[Job]:
+        asked: list[Job] = []
+
+        def run_one(job: Job, _progress: object) -> RunReport:
+            asked.append(job)
+            return answer(job)
+
+        monkeypatch.setattr("vllm_repro_explore.causes.run_one", run_one)
+        monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path / "reports"))
+        return asked
+
+    return put
+
+
+def as_declared(job: Job) -> RunReport:
+    """Crash 0.23.0 unless it is changed, and later releases only if they are changed."""
+    release, changed = str(job.options.vllm), bool(job.arms[0].patches)
+    dies = (release == "0.23.0") is not changed
+    return run_of(
+        "0.23.0" if release == "0.23.0" else "0.24.0",
+        [CRASH if dies else CLEAN] * (job.trials or 0),
+    )
+
+
+def test_each_change_is_booted_beside_its_release(
+    made_up: Callable[[Answer], list[Job]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = made_up(as_declared)
+    assert main(["causes", "tq-chunked-prefill", "--trials", "2", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [(str(job.options.vllm), len(job.arms[0].patches)) for job in asked] == [
+        ("0.23.0", 0),
+        ("0.23.0", 1),
+        ("0.24.0", 0),
+        ("0.24.0", 1),
+        ("0.24.0", 1),
+        ("0.32.0", 0),
+        ("0.32.0", 1),
+    ]
+    assert {(job.options.server, job.trials, job.arms[0].name) for job in asked} == {
+        ("lab", 2, "reported")
+    }
+    again = "vllm-repro causes tq-chunked-prefill --trials 2 --seed 1 --server lab"
+    assert {job.reproduce for job in asked} == {again}, (
+        "and not a run of the arm without the change"
+    )
+    loaded = json.loads(shown.out)
+    assert (loaded["evidence"], loaded["reproduce"]) == ("lab", again)
+    assert [row["died"] for row in loaded["rows"]] == [2, 0, 0, 2, 2, 0, 2]
+    assert {(row["n"], row["listed_twice"], row["as_expected"]) for row in loaded["rows"]} == {
+        (2, None, True)
+    }
+    assert loaded["rows"][0]["sites"] == ["AssertionError"]
+    assert all(row["run"] for row in loaded["rows"])
+    table = [line.split("  ")[-1].strip() for line in shown.err.splitlines() if " of 2  " in line]
+    back = "brings the crash back"
+    assert table == ["as released", "protects", "as released", back, back, "as released", back]
+    assert "list twice" not in shown.err, "no server tells that"
+    assert "0 crashes in 2 boots: the true rate is below 78% (95 % confidence)" in shown.err
+
+
+def test_a_change_that_does_nothing_is_a_surprise(
+    made_up: Callable[[Answer], list[Job]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up(lambda job: run_of("0.23.0", [CRASH if str(job.options.vllm) == "0.23.0" else CLEAN]))
+    assert main(["causes", "tq-chunked-prefill"]) == 1
+    out = capsys.readouterr().out
+    assert "1 boot of each, lab servers" in out
+    assert out.count("changes nothing that was seen  A SURPRISE") == 4
+
+
+def test_what_could_not_be_booted_says_nothing(
+    made_up: Callable[[Answer], list[Job]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(job: Job) -> RunReport:
+        if str(job.options.vllm) == "0.32.0":
+            raise InfraError("no such wheel", hint="look at the index")
+        return as_declared(job)
+
+    made_up(answer)
+    assert main(["causes", "tq-chunked-prefill"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.count("UNDECIDED") == 2
+    assert "unknown: no conclusive trial with it, or without it" in shown.out
+    assert "no such wheel (look at the index)" in shown.out + shown.err
+
+
+def test_an_interrupted_run_ends_the_table(made_up: Callable[[Answer], list[Job]]) -> None:
+    asked = made_up(lambda job: replace(as_declared(job), interrupted="SIGTERM"))
+    assert main(["causes", "tq-chunked-prefill"]) == 130
+    assert len(asked) == 1
+
+
+def test_the_scheduler_has_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["causes", "sco-hybrid", "--server", "lab"]) == 64
+    assert "leave --server out" in capsys.readouterr().err
+
+
+def test_a_run_of_a_change_is_not_gone_on_with_alone(tmp_path: Path) -> None:
+    line = {
+        "t": 1.0,
+        "event": "run-started",
+        "reproduce": "vllm-repro causes tq-chunked-prefill --server lab",
+    }
+    (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="belongs to another command") as refused:
+        read_run(tmp_path)
+    assert refused.value.hint == "again: vllm-repro causes tq-chunked-prefill --server lab"

@@ -70,7 +70,7 @@ def server() -> psutil.Process:
     params=[signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"]
 )
 def interrupt(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Handle SIGINT as a job in the foreground of a shell does, or ignore it as one in the background."""
+    """Handle SIGINT like a shell's foreground job, or ignore it like a background job."""
     before = signal.signal(signal.SIGINT, request.param)
     forks._close()  # servers that handle it otherwise
     yield
@@ -119,8 +119,7 @@ def test_starts_of_one_environment_share_a_server(begin: Callable[..., Forked]) 
     for other in ("", "", "1", "2"):
         ended(begin(WAITS, OTHER=other))
         pids.append(server().pid)
-    assert pids[0] == pids[1]
-    assert len(set(pids)) == 3
+    assert (pids[0], len(set(pids))) == (pids[1], 3)
     assert len(forks._servers) == forks._MOST
     assert not before & set(forks._servers.values())
     assert not psutil.pid_exists(pids[0])
@@ -131,11 +130,10 @@ def test_a_killed_server_leaves_its_processes_and_is_replaced(begin: Callable[..
     lost = server()
     lost.kill()
     lost.wait()
-    assert ended(begin(WAITS))[0] == 0
-    assert ended(first)[0] == 0
+    assert (ended(begin(WAITS))[0], ended(first)[0]) == (0, 0)
 
 
-def test_a_killed_process_ends_by_that_signal_and_one_that_hangs_can_be_waited_for(
+def test_a_hanging_process_can_be_waited_for_and_killed(
     begin: Callable[..., Forked],
 ) -> None:
     process = begin(WAITS)

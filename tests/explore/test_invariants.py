@@ -1,12 +1,27 @@
-"""The driver's invariants on made block accounting."""
+"""Invariants of block accounting, templates of messages, and the pytest file of a finding."""
 
 from __future__ import annotations
 
+import ast
 import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_repro.errors import UsageError
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.workload import completion
+from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.program.vllm_repro_driver.invariants import at_rest, books, listed_twice
+from vllm_repro_explore.scenario_setup import draw_for
+from vllm_repro_explore.scheduler_test import finding_test, scenario_test
+from vllm_repro_explore.template import template
 
 
 def block(number: int, count: int = 0, *, null: bool = False) -> Any:
@@ -52,7 +67,7 @@ def test_each_disagreement_has_a_name() -> None:
     assert "gpu-free-list-broken" in {name for name, _ in books({"gpu": turning}, ())}
 
 
-def test_a_block_that_a_transfer_lists_twice_is_named_by_direction() -> None:
+def test_a_block_listed_twice_is_named_by_direction() -> None:
     found = list(listed_twice([("store", [4, 5, 4]), ("load", [1, 2])]))
     assert found == [("store-listed-twice", "a store lists 3 blocks, 2 distinct")]
 
@@ -67,3 +82,140 @@ def test_at_rest_nothing_is_held() -> None:
     assert set(found) == {"gpu-leak", "request-leak"}
     assert "1 of 2 blocks" in found["gpu-leak"]
     assert found["request-leak"].endswith(": a")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            (
+                "allocation from 'turboquant_attn.py:720:_continuation_prefill' requires 16.00 MB,"
+                " current size is 1.02 MB"
+            ),
+            (
+                "allocation from 'turboquant_attn.py:757:_continuation_prefill' requires 2.00 MB,"
+                " current size is 0.26 MB"
+            ),
+        ),
+        (
+            "'deepseek_v4_attention.py:1454:_forward_prefill' requires 24.89 MB",
+            "'deepseek_v4_attention.py:1457:_forward_prefill' requires 21.80 MB",
+        ),
+        (
+            "Tried to allocate 88 MiB, 42 MiB is free",
+            "Tried to allocate 2.00 GiB, 1,024 MiB is free",
+        ),
+        ("peer [127.0.0.1]:63194 at 0x7f3fa0d40c08", "peer [10.0.0.2]:80 at 0x1"),
+        ("cannot open /home/a/vllm/vllm/envs.py", "cannot open /opt/site-packages/vllm/envs.py"),
+    ],
+)
+def test_two_prints_of_one_bug_have_one_template(one: str, other: str) -> None:
+    assert template(one) == template(other)
+
+
+def test_identifiers_survive_the_masking() -> None:
+    masked = template(
+        "'deepseek_v4_attention.py:1457:_forward_prefill' fp8_e5m2 v1/worker gpu_model_runner"
+        " 21.80 MB"
+    )
+    assert (
+        masked == "'deepseek_v4_attention.py:{line}:_forward_prefill' fp8_e5m2 v1/worker"
+        " gpu_model_runner {n}"
+    )
+    assert template("modular_kernel.py:1096") != template("other_kernel.py:1096")
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=100)
+def test_masking_twice_is_masking_once(text: str) -> None:
+    assert template(template(text)) == template(text)
+
+
+CONNECTORS = ("", "SimpleCPUOffloadConnector", "OffloadingConnector", "MultiConnector")
+LATE = ((Request(40, 2, 8, 1, 3), Request(30, 2, 8)),)
+
+
+def finding(
+    case: Case, kind: str = "death", site: str = "AssertionError in popleft_n"
+) -> dict[str, Any]:
+    return {"kind": kind, "site": site, "detail": "seen", "known": None, "case": case.as_json()}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (
+                (name.name.partition(".")[0], name.asname or name.name) for name in node.names
+            )
+        elif isinstance(node, ast.ImportFrom):
+            yield from (
+                (str(node.module).partition(".")[0], name.asname or name.name)
+                for name in node.names
+            )
+
+
+@pytest.mark.parametrize(
+    "name", ["sco-lazy-starves", "sco-lazy-never-rests", "sco-window-loads-wait", "sco-hybrid"]
+)
+def test_it_is_short(name: str) -> None:
+    lines = scenario_test(find(name)).splitlines()
+    assert sum(map(bool, map(str.strip, lines))) <= 150
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("waves", [((Request(100, 8),),), LATE])
+@pytest.mark.parametrize("more", [{}, {"asynchronous": True, "runner": 2}, {"draft": 3}])
+def test_it_needs_vllm_and_torch_alone_and_has_what_it_uses(
+    connector: str, waves: Any, more: dict[str, Any]
+) -> None:
+    tree = ast.parse(
+        finding_test(finding(Case(Setup(connector=connector, **more), waves, 1)), "0.32.0")
+    )
+    modules, names = map(set, zip(*imports(tree), strict=True))
+    assert modules - sys.stdlib_module_names == {"torch", "vllm"}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert names <= used | {"planning"}
+    flags = {
+        "CONNECTOR": bool(connector),
+        "DRAFT": bool(more.get("draft")),
+        "RequestStatus": waves is LATE,
+    }
+    assert {name: name in used for name in flags} == flags
+
+
+@pytest.mark.parametrize("seed", range(1, 40))
+def test_it_has_every_request_of_the_case(seed: int) -> None:
+    case = draw_for(Setup(connector="SimpleCPUOffloadConnector"), seed)
+    text = finding_test(finding(case), "0.32.0")
+    (waves,) = (
+        line
+        for line in ast.parse(text).body
+        if isinstance(line, ast.Assign) and "WAVES" in ast.unparse(line)
+    )
+    played = eval(ast.unparse(waves.value))
+    plain = {"shared": 0, "after": 0, "abort": -1}
+    assert (
+        Case.numbered(
+            case.setup, [[Request(**plain | one) for one in wave] for wave in played], case.seed
+        )
+        == case
+    )
+
+
+def test_what_has_none_says_so() -> None:
+    case = Case(Setup(), ((Request(100, 8),),), 1)
+    for one in (
+        finding(case, "corrupted", "store-listed-twice"),
+        finding(case, "stuck", "one step never ends"),
+    ):
+        with pytest.raises(UsageError, match="no test shows this finding"):
+            finding_test(one, "0.32.0")
+    hybrid = find("sco-hybrid")
+    with pytest.raises(UsageError, match="changes vLLM's source"):
+        scenario_test(hybrid, hybrid.arm("patched"))
+    with pytest.raises(UsageError, match="dsv4-tp2 has no server that can be played"):
+        scenario_test(find("dsv4-tp2"))
+    words = replace(hybrid, workload=(completion(prompt="hello"),))
+    with pytest.raises(UsageError, match="does not state the length"):
+        scenario_test(words)

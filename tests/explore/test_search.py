@@ -71,7 +71,7 @@ def test_an_outcome_is_as_bad_as_its_worst() -> None:
     assert result_from({"invalid": "ValueError: no"}).invalid == "ValueError: no"
 
 
-def test_deaths_in_one_place_are_one_finding_whatever_their_numbers() -> None:
+def test_crashes_in_one_place_are_one_finding() -> None:
     def death(message: str) -> Finding | None:
         return result_from({"death": POPLEFT | {"message": message}}).worst
 
@@ -102,10 +102,9 @@ def alone(prompt: int) -> Case:
     return Case(Setup(max_len=prompt + 8), ((Request(prompt, 8),),), 1)
 
 
-def test_the_first_of_each_finding_is_shrunk_and_the_others_are_counted() -> None:
+def test_the_first_of_each_finding_is_shrunk() -> None:
     tally, kept = run([alone(10), alone(60), alone(30), alone(70), alone(90)])
-    assert tally.trials == 5
-    assert tally.reached == {"hits": 5}
+    assert (tally.trials, tally.reached) == (5, {"hits": 5})
     assert [(found.finding.kind, found.seed, found.times) for found in tally.findings] == [
         (FindingKind.DEATH, 2, 3),
         (FindingKind.CORRUPTED, 3, 1),
@@ -143,7 +142,7 @@ def test_the_smallest_case_is_played_over_the_model_runner(
     assert f"  over the release's own CPU model runner: {said}\n" in text
 
 
-def test_players_share_the_cases_and_one_shrinks_while_the_other_goes_on() -> None:
+def test_players_share_the_cases_while_one_shrinks() -> None:
     cases, gone_on = [alone(60), *[alone(10)] * 20, alone(70)], threading.Event()
     played: list[Case] = []
 
@@ -360,7 +359,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dr
     return put
 
 
-def test_a_process_that_dies_or_hangs_of_a_case_is_a_finding_and_the_next_case_gets_another(
+def test_a_crash_or_hang_of_the_driver_is_a_finding(
     program: Callable[..., Driver],
 ) -> None:
     with program(ECHO, case_s=0.5) as driver:

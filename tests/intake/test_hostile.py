@@ -1,4 +1,4 @@
-"""Texts written by somebody who wants the draft to run something, to leak something, or to never end."""
+"""Hostile texts: they try to make the draft run code, leak secrets, or take long."""
 
 from __future__ import annotations
 
@@ -20,12 +20,39 @@ from vllm_repro_intake.draft import Draft
 
 RUN = "__import__('os').system('touch ran')"
 NASTY = [
-    RUN, f'"""\n{RUN}\n"""', f"'''\n{RUN}", f"\\\n{RUN}", f"\\\\\\'\n{RUN}", f'")\n{RUN}\n#', "{" + RUN + "}", f"%({RUN})s", "\\N{DASH}",
-    "\\x41\\u0041\\777", "a\x00b", "a\x1b[2Jb", "a\u2028b\u2029c", "a\x0cb\x0bc\x85d", "\u202eabc", "a\rb", "\ud800", "\ufeff",
+    RUN,
+    f'"""\n{RUN}\n"""',
+    f"'''\n{RUN}",
+    f"\\\n{RUN}",
+    f"\\\\\\'\n{RUN}",
+    f'")\n{RUN}\n#',
+    "{" + RUN + "}",
+    f"%({RUN})s",
+    "\\N{DASH}",
+    "\\x41\\u0041\\777",
+    "a\x00b",
+    "a\x1b[2Jb",
+    "a\u2028b\u2029c",
+    "a\x0cb\x0bc\x85d",
+    "\u202eabc",
+    "a\rb",
+    "\ud800",
+    "\ufeff",
     "$(touch ran)",
-    "`touch ran`", "; touch ran", "| touch ran", "${IFS}", "!!python/object/apply:os.system [touch ran]", "{{7*7}}", "<script>", "%s%n",
-    "lambda: 0", "f(x)\nimport os", "# noqa\nscenario = 1", "]" * 50, "(" * 50,
-]  # fmt: skip
+    "`touch ran`",
+    "; touch ran",
+    "| touch ran",
+    "${IFS}",
+    "!!python/object/apply:os.system [touch ran]",
+    "{{7*7}}",
+    "<script>",
+    "%s%n",
+    "lambda: 0",
+    "f(x)\nimport os",
+    "# noqa\nscenario = 1",
+    "]" * 50,
+    "(" * 50,
+]
 PLACES = {
     "title": "# [Bug]: {}\n\n" + SERVE,
     "model": "vllm serve 'org/{}' --enforce-eager",
@@ -59,13 +86,24 @@ PLACES = {
 
 
 def safe(made: Draft) -> None:
-    """Check that a draft holds data alone: one import, one assignment, and calls of words with constants."""
+    """Check that a draft is data: one import, one assignment, and calls with constants."""
     tree = ast.parse(made.text)
     assert [type(one) for one in tree.body] == [ast.Expr, ast.ImportFrom, ast.Assign]
     allowed = (
-        *(ast.Module, ast.Expr, ast.ImportFrom, ast.alias, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Call, ast.keyword),
+        *(
+            ast.Module,
+            ast.Expr,
+            ast.ImportFrom,
+            ast.alias,
+            ast.Assign,
+            ast.Name,
+            ast.Load,
+            ast.Store,
+            ast.Call,
+            ast.keyword,
+        ),
         *(ast.Constant, ast.List, ast.Dict, ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub),
-    )  # fmt: skip
+    )
     for node in ast.walk(tree):
         assert isinstance(node, allowed), ast.dump(node)
         if isinstance(node, ast.Call):
@@ -153,18 +191,35 @@ LONG = [
     SERVE + " '" + "a" * 300_000,
     " " * 500_000 + SERVE,
     "A=b " * 60_000 + SERVE,
-    "a: &a [--x, --y]\n" + "".join(f"a{n}: &a{n} [*a{n - 1 or ''}, *a{n - 1 or ''}]\n" for n in range(1, 60)) + "\n\n" + SERVE,
+    "a: &a [--x, --y]\n"
+    + "".join(f"a{n}: &a{n} [*a{n - 1 or ''}, *a{n - 1 or ''}]\n" for n in range(1, 60))
+    + "\n\n"
+    + SERVE,
     *(
         f"{SERVE}\n\n{repeated * times}{last}"
         for repeated, times, last in [
-            ("LLM(", 20_000, ""), (")", 100_000, ""), ("- [", 3_000, "\n--x"), ("[", 100_000, "--x"), ("prompt ", 60_000, "tokens"),
-            ("1", 300_000, " tokens"), ("1,1.", 60_000, " tokens prompt"), ("with --a ", 30_000, "works"), ("`", 200_000, ""),
-            ("```\n", 20_000, ""), ("> ", 200_000, ""), ("non-default args: {", 20_000, ""), ("RTX ", 60_000, ""), ("/", 300_000, ""),
-            ("#1", 100_000, ""), ("vLLM ", 60_000, ""), ("<1", 50_000, "<tokens"), ("a-", 100_000, "github.com/"),
+            ("LLM(", 20_000, ""),
+            (")", 100_000, ""),
+            ("- [", 3_000, "\n--x"),
+            ("[", 100_000, "--x"),
+            ("prompt ", 60_000, "tokens"),
+            ("1", 300_000, " tokens"),
+            ("1,1.", 60_000, " tokens prompt"),
+            ("with --a ", 30_000, "works"),
+            ("`", 200_000, ""),
+            ("```\n", 20_000, ""),
+            ("> ", 200_000, ""),
+            ("non-default args: {", 20_000, ""),
+            ("RTX ", 60_000, ""),
+            ("/", 300_000, ""),
+            ("#1", 100_000, ""),
+            ("vLLM ", 60_000, ""),
+            ("<1", 50_000, "<tokens"),
+            ("a-", 100_000, "github.com/"),
             ("curl http://h/v1/completions -d '{' ", 5_000, ""),
         ]
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("which", range(len(LONG)))

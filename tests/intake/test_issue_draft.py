@@ -1,8 +1,12 @@
+"""Draft issues of runs, and `vllm-repro draft`."""
+
 from __future__ import annotations
 
 import ast
 import os
 import re
+import shlex
+import shutil
 import subprocess
 from html import unescape
 from pathlib import Path
@@ -12,10 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests import report_examples as examples
+from tests.conftest import Harness
 from tests.core.report.hostile_logs import HOSTILE
 from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
 from tests.core.report.test_files import with_refused_requests, without_a_tested_boundary
 from tests.github_markdown import Rendered, render
+from tests.golden_files import assert_refused, missing
 from tests.report_examples import EXAMPLES, replace, report
 from vllm_repro.report.json_report import PatchedFile
 from vllm_repro.report.model import arm_fields, verdict_fields
@@ -63,11 +69,17 @@ def test_a_bug_that_is_no_death_is_told_like_one() -> None:
     )
     turned = replace(made, arms=made.arms[::-1])
     body = make_draft(turned).body
-    assert "**Reproduces on vLLM 0.32.0 (LAB)**: hung in 1 of 1 boots." in body
-    assert "- **What:** `0 requests running, 4 of ours in flight" in body
-    assert "- `reported` hung in 1 of 1 boots. Outcome: hang. Boundary crossed: " in body
-    assert "`patched` (`single_type_kv_cache_manager.py` changed) hung in 0 of 1 boots" in body
-    assert "a GPU's engine schedules the same" in body
+    assert (
+        missing(
+            body,
+            "**Reproduces on vLLM 0.32.0 (LAB)**: hung in 1 of 1 boots.",
+            "- **What:** `0 requests running, 4 of ours in flight",
+            "- `reported` hung in 1 of 1 boots. Outcome: hang. Boundary crossed: ",
+            "`patched` (`single_type_kv_cache_manager.py` changed) hung in 0 of 1 boots",
+            "a GPU's engine schedules the same",
+        )
+        == []
+    )
     assert "0 requests running, 4 of ours in flight" in summary(turned)
 
 
@@ -138,7 +150,7 @@ def test_a_rehearsals_draft_says_so_in_its_first_line() -> None:
         assert body.splitlines()[0].startswith("**Reproduces on vLLM 0.23.0 (REHEARSAL)**")
 
 
-def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_that_helps() -> None:
+def test_a_new_issue_from_the_lab_shows_flags_and_the_change() -> None:
     """A maintainer needs flags, script and the change, not the command of the lab."""
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n", why="it is two")
     arm = DIED.arms[0]
@@ -155,11 +167,17 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
         "script": "import os",
     }
     body = draft(made, **given).body  # type: ignore[arg-type]  # fields by name
-    assert "- **Flags:** `vllm serve some/model --flag 1`" in body
-    assert "Two are asked for, " in body
-    assert "- **Avoided by:** `patched` (`a.py` changed) died in 0 of 1 boots" in body
-    assert "Apply it by hand: " in body
-    assert "```python\nimport os\n```" in body
+    assert (
+        missing(
+            body,
+            "- **Flags:** `vllm serve some/model --flag 1`",
+            "Two are asked for, ",
+            "- **Avoided by:** `patched` (`a.py` changed) died in 0 of 1 boots",
+            "Apply it by hand: ",
+            "```python\nimport os\n```",
+        )
+        == []
+    )
     assert arm.command not in body
     assert_sound(body, [made.issue])
     whole = draft(made, diffs={"patched": "--- a/vllm/v1/attention/backends/a.py\n"}).body
@@ -167,7 +185,7 @@ def test_a_new_issue_out_of_the_lab_shows_what_anybody_can_run_and_the_change_th
     assert "Apply it by hand" not in whole
 
 
-def test_only_a_changed_source_that_died_is_not_said_to_reproduce() -> None:
+def test_a_crash_of_a_changed_source_does_not_reproduce() -> None:
     patch = Patch("vllm/v1/attention/backends/a.py", was="x = 1\n", now="x = 2\n")
     arm = DIED.arms[0]
     lived = replace(
@@ -323,8 +341,7 @@ def test_a_huge_run_fits_and_says_what_is_missing() -> None:
     assert "the script" in made.left_out
     assert "bytes left out" in made.body
     assert made.body.startswith("**Fixed**")
-    assert "more" in made.body
-    assert "Made by vllm-repro" in made.body
+    assert missing(made.body, "more", "Made by vllm-repro") == []
 
 
 @example("#1")
@@ -348,7 +365,7 @@ def test_duplicates_are_what_the_scenario_names() -> None:
     assert duplicates(report(examples.LIVED), all_scenarios()) == [], "nothing died"
 
 
-def test_a_death_of_another_scenario_is_a_duplicate_unless_that_is_fixed() -> None:
+def test_a_crash_of_another_open_scenario_is_a_duplicate() -> None:
     other = replace(DIED, scenario=TQ, issue=FIX, related=(), filed=False)
     assert CHUNKED in duplicates(other, all_scenarios())
     assert duplicates(replace(other, vllm_version="0.32.0"), all_scenarios()) == []
@@ -358,3 +375,107 @@ def test_duplicates_of_a_scenario_that_is_not_in_the_catalogue() -> None:
     stranger = replace(DIED, scenario="stranger", issue="o/r#1", related=("o/r#2",))
     assert duplicates(stranger, all_scenarios()) == [CHUNKED, "o/r#2"]
     assert duplicates(replace(stranger, arms=()), all_scenarios()) == []
+
+
+def run_of(example: Path, folder: Path) -> Path:
+    run = folder / "run"
+    run.mkdir()
+    shutil.copy(example / "journal.jsonl", run)
+    return run
+
+
+def test_a_draft_is_a_file_and_a_command_and_nothing_more(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(examples.DIED, tmp_path)
+    (run / "logs").mkdir()
+    (run / "logs" / "reported-1.log").write_text(
+        "INFO\nERROR boom for HF_TOKEN=abcdef\nend\n", encoding="utf-8"
+    )
+    (tmp_path / "bin").mkdir()
+    gh = tmp_path / "bin" / "gh"
+    gh.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n", encoding="utf-8")
+    gh.chmod(0o755)
+    env = {"PATH": f"{gh.parent}:/usr/bin:/bin"}
+    fixed = harness("draft", str(run), env=env)
+    assert (fixed.status, "gh issue" in fixed.out) == (0, False)
+    assert "No command: the bug is declared fixed in >=0.24.0" in fixed.out
+    unfixed = [replace(one, status=replace(one.status, good="")) for one in all_scenarios()]
+    monkeypatch.setattr("vllm_repro_intake.run_draft.all_scenarios", lambda **_: unfixed)
+    done = harness("draft", str(run), env=env)
+    assert done.status == 0, done.err
+    (command,) = [line for line in done.out.splitlines() if line.startswith("gh ")]
+    assert shlex.split(command)[:3] == ["gh", "issue", "comment"]
+    assert Path(shlex.split(command)[-1]) == run / "issue.md"
+    body = (run / "issue.md").read_text(encoding="utf-8")
+    assert "ERROR boom" not in body
+    assert (
+        missing(
+            done.err,
+            "the draft has no log; attach logs/reported-1.log",
+            "no room for how the command differs from the reported one",
+        )
+        == []
+    )
+    assert done.err.count("may be the same as https://github.com/") == 3
+    assert not (tmp_path / "called").exists()
+    printed = harness("report", str(run), "--format", "issue")
+    assert printed.out == body
+
+
+def test_a_rehearsal_is_not_for_upstream(harness: Harness, tmp_path: Path) -> None:
+    done = harness(
+        "draft", str(run_of(examples.REHEARSAL, tmp_path)), "-o", str(tmp_path / "there.md")
+    )
+    assert done.status == 0
+    assert "a REHEARSAL says nothing about vLLM" in done.err
+    assert "gh issue" not in done.out + done.err
+    assert "(REHEARSAL)" in (tmp_path / "there.md").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_a_bug_that_the_run_did_not_see_is_no_new_issue(harness: Harness, tmp_path: Path) -> None:
+    run = run_of(
+        next(folder for folder in EXAMPLES if folder.name == "sco-window-loads-wait-lab-0.32.0"),
+        tmp_path,
+    )
+    assert "gh issue create" in harness("draft", str(run)).out
+    cause = "vLLM subtracts the length of the request's block"
+    assert cause in (run / "issue.md").read_text(encoding="utf-8")
+    journal = run / "journal.jsonl"
+    short = journal.read_text(encoding="utf-8").replace('"crossed": true', '"crossed": false')
+    journal.write_text(short, encoding="utf-8")
+    done = harness("draft", str(run))
+    assert (done.status, "gh issue" in done.out) == (0, False)
+    assert "the bug was not seen in this run" in done.out
+    assert "the run decided nothing" in done.err
+    assert cause not in (run / "issue.md").read_text(encoding="utf-8"), (
+        "it would explain what nobody saw"
+    )
+
+
+def test_a_journal_of_a_newer_release_is_wrong_usage(harness: Harness, tmp_path: Path) -> None:
+    journal = run_of(examples.REHEARSAL, tmp_path) / "journal.jsonl"
+    journal.write_text(
+        journal.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8"
+    )
+    assert_refused(
+        harness("draft", str(journal.parent)), "has schema 99, and this release reads schema 1"
+    )
+
+
+def test_a_folder_of_several_runs_is_named(harness: Harness) -> None:
+    assert_refused(
+        harness("draft", str(examples.REHEARSAL.parent / "bisect" / "tq-chunked-prefill")),
+        "is a bisection, not a run",
+    )
+
+
+def test_a_draft_that_cannot_be_written_is_named(harness: Harness) -> None:
+    assert_refused(
+        harness("draft", str(examples.REHEARSAL), "-o", "/proc/nowrite/x"),
+        "cannot write /proc/nowrite/x",
+    )
+
+
+def test_where_there_is_no_run(harness: Harness, tmp_path: Path) -> None:
+    assert harness("draft", str(tmp_path)).status == 64

@@ -1,7 +1,8 @@
-"""The server kind `lab`: its launch, its facts, and when `auto` chooses it."""
+"""The server kind `lab`: launches, facts, model shapes and patches, and when `auto` chooses it."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 from dataclasses import replace
@@ -13,25 +14,33 @@ import pytest
 
 import vllm_repro.servers.lab
 from tests.core.running.test_trial import trial_on
-from tests.fake_vllm import FakeVllm
+from tests.fake_package import fake_release
+from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
+from tests.golden_files import missing
+from tests.scenario_texts import arm_of, broken, problems, text_of
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import Release, ReleaseCache
+from vllm_repro.releases.sources import Source
+from vllm_repro.running.assess import assess
+from vllm_repro.running.state import Observed
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.reader import read as read_scenario
-from vllm_repro.scenario.scenario import Arm, Capture
-from vllm_repro.servers.base import Replaced, ServerFacts
+from vllm_repro.scenario.scenario import Arm, Capture, Scenario
+from vllm_repro.scenario.workload import Request, Size, sized
+from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.lab import LabServer, LabSite, plugin_folder, read_replaced
+from vllm_repro.servers.lab import LabServer, LabSite, lab_model, plugin_folder, read_replaced
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch
 from vllm_repro.servers.launch import Launch
+from vllm_repro.servers.multi_node import MultiNodeServer
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import ServerChoice, choose, open_site
+from vllm_repro.servers.site import Offer, ServerChoice, choose, open_site
+from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Expected
-from vllm_repro.vocabulary import with_flags
+from vllm_repro.verdict.verdict import Expected, Standing
+from vllm_repro.vocabulary import chat, with_flags
 from vllm_repro_diagnosis.evidence import Evidence
 
 TQ = find("tq-chunked-prefill")
@@ -40,18 +49,13 @@ PART = Replaced(
 )
 
 
-def launch_of(arm: str) -> Launch:
-    chosen = TQ.arm(arm)
-    assert chosen is not None
-    vllm, version = ("/r/bin/vllm",), TQ.try_with
+def launch_of(
+    arm: str = "reported", scenario: Scenario = TQ, version: str = "0.23.0", **more: Any
+) -> Launch:
+    release: dict[str, Any] = {"vllm": ("/r/bin/vllm",), "version": version, **more}
+    folder, model = plugin_folder(), Path("/m/tiny")
     return lab_launch(
-        TQ,
-        chosen,
-        vllm=vllm,
-        version=version,
-        plugin=plugin_folder(),
-        model=Path("/m/tiny"),
-        port=8001,
+        scenario, arm_of(scenario, arm), plugin=folder, model=model, port=8001, **release
     )
 
 
@@ -60,7 +64,7 @@ def server(tmp_path: Path) -> LabServer:
     return LabServer(("true",), port=1, log=log, env={}, kind=kind, evidence=evidence, untried={})
 
 
-def test_every_change_of_the_reported_command_is_listed_with_its_reason() -> None:
+def test_each_change_of_the_command_has_its_reason() -> None:
     launch = launch_of("reported")
     assert TQ.lab is not None
     for change in TQ.lab.changes:
@@ -100,38 +104,23 @@ def test_graphs_are_turned_off_in_several_ways(flags: str, mode: str) -> None:
 @pytest.mark.parametrize("capture", ["guard", "record"])
 def test_the_guard_captures_full_graphs(capture: Capture) -> None:
     lab = replace(TQ.lab, capture=capture)  # type: ignore[type-var]  # it has one
-
-    def launched(arm: str) -> Launch:
-        chosen = TQ.arm(arm)
-        assert chosen is not None
-        release: dict[str, Any] = {"vllm": ("vllm",), "version": "0.23.0"}
-        return lab_launch(
-            TQ, chosen, **release, plugin=plugin_folder(), model=Path("/m"), port=1, lab=lab
-        )
-
-    launch = launched("reported")
+    launch = launch_of(lab=lab)
     assert launch.env["REPRO_LAB_CAPTURE"] == capture
     assert launch.command.get("--compilation-config.cudagraph_mode") == "FULL_DECODE_ONLY"
     assert any(
         text.startswith("with --compilation-config.cudagraph_mode FULL")
         for text in launch.differences
     )
-    assert launched("graphs-off").command.get("--compilation-config.cudagraph_mode") == "none"
-    assert not launched("eager").command.has("--compilation-config.cudagraph_mode")
+    assert (
+        launch_of("graphs-off", lab=lab).command.get("--compilation-config.cudagraph_mode")
+        == "none"
+    )
+    assert not launch_of("eager", lab=lab).command.has("--compilation-config.cudagraph_mode")
     assert "REPRO_LAB_CAPTURE" not in launch_of("reported").env
 
 
 def test_weights_that_were_made_are_loaded() -> None:
-    wrong = find("tq-mtp-wrong-tokens")
-    launch = lab_launch(
-        wrong,
-        wrong.arms[0],
-        vllm=("v",),
-        version="0.24.0",
-        plugin=plugin_folder(),
-        model=Path("/m"),
-        port=1,
-    )
+    launch = launch_of(scenario=find("tq-mtp-wrong-tokens"), version="0.24.0")
     assert not launch.command.has("--load-format")
     assert any(
         "by which each token depends on all before it" in text for text in launch.differences
@@ -148,15 +137,7 @@ def test_a_scenario_without_a_lab_names_other_servers() -> None:
     with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
         LabSite(ServerOptions(), other)
     with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
-        lab_launch(
-            other,
-            other.arms[0],
-            vllm=("v",),
-            version="0.28.0",
-            plugin=plugin_folder(),
-            model=Path("/m"),
-            port=1,
-        )
+        launch_of(scenario=other, version="0.28.0")
 
 
 def test_the_lab_refuses_other_weights() -> None:
@@ -191,8 +172,14 @@ def test_piecewise_graphs_are_refused() -> None:
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     text = LabSite(ServerOptions(), TQ).text(TQ.arms[0], 8000)
-    assert "REPRO_LAB_MECHANISM=turboquant" in text
-    assert "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: " in text
+    assert (
+        missing(
+            text,
+            "REPRO_LAB_MECHANISM=turboquant",
+            "# vllm.v1.worker.cpu_worker.CPUWorker.init_device\n#   why: ",
+        )
+        == []
+    )
 
 
 def test_facts_are_read_from_the_plugins_file(tmp_path: Path) -> None:
@@ -296,20 +283,303 @@ def test_auto_falls_back_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_check_finds_mistakes_in_lab() -> None:
-    path = Path("scenarios/tq_chunked_prefill.py")
-    text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+    def problems_of(old: str, new: str) -> list[str]:
+        return [text for _, text in broken(old, new)]
 
-    def problems(old: str, new: str) -> list[str]:
-        assert old in text
-        return [problem.text for problem in read_scenario(path, text.replace(old, new, 1))[1]]
-
-    assert problems('mechanism="turboquant"', 'mechanism="turboquent"') == [
+    assert problems_of('mechanism="turboquant"', 'mechanism="turboquent"') == [
         "the lab has no mechanism 'turboquent'; did you mean 'turboquant'?"
     ]
     why = ', why="on a CPU this is a share of the host\'s memory"'
-    assert problems(why, "") == [
+    assert problems_of(why, "") == [
         "lab: `without --gpu-memory-utilization` has no why=: add the reason for the report"
     ]
-    found = problems('without("--language-model-only"', 'without("--language-only"')
+    found = problems_of('without("--language-model-only"', 'without("--language-only"')
     assert found
     assert all("does not carry --language-only" in text for text in found)
+
+
+SCO = find("sco-hybrid")
+
+
+def sco_launch(name: str) -> Launch:
+    return launch_of(name, SCO, "0.21.0")
+
+
+def test_differing_prompt_sizes_are_listed() -> None:
+    shown = "prompts of 5693 tokens in place of 90109, sized for the tiny model"
+    assert sco_launch("reported").differences.count(shown) == 1
+    assert (
+        sco_launch("near-miss-length").differences.count(
+            shown.replace("5693", "5664").replace("90109", "90112")
+        )
+        == 1
+    )
+    assert not any(text.startswith("prompts of") for text in launch_of().differences)
+
+
+def test_the_lab_command_keeps_what_the_bug_needs() -> None:
+    command = sco_launch("reported").command
+    assert command.enabled("--disable-hybrid-kv-cache-manager") is False
+    assert command.has("--enable-prefix-caching")
+    assert (command.number("--block-size"), command.number("--num-gpu-blocks-override")) == (
+        32,
+        330,
+    )
+    assert command.number("--max-num-batched-tokens") == 2048
+    transfer = json.loads(command.get("--kv-transfer-config") or "")
+    assert (transfer["kv_connector"], transfer["kv_role"]) == (
+        "SimpleCPUOffloadConnector",
+        "kv_both",
+    )
+    assert sco_launch("reported").env["REPRO_LAB_MECHANISM"] == "offload"
+
+
+def test_the_arms_differ_by_what_their_names_say() -> None:
+    assert not sco_launch("sco-off").command.has("--kv-transfer-config")
+    assert sco_launch("hybrid-off").command.enabled("--disable-hybrid-kv-cache-manager") is True
+    assert sco_launch("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
+    for name, key, value in (
+        ("lazy", "lazy_offload", True),
+        ("small-cpu-pool", "cpu_bytes_to_use", 160 * 8192),
+    ):
+        transfer = json.loads(sco_launch(name).command.get("--kv-transfer-config") or "")
+        assert transfer["kv_connector_extra_config"][key] == value
+
+
+def test_each_model_shape_has_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
+    assert SCO.lab is not None
+    assert TQ.lab is not None
+    folder = lab_model(SCO.lab, SCO.model)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["layer_types"] == ["full_attention", "sliding_attention"]
+    assert (config["sliding_window"], config["num_attention_heads"], config["head_dim"]) == (
+        128,
+        4,
+        32,
+    )
+    others = {
+        lab_model(lab, SCO.model)
+        for lab in (replace(SCO.lab, window=64), replace(SCO.lab, layers=["sliding"]))
+    }
+    assert len({folder, *others}) == 3
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [(ServerKind.LAB, 5693), (ServerKind.PROCESS, 90_109)])
+def test_a_trial_sends_the_lab_its_own_sizes(tmp_path: Path, kind: ServerKind, tokens: int) -> None:
+    def tokenize(exchange: Exchange) -> None:
+        words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
+        exchange.answer(200, {"count": words, "tokens": [0] * words})
+
+    paths = {
+        "/tokenize": tokenize,
+        "/v1/chat/completions": lambda exchange: exchange.answer(200, COMPLETION),
+    }
+    with FakeVllm(tmp_path / "log", paths) as fake:
+        trial = trial_on(fake, tmp_path)
+        trial.scenario, trial.arm = SCO, SCO.arms[0]
+        trial.launch = Launch(kind=kind, evidence=Evidence.LAB, command=SCO.command_of(trial.arm))
+        with trial.journal, trial.requests:
+            asyncio.run(run_trial(trial))
+    sent = list(read(tmp_path / "journal.jsonl").of("request-sent"))
+    assert [entry["prompt_tokens"] for entry in sent] == [tokens, tokens]
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [(ServerKind.LAB, Outcome.CLEAN), (ServerKind.PROCESS, Outcome.UNTRIGGERED)],
+)
+def test_the_boundary_is_computed_for_the_model_that_is_served(
+    tmp_path: Path, kind: ServerKind, outcome: Outcome
+) -> None:
+    asked = [SentRequest("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
+    seen = Observed(
+        ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()),
+        ready=True,
+        asked=asked,
+        canary_ok=True,
+    )
+    assert assess(SCO, sco_launch("reported").command, seen, tmp_path / "no log").outcome is outcome
+
+
+def test_near_misses_differ_from_the_report_by_one_thing() -> None:
+    lengths = {
+        request.prompt
+        for request in arm_of(SCO, "near-miss-length").workload or ()
+        if isinstance(request, Request)
+    }
+    answers = {
+        request.max_tokens
+        for request in arm_of(SCO, "near-miss-answer").workload or ()
+        if isinstance(request, Request)
+    }
+    (length,) = lengths
+    assert isinstance(length, Size)
+    assert length.lab is not None
+    assert (length.plus % 256, length.lab % 32) == (0, 0)
+    assert answers == {3}
+
+
+def test_differing_flags_are_listed() -> None:
+    assert SCO.command_of(arm_of(SCO, "bigger-pool")).number("--num-gpu-blocks-override") == 50_000
+    assert sco_launch("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
+    shown = (
+        "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for"
+        " the tiny model's pool"
+    )
+    assert sco_launch("bigger-pool").differences.count(shown) == 1
+    assert shown not in sco_launch("reported").differences
+
+
+DSV4 = find("dsv4-tp2")
+ON_A_CPU = find("dsv4-cpu-first-request")
+FLASHMLA = """
+class DeepseekV4FlashMLAAttention:
+    def forward_mqa(self, q, output):
+        if attn_metadata is None:
+            current_workspace_manager().get_simultaneous(
+                ((self.PREFILL_CHUNK_SIZE, M, q.shape[-1]), torch.bfloat16),
+                ((self.max_num_batched_tokens, combined_topk), torch.int32),
+                ((self.max_num_batched_tokens,), torch.int32),
+            )
+            output.zero_()
+            return
+
+    def _forward_prefill(self, q):
+        for chunk_start, chunk_end, chunk_N, chunk_M in chunk_plan:
+            workspace = workspace_manager.get_simultaneous(
+                ((chunk_size, chunk_M, q.shape[-1]), torch.bfloat16),
+                ((self.max_num_batched_tokens, combined_topk), torch.int32),
+                ((self.max_num_batched_tokens,), torch.int32),
+            )
+            kv, combined_indices_out, combined_lens_out = workspace
+"""
+
+
+@pytest.fixture(autouse=True)
+def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512_bf16"}))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSite:
+    """Return a lab whose release is a folder with only the file that the arms patch."""
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
+    release = fake_release("0.32.0", tmp_path / "release")
+    file = release.packages / "vllm" / "models" / "deepseek_v4" / "nvidia" / "flashmla.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(FLASHMLA, encoding="utf-8")
+    monkeypatch.setattr(vllm_repro.servers.lab, "provision", lambda *_, **__: release)
+    made = LabSite(ServerOptions(), DSV4)
+    made.prepare(print)
+    return made
+
+
+def ranked_server(site: LabSite, name: str, folder: Path) -> tuple[Launch, Server]:
+    return site.server(DSV4, arm_of(DSV4, name), 1, folder / f"{name}-1.log", "run")
+
+
+def test_each_rank_reports_its_patched_files(site: LabSite, tmp_path: Path) -> None:
+    launch, ranked = ranked_server(site, "branch", tmp_path)
+    assert isinstance(ranked, MultiNodeServer)
+    ranks = (ranked.head, *ranked.followers)
+    assert [rank.log_path and rank.log_path.name for rank in ranks] == [
+        "branch-1.log",
+        "branch-1.rank1.log",
+    ]
+    for rank, options in zip(ranks, (("--node-rank", "0"), ("--node-rank", "1")), strict=True):
+        assert isinstance(rank, LabServer)
+        assert rank.argv[rank.argv.index("--node-rank") :][:2] == options
+        assert list(rank.patched) == ["vllm/models/deepseek_v4/nvidia/flashmla.py"]
+        assert rank.env["REPRO_LAB_FACTS"] == str(rank.facts)
+        assert (rank.env["REPRO_LAB_MECHANISM"], rank.env["TRITON_INTERPRET"]) == ("deepseek", "1")
+        assert (rank.env["GLOO_SOCKET_IFNAME"], rank.env["OMP_NUM_THREADS"]) == ("lo", "1")
+    assert isinstance(ranks[1], LabServer)
+    assert "--headless" in ranks[1].argv
+    assert "--port" not in ranks[1].argv
+    assert len({str(rank.facts) for rank in ranks if isinstance(rank, LabServer)}) == 2
+    assert (
+        "vLLM 0.32.0 in place of the reported 0.20.1rc1.dev12+g363ffa145, which cannot be installed"
+        " here" in launch.differences
+    )
+    assert "REPRO_LAB_FACTS" not in launch.render()
+
+
+def test_a_rank_without_the_plugin_is_an_infra_error(site: LabSite, tmp_path: Path) -> None:
+    _, ranked = ranked_server(site, "reported", tmp_path)
+    assert isinstance(ranked, MultiNodeServer)
+    assert isinstance(ranked.head, LabServer)
+    ranked.head.facts.write_text('{"replaced": [], "patched": []}', encoding="utf-8")
+    with pytest.raises(InfraError, match="did not load the lab's plugin"):
+        ranked.booted(None, ready=True)  # type: ignore[arg-type]  # raises before it looks at them
+
+
+def test_arms_remove_only_the_reservation() -> None:
+    changed = {
+        name: arm_of(DSV4, name).patches for name in ("unreserved", "unreserved-eager", "branch")
+    }
+    assert changed["unreserved"] == changed["unreserved-eager"] == changed["branch"][:1]
+    text = FLASHMLA
+    for patch in changed["branch"]:
+        text = patch.apply(text)
+        assert len(text.splitlines()) == len(FLASHMLA.splitlines())
+    calls = [
+        ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
+    ]
+    assert "current_workspace_manager().get_simultaneous" not in calls
+    assert calls.count("workspace_manager.get_simultaneous") == 1
+
+
+def test_a_good_release_decides_nothing_for_a_patched_arm() -> None:
+    assert DSV4.status.standing("0.32.0") is Standing.GOOD
+    for name in ("unreserved", "unreserved-together", "branch"):
+        assert DSV4.status_of(arm_of(DSV4, name)).standing("0.32.0") is Standing.BAD
+        assert DSV4.status_of(arm_of(DSV4, name)).standing("0.28.0") is Standing.UNKNOWN
+    assert problems(text_of("dsv4_tp2.py"), "dsv4_tp2.py") == []
+
+
+def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServerKind.LAB.facts.release(DSV4) == DSV4.try_in_lab == "0.32.0"
+    assert ServerKind.REHEARSAL.facts.release(DSV4) == DSV4.try_with
+    assert ServerKind.DOCKER.facts.release(DSV4) is None
+    tq = find("tq-chunked-prefill")
+    assert ServerKind.LAB.facts.release(tq) == tq.try_with
+    monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: ())
+    monkeypatch.setattr(
+        ReleaseCache, "get", lambda _, source: "here" if source.release == "0.32.0" else None
+    )
+    assert choose(DSV4, ServerOptions(), download=False).kind is ServerKind.LAB
+
+
+def test_auto_prefers_the_lab_for_a_cpu_bug_with_a_mechanism(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the lab the release would crash for another reason: it has no Triton for CPUs."""
+    monkeypatch.setattr(
+        "vllm_repro.servers.docker_site.DockerSite.offer", lambda *_, **__: Offer(False)
+    )
+    monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: None)
+    monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
+    for memory in (16.0, 1024.0):
+        monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda memory=memory: memory)
+        assert choose(ON_A_CPU, ServerOptions(), download=False).kind is ServerKind.LAB
+        assert (
+            choose(ON_A_CPU, ServerOptions(vllm=Source(release="0.32.0")), download=False).kind
+            is ServerKind.LAB
+        )
+    monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda: 16.0)
+    assert (
+        choose(ON_A_CPU, ServerOptions()).why
+        == "the scenario needs CPU, 256 GB, and this machine has 16 GB"
+    )
+
+
+def test_answers_may_be_shorter_in_the_lab(site: LabSite, tmp_path: Path) -> None:
+    launch, _ = ranked_server(site, "reported", tmp_path)
+    assert (
+        "answers of up to 4 tokens in place of 4000, since a CPU takes a second for each"
+        in launch.differences
+    )
+    assert chat(prompt=1, max_tokens=sized(4000, lab=4)).max_tokens == sized(4000, lab=4)

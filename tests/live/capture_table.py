@@ -55,7 +55,9 @@ def operations() -> dict[str, Callable[[], Any]]:
         "torch.equal(d, d)": lambda: torch.equal(d, d),
         "torch.allclose(f, f)": lambda: torch.allclose(f, f),
         "torch.repeat_interleave(i, i)": lambda: torch.repeat_interleave(i, i),
-        "torch.repeat_interleave(i, i, output_size=1)": lambda: torch.repeat_interleave(i, i, output_size=1),
+        "torch.repeat_interleave(i, i, output_size=1)": (
+            lambda: torch.repeat_interleave(i, i, output_size=1)
+        ),
         "i.repeat_interleave(3)": lambda: i.repeat_interleave(3),
         "h.tolist()": h.tolist,
         "h.numpy()": h.numpy,

@@ -1,4 +1,4 @@
-"""Comparison of the lab's kernels with vLLM's own for DeepSeek-V4: Triton's in its interpreter, and the CPU's.
+"""Comparison of the lab's kernels for DeepSeek-V4 with vLLM's: Triton (interpreted) and CPU.
 
     TRITON_INTERPRET=1 PYTHONPATH=<release>:<plugin> <release's python> compare_deepseek_kernels.py
 
@@ -80,7 +80,7 @@ def combined(ops: Any) -> str:
 
 
 def attended(ops: Any) -> str:
-    """Return the attention of a whole prompt by the lab's kernels, and token by token by vLLM's CPU kernel."""
+    """Return a prompt's attention by the lab's kernels, and by vLLM's CPU kernel per token."""
     tokens, heads, scale = 200, 8, SIZE**-0.5
     windows, compressed = filled(ops, 4, 64), filled(ops, 2, 64)
     table, others = (

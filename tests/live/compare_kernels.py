@@ -42,7 +42,7 @@ def stand_in(module: Any, name: str, body: Any) -> None:
 
 
 def results(decode: Any, store: Any, backend: Any, preset: str) -> tuple[torch.Tensor, ...]:
-    """Return the cache bytes, the result of a decode, and the unpacked keys and values, for fixed inputs."""
+    """Return cache bytes, a decode's result, and unpacked keys and values for fixed inputs."""
     config_of = import_module(
         "vllm.model_executor.layers.quantization.turboquant.config"
     ).TurboQuantConfig
@@ -73,14 +73,19 @@ def results(decode: Any, store: Any, backend: Any, preset: str) -> tuple[torch.T
         key, value, cache, slots, rotation, middle, bits, packed, value_bits, config.key_fp8
     )
     answers = decode.triton_turboquant_decode_attention(
-        query, cache, table.expand(6, -1), torch.arange(TOKENS - 5, TOKENS + 1, dtype=torch.int32), rotation, centroids,
-        SIZE**-0.5, bits, packed, value_bits, config.key_fp8, config.norm_correction, PiT=rotation, max_num_kv_splits=4,
+        query, cache, table.expand(6, -1),
+        torch.arange(TOKENS - 5, TOKENS + 1, dtype=torch.int32), rotation, centroids,
+        SIZE**-0.5, bits, packed, value_bits, config.key_fp8, config.norm_correction,
+        PiT=rotation, max_num_kv_splits=4,
     )  # fmt: skip
     keys, values = (torch.zeros(1, HEADS, 3 * BLOCK, SIZE, dtype=torch.float16) for _ in range(2))
     backend._tq_full_dequant_kv[(3 * BLOCK, HEADS)](
-        cache, table, centroids, keys, values, *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:3], table.stride(0),
-        HEAD_DIM=SIZE, BLOCK_SIZE=BLOCK, NUM_KV_HEADS=HEADS, MSE_BYTES=math.ceil(SIZE * bits / 8), KPS=packed, VQB=value_bits,
-        VAL_DATA_BYTES=math.ceil(SIZE * value_bits / 8), MSE_BITS=bits, KEY_FP8=int(config.key_fp8), BLOCK_D=SIZE,
+        cache, table, centroids, keys, values,
+        *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:3], table.stride(0),
+        HEAD_DIM=SIZE, BLOCK_SIZE=BLOCK, NUM_KV_HEADS=HEADS,
+        MSE_BYTES=math.ceil(SIZE * bits / 8), KPS=packed, VQB=value_bits,
+        VAL_DATA_BYTES=math.ceil(SIZE * value_bits / 8), MSE_BITS=bits,
+        KEY_FP8=int(config.key_fp8), BLOCK_D=SIZE,
         NORM_CORRECTION=int(config.norm_correction), FP8_E4B15=0, num_warps=4,
     )  # fmt: skip
     return cache, answers.float(), keys[:, :, :TOKENS].float(), values[:, :, :TOKENS].float()
@@ -100,7 +105,10 @@ def compare(own: tuple[torch.Tensor, ...], ours: tuple[torch.Tensor, ...]) -> st
 
 
 def flash_difference() -> float:
-    """Return the largest difference of the stand-in for FlashAttention from the formula, a row at a time: one prompt, one continuation."""
+    """Return the largest difference of the FlashAttention replacement from the formula.
+
+    Compare a row at a time: one prompt, one continuation.
+    """
     random = torch.Generator().manual_seed(7)
     bounds = [(0, 9, 0, 9), (9, 15, 9, 35)]  # 9 tokens after none; 6 after 20
     query, key, value = (

@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def mark_of(item: pytest.Item) -> Path | None:
-    """Return the file that exists if the test passed with its present inputs, or None if all are."""
+    """Return the file that exists if the test passed with its present inputs; None if all are."""
     marker = item.get_closest_marker("depends")
     subject = marker.args[0] if marker else "boot"
     if subject == "all":

@@ -29,7 +29,7 @@ NOT_FOR = {
     "both": (),
     "install": tuple(path.name for path in sorted(HARNESS.glob("vllm_repro*"))),
 }
-"""Folders that a boot, a search in EngineCore, a test of both, or an installation does not depend on."""
+"""Folders that no boot, EngineCore search, test of both, or installation depends on."""
 
 
 @cache
@@ -43,7 +43,7 @@ def digest(subject: str) -> str:
 
 
 def meaning(path: Path) -> bytes:
-    """Return what a file does: of Python its syntax tree, without comments and texts that stand alone."""
+    """Return a file's bytes; of Python its syntax tree, without comments and lone strings."""
     if path.suffix != ".py":
         return path.read_bytes()
     tree = ast.parse(path.read_bytes())
@@ -74,7 +74,7 @@ def files(subject: str) -> Iterator[Path]:
 
 
 def inputs_of_test(module: Path, subject: str) -> str:
-    """Return the hash of all that a live test depends on: its module, its helpers, the scenarios."""
+    """Return the hash of a live test's inputs: its module, its helpers, the scenarios."""
     hashed = sha256(digest(subject).encode())
     helpers = [path for path in module.parent.glob("*.py") if not path.name.startswith("test_")]
     shared = [ROOT / "tests" / "conftest.py", ROOT / "pyproject.toml"]

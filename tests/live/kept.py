@@ -1,4 +1,4 @@
-"""Runs of live tests that are kept, to be judged again while nothing changes that a boot depends on.
+"""Kept runs of live tests, to be judged again while the inputs of a boot stay the same.
 
 A kept run is found by a hash of its command, its scenario and the code that boots and watches
 (`inputs`). It has the journal and the logs, without names of the machine that made it. Canaries are

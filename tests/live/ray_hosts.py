@@ -1,4 +1,7 @@
-"""A Ray cluster of three hosts: network namespaces of this machine, each with an address of its own. Needs root."""
+"""Ray cluster of three hosts: network namespaces of this machine with own addresses.
+
+It needs root.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real releases: bugs of requests that need asynchronous scheduling, on a CPU, and wrong answers of prompts given as embeddings."""
+"""Real releases on a CPU: bugs of asynchronous scheduling, and wrong answers to embeddings."""
 
 from __future__ import annotations
 

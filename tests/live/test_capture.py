@@ -1,4 +1,4 @@
-"""Capture guard in a release's Python without vLLM: what it refuses in a capture, and what it allows."""
+"""Capture guard in a release's Python without vLLM: what it refuses and what it allows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,28 @@ from vllm_repro.servers.lab import plugin_folder
 pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
 COPIES = {
-    "d.tolist()", "d[1:3].tolist()", "(d + 1).tolist()", "zeros(device=d.device).tolist()", "d.cpu()", "d.to('cpu')", "h.copy_(d)",
-    "d.copy_(h)", "h.to(DEVICE)", "h.to(d)", "torch.tensor([1], device=DEVICE)", "torch.tensor(1.0, device=DEVICE)",
-    "torch.as_tensor(array, device=DEVICE)", "d.new_tensor([1])", "d[[0, 1]]", "d[h]", "d[1] = h[0]", "d[1:3] = h[:2]",
+    "d.tolist()", "d[1:3].tolist()", "(d + 1).tolist()", "zeros(device=d.device).tolist()",
+    "d.cpu()", "d.to('cpu')", "h.copy_(d)", "d.copy_(h)", "h.to(DEVICE)", "h.to(d)",
+    "torch.tensor([1], device=DEVICE)", "torch.tensor(1.0, device=DEVICE)",
+    "torch.as_tensor(array, device=DEVICE)", "d.new_tensor([1])",
+    "d[[0, 1]]", "d[h]", "d[1] = h[0]", "d[1:3] = h[:2]",
 }  # fmt: skip
 WAITS = {
-    "d[0].item()", "int(d[0])", "range(d[1])", "if d[0] > 0", "if (d > 3).any()", "3 in d", "f'{d[0]}'", "repr(d)", "d.nonzero()",
-    "torch.where(d > 3)", "d.unique()", "torch.equal(d, d)", "torch.allclose(f, f)", "torch.repeat_interleave(i, i)", "d.copy_(p)",
-    "p.to(DEVICE)", "d[d > 3]", "f[f > 0] = f.flatten()", "torch.cuda.synchronize()", "torch.accelerator.synchronize()",
+    "d[0].item()", "int(d[0])", "range(d[1])", "if d[0] > 0", "if (d > 3).any()", "3 in d",
+    "f'{d[0]}'", "repr(d)", "d.nonzero()", "torch.where(d > 3)", "d.unique()",
+    "torch.equal(d, d)", "torch.allclose(f, f)", "torch.repeat_interleave(i, i)", "d.copy_(p)",
+    "p.to(DEVICE)", "d[d > 3]", "f[f > 0] = f.flatten()",
+    "torch.cuda.synchronize()", "torch.accelerator.synchronize()",
 }  # fmt: skip
 PASS = {
-    "d.to('cpu', non_blocking=True)", "torch.repeat_interleave(i, i, output_size=1)", "i.repeat_interleave(3)", "h.tolist()",
-    "h.numpy()", "h[0].item()", "d.copy_(p, non_blocking=True)", "p.copy_(d, non_blocking=True)", "d.copy_(d + 1)",
-    "p.to(DEVICE, non_blocking=True)", "d.to(torch.int64)", "torch.tensor([1])", "d[i]", "d[d > 3] = 0", "d[1] = 3",
-    "torch.zeros(device=DEVICE)", "torch.arange(device=DEVICE)", "torch.full(device=DEVICE)", "d.fill_(2)", "d.masked_fill(d > 3, 0)",
-    "torch.where(d > 3, d, 0)", "matmul, softmax, cat", "d.split([2, 4])", "list(d)", "shape, stride, address", "a kernel that reads",
+    "d.to('cpu', non_blocking=True)", "torch.repeat_interleave(i, i, output_size=1)",
+    "i.repeat_interleave(3)", "h.tolist()", "h.numpy()", "h[0].item()",
+    "d.copy_(p, non_blocking=True)", "p.copy_(d, non_blocking=True)", "d.copy_(d + 1)",
+    "p.to(DEVICE, non_blocking=True)", "d.to(torch.int64)", "torch.tensor([1])",
+    "d[i]", "d[d > 3] = 0", "d[1] = 3", "torch.zeros(device=DEVICE)",
+    "torch.arange(device=DEVICE)", "torch.full(device=DEVICE)", "d.fill_(2)",
+    "d.masked_fill(d > 3, 0)", "torch.where(d > 3, d, 0)", "matmul, softmax, cat",
+    "d.split([2, 4])", "list(d)", "shape, stride, address", "a kernel that reads",
 }  # fmt: skip
 
 
@@ -70,7 +77,7 @@ def test_a_view_is_of_its_tensors_memory_and_a_copy_is_not(table: dict[str, list
     assert table["a view's memory"] == ["True", "False"]
 
 
-def test_a_replay_reads_its_tensors_anew_and_keeps_the_numbers_of_the_capture(
+def test_a_replay_reads_tensors_anew_and_keeps_numbers(
     table: dict[str, list[str]],
 ) -> None:
     assert table["a replay"] == [

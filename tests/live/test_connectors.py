@@ -1,4 +1,4 @@
-"""Real releases in the lab: deaths in the scheduler that KV connectors cause, and the arms and releases that live."""
+"""Real releases in the lab: scheduler crashes by KV connectors, and arms that live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V4 over two real ranks in the lab: #41700 dies on both in vLLM's own lines, with the issue's numbers."""
+"""DeepSeek-V4 on two real ranks in the lab: both die of #41700 with the issue's numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPARISON = Path(__file__).with_name("compare_deepseek_kernels.py")
 DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
 
 
-def test_the_branchs_shapes_die_on_both_ranks_with_the_reported_numbers(harness: Harness) -> None:
+def test_the_branchs_shapes_crash_both_ranks_as_reported(harness: Harness) -> None:
     done = harness("run", "dsv4-tp2", "--server", "lab", "--vllm", RELEASE, "--arm", "branch")
     assert done.status == 0, done.out + done.err
     assert done.out.startswith(f"LAB: vLLM {RELEASE}'s own code")

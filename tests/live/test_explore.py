@@ -24,7 +24,7 @@ from vllm_repro_explore.scheduler_test import finding_test, scenario_test
 pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
 
-def test_the_workloads_of_causes_kill_and_list_twice_as_often_as_known(tmp_path: Path) -> None:
+def test_workloads_of_causes_crash_as_often_as_known(tmp_path: Path) -> None:
     """Play the first 20 workloads; of the first 100, 40 die."""
     scenario = find("sco-hybrid")
     assert scenario.causes is not None
@@ -110,7 +110,7 @@ def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> str:
-    """Run a test file with the release alone; return its output if its test failed, empty if it passed."""
+    """Run a test file with the release alone; return the output of a failed test, else empty."""
     (folder / "test_it.py").write_text(text, encoding="utf-8")
     done = subprocess.run(
         [str(release.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
@@ -133,7 +133,7 @@ def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> st
 @pytest.mark.parametrize(
     "name", ["sco-lazy-starves", "sco-lazy-never-rests", "sco-window-loads-wait"]
 )
-def test_a_finding_fails_without_this_package_and_its_patch_mends_it(
+def test_a_finding_fails_alone_and_its_patch_mends_it(
     name: str, pytest_folder: Path, tmp_path: Path
 ) -> None:
     scenario, released = find(name), provision(Source(release="0.32.0"))

@@ -1,4 +1,4 @@
-"""Search of EngineCore on real releases: faults that are planted and bugs that were reported are found, and nothing else is."""
+"""Search of EngineCore on real releases: it finds planted faults and reported bugs alone."""
 
 from __future__ import annotations
 

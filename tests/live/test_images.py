@@ -1,4 +1,4 @@
-"""Real releases with a tiny model that reads images: a boot that dies of one, and an image that the engine never got."""
+"""Real releases with a tiny model for images: a crash by an image, and a lost image."""
 
 from __future__ import annotations
 

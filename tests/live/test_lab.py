@@ -1,4 +1,4 @@
-"""Real releases in the lab: #41726 dies in vLLM's own lines on this CPU, and lives where it should (1 min a boot)."""
+"""Real releases in the lab: #41726 dies in vLLM's own lines, or lives (1 min a boot)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> 
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
 
 
-def test_the_hole_in_the_reservation_and_the_change_that_closes_it(harness: Harness) -> None:
+def test_the_hole_in_the_reservation_and_its_fix(harness: Harness) -> None:
     done = harness(
         "run",
         "tq-prefix-hit-unreserved",

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.live
 SCENARIO = "min-tokens-stop-ids"
 
 
-def test_the_engine_of_0_28_0_dies_of_one_request_and_lives_with_the_fix_laid_over_it(
+def test_0_28_0_crashes_and_lives_with_the_fix_as_overlay(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # other tests do not wait for it
@@ -79,17 +79,20 @@ _TEST_OF_A_USER = """
 import psutil
 
 def test_serves(vllm_server):
-    server = vllm_server("vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 2048 --enforce-eager",
+    server = vllm_server("vllm serve Qwen/Qwen3-0.6B --dtype float32"
+                         " --max-model-len 2048 --enforce-eager",
                          server="process", vllm="0.28.0", weights="dummy")
     for odd in ({}, {"min_tokens": 1, "stop_token_ids": [999999]}):
-        answer = server.client().completions.create(model=server.model, prompt="hello", max_tokens=4, extra_body=odd)
+        answer = server.client().completions.create(
+            model=server.model, prompt="hello", max_tokens=4, extra_body=odd)
         print("tokens:", answer.usage.completion_tokens, *server.pids)
-        mapped = {region.path for pid in server.pids for region in psutil.Process(pid).memory_maps()}
+        mapped = {region.path for pid in server.pids
+                  for region in psutil.Process(pid).memory_maps()}
         print("shared memory:", *(path for path in mapped if path.startswith("/dev/shm/")))
 """
 
 
-def test_a_test_of_a_user_fails_with_the_root_exception_of_0_28_0_and_nothing_is_left(
+def test_a_users_test_fails_with_the_root_exception(
     tmp_path: Path,
 ) -> None:
     """In a process of its own, as `pytest` runs it. The second request is the one that kills."""
@@ -245,7 +248,7 @@ def test_attached_to_a_running_server(harness: Harness, running: str) -> None:
 
 
 def _words(process: psutil.Process) -> str:
-    """Return the command of a process; empty once it is gone or a zombie, which it may become at any moment."""
+    """Return the command of a process; empty once it is gone or a zombie."""
     try:
         return " ".join(process.cmdline()) if process.is_running() else ""
     except psutil.NoSuchProcess:
@@ -302,7 +305,7 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(
         ("0.29.0", 0, "The engine lives."),
     ],
 )
-def test_the_script_of_a_report_finds_the_same_without_this_package(
+def test_the_script_of_a_report_finds_the_same_alone(
     tmp_path: Path, release: str, status: int, printed: str
 ) -> None:
     known = find(SCENARIO)

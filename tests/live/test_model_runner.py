@@ -1,4 +1,4 @@
-"""The worker of `explore --engine` against the release's own CPU model runner: equal steps, and a fault in a rule is seen."""
+"""Worker of `explore --engine` and the release's CPU model runner: equal steps, seen faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TurboQuant with vLLM's MTP drafter under the capture guard: 0.20.2 does not boot, with the reported traceback."""
+"""TurboQuant with vLLM's MTP drafter under the capture guard: 0.20.2 fails as reported."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_fetched_prompt_loses_a_token(harness: Harness, arm: str, outcome: str
 
 
 def unaware(folder: Path) -> str:
-    """Return a copy of the scenario without its check, and with only the requests that share no step."""
+    """Return a copy of the scenario without its check, with requests that share no step."""
     text = FILE.read_text(encoding="utf-8")
     for old, new in (
         ('    output=checks(alike=[("alone", "beside it")]),\n', ""),

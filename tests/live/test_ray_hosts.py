@@ -39,7 +39,10 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def run(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Return a run of dsv4-tp2 on an unchanged release, whose answer to the reported chat is long enough to be interrupted."""
+    """Return a run of dsv4-tp2 on an unchanged release.
+
+    Its answer to the reported chat is long enough to be interrupted.
+    """
     for name, value in hosts.environment().items():
         monkeypatch.setenv(name, value)
     text = DSV4.read_text(encoding="utf-8")
@@ -110,9 +113,7 @@ def test_a_cut_network_is_a_hang(run: Run, hosts: Hosts) -> None:
     assert trial["outcome"] == "hang", trial["why"]
 
 
-def test_a_lost_host_is_no_death_of_the_engine_and_the_trial_runs_again(
-    run: Run, hosts: Hosts
-) -> None:
+def test_a_lost_host_is_no_crash_and_the_trial_runs_again(run: Run, hosts: Hosts) -> None:
     hosts.lose(lost := host_of(run, 1))
     while run.sent(LONG) < 2:
         assert run.process.poll() is None, "the run ended before its second boot"

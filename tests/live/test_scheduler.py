@@ -1,4 +1,4 @@
-"""Real releases in the lab without a model: bugs of the scheduler that depend on which requests share a step."""
+"""Real releases in the lab without a model: bugs of requests that share a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real releases in the lab: #42085 dies in vLLM's own scheduler, and lives where it should; an engine that never goes idle."""
+"""Real releases in the lab: #42085 in vLLM's scheduler; an engine that never goes idle."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def named(scenario: Scenario) -> str:
 
 
 def lines_of(source: str, function: str) -> Sequence[str]:
-    """Return the lines of `Class.method`, without indentation; none if the source has no such function."""
+    """Return the lines of `Class.method` without indentation; none if it does not exist."""
     body: Sequence[ast.stmt] = ast.parse(source).body
     found: ast.stmt | None = None
     for name in function.split("."):

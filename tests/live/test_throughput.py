@@ -46,9 +46,7 @@ def scenario(folder: Path) -> Path:
 
 
 @pytest.mark.alone  # compares times
-def test_client_and_server_agree_and_random_weights_claim_nothing(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_client_and_server_agree_with_random_weights(harness: Harness, tmp_path: Path) -> None:
     # before the run, so that its time limit does not include the install
     provision(Source(release="0.29.0"))
     done = harness(

@@ -59,7 +59,7 @@ def read(version: str, script: str, asked: object) -> list[dict[str, Any]]:
     return found
 
 
-def test_0_21_takes_the_tiny_models_and_all_that_their_commands_say() -> None:
+def test_0_21_takes_the_tiny_models_and_their_commands() -> None:
     names = [
         "tq-chunked-prefill",
         "tq-prefix-hit-unreserved",
@@ -88,7 +88,7 @@ def test_0_21_takes_the_tiny_models_and_all_that_their_commands_say() -> None:
     assert found["dsv4-tp2"]["tokenizer_mode"] == "deepseek_v4"
 
 
-def test_0_20_takes_all_but_the_quantization_that_there_is_none_of() -> None:
+def test_0_20_takes_all_but_an_unknown_quantization() -> None:
     mtp, refused = read(
         "0.20.2",
         "engine_config.py",

@@ -1,4 +1,4 @@
-"""One real vLLM over two nodes, as two processes on this CPU: which rank died, and that nothing is left.
+"""One real vLLM over two nodes, as two processes on this CPU: which rank died.
 
 Signals go by pid to processes that the test's own run started.
 """
@@ -48,7 +48,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         assert [session_members(session) for session in sessions] == [[], []]
 
 
-def test_a_killed_worker_of_the_second_node_is_a_death_that_names_its_rank(
+def test_a_killed_worker_of_node_2_is_a_crash_with_its_rank(
     begin: Callable[..., Run],
 ) -> None:
     run = begin()
@@ -92,7 +92,7 @@ def test_a_cut_link_between_the_nodes_is_a_hang(begin: Callable[..., Run]) -> No
 @pytest.mark.by_hand
 # beside another engine two ranks make about ten tokens a second, and this test needs 3,500
 @pytest.mark.alone
-def test_the_second_launcher_killed_is_no_death_and_its_orphan_is_ended(
+def test_a_killed_second_launcher_is_no_crash(
     begin: Callable[..., Run],
 ) -> None:
     run = begin()

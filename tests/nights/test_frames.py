@@ -1,5 +1,8 @@
+"""Data frames of runs, maps and journals, and what the documentation says of them."""
+
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -37,8 +40,7 @@ def test_the_requests_and_the_runs_of_a_folder(harness: Harness, tmp_path: Path)
     done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported")
     assert done.folder is not None
     requests = frames.requests(done.folder)
-    assert list(requests["status"]) == [200, 500]
-    assert list(requests["ok"]) == [True, False]
+    assert (list(requests["status"]), list(requests["ok"])) == ([200, 500], [True, False])
     assert requests["completion_tokens"].iloc[0] == 4
     assert (requests["duration_s"] > 0).all()
     assert requests["sent"].dt.tz is not None
@@ -69,7 +71,49 @@ def test_a_folder_without_it_is_wrong_usage(read: Callable[[Path], object], tmp_
 def test_the_table_of_runs_has_the_figures_that_exist() -> None:
     _, speedy = measured(0, {"eager": 1200.0})
     table = pd.read_csv(StringIO(frames.as_csv([row(0, 1, 1)[1], speedy])))
-    assert list(table["crashed"]) == [1, 0]
-    assert table["output_tok_s"].iloc[1] == 1200.0
+    assert (list(table["crashed"]), table["output_tok_s"].iloc[1]) == ([1, 0], 1200.0)
     assert "ttft_s" not in table
     assert frames.as_csv([]).startswith("night,id,scenario,")
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_the_example_with_frames_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    at = next(at for at, block in enumerate(blocks) if "import frames" in block)
+    namespace: dict[str, object] = {}
+    for block in blocks[at - 1 : at + 1]:  # the block above runs a scenario
+        exec(compile(block, "docs/api.md", "exec"), namespace)
+    out = capsys.readouterr().out
+    assert re.search(r"min-tokens-stop-ids +\S+ +reported +reproduces", out)
+    assert "completion with an unknown stop token" in out
+
+
+def test_the_columns_of_the_docs_are_those_of_the_frames(tmp_path: Path) -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| `frames\.(\w+)\(.*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert tables == ["runs", "trials", "requests", "versions"]
+    for name, rows in re.findall(
+        r"^\| `frames\.(\w+)\([^\n]*\n\|---\|---\|\n(.*?)(?=\n\n|\Z)",
+        text,
+        re.DOTALL | re.MULTILINE,
+    ):
+        documented = [
+            word for row in rows.splitlines() for word in re.findall(r"`(\w+)`", row.split("|")[1])
+        ]
+        made = {
+            "runs": EXAMPLES[0].parent,
+            "versions": EXAMPLES[0].parent / "versions" / "sco-hybrid",
+        }
+        source = made.get(name, EXAMPLES[0])
+        if name == "requests":
+            source = tmp_path
+            (tmp_path / "requests.jsonl").touch()
+        assert sorted(documented) == sorted(getattr(frames, name)(source)), name

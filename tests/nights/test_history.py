@@ -1,24 +1,190 @@
+"""History of nights: state of each bug, changes, setups, pages, and the command."""
+
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
 from datetime import UTC, date, timedelta, timezone
+from itertools import permutations
+from pathlib import Path
+from random import Random
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.golden_files import assert_golden
-from tests.nights.made import FIRST, POINT, measured, row
-from tests.report_examples import REHEARSAL
+from tests.conftest import Harness
+from tests.golden_files import assert_golden, missing
+from tests.nights.made import FIRST, NIGHTLY, POINT, arm, measured, row
+from tests.report_examples import EXAMPLES, REHEARSAL, report
 from vllm_repro.journal.journal import Recording, read
 from vllm_repro.report.build import report_of
+from vllm_repro.report.json_report import ServerReport
 from vllm_repro.report.runs import Run, run_of
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict
+from vllm_repro_nights.bug_state import ABSENT, BugState, bug_state
 from vllm_repro_nights.history import NIGHTS, History, history, night_of
 from vllm_repro_nights.history_formats import as_json, change_lines, html_page, terminal
+from vllm_repro_nights.setups import Build, build_of, setup_of, signature_of
 
 Rows = list[tuple[date, Run]]
+
+
+def verdicts(rows: Rows) -> list[str]:
+    """Return the verdict after each night."""
+    return [bug_state(rows[: number + 1]).verdict for number in range(len(rows))]
+
+
+def test_a_bug_is_fixed_and_regresses() -> None:
+    rows = [row(0, 5, 5), row(1, 5, 5), row(2, 0, 1), row(3, 0, 5), row(4, 2, 2), row(5, 0, 80)]
+    assert verdicts(rows) == [*["reproduces"] * 3, "fixed", "regressed", "fixed"]
+    assert (
+        bug_state(rows[:3]).reason
+        == f"died in 10 of 10 boots, last in {NIGHTLY.format(1)}; 1 of 6 quiet boots for a fix"
+    )
+    assert (
+        bug_state(rows[:4]).reason
+        == f"died in 10 of 10 boots, then 6 quiet in a row up to {NIGHTLY.format(3)}"
+    )
+    regressed = bug_state(rows[:5])
+    assert (regressed.crashed, regressed.boots) == (2, 2), "older crashes have another rate"
+
+
+@pytest.mark.parametrize("crashes", [0, 1])
+def test_a_release_that_is_declared_good(crashes: int) -> None:
+    rows = [
+        row(0, crashes, 1, version="0.24.0"),
+        row(1, 0, 1, version="0.25.0", standing=Standing.GOOD),
+    ]
+    assert bug_state(rows).verdict is Verdict.FIXED
+    assert bug_state(rows).reason == "0.25.0 is declared good, and lived"
+    died = row(2, 1, 1, version="0.25.0", standing=Standing.GOOD)
+    assert bug_state([*rows, died]).verdict is Verdict.REGRESSED
+
+
+def test_a_declared_bug_is_no_regression() -> None:
+    rows = [
+        row(0, 0, 1, version="0.18.0", standing=Standing.GOOD),
+        row(1, 1, 1, version="0.23.0", standing=Standing.BAD),
+    ]
+    assert verdicts(rows) == ["fixed", "reproduces"]
+
+
+def test_a_later_crash_of_an_older_release_is_no_regression() -> None:
+    rows = [
+        row(0, 5, 5, version="0.23.0"),
+        row(1, 0, 9, version="0.24.0"),
+        row(2, 5, 5, version="0.22.0"),
+    ]
+    assert bug_state(rows).verdict is Verdict.FIXED
+    assert (bug_state(rows).crashed, bug_state(rows).boots) == (10, 10)
+    assert bug_state([*rows, row(3, 1, 1, version="0.25.0")]).verdict is Verdict.REGRESSED
+
+
+def test_boots_of_one_release_are_one_sample() -> None:
+    """A release does not change: its own quiet boots are no fix of its crash."""
+    crash, quiet = row(0, 1, 1, version="0.24.0"), row(1, 0, 100, version="0.24.0")
+    for rows in ([crash, quiet], [quiet, crash]):
+        assert bug_state(rows).verdict is Verdict.REPRODUCES
+        assert "died in 1 of 101 boots (flaky)" in bug_state(rows).reason
+
+
+def test_a_release_branch_does_not_hide_a_nightly_fix() -> None:
+    rows = [row(0, 5, 5), row(1, 0, 9), row(2, 5, 5, version="0.24.1")]
+    assert bug_state(rows).verdict is Verdict.FIXED
+    assert bug_state(rows[2:]).verdict is Verdict.REPRODUCES
+
+
+@pytest.mark.parametrize("order", list(permutations((0, 1, 2))))
+def test_a_bisection_of_a_declared_fix(order: tuple[int, ...]) -> None:
+    boots = (
+        ("0.19.0", 0, Standing.UNKNOWN),
+        ("0.23.0", 1, Standing.BAD),
+        ("0.33.0", 0, Standing.GOOD),
+    )
+    rows = [
+        row(night, boots[which][1], 1, version=boots[which][0], standing=boots[which][2])
+        for night, which in enumerate(order)
+    ]
+    assert bug_state(rows).verdict is Verdict.FIXED
+
+
+_RUN = st.tuples(
+    st.sampled_from(["0.22.0", "0.23.0", "0.24.0"]), st.integers(0, 2), st.integers(0, 12)
+)
+
+
+@given(st.lists(_RUN, min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_the_order_of_runs_does_not_matter(
+    runs: list[tuple[str, int, int]], shuffle: Random
+) -> None:
+    def state() -> BugState:
+        return bug_state(
+            [
+                row(night, min(crashed, boots), boots, version=version)
+                for night, (version, crashed, boots) in enumerate(runs)
+            ]
+        )
+
+    before, crashed = state(), any(min(run[1:]) for run in runs)
+    shuffle.shuffle(runs)
+    assert state() == before
+    assert 0 <= before.crashed <= before.boots
+    assert crashed or before.verdict in (
+        Verdict.QUIET,
+        Verdict.INCONCLUSIVE,
+    ), "no fix without a crash"
+
+
+def test_what_decides_nothing_changes_nothing() -> None:
+    assert verdicts([row(0, 0, 0), row(1, 3, 3), row(2, 0, 0)]) == [
+        "inconclusive",
+        *["reproduces"] * 2,
+    ]
+    assert bug_state([row(0, 0, 3)]).reason == "never died here; quiet boots: 3"
+    source = row(1, 1, 1, version="0.24.0+commit.4689392ab1")
+    assert bug_state([source]) == BugState()
+
+
+def test_the_worst_host_decides() -> None:
+    rows = [row(night, 1, 1, host=host) for night in range(9) for host in ("aaaa0001", "bbbb0002")]
+    rows += [row(9, 0, 50)]
+    assert bug_state(rows).verdict is Verdict.REPRODUCES
+    assert bug_state([*rows, row(10, 0, 50, host="bbbb0002")]).verdict is Verdict.FIXED
+    never = row(10, 0, 50, host="cccc0003")
+    assert bug_state([*rows[:18], never]).verdict is Verdict.REPRODUCES, "it may need the other GPU"
+    assert bug_state([*rows, row(9 + ABSENT.days, 0, 1)]).verdict is Verdict.FIXED, (
+        "the other host is gone"
+    )
+
+
+def test_a_flaky_bug_is_no_change_night_after_night() -> None:
+    rows = [row(night, night % 2, 1) for night in range(1, 40)]
+    assert set(verdicts(rows)) == {"reproduces"}
+    needed = bug_state(rows).needed
+    assert needed is not None
+    quiet = [row(40 + night, 0, 1) for night in range(needed)]
+    assert bug_state([*rows, *quiet[:-1]]).verdict is Verdict.REPRODUCES
+    assert bug_state([*rows, *quiet]).verdict is Verdict.FIXED
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=40))
+def test_the_quick_bound_never_hides_a_fix(crashes: list[bool]) -> None:
+    rows = [row(night, int(crashed), 1) for night, crashed in enumerate([True, *crashes])]
+    for last in range(1, len(rows)):
+        state = bug_state(rows[: last + 1])
+        assert state.verdict is Verdict.FIXED or state.streak < (state.needed or 0)
+        if state.verdict is Verdict.FIXED:
+            break
+
+
+def test_what_a_bug_does_that_kills_nothing() -> None:
+    _, run = row(0, 2, 2)
+    hung = replace(run, arms=(arm(2, 2, expected=Expected.HANGS),))
+    assert bug_state([(FIRST, hung)]).reason.startswith("hung in 2 of 2 boots, last in ")
 
 
 def history_of(rows: Rows, last: int = 1) -> History:
@@ -47,8 +213,7 @@ def test_each_change_comes_once() -> None:
     rows = [row(night, 1, 1) for night in range(10)] + [row(10, 0, 9)]
     (fix,) = history_of(rows).changes
     assert (fix.kind, fix.call, fix.run) == ("fixed", True, rows[-1][1].id)
-    assert kinds([*rows, row(11, 0, 1)]) == []
-    assert kinds([*rows, row(11, 1, 1)]) == ["regressed"]
+    assert (kinds([*rows, row(11, 0, 1)]), kinds([*rows, row(11, 1, 1)])) == ([], ["regressed"])
     assert kinds([*rows, row(11, 0, 1)], last=3) == ["fixed"], "over more nights the end counts"
 
 
@@ -98,7 +263,7 @@ def test_controls_and_patched_arms_alone_decide_nothing(verdict: Verdict) -> Non
     run = replace(run, verdict=verdict)
     assert history([run], UTC).bugs[0].nights[0].result == verdict
     for changed in ({"patched": True}, {"expected": Expected.LIVES}):
-        arms = tuple(replace(arm, **changed) for arm in run.arms)
+        arms = tuple(replace(tried, **changed) for tried in run.arms)
         assert history([replace(run, arms=arms)], UTC).bugs[0].nights[0].result == "inconclusive"
 
 
@@ -145,7 +310,7 @@ def test_throughput_is_the_last_figure_and_the_one_before() -> None:
     assert (figure.night, figure.load) == (FIRST + timedelta(days=15), str(POINT))
     assert figure.label == "1 x NVIDIA H200, unknown weights"
     when, run = measured(1, {"eager": 1.0})
-    edited = replace(run, arms=tuple(replace(arm, command="vllm serve --x") for arm in run.arms))
+    edited = replace(run, arms=tuple(replace(each, command="vllm serve --x") for each in run.arms))
     other = history_of([measured(0, {"eager": 2.0}), (when, edited)]).throughput
     assert [figure.before for figure in other] == [
         None,
@@ -188,8 +353,7 @@ def test_nothing_in_the_page_is_markup_of_others() -> None:
     ]
     text = html_page(history(runs, UTC), "re ports")
     assert "<script>alert" not in text
-    assert "&lt;b&gt;&amp;amp;" in text
-    assert 'href="re%20ports/x/%22%3E%3Cb%3E' in text
+    assert missing(text, "&lt;b&gt;&amp;amp;", 'href="re%20ports/x/%22%3E%3Cb%3E') == []
     assert not re.search(r"https?://", text)
 
 
@@ -206,3 +370,130 @@ def test_no_host_name_is_kept() -> None:
     shown = history([run], UTC)
     for text in (json.dumps(as_json(shown)), terminal(shown), html_page(shown, "."), repr(run)):
         assert "secretbox" not in text
+
+
+@pytest.mark.parametrize(
+    ("version", "build"),
+    [
+        ("0.24.0", Build.RELEASE),
+        ("0.24.0+cu130", Build.RELEASE),
+        ("0.24.0.post1", Build.RELEASE),
+        ("0.24.1rc1.dev12+gabc1234", Build.NIGHTLY),
+        ("0.24.1rc2", Build.NIGHTLY),
+        (None, Build.UNKNOWN),
+        ("main", Build.UNKNOWN),
+    ],
+)
+def test_nightly_or_release(version: str | None, build: Build) -> None:
+    assert build_of(version) is build
+
+
+def test_a_signature_says_whether_it_matches() -> None:
+    for tried in (tried for folder in EXAMPLES for tried in report(folder).arms):
+        deaths = [trial.death for trial in tried.trials if trial.death]
+        matched = any(death.signature == "match" for death in deaths)
+        assert signature_of(tried).startswith("match: ") is matched
+
+
+def test_a_setup_is_its_flags_and_model_and_not_this_run() -> None:
+    rehearsed = run_of(report(REHEARSAL)).arms[0]
+
+    def setup(command: str, image: str | None = None) -> str:
+        return setup_of(
+            replace(rehearsed, command=command, server=ServerReport(kind="docker", image=image))
+        )
+
+    old, new = "vllm/vllm-openai:v0.23.0", "vllm/vllm-openai:v0.24.0"
+    first = f"docker run -p 127.0.0.1:45421:8000 {old} Qwen/Qwen3-8B --max-num-seqs 2 --port 8000"
+    later = f"docker run -p 127.0.0.1:999:8000 {new} Qwen/Qwen3-8B --max-num-seqs 2 --port 8001"
+    assert setup(first, old) == setup(later, new)
+    assert setup(first, old) != setup(first.replace("seqs 2", "seqs 3"), old)
+    assert setup(first, old) != setup(first.replace("8B", "4B"), old)
+    assert setup("/a/releases/0.23.0/bin/vllm serve /m/x --f") == setup(
+        "/b/0.24.0/bin/vllm serve /n/x --f"
+    )
+
+
+IN_UTC = {"TZ": "UTC"}
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """Write the runs of some nights into the reports folder."""
+    root = tmp_path / "reports"
+    for _, run in fortnight():
+        folder = root / run.id
+        folder.mkdir(parents=True)
+        (folder / "journal.jsonl").touch()
+        (folder / "report.json").write_bytes(msgspec.json.encode(run))
+    return root
+
+
+@pytest.mark.usefixtures("reports")
+def test_the_last_nights_are_compared_with_those_before(harness: Harness) -> None:
+    done = harness("history", "--json", "--nights", "4", env=IN_UTC)
+    assert [change["scenario"] for change in json.loads(done.out)["changes"]] == [
+        "tq-chunked-prefill"
+    ]
+    done = harness("history", "--scenario", "sco-hybrid", env=IN_UTC)
+    assert "since the night of 2026-09-15:\n  nothing changed" in done.out
+    assert "tq-prefix-hit" not in done.out
+
+
+def test_a_file_is_written_and_no_table_printed(harness: Harness, reports: Path) -> None:
+    page, table = reports / "nights.html", reports / "runs.csv"
+    done = harness(
+        "history", "--html", str(page), "--csv", str(table), "--scenario", "sco-hybrid", env=IN_UTC
+    )
+    assert (done.status, done.out) == (0, "")
+    assert done.err == f"wrote {page}\nwrote {table}\n"
+    assert "What changed since the night of 15 September" in page.read_text(encoding="utf-8")
+    assert len(table.read_text(encoding="utf-8").splitlines()) == 1 + 16
+
+
+@pytest.mark.usefixtures("reports")
+@pytest.mark.parametrize(
+    ("option", "first", "last"),
+    [("--csv", "night,id,scenario,", "2026-09-16,"), ("--html", "<!doctype html>", "</html>")],
+)
+def test_a_dash_prints_it_and_nothing_else(
+    harness: Harness, option: str, first: str, last: str
+) -> None:
+    done = harness("history", option, "-", env=IN_UTC)
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.lower().splitlines()
+    assert lines[0].startswith(first)
+    assert lines[-1].startswith(last)
+
+
+def test_a_folder_of_copies_is_named_as_that(harness: Harness) -> None:
+    done = harness("history", "--out", str(EXAMPLES[0].parent))
+    assert (done.status, done.out) == (64, "")
+    assert (
+        missing(
+            done.err,
+            "the folders in it are runs of one scenario, or copies",
+            f"vllm-repro report {sorted(EXAMPLES)[0]} --format md",
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--scenario", "tq-prefix"), "it has: dsv4-tp2, sco-hybrid"),
+        (("--nights", "14"), "is no number of nights from 1 to 13"),
+        (("--out", "/nowhere/at/all"), "there is no folder"),
+        (("--html", "/nowhere/at/all.html"), "name another file with --html"),
+        (("--csv", "/proc/nowrite"), "name another file with --csv"),
+        (("--html", "-", "--csv", "-"), "only one of --json, --html - and --csv - can be printed"),
+    ],
+)
+@pytest.mark.usefixtures("reports")
+def test_wrong_usage_names_the_remedy(
+    harness: Harness, words: tuple[str, ...], message: str
+) -> None:
+    done = harness("history", *words)
+    assert (done.status, message in done.err) == (64, True), done.err
+    assert "Traceback" not in done.err

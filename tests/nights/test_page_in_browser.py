@@ -30,8 +30,7 @@ def test_the_first_screen_has_changes_and_the_marks_lead_to_runs(page: Path, ope
     assert box is not None
     assert box["y"] + box["height"] <= 800
     marks = made.page.locator(".square a")
-    assert marks.count() == 2 * 14
-    assert marks.first.inner_text() == "Q"
+    assert (marks.count(), marks.first.inner_text()) == (2 * 14, "Q")
     assert (marks.first.get_attribute("href") or "").startswith("reports/sco-hybrid/202")
 
 

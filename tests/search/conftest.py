@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,13 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
         return asked
 
     return put
+
+
+def record_in(out: Path, verb: str) -> dict[str, Any]:
+    """Return the record of the only search of a kind."""
+    (path,) = out.glob(f"*/{verb}/2*/*.json")
+    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return loaded
 
 
 def releases_of(jobs: list[Job]) -> list[str]:

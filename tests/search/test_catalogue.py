@@ -1,4 +1,4 @@
-"""The matrix of bugs and releases: fresh files, a row for each scenario, and which sighting counts."""
+"""Matrix of bugs and releases: fresh files, a row a scenario, and which sighting counts."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.browser
 
 CATALOGUE = Path(__file__).parents[2] / "reports" / "results" / "catalogue.html"
 SCROLLS = """() => [...document.querySelectorAll('main *')]
-    .filter((one) => getComputedStyle(one).overflowX === 'auto' && one.scrollWidth > one.clientWidth)
+    .filter((one) => getComputedStyle(one).overflowX === 'auto')
+    .filter((one) => one.scrollWidth > one.clientWidth)
     .map((one) => one.ariaLabel)"""
 
 

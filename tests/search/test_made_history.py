@@ -84,7 +84,7 @@ def text_of(folder: Path, commit: str, name: str) -> str:
     ("words", "kind"),
     [([], "wanted"), (["--branches"], "wanted"), (["--branches", "--picked"], "picked wanted")],
 )
-def test_the_tags_are_the_releases_and_one_commit_brings_the_change(
+def test_tags_are_releases_and_one_commit_has_the_change(
     tmp_path: Path, words: list[str], kind: str
 ) -> None:
     folder, truth = made(tmp_path, *words)

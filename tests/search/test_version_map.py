@@ -1,7 +1,10 @@
+"""Readings and pages of version maps, and the result of a release."""
+
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations_with_replacement
 
 import msgspec
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests.golden_files import assert_golden
+from tests.golden_files import assert_golden, missing
 from tests.report_examples import REHEARSAL, VERSIONS, replace, report, run_of
 from vllm_repro.report.model import arm_fields, verdict_fields
 from vllm_repro.scenario.catalogue import find
@@ -21,6 +24,7 @@ from vllm_repro_search.versions.record import (
     ReleaseResult,
     ReleaseRow,
     VersionMap,
+    release_result,
     row_of,
     row_without_run,
 )
@@ -206,7 +210,7 @@ def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
     assert "**0.23.0 was not tried**" in markdown(map_of([other]))
 
 
-def test_a_release_that_could_not_be_installed_has_its_reason_and_no_run() -> None:
+def test_a_release_that_was_not_installed_has_its_reason() -> None:
     scenario = find("tq-chunked-prefill")
     own = Arm("growing", Expected.DIES, bad=">=0.24.0")
     lost = row_without_run(
@@ -253,7 +257,7 @@ def test_a_mixed_build_is_shown_with_both_versions() -> None:
     assert found.as_dict()["rows"][0]["compiled"] == "0.23.0"
 
 
-def test_neither_does_a_run_with_other_evidence_nor_a_bug_that_is_not_imitated() -> None:
+def test_other_evidence_and_unimitated_bugs_decide_nothing() -> None:
     run = run_of("0.24.0", [Outcome.CLEAN])
     assert row_of(run, "0.24.0", Standing.GOOD, "cpu").arms[0].fate is ReleaseResult.UNDECIDED
     assert (
@@ -376,6 +380,64 @@ def test_a_map_words_what_the_bug_does(expected: Expected, head: str, event: str
     one = row("0.24.0", Outcome.CLEAN)
     arm = structs.replace(one.arms[0], expected=expected)
     version_map = map_of([structs.replace(one, arms=(arm,))])
-    assert f"which excludes {event} in more than 95% of boots" in markdown(version_map)
-    assert f"| outcome | {head} | boundary |" in markdown(version_map)
+    assert (
+        missing(
+            markdown(version_map),
+            f"which excludes {event} in more than 95% of boots",
+            f"| outcome | {head} | boundary |",
+        )
+        == []
+    )
     assert f" {head} " in terminal(version_map, "", "").splitlines()[2]
+
+
+def in_release(*outcomes: Outcome, unexplained: int = 0) -> ReleaseResult:
+    arm = arm_result("reported", Expected.DIES, outcomes, unexplained=unexplained)
+    return release_result(arm, imitated=True)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([Outcome.CLEAN], ReleaseResult.LIVES),
+        ([Outcome.CRASH, Outcome.CRASH], ReleaseResult.DIES),
+        ([Outcome.CRASH, Outcome.CLEAN], ReleaseResult.SOMETIMES),
+        ([Outcome.OTHER_CRASH, Outcome.CLEAN], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.HANG], ReleaseResult.FAILS_OTHERWISE),
+        ([Outcome.UNTRIGGERED], ReleaseResult.UNTRIGGERED),
+        ([Outcome.UNTRIGGERED, Outcome.CLEAN], ReleaseResult.UNDECIDED),
+        ([Outcome.BOOT_FAILED, Outcome.BOOT_FAILED], ReleaseResult.BOOT_FAILED),
+        ([Outcome.BOOT_FAILED, Outcome.INFRA], ReleaseResult.UNDECIDED),
+        ([Outcome.UNSUPPORTED], ReleaseResult.UNSUPPORTED),
+        ([Outcome.INFRA], ReleaseResult.INFRA),
+        ([Outcome.CANCELLED], ReleaseResult.UNDECIDED),
+        ([], ReleaseResult.UNDECIDED),
+    ],
+)
+def test_result_of_a_release(outcomes: list[Outcome], expected: ReleaseResult) -> None:
+    assert in_release(*outcomes) is expected
+
+
+def test_a_release_lives_only_if_all_boots_crossed_and_lived() -> None:
+    for outcomes in combinations_with_replacement(Outcome, 3):
+        assert (in_release(*outcomes) is ReleaseResult.LIVES) == (
+            set(outcomes) == {Outcome.CLEAN}
+        ), outcomes
+
+
+def test_an_unexplained_death_is_not_another_failure() -> None:
+    assert in_release(Outcome.OTHER_CRASH, unexplained=1) is ReleaseResult.UNDECIDED
+    assert (
+        in_release(Outcome.OTHER_CRASH, Outcome.HANG, unexplained=1)
+        is ReleaseResult.FAILS_OTHERWISE
+    )
+
+
+@pytest.mark.parametrize("unexplained", [9, 10])
+def test_verdict_and_release_agree_on_unexplained_failures(
+    unexplained: int,
+) -> None:
+    arm = arm_result("reported", Expected.DIES, [Outcome.OTHER_CRASH] * 10, unexplained=unexplained)
+    changed = unexplained < 10
+    assert (release_result(arm, imitated=True) is ReleaseResult.FAILS_OTHERWISE) is changed
+    assert (decide([arm], standing=Standing.BAD).verdict is Verdict.CHANGED) is changed

@@ -12,10 +12,13 @@ import pytest
 
 from tests.commands import journals, started, until
 from tests.conftest import Harness
+from tests.golden_files import assert_refused
+from tests.patched_rehearsal import DIFF, Diffs
 from tests.report_examples import run_of
 from tests.search.conftest import MadeUp
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.report.build import build
 from vllm_repro.report.json_report import RunJson
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
@@ -100,8 +103,7 @@ def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_pa
         report = json.loads((scenario / row["run"] / "report.json").read_text(encoding="utf-8"))
         msgspec.convert(report, RunJson)
         assert f"--vllm {row['version']} --arm reported " in report["reproduce"]
-        assert report["arms"][0]["name"] == "reported"
-        assert len(report["arms"]) == 1
+        assert (report["arms"][0]["name"], len(report["arms"])) == ("reported", 1)
     text = (scenario / "versions" / "latest" / "versions.md").read_text(encoding="utf-8")
     assert "> **REHEARSAL" in text
     assert str(tmp_path) not in text + json.dumps(loaded)
@@ -144,9 +146,7 @@ def test_a_surprise_exits_1(harness: Harness, tmp_path: Path) -> None:
     )
 
 
-def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_a_release_that_cannot_be_installed_is_a_row(harness: Harness, tmp_path: Path) -> None:
     words = (
         "versions",
         "min-tokens-stop-ids",
@@ -195,8 +195,12 @@ def test_a_release_that_cannot_be_installed_is_a_row_and_the_map_goes_on(
 def test_a_map_that_cannot_be_says_why_and_leaves_no_folder(
     harness: Harness, words: list[str], status: int, message: str, tmp_path: Path
 ) -> None:
-    done = harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"})
-    assert (done.status, message in done.err, "next:" in done.err) == (status, True, True), done.err
+    assert_refused(
+        harness(*words, env={"DOCKER_HOST": f"unix://{tmp_path}/no-engine.sock"}),
+        message,
+        "next:",
+        status=status,
+    )
     assert not list((tmp_path / "reports").glob("*"))
 
 
@@ -255,29 +259,29 @@ def test_an_interrupted_map_is_resumed_with_more_releases(
 
 
 def test_resume_refuses_other_options_and_other_maps(tmp_path: Path, harness: Harness) -> None:
-    nothing = harness("versions", "--resume", str(tmp_path))
-    assert (nothing.status, "holds no search that can be read" in nothing.err) == (64, True)
+    assert_refused(
+        harness("versions", "--resume", str(tmp_path)), "holds no search that can be read"
+    )
     assert harness(*TQ, "--versions", "0.24.0").status == 0
     (path,) = (tmp_path / "reports").glob("*/versions/2*/versions.json")
     for words, message in (
         (["--trials", "3"], "--trials would change them"),
         (["sco-hybrid"], "belongs to tq-chunked"),
     ):
-        done = harness("versions", *words, "--resume", str(path.parent))
-        assert (done.status, message in done.err) == (64, True), done.err
+        assert_refused(harness("versions", *words, "--resume", str(path.parent)), message)
     path.write_text(
         path.read_text("utf-8").replace('"good": ">=0.24.0"', '"good": ">=0.25.0"'),
         encoding="utf-8",
     )
-    other = harness("versions", "--resume", str(path.parent))
-    assert (other.status, "its status has changed since" in other.err) == (64, True), other.err
+    assert_refused(
+        harness("versions", "--resume", str(path.parent)), "its status has changed since"
+    )
     path.write_text(
         path.read_text("utf-8").replace("--server rehearsal", "--server"), encoding="utf-8"
     )
     assert harness("versions", "--resume", str(path.parent)).status == 64
     assert len(list(path.parent.parent.glob("2*"))) == 1
-    neither = harness("versions")
-    assert (neither.status, "no SCENARIO is named" in neither.err) == (64, True)
+    assert_refused(harness("versions"), "no SCENARIO is named")
 
 
 def living(job: Job) -> RunReport:
@@ -323,9 +327,7 @@ def test_the_release_goes_into_the_image(
     assert "--image 'mine:{version}'" in map_in(tmp_path)["reproduce"]
 
 
-def test_trouble_with_one_release_is_its_row_and_the_others_are_tried(
-    made_up: MadeUp, tmp_path: Path
-) -> None:
+def test_trouble_with_one_release_is_only_its_row(made_up: MadeUp, tmp_path: Path) -> None:
     def answer(job: Job) -> RunReport:
         if str(job.options.vllm) == "0.24.0":
             raise InfraError(f"no wheel in {Path.cwd()}/wheels", hint="look")
@@ -360,9 +362,35 @@ def test_an_interrupt_in_an_install_keeps_the_map(made_up: MadeUp, tmp_path: Pat
     assert loaded["pending"] == ["0.27.0", "0.28.0"]
 
 
-def test_an_arm_that_errs_is_mapped_with_the_one_that_its_answer_is_held_against() -> None:
+def test_an_arm_that_errs_is_mapped_with_its_reference() -> None:
     assert [arm.name for arm in find("tq-mtp-wrong-tokens").leading] == [
         "reported",
         "cudagraph-none",
     ]
     assert [arm.name for arm in find("tq-mtp-cudagraphs").leading] == ["reported"]
+
+
+ON_REHEARSAL = ("tq-chunked-prefill", "--server", "rehearsal")
+
+
+def test_a_map_has_an_arm_for_each_patch(harness: Harness, diffs: Diffs, tmp_path: Path) -> None:
+    words = ("versions", *ON_REHEARSAL, "--versions", "0.23.0,0.24.0", *diffs("fix", "hide"))
+    done = harness(*words)
+    assert done.status == 1
+    for line in (
+        "reported: dies in 0.23.0, lives in 0.24.0",
+        "fix: lives in 0.23.0 and 0.24.0",
+        "hide: dies in 0.23.0, lives in 0.24.0; against what is declared: 0.23.0",
+    ):
+        assert line in done.out
+    assert done.folder is not None
+    again = build(done.folder).reproduce
+    assert again.startswith("vllm-repro versions")
+    assert "--expect" not in again
+    (folder,) = (tmp_path / "reports/tq-chunked-prefill/versions").glob("2*")
+    kept = harness("versions", "--resume", str(folder))
+    assert kept.err.count("  as in ") == 2
+    (tmp_path / "hide.diff").write_text(DIFF.format("fix"), encoding="utf-8")
+    assert "as in" not in harness("versions", "--resume", str(folder)).err, (
+        "what another diff did is run again"
+    )

@@ -1,0 +1,675 @@
+"""What a draft takes from an issue: command, facts, requests, signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.golden_files import missing
+from tests.intake.texts import ISSUES, SERVE, checked, drafted
+from vllm_repro.command.parse import parse
+from vllm_repro.errors import UsageError
+from vllm_repro.resources import scenario_folder
+from vllm_repro.scenario.reader import load_file
+from vllm_repro.scenario.scenario import Model, Scenario
+from vllm_repro.scenario.workload import requests_of
+from vllm_repro_diagnosis.diagnosis import Phase, diagnose
+from vllm_repro_diagnosis.signature import How, compare
+from vllm_repro_intake.facts import read_facts
+
+COMPOSE = """
+```yaml
+services:
+  llm:
+    image: vllm/vllm-openai:${TAG:-v0.24.0}
+    environment:
+      - VLLM_LOGGING_LEVEL=DEBUG
+      - HF_TOKEN=hf_abcDEF123456789xyz
+    command: >
+      --model org/model
+      --tensor-parallel-size ${TP:-2}
+```
+"""
+KUBERNETES = """
+```yaml
+kind: Deployment
+spec:
+  containers:
+  - name: llm
+    image: vllm/vllm-openai:v0.23.0
+    args: ["--model", "org/model",
+           "--tensor-parallel-size", "2"]
+    env:
+    - name: NCCL_DEBUG
+      value: "INFO"
+    - name: HF_TOKEN
+      valueFrom: {secretKeyRef: {name: hf, key: token}}
+```
+"""
+SCRIPT = """
+```
+containers:
+- image: vllm/vllm-openai:v0.23.0
+  command: ["/bin/sh", "-c"]
+  args: ["pip list; exec vllm serve org/model --tensor-parallel-size 2"]
+```
+"""
+JSON = '```json\n["serve", "org/model",\n "--served-model-name", "a", "b", "--enforce-eager"]\n```'
+PYTHON = """
+```python
+MODEL = load("x")
+llm = LLM(
+    model="org/model", tensor_parallel_size=2, enforce_eager=True, enable_prefix_caching=False,
+    speculative_config={"method": "mtp", "num_speculative_tokens": 1}, seed=os.getpid(),
+)
+```
+"""
+LOG = (
+    "\u2502 (APIServer pid=1) INFO 10-20 03:21:02 [utils.py:328] non-default args: {'model_tag':"
+    " 'org/model', \u2502\n\u2502 'api_key': ['sk-abcdefgh12345678'], 'tensor_parallel_size':"
+    " \u2502\n\u2502 2, 'enforce_eager': True, 'served_model_name': ['a', 'b']} \u2502\n"
+)
+MTP = '{"method": "mtp", "num_speculative_tokens": 1}'
+MAIL = '> vllm serve org/model\n> --speculative-config\n> \'{"method":\n> "mtp"}\''
+NOTED = (
+    "```bash\nvllm serve org/model \\\n  -tp 2 \\   # <--- needed\n  --enforce-eager\nINFO 04-28"
+    " 02:37:03 [a.py:1] up\n```"
+)
+EXPORTED = (
+    "```console\n$ export VLLM_LOGGING_LEVEL=DEBUG\n$ export M=org/model\n$ vllm serve ${M} -tp"
+    " 2\n```"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        (
+            COMPOSE,
+            (
+                "docker run -e VLLM_LOGGING_LEVEL=DEBUG -e HF_TOKEN vllm/vllm-openai:v0.24.0"
+                " --model org/model -tp 2"
+            ),
+        ),
+        (
+            KUBERNETES,
+            "docker run -e NCCL_DEBUG=INFO vllm/vllm-openai:v0.23.0 --model org/model -tp 2",
+        ),
+        (SCRIPT, "docker run vllm/vllm-openai:v0.23.0 org/model -tp 2"),
+        (JSON, "vllm serve org/model --served-model-name a b --enforce-eager"),
+        (
+            PYTHON,
+            (
+                f"vllm serve org/model -tp 2 --enforce-eager --no-enable-prefix-caching"
+                f" --speculative-config '{MTP}'"
+            ),
+        ),
+        (LOG, "vllm serve org/model -tp 2 --enforce-eager --served-model-name a b"),
+        (NOTED, "vllm serve org/model -tp 2 --enforce-eager"),
+        (EXPORTED, "VLLM_LOGGING_LEVEL=DEBUG vllm serve org/model -tp 2"),
+        (
+            "```\nroot@6aa49b1572ea:~/x# vllm serve org/model -tp 2\n```",
+            "vllm serve org/model -tp 2",
+        ),
+        ("`uv run vllm serve org/model -tp 2`", "vllm serve org/model -tp 2"),
+        ("I run `vllm serve org/model -tp 2` and it dies.", "vllm serve org/model -tp 2"),
+        (MAIL, 'vllm serve org/model --speculative-config \'{"method":\n "mtp"}\''),
+    ],
+    ids=[
+        "compose",
+        "kubernetes",
+        "script",
+        "json",
+        "python",
+        "log",
+        "note",
+        "export",
+        "prompt",
+        "uv",
+        "inline",
+        "mail",
+    ],
+)
+def test_every_form_gives_the_command(text: str, command: str) -> None:
+    found, wanted = checked(drafted(text)).reported(), parse(command)
+    assert {flag.name: "".join((flag.text or "").split()) for flag in found.flags} == {
+        flag.name: "".join((flag.text or "").split()) for flag in wanted.flags
+    }
+    assert (found.model, found.env, found.container) == (wanted.model, wanted.env, wanted.container)
+
+
+def test_what_is_no_literal_is_a_gap() -> None:
+    assert "the value of 'seed' in that call is not a literal" in drafted(PYTHON).gaps
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve crashes when I send a request",
+        "vllm serve crashes",
+        "docker run --rm -it nvidia/cuda:12.4 nvidia-smi",
+        "vllm bench serve --model org/model --num-prompts 4",
+        "```\nexport IMAGE=x\ndocker run -itd $IMAGE\n```",
+        "",
+    ],
+)
+def test_prose_and_other_programs_are_no_command(text: str) -> None:
+    with pytest.raises(UsageError, match="no vLLM command"):
+        drafted(text)
+
+
+def test_the_repeated_command_counts_then_the_crashing_one() -> None:
+    good, bad = "vllm serve org/good --enforce-eager", "vllm serve org/bad -tp 2"
+    for text in (
+        f"This works:\n\n```\n{good}\n```\n\nTo reproduce:\n\n```\n{bad}\n```",
+        f"## Benchmark\n\n{good}\n\n## Steps\n\n{bad}\n",
+        f"{good}\n\n{bad}\n\n{bad}\n",
+        f"```\n# works\n{good}\n# crashes\n{bad}\n```",
+    ):
+        made = drafted(text)
+        assert checked(made).reported() == parse(bad)
+        assert any("not taken" in guess and "org/good" in guess for guess in made.guesses)
+        assert not any("several commands" in gap for gap in made.gaps)
+    assert any("several commands" in gap for gap in drafted(f"{good}\n\n{bad}").gaps)
+
+
+def test_flags_are_compared_with_those_of_the_release() -> None:
+    made = drafted(f"{SERVE} --brand-new 3", known_flags={"--max-num-batched-tokens"})
+    assert checked(made).reported().get("--brand-new") == "3"
+    assert made.guesses[0] == "--brand-new is not a flag of this release: “--brand-new 3”"
+    assert not drafted(
+        f"{SERVE} --brand-new 3", known_flags={"--max-num-batched-tokens", "--brand-new"}
+    ).guesses
+    assert "none of the releases known here" in drafted(f"{SERVE} --brand-new 3").guesses[0]
+
+
+def test_what_check_refuses_is_left_out_and_named() -> None:
+    made = drafted(
+        f"LD_PRELOAD=/tmp/x.so VLLM_USE_V1=1 {SERVE} --api-key sk-0123456789abcdef0123 --swap-space"
+        " 16 --max-mode-len 5 --sw"
+    )
+    command = checked(made).reported()
+    assert (command.env, len(command.flags)) == ((("VLLM_USE_V1", "1"),), 1)
+    for name in ("--api-key", "--swap-space", "--max-mode-len", "--sw", "LD_PRELOAD"):
+        assert any("left out" in guess and name in guess for guess in made.guesses), name
+
+
+def test_what_a_draft_cannot_hold_is_a_gap() -> None:
+    made = drafted(
+        "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}"
+    )
+    assert "reg.corp" not in made.text
+    assert (
+        missing(
+            made.gaps,
+            "the image is of a private registry: --image names another one",
+            "the value of the variable NAME is not stated",
+        )
+        == []
+    )
+
+
+HEADS = [
+    ("[Bug]: it dies #41726\n\nbody", "it dies", "vllm-project/vllm#41726"),
+    ("[Bug]: it dies · Issue #41726 · vllm-project/vllm\n", "it dies", "vllm-project/vllm#41726"),
+    (
+        (
+            "p - Fix [Bug]: it dies [2 pull requests, 1"
+            " comments]\n\nvllm-project/vllm#41726Fetched 2026"
+        ),
+        "it dies",
+        "vllm-project/vllm#41726",
+    ),
+    (
+        "Subject: Re: [vllm-project/vllm] [Bug]: it dies (Issue #41726)\n",
+        "it dies",
+        "vllm-project/vllm#41726",
+    ),
+    (
+        "# It dies at night\n\nhttps://github.com/vllm-project/vllm/issues/41726",
+        "It dies at night",
+        "vllm-project/vllm#41726",
+    ),
+    ("It dies at night\n\nsee #41726", "It dies at night", ""),
+    ("INFO 01-01 00:00:00 [a.py:1] up", "", ""),
+    ("vllm serve a/b", "", ""),
+    (
+        (
+            "# It dies at night\n\nvllm-project/vllm#41726 is another bug."
+            " https://github.com/vllm-project/vllm/pull/7"
+        ),
+        "It dies at night",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "title", "issue"), HEADS)
+def test_title_and_number(text: str, title: str, issue: str) -> None:
+    facts = read_facts(text)
+    assert (facts.title, facts.issue) == (title, issue)
+
+
+def test_other_issues_are_related() -> None:
+    text = (
+        "# It dies\n\nSee #41726, vllm-project/vllm#40000 and https://github.com/a/b/pull/77. Step"
+        " #2 of 3; &#12345;"
+    )
+    assert read_facts(text).related == (
+        "vllm-project/vllm#41726",
+        "vllm-project/vllm#40000",
+        "a/b#77",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("docker run vllm/vllm-openai:v0.23.0 --model a/b --enforce-eager", "0.23.0"),
+        (f"{SERVE}\n\npip: torch==2.11.0 vllm==0.24.0 flashinfer-python==0.6.8", "0.24.0"),
+        (f"{SERVE}\n\nWith vLLM v0.22.1, FlashInfer 0.6.8", "0.22.1"),
+        (f"# [Bug]: v0.19.1 crashes\n\n{SERVE}", "0.19.1"),
+        (
+            (
+                f"vLLM Version   : 0.20.2rc1.dev35+g4845aee6b\n\n{SERVE}\n\nIt worked with vLLM"
+                " 0.19.0."
+            ),
+            "0.20.2rc1.dev35+g4845aee6b",
+        ),
+        (f"{SERVE}\n\nFlashInfer 0.6.8 and transformers 0.5.1", ""),
+    ],
+)
+def test_the_release(text: str, release: str) -> None:
+    made = drafted(text)
+    scenario = checked(made)
+    assert (scenario.try_with, scenario.status.bad) == (
+        release or "0.33.0",
+        f"=={release or '0.33.0'}",
+    )
+    assert any("the release is not stated" in gap for gap in made.gaps) == (not release)
+    assert checked(drafted(text, version="0.32.0")).try_with == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "needs"),
+    [
+        ("GPU: NVIDIA GeForce RTX 5080", "", "1 GPU, 16 GB each"),
+        ("On 8x H20 141GB", "-tp 4", "4 GPUs, 141 GB each"),
+        ("Testing on 4 L40s GPUs", "-tp 2 -pp 2", "4 GPUs, 48 GB each"),
+        ("2x A100", "", "1 GPU"),
+        ("", "-tp 2 --nnodes 2", "2 GPUs, 2 nodes"),
+        (
+            (
+                "INFO 01-01 00:00:00 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with"
+                " config: device_config=cpu"
+            ),
+            "-tp 2",
+            "CPU",
+        ),
+    ],
+)
+def test_hardware(said: str, flags: str, needs: str) -> None:
+    assert str(checked(drafted(f"{SERVE} {flags}\n\n{said}")).needs) == needs
+
+
+def test_the_model_is_stated_or_known_or_a_gap() -> None:
+    shape = (
+        "num_attention_heads: 16, num_key_value_heads: 4, head_dim: 256, num_hidden_layers: 32,"
+        " vocab_size: 1000"
+    )
+    known = Model("org/model", heads=8, kv_heads=2, head_dim=64, layers=3, vocab_size=9)
+
+    def sizes(text: str, models: Sequence[Model] = ()) -> tuple[tuple[int, ...], int]:
+        made = drafted(f"{SERVE}\n\n{text}", models=models)
+        model = checked(made).model
+        return (model.heads, model.kv_heads, model.head_dim, model.layers, model.vocab_size), len(
+            made.gaps
+        )
+
+    most = sizes("")[1]
+    assert sizes(shape) == ((16, 4, 256, 32, 1000), most - 1)
+    assert sizes("", [known]) == ((8, 2, 64, 3, 9), most - 1)
+    assert sizes(f"{shape}\n\nvision: num_hidden_layers: 27") == ((16, 4, 256, 1, 1000), most)
+    assert sizes("num_attention_heads: 7, num_key_value_heads: 2") == ((1, 1, 1, 1, 1), most)
+    made = drafted("vllm serve /models/x --enforce-eager\n\nModel: org/public")
+    assert checked(made).model.name == "org/public"
+    assert any("org/public" in guess for guess in made.guesses)
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("server hangs with long prompts", "hangs"),
+        ("gibberish after a cache hit", "errs"),
+        ("engine crashes, then hangs", "dies"),
+    ],
+)
+def test_the_symptom_without_a_traceback(title: str, expected: str) -> None:
+    scenario = checked(drafted(f"# [Bug]: {title}\n\n{SERVE}"))
+    assert scenario.arms[0].expected == expected
+    assert (scenario.signature is None) == (expected != "dies")
+
+
+def test_variables_outside_of_the_command_are_only_quoted() -> None:
+    made = drafted(
+        f"## Your environment\n\nVLLM_A=1\n\n## Bug\n\n{SERVE}\n\nIt helps to set VLLM_USE_V1=0: no"
+        " crash."
+    )
+    assert checked(made).reported().env == ()
+    assert [guess for guess in made.guesses if "VLLM_" in guess] == [
+        "named outside of the command: VLLM_USE_V1=0: “It helps to set VLLM_USE_V1=0: no crash.”"
+    ]
+
+
+def workload(text: str) -> list[str]:
+    return [str(step) for step in checked(drafted(f"{SERVE}\n\n{text}")).workload]
+
+
+def named(*sizes: int) -> list[str]:
+    return [f"request {at} of {size} tokens" for at, size in enumerate(sizes, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (
+            (
+                "The first request has a prompt of 20,000 tokens and succeeds. The second"
+                " request (6k tokens) crashes."
+            ),
+            (20000, 6000),
+        ),
+        (
+            (
+                "- Request S0 (≈90k tokens): succeeds\n- Request S1 (≈90k tokens): 500\n\nEach"
+                " ~90k-token prompt fills the pool."
+            ),
+            (90000, 90000),
+        ),
+        ("It needs a ~1.3K-token prompt. Later: the same 1,304-token prompt again.", (1304,)),
+        ("Send two requests of 3,000 tokens each.", (3000, 3000)),
+        ("Prompts longer than 7593 tokens kill it.", (7594,)),
+        ("Requests with more than 8k input tokens die.", (8001,)),
+        ("Send 2 requests with 20k-token prompts and 1k-token outputs.", (20000, 20000)),
+        ("A 9,000-token prompt dies. Lowering the prompt to 800 tokens makes it stable.", (9000,)),
+        ("A prompt of 4k tokens works, one with 9,000 input tokens dies.", ()),
+        (
+            (
+                "GPU KV cache size: 145,274 tokens. Throughput 900 tokens/s. The input exceeds"
+                " max_num_batched_tokens of 2048 tokens."
+            ),
+            (),
+        ),
+        (
+            (
+                "It resumed the request with 3497 prompt tokens after the first 4096 prompt"
+                " tokens were computed."
+            ),
+            (),
+        ),
+    ],
+)
+def test_sizes_in_prose(text: str, sizes: tuple[int, ...]) -> None:
+    assert workload(text) == (named(*sizes) if sizes else ["chat/completions of 100 tokens"])
+
+
+def test_requests_at_once() -> None:
+    assert workload("The client sends 3 concurrent requests of 500 tokens each.") == [
+        " beside ".join(named(500, 500, 500))
+    ]
+    bench = (
+        "```\nvllm bench serve --random-input-len 700 --random-output-len 20 --max-concurrency"
+        " 2\n```"
+    )
+    assert workload(bench) == [" beside ".join(named(700, 700))]
+    steps: Any = checked(drafted(f"{SERVE}\n\n{bench}")).workload
+    assert all(request.max_tokens == 20 for request in requests_of(steps))
+
+
+def test_requests_as_sent() -> None:
+    body = '{"model":"m","prompt":"a \\u0027b\\u0027","max_tokens":5,"logprobs":2}'
+    curl = f"```\n$ time curl -s http://h:8000/v1/completions -d '{body}'\n```"
+    steps: Any = checked(drafted(f"{SERVE}\n\n{curl}\n\n{curl}")).workload
+    (step,) = steps
+    assert step.endpoint == "/v1/completions"
+    assert step.fields == {"prompt": "a 'b'", "max_tokens": 5, "logprobs": 2}
+    client = (
+        '```python\nclient.chat.completions.create(model=m, messages=[{"role": "user", "content":'
+        ' "hi"}], max_tokens=4)\n```'
+    )
+    assert "messages" in workload(client)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\nvllm bench serve --random-input-len 0\n```",
+        "```\nprompt_token_ids_len=0 in SchedulerOutput(\n```",
+        """```\ncurl http://h/v1/completions -d '{"prompt": "<0 tokens of A>"}'\n```""",
+    ],
+)
+def test_no_request_has_a_prompt_of_0_tokens(text: str) -> None:
+    steps: Any = checked(drafted(f"{SERVE}\n\n{text}")).workload
+    assert all(step.prompt or step.fields for step in steps)
+
+
+def test_a_prompt_that_does_not_fit_is_left_out() -> None:
+    made = drafted(f"{SERVE} --max-model-len 1000\n\nA prompt of 5000 tokens kills it.")
+    assert [str(step) for step in checked(made).workload] == ["chat/completions of 100 tokens"]
+    assert any("exceeds --max-model-len 1000" in guess for guess in made.guesses)
+
+
+def test_the_trigger_follows_from_the_sizes() -> None:
+    def trigger(text: str) -> str:
+        return next(
+            line.strip()
+            for line in drafted(text).text.splitlines()
+            if line.strip().startswith("trigger=")
+        )
+
+    assert trigger(f"{SERVE}\n\nA prompt of 5000 tokens.") == "trigger=chunked_prefill(chunks=2),"
+    assert trigger(f"{SERVE}\n\nA prompt of 4096 tokens.") == "trigger=prefill_over(4095),"
+    assert (
+        trigger("vllm serve a/b\n\nA prompt of 50 tokens.")
+        == "trigger=chunked_prefill(chunks=2) | prefill_over(49),"
+    )
+
+
+TRIED = [
+    ("With --enforce-eager it works.", {"with --enforce-eager": "lives"}),
+    ("--enforce-eager does not help.", {"with --enforce-eager": "dies"}),
+    (
+        "With --enforce-eager it works, with --max-num-seqs 8 it still crashes.",
+        {"with --enforce-eager": "lives", "with --max-num-seqs 8": "dies"},
+    ),
+    (
+        "Both `--enforce-eager` or `--max-num-seqs 8` avoids it: no crash.",
+        {"with --enforce-eager": "lives", "with --max-num-seqs 8": "lives"},
+    ),
+    ("Tried `--enforce-eager`: same.", {"with --enforce-eager": "dies"}),
+    ("Removing `--kv-cache-dtype` avoids the crash.", {"without --kv-cache-dtype": "lives"}),
+    ("It is fine without speculative decoding.", {"without --speculative-config": "lives"}),
+    ("- no cache (dropping `--kv-cache-dtype`) → fine", {"without --kv-cache-dtype": "lives"}),
+    ("It works with --enforce-eager in 0.22.1.", {}),
+    ("Disabling prefix caching resolves it.", {"with --no-enable-prefix-caching": "lives"}),
+    ("| `--no-async-scheduling` | works |", {"with --no-async-scheduling": "lives"}),
+    # unclear, not tried, or no change of the command
+    ("With --enforce-eager it works sometimes, still crashes at night.", {}),
+    ("Does it work with --enforce-eager?", {}),
+    ("Please try --enforce-eager, it works for others.", {}),
+    ("It works after --max-num-batched-tokens was raised.", {}),
+    ("It works with --max-num-batched-tokens 4096.", {}),
+    ("Raising --max-num-seqs and adding --enforce-eager works.", {}),
+    ("Removing --pipeline-parallel-size works.", {}),
+]
+
+
+@pytest.mark.parametrize(("said", "arms"), TRIED, ids=[said for said, _ in TRIED])
+def test_a_tried_workaround_with_a_clear_result_is_an_arm(said: str, arms: dict[str, str]) -> None:
+    command = f'{SERVE} --kv-cache-dtype fp8 --speculative-config \'{{"method":"mtp"}}\''
+    made = drafted(f"{command}\n\n{said}")
+    found = checked(made).arms
+    assert {" and ".join(map(str, arm.edits)): str(arm.expected) for arm in found[1:]} == arms
+    assert all(said in made.text for _ in found[1:])
+
+
+def test_an_unclear_result_is_quoted() -> None:
+    said = "With --enforce-eager it works sometimes, still crashes at night."
+    assert any(said in guess for guess in drafted(f"{SERVE}\n\n{said}").guesses)
+
+
+SEEDS = {
+    "41726.txt": "tq_chunked_prefill",
+    "40807.md": "tq_mtp_cudagraphs",
+    "41700.txt": "dsv4_tp2",
+    "42085.md": "sco_hybrid",
+}
+SILENT = {"dsv4_tp2": ("get_simultaneous", "_ensure_workspace_size")}
+"""Functions of a signature that the issue does not show: its traceback is the message alone."""
+
+
+@pytest.fixture(params=SEEDS)
+def pair(request: pytest.FixtureRequest) -> tuple[str, Scenario, Scenario]:
+    """Return the text, its draft and the scenario written by hand."""
+    text = (ISSUES / request.param).read_text(encoding="utf-8")
+    by_hand = [load_file(path) for path in sorted(scenario_folder().glob("*.py"))]
+    name = SEEDS[request.param]
+    hand = next(one for one in by_hand if one.id == name.replace("_", "-"))
+    return text, checked(drafted(text, models=[one.model for one in by_hand])), hand
+
+
+def test_flags_and_environment_are_those_of_the_scenario(
+    pair: tuple[str, Scenario, Scenario],
+) -> None:
+    _, made, hand = pair
+    ours, theirs = made.reported(), hand.reported()
+    assert ours.flags == theirs.flags
+    assert (ours.env, ours.container) == (theirs.env, theirs.container)
+    assert ours.model == (theirs.model or "").replace("/home/yk/", "/home/[user]/")
+
+
+def test_the_signature_is_that_of_the_scenario(pair: tuple[str, Scenario, Scenario]) -> None:
+    text, made, hand = pair
+    ours, theirs = made.signature, hand.signature
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.exception, ours.source) == (theirs.exception, theirs.source)
+    assert {Phase.BOOT if one.phase is Phase.WARMUP else one.phase for one in (ours, theirs)} == {
+        theirs.phase
+    }
+    wanted = [
+        name for name in theirs.frames if name not in SILENT.get(hand.id.replace("-", "_"), ())
+    ]
+    assert wanted[-len(ours.frames) :] == [name for name in ours.frames if name in wanted]
+    assert compare(ours, diagnose(text)).how is How.MATCH
+    assert compare(theirs, diagnose(text)).how is How.MATCH
+
+
+def test_the_other_fields(pair: tuple[str, Scenario, Scenario]) -> None:
+    _, made, hand = pair
+    stated = {
+        "tq-chunked-prefill": (["request 1 of 7593 tokens"], "0.20.2rc1.dev35+g4845aee6b", 1),
+        "tq-mtp-cudagraphs": (["chat/completions of 100 tokens"], "0.19.2rc1.dev21+g893611813", 1),
+        "dsv4-tp2": (["request 1 of 1304 tokens"], "0.20.1rc1.dev12+g363ffa145", 2),
+        "sco-hybrid": ([f"request {n} of 90000 tokens" for n in (1, 2)], "0.20.2rc1.dev73", 2),
+    }
+    workload, release, gpus = stated[hand.id]
+    assert [str(step) for step in made.workload] == workload
+    assert (made.try_with, made.needs.gpus, made.needs.nodes) == (release, gpus, hand.needs.nodes)
+    # that text names no number
+    assert made.issue == ("vllm-project/vllm#0" if hand.id == "sco-hybrid" else hand.issue)
+    arms = {arm.name: arm for arm in made.arms}
+    for name, theirs in (
+        ("enforce-eager", "eager"),
+        ("compilation-config-cudagraph-mode-none", "cudagraph-none"),
+    ):
+        if name in arms and (same := hand.arm(theirs)):
+            assert made.command_of(arms[name]).flags == hand.command_of(same).flags
+
+
+def test_arms_are_what_the_reporter_tried() -> None:
+    def arms(name: str) -> dict[str, str]:
+        made = checked(drafted((ISSUES / name).read_text(encoding="utf-8")))
+        return {" ".join(map(str, arm.edits)): str(arm.expected) for arm in made.arms[1:]}
+
+    assert arms("41700.txt") == {"with --enforce-eager": "lives"}
+    assert arms("40807.md") == {
+        "with --performance-mode interactivity --async-scheduling"
+        " --attention-config.flash_attn_version 2": "dies",
+        "with --compilation-config.cudagraph_mode none": "lives",
+    }
+
+
+def traceback(
+    last: str,
+    functions: str = "execute_model forward _update_states",
+    file: str = "vllm/v1/worker/a.py",
+) -> str:
+    frames = "".join(
+        f'  File "/x/{file}", line 7, in {name}\n    go()\n' for name in functions.split()
+    )
+    return (
+        f"{SERVE}\n\n```\nEngineCore encountered a fatal error.\nTraceback (most recent call"
+        f" last):\n{frames}{last}\n```\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "template"),
+    [
+        ("KeyError: 'cmpl-0a1b2c3d4e5f-0'", "'{}'"),
+        (
+            "ValueError: expected 16 of 1,024 in /home/alice/x/y.py: {a}",
+            "expected {} of {} in {}: {{a}}",
+        ),
+        ("RuntimeError: at 0x7f00aa of sm_120, 1.5 GB", "at {} of sm_120, {} GB"),
+        ("ValueError: " + "One sentence here. " * 20, ("One sentence here. " * 8).strip()),
+    ],
+)
+def test_the_template_of_a_message(message: str, template: str) -> None:
+    text = traceback(message)
+    signature = checked(drafted(text)).signature
+    assert signature is not None
+    assert signature.message.rstrip(".") == template.rstrip(".")
+    assert compare(signature, diagnose(text)).how in (How.MATCH, How.NEAR)
+
+
+def test_frames_are_the_innermost_of_vllm() -> None:
+    def frames(text: str) -> tuple[str, ...]:
+        signature = checked(drafted(text)).signature
+        assert signature is not None
+        return signature.frames
+
+    assert frames(traceback("KeyError: 'x'")) == ("execute_model", "_update_states")
+    assert frames(traceback("KeyError: 'x'", "a b b c d e run_busy_loop")) == ("b", "c", "d", "e")
+    made = drafted(
+        f"{SERVE}\n\nEngineCore encountered a fatal error.\n\nAssertionError: 'a.py:12:_prefill'"
+        " needs more\n"
+    )
+    assert frames(f"{SERVE}\n\nAssertionError: 'a.py:12:_prefill' needs more\n") == ("_prefill",)
+    assert any("this function is from the message" in guess for guess in made.guesses)
+    none = drafted(f"{SERVE}\n\nValueError: it is too long\n")
+    assert "the text shows no frames: fill them in from the report of a run" in none.gaps
+
+
+def test_without_an_exception_the_signature_matches_nothing() -> None:
+    made = drafted(f"# [Bug]: it crashes\n\n{SERVE}")
+    signature = checked(made).signature
+    assert signature is not None
+    for text in (traceback("KeyError: 'x'"), traceback("ValueError: no")):
+        assert compare(signature, diagnose(text)).how is How.OTHER
+    assert (
+        "the text holds no exception of the engine: fill in the signature from the report of a run"
+        in made.gaps
+    )
+
+
+def test_the_same_text_gives_the_same_file() -> None:
+    text = (
+        traceback("KeyError: 'x'")
+        + "num_attention_heads: 16 head_dim: 4\n\nWith --enforce-eager it works. See #41726."
+    )
+    assert drafted(text).text == drafted(text).text
+    assert drafted(text.replace("\n", "\r\n")).text == drafted(text).text

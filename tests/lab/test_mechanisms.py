@@ -1,0 +1,869 @@
+"""The plugin and its mechanisms with stubs of vLLM."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import hashlib
+import importlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from enum import Enum
+from importlib.metadata import distributions
+from itertools import product
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+import vllm_repro_lab
+from tests.golden_files import missing
+from vllm_repro.servers.lab import plugin_folder
+from vllm_repro_diagnosis.boot_facts import Observation, observed
+from vllm_repro_diagnosis.log_text import read_lines
+from vllm_repro_lab import nixl
+from vllm_repro_lab.parts import GRAPHS, MECHANISMS
+from vllm_repro_lab.record import Part, names_in, survey, write_once
+
+
+class AsyncPlatform:
+    """The part of vLLM's CPU platform that the plugin replaces."""
+
+    checked: ClassVar[list[str]] = []
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        cls.checked.append(cls.__name__)
+        vllm_config.scheduler_config.async_scheduling = False
+        vllm_config.scheduler_config.other = "changed"
+
+
+def load_plugin(monkeypatch: pytest.MonkeyPatch, name: str, modules: dict[str, object]) -> Any:
+    for parent in ("vllm", "vllm.platforms", "vllm.engine", "fastapi"):
+        modules.setdefault(parent, ModuleType(parent))
+    for module, content in modules.items():
+        monkeypatch.setitem(sys.modules, module, content)
+    monkeypatch.delitem(sys.modules, f"vllm_repro_lab.{name}", raising=False)
+    plugin = importlib.import_module(f"vllm_repro_lab.{name}")
+    sys.modules.pop(f"vllm_repro_lab.{name}")
+    return plugin
+
+
+def install_async(monkeypatch: pytest.MonkeyPatch, platform: object) -> tuple[Any, Any]:
+    """Install the mechanism over stubs; return torch and the model runner's module."""
+    torch: Any = ModuleType("torch")
+    torch.cuda, torch.device = SimpleNamespace(), str
+    runner, worker = ModuleType("runner"), ModuleType("vllm.v1.worker")
+    worker.cpu_model_runner = runner  # type: ignore[attr-defined]  # a stub
+    modules: dict[str, object] = {
+        "torch": torch,
+        "vllm.platforms.cpu": SimpleNamespace(CpuPlatform=platform),
+        "vllm.v1": ModuleType("vllm.v1"),
+        "vllm.v1.worker": worker,
+        "vllm.v1.worker.cpu_worker": ModuleType("cpu_worker"),
+    }
+    load_plugin(monkeypatch, "async_steps", modules).install()
+    return torch, runner
+
+
+def test_streams_and_events_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, runner = install_async(monkeypatch, type("CpuPlatform", (AsyncPlatform,), {}))
+    with runner._torch_cuda_wrapper():
+        stream, event = torch.cuda.Stream(), torch.cuda.Event(blocking=True)
+    stream.wait_stream(torch.cuda.current_stream())
+    event.record(stream)
+    event.synchronize()
+    assert torch.Event is torch.cuda.Event
+
+
+@pytest.mark.parametrize("decided", [True, False, None])
+def test_the_platform_keeps_decisions_and_changes_the_rest(
+    monkeypatch: pytest.MonkeyPatch, decided: bool | None
+) -> None:
+    platform = type("CpuPlatform", (AsyncPlatform,), {})
+    install_async(monkeypatch, platform)
+    config = SimpleNamespace(async_scheduling=decided, other="")
+    # made above
+    platform.check_and_update_config(SimpleNamespace(scheduler_config=config))  # type: ignore[attr-defined]
+    assert (config.async_scheduling, config.other) == (decided, "changed")
+    assert AsyncPlatform.checked.pop() == "CpuPlatform"
+
+
+class SegmentEngine:
+    """Engine that answers each segment with its length."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    async def generate(
+        self, inputs: AsyncIterator[Any], params: Any, request_id: str
+    ) -> AsyncIterator[Any]:
+        self.given.append(params)
+        assert request_id
+        async for one in inputs:
+            yield SimpleNamespace(
+                outputs=[SimpleNamespace(token_ids=[len(one.prompt["prompt_token_ids"])])]
+            )
+
+
+def test_segments_are_fed_to_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules: dict[str, object] = {
+        "vllm.engine.protocol": SimpleNamespace(StreamingInput=SimpleNamespace),
+        "vllm.sampling_params": SimpleNamespace(
+            SamplingParams=SimpleNamespace(from_optional=dict),
+            RequestOutputKind=SimpleNamespace(DELTA="delta"),
+        ),
+        "fastapi.responses": SimpleNamespace(JSONResponse=lambda content: json.dumps(content)),
+    }
+    plugin, engine = load_plugin(monkeypatch, "segments", modules), SegmentEngine()
+    state = SimpleNamespace(engine_client=engine)
+
+    async def body() -> dict[str, Any]:
+        return {"model": "m", "segments": [[7, 8, 9], 0, [10]], "max_tokens": 2}
+
+    async def passed_on(request: Any) -> str:
+        return f"passed on {request.url.path}"
+
+    def asked(path: str) -> Any:
+        request = SimpleNamespace(
+            url=SimpleNamespace(path=path), json=body, app=SimpleNamespace(state=state)
+        )
+        return asyncio.run(plugin.route(request, passed_on))
+
+    assert asked("/v1/completions") == "passed on /v1/completions"
+    assert engine.given == []
+    assert json.loads(asked("/segments")) == {"token_ids": [3, 1]}
+    assert engine.given == [{"max_tokens": 2, "output_kind": "delta"}]
+
+
+OFFLOAD = "vllm_repro_lab.offload"
+
+
+class Link:
+    """Block in the free list."""
+
+    next_free_block: Link | None = None
+
+
+class BlockPool:
+    """The parts of vLLM's class that the plugin uses."""
+
+    def __init__(self, counter: int, real: int) -> None:
+        head, tail = Link(), Link()
+        last = head
+        for _ in range(real):
+            last.next_free_block = Link()
+            last = last.next_free_block
+        last.next_free_block = tail
+        self.counter = counter
+        self.free_block_queue = SimpleNamespace(fake_free_list_head=head, fake_free_list_tail=tail)
+
+    def get_num_free_blocks(self) -> int:
+        return self.counter
+
+    def get_new_blocks(self, num_blocks: int) -> None:
+        if num_blocks > self.get_num_free_blocks():
+            raise ValueError("Cannot get free blocks")
+        self.popleft_n(num_blocks)
+
+    def popleft_n(self, n: int) -> None:
+        link: Link | None = self.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(n):
+            assert link is not None
+            link = link.next_free_block
+
+
+class Log(list[str]):
+    def info(self, text: str, *values: object) -> None:
+        self.append(text % values)
+
+    @property
+    def observed(self) -> tuple[Observation, ...]:
+        return observed(
+            read_lines(
+                "\n".join(f"(Worker pid=1) INFO 11-21 20:43:24 [o.py:1] {line}" for line in self)
+            )
+        )
+
+
+class Rows(dict[int, bytes]):
+    """Rows with a tensor's indexing by a list."""
+
+    # a tensor takes a list
+    def __getitem__(self, places: Sequence[int]) -> list[bytes]:  # type: ignore[override]
+        return [super(Rows, self).__getitem__(place) for place in places]
+
+    # likewise
+    def __setitem__(self, places: Sequence[int], rows: Sequence[bytes]) -> None:  # type: ignore[override]
+        for place, row in zip(places, rows, strict=True):
+            super().__setitem__(place, row)
+
+
+Installed = tuple[Any, ModuleType, Log, type[BlockPool]]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Installed]:
+    def installed(**names: object) -> Installed:
+        class Pool(BlockPool):
+            get_num_free_blocks = BlockPool.get_num_free_blocks
+
+        log = Log()
+        worker = ModuleType("vllm.v1.simple_kv_offload.worker")
+        torch = SimpleNamespace(
+            cuda=SimpleNamespace(Stream="CUDA's", other="torch's"), zeros="torch's", Event="CUDA's"
+        )
+        vars(worker).update({"DmaCopyBackend": None, "torch": torch, **names})
+        modules = {
+            "torch": torch,
+            "vllm": ModuleType("vllm"),
+            "vllm.v1": ModuleType("vllm.v1"),
+            "vllm.v1.core": ModuleType("vllm.v1.core"),
+            "vllm.v1.core.block_pool": SimpleNamespace(BlockPool=Pool),
+            "vllm.v1.simple_kv_offload": SimpleNamespace(worker=worker),
+            "vllm.v1.simple_kv_offload.worker": worker,
+        }
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr("vllm_repro_lab.record._logger", log)
+        monkeypatch.delitem(sys.modules, OFFLOAD, raising=False)
+        plugin = importlib.import_module(OFFLOAD)
+        plugin.install()
+        sys.modules.pop(OFFLOAD)
+        return plugin, worker, log, Pool
+
+    return installed
+
+
+def test_only_cuda_names_are_replaced_and_only_in_that_module(
+    install: Callable[..., Installed],
+) -> None:
+    plugin, worker, _, _ = install(is_pin_memory_available=lambda: True)
+    assert worker.DmaCopyBackend is plugin.CopyBackend
+    assert worker.is_pin_memory_available() is False
+    assert not hasattr(worker, "PIN_MEMORY")
+    assert (worker.torch.zeros, worker.torch.cuda.other) == ("torch's", "torch's")
+    low, _high = worker.torch.cuda.Stream.priority_range()
+    worker.torch.Event().record(worker.torch.cuda.current_stream())
+    assert worker.torch.cuda.Stream(priority=low) is not None
+    assert sys.modules["torch"].cuda.Stream == "CUDA's"
+
+
+def test_a_release_that_pins_by_a_constant(install: Callable[..., Installed]) -> None:
+    _, worker, _, _ = install(PIN_MEMORY=True)
+    assert worker.PIN_MEMORY is False
+    assert not hasattr(worker, "is_pin_memory_available")
+
+
+def test_copies_are_immediate_and_stores_complete_later(
+    install: Callable[..., Installed],
+) -> None:
+    plugin, _, log, _ = install(PIN_MEMORY=True)
+    gpu, cpu = (
+        {"kv": Rows({n: b"g%d" % n for n in range(5)})},
+        {"kv": Rows(dict.fromkeys(range(5), b"c"))},
+    )
+    backend = plugin.CopyBackend()
+    backend.init(gpu, cpu, None, None, None)
+    stores: list[tuple[int, Any]] = []
+    loads: list[tuple[int, Any]] = []
+    backend.launch_copy(
+        [3, 1, 3], [0, 1, 2], is_store=True, event_idx=7, events_list=stores, wait_event=object()
+    )
+    assert cpu["kv"][[0, 1, 2, 3]] == [b"g3", b"g1", b"g3", b"c"]
+    backend.launch_copy([2], [4], is_store=False, event_idx=8, events_list=loads)
+    assert gpu["kv"][[4]] == [b"g3"]
+    (index, store), (_, load) = stores[0], loads[0]
+    assert (index, store.query(), store.query(), load.query()) == (7, False, True, True)
+    assert log.observed == (
+        Observation("store", {"event": 7, "blocks": 3, "distinct": 2, "twice": [3]}),
+    )
+
+
+def test_synchronize_completes_a_store(install: Callable[..., Installed]) -> None:
+    plugin, _, _, _ = install(PIN_MEMORY=True)
+    event = plugin.Event(polls=1)
+    event.synchronize()
+    assert event.query()
+
+
+def test_not_more_than_32_blocks_are_named(install: Callable[..., Installed]) -> None:
+    plugin, _, log, _ = install(PIN_MEMORY=True)
+    plugin._observe_store(0, [*range(100), *range(50)])
+    (seen,) = log.observed
+    assert (seen.values["blocks"], seen.values["distinct"], seen.values["twice"]) == (
+        150,
+        100,
+        list(range(32)),
+    )
+
+
+def test_a_short_free_list_is_logged_without_a_lab_frame(
+    install: Callable[..., Installed],
+) -> None:
+    _, _, log, pool = install(PIN_MEMORY=True)
+    with pytest.raises(AssertionError) as death:
+        pool(counter=106, real=34).get_new_blocks(50)
+    assert log.observed == (Observation("free_list", {"counter": 106, "walked": 34, "asked": 50}),)
+    frames = [frame.name for frame in traceback.extract_tb(death.value.__traceback__)]
+    assert frames[1:] == ["get_new_blocks", "popleft_n"]
+
+
+def test_a_long_enough_free_list_is_not_logged(install: Callable[..., Installed]) -> None:
+    _, _, log, pool = install(PIN_MEMORY=True)
+    right = pool(counter=34, real=34)
+    right.get_new_blocks(34)
+    assert right.get_num_free_blocks() == 34
+    assert pool(counter=106, real=34).get_num_free_blocks() == 106
+    with pytest.raises(ValueError, match="Cannot get"):
+        right.get_new_blocks(35)
+    assert not log
+
+
+Kind = Enum("Kind", "ADD ABORT UTILITY")
+
+
+class Stub(ModuleType):
+    """Module of vLLM: every name is a class without methods."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, type(name, (), {}))
+        return getattr(self, name)
+
+
+class Platform:
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        vllm_config.scheduler_config.async_scheduling = False
+        vllm_config.parallel_config.distributed_executor_backend = "mp"
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.input_queue: Any = queue.Queue()
+
+    def _process_input_queue(self) -> None: ...
+
+
+NAMES = (
+    "numpy",
+    "torch",
+    "vllm",
+    "vllm.distributed",
+    "vllm.distributed.kv_transfer",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker",
+    "vllm.forward_context",
+    "vllm.platforms",
+    "vllm.platforms.cpu",
+    "vllm.v1",
+    "vllm.v1.core",
+    "vllm.v1.core.block_pool",
+    "vllm.v1.engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.kv_cache_interface",
+    "vllm.v1.kv_offload",
+    "vllm.v1.kv_offload.cpu",
+    "vllm.v1.kv_offload.cpu.spec",
+    "vllm.v1.outputs",
+    "vllm.v1.simple_kv_offload",
+    "vllm.v1.simple_kv_offload.worker",
+    "vllm.v1.worker",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.kv_connector_model_runner_mixin",
+    "vllm.v1.worker.worker_base",
+)
+RELOADED = ("nixl", "offload", "offloading", "scheduler", "scheduler_worker")
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    modules: dict[str, Any] = {name: Stub(name) for name in NAMES}
+    modules["vllm.platforms.cpu"].CpuPlatform = type(
+        "CpuPlatform", (Platform,), dict(vars(Platform))
+    )
+    modules["vllm.v1.engine.core"].EngineCoreProc = type(
+        "EngineCoreProc", (Engine,), dict(vars(Engine))
+    )
+    modules["vllm.v1.engine"].EngineCoreRequestType = Kind
+    modules["vllm.v1.worker.gpu_worker"].Worker.get_kv_connector_handshake_metadata = None
+    modules["vllm.v1.core.block_pool"].BlockPool.get_num_free_blocks = None
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+        parent, _, child = name.rpartition(".")
+        if parent in modules:
+            setattr(modules[parent], child, module)
+    for name in RELOADED:
+        monkeypatch.delitem(sys.modules, f"vllm_repro_lab.{name}", raising=False)
+    yield modules
+    for name in RELOADED:
+        sys.modules.pop(f"vllm_repro_lab.{name}", None)
+
+
+def test_the_simple_connector_copies_nothing_and_reports_it(vllm: dict[str, Any]) -> None:
+    importlib.import_module("vllm_repro_lab.scheduler").install()
+    worker = vllm["vllm.v1.simple_kv_offload.worker"].SimpleCPUOffloadWorker()
+    worker.register_kv_caches({})
+    done: list[tuple[int, Any]] = []
+    worker._backend.launch_copy([1, 2], [3, 4], is_store=True, event_idx=7, events_list=done)
+    worker._backend.launch_copy([3], [1], is_store=False, event_idx=8, events_list=done)
+    assert [(number, [event.query(), event.query()]) for number, event in done] == [
+        (7, [False, True]),
+        (8, [True, True]),
+    ]
+
+
+def added(*prompt: int) -> tuple[Kind, Any]:
+    return Kind.ADD, (SimpleNamespace(prompt_token_ids=list(prompt)), 0)
+
+
+def test_a_burst_enters_an_idle_engine_shorter_prompts_first(
+    vllm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = importlib.import_module("vllm_repro_lab.scheduler")
+    plugin.install()
+    engine = vllm["vllm.v1.engine.core"].EngineCoreProc()
+    engine._process_input_queue()
+    late, waits = added(1), []
+
+    def arrives(seconds: float) -> None:
+        waits.append(seconds)
+        engine.input_queue.put(late)
+
+    monkeypatch.setattr(plugin.time, "sleep", arrives)
+    first, second, abort = added(1, 2, 3), added(1, 2), (Kind.ABORT, ["a"])
+    for item in (first, abort, second):
+        engine.input_queue.put(item)
+    taken = [engine.input_queue.get(), *(engine.input_queue.get_nowait() for _ in range(3))]
+    assert taken == [late, second, first, abort]
+    assert waits == [plugin.GATHER]
+    engine.input_queue.put((Kind.UTILITY, None))
+    assert engine.input_queue.get() == (Kind.UTILITY, None)
+    assert len(waits) == 1, "a call that is no request does not wait"
+
+
+def test_the_platform_chooses_the_worker_alone(vllm: dict[str, Any]) -> None:
+    importlib.import_module("vllm_repro_lab.scheduler").install()
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(distributed_executor_backend="uni", worker_cls="auto"),
+        scheduler_config=SimpleNamespace(async_scheduling=True),
+    )
+    vllm["vllm.platforms.cpu"].CpuPlatform.check_and_update_config(config)
+    assert vars(config.parallel_config) == {
+        "distributed_executor_backend": "uni",
+        "worker_cls": "vllm_repro_lab.scheduler_worker.Worker",
+    }
+    assert config.scheduler_config.async_scheduling is True
+
+
+def step(
+    counts: dict[str, int], *, new: dict[str, Any] | None = None, old: dict[str, Any] | None = None
+) -> Any:
+    """Return a scheduler's output.
+
+    new: prompt and computed tokens; old: computed tokens and those of the answer.
+    """
+    fresh = [
+        SimpleNamespace(req_id=name, prompt_token_ids=prompt, num_computed_tokens=computed)
+        for name, (prompt, computed) in (new or {}).items()
+    ]
+    cached = SimpleNamespace(
+        req_ids=list(old or {}),
+        num_computed_tokens=[computed for computed, _ in (old or {}).values()],
+        num_output_tokens=[answered for _, answered in (old or {}).values()],
+    )
+    return SimpleNamespace(
+        finished_req_ids=set(),
+        scheduled_new_reqs=fresh,
+        scheduled_cached_reqs=cached,
+        num_scheduled_tokens=counts,
+    )
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_token_is_the_same_after_a_preemption() -> None:
+    worker = importlib.import_module("vllm_repro_lab.scheduler_worker").Worker()
+    worker._prompts = {}
+    prompt = list(range(10))
+    assert worker._sampled(step({"a": 8}, new={"a": (prompt, 0)})) == {"a": []}
+    (first,) = worker._sampled(step({"a": 2}, old={"a": (8, 0)}))["a"]
+    (second,) = worker._sampled(step({"a": 1}, old={"a": (10, 1)}))["a"]
+    assert first != second
+    assert worker._sampled(step({"a": 10}, old={"a": (0, 1)})) == {"a": []}, (
+        "preempted: its answer is computed again"
+    )
+    assert worker._sampled(step({"a": 1}, old={"a": (10, 1)})) == {"a": [second]}
+    assert worker._sampled(step({"b": 4}, new={"b": (prompt, 6)})) == {"b": [first]}, (
+        "after a prefix hit"
+    )
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_transfer_is_reported_after_polls_or_a_wait() -> None:
+    plugin = importlib.import_module("vllm_repro_lab.offloading")
+    spec = SimpleNamespace(extra_config={"store_polls": 2})
+    transfers = plugin._transfers_of(spec)
+    assert plugin._transfers_of(spec) is transfers
+    transfers.submit_store(1, None, None)
+    transfers.submit_load(2, None, None, expedited=True)
+    done = [[one.job_id for one in transfers.get_finished()] for _ in range(3)]
+    assert done == [[], [2], [1]]
+    transfers.transfer_async(3, (type("GPULoadStoreSpec", (), {})(), None))
+    transfers.wait({3, 4})
+    assert [one.job_id for one in transfers.get_finished()] == [3]
+
+
+class FullAttentionSpec: ...
+
+
+class SlidingWindowSpec: ...
+
+
+def worker_of(*specs: type) -> nixl.Worker:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False)
+    )
+    groups = [SimpleNamespace(kv_cache_spec=spec(), layer_names=["layer"]) for spec in specs]
+    return nixl.Worker(config, "here", SimpleNamespace(kv_cache_groups=groups, num_blocks=9))
+
+
+def fetch_of(engine: str, *local: list[int], awaiting: bool = False) -> Any:
+    remote = SimpleNamespace(
+        engine_id=engine, request_id="prefill", block_ids=[[4, 5, 6]] * len(local)
+    )
+    return SimpleNamespace(local_block_ids=local, remote=remote, awaiting_kvs=awaiting)
+
+
+def nixl_step(
+    worker: nixl.Worker, *, fetched: Any = None, held: str = ""
+) -> tuple[set[str], set[str]]:
+    loads = {} if fetched is None else {"r1": fetched}
+    worker.start_load_kv(
+        SimpleNamespace(reqs_to_recv=loads, reqs_to_send={held: 1.0} if held else {})
+    )
+    return worker.get_finished()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "FETCH_S", 0)
+
+
+def test_the_last_remote_blocks_are_copied_to_the_local_ones() -> None:
+    assert nixl.pairs_of(fetch_of("here", [1, 2], [3])) == [[(1, 5), (2, 6)], [(3, 6)]]
+
+
+def test_a_prefill_is_held_until_it_was_fetched() -> None:
+    worker = worker_of(FullAttentionSpec)
+    assert nixl_step(worker, held="prefill") == (set(), set())
+    assert nixl_step(worker, fetched=fetch_of("here", [1])) == ({"prefill"}, {"r1"})
+    assert nixl_step(worker) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    ("specs", "invalid"),
+    [((FullAttentionSpec,), {1, 2}), ((FullAttentionSpec, SlidingWindowSpec), set())],
+)
+def test_a_failure_names_blocks_unless_the_model_is_hybrid(
+    specs: tuple[type, ...], invalid: set[int]
+) -> None:
+    worker = worker_of(*specs)
+    _, ended = nixl_step(worker, fetched=fetch_of("gone", *([1, 2] for _ in specs)))
+    assert ended == {"r1"}
+    assert [worker.get_block_ids_with_load_errors() for _ in range(2)] == [invalid, set()]
+
+
+def test_a_whole_hit_is_reported_only_if_the_scheduler_waits() -> None:
+    worker = worker_of(FullAttentionSpec)
+    assert nixl_step(worker, fetched=fetch_of("here", [])) == (set(), set())
+    assert nixl_step(worker, fetched=fetch_of("here", [], awaiting=True)) == (set(), {"r1"})
+
+
+def test_a_fetch_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "FETCH_S", 60)
+    assert nixl_step(worker_of(FullAttentionSpec), fetched=fetch_of("here", [1])) == (set(), set())
+
+
+PACKAGE = Path(vllm_repro_lab.__file__).parent
+
+SOURCE = """
+from elsewhere import borrowed as here
+
+LIMIT: int = 3
+
+class Worker:
+    slots = 2
+
+    def init_device(self, first, /, second, *, third=None):
+        def inner(): ...
+
+try:
+    import fast
+except ImportError:
+    fast = None
+
+if LIMIT:
+    async def kernel(Key_ptr, D): ...
+"""
+
+
+def find(part: Part, folder: Path) -> tuple[str, Path] | None:
+    path = folder / f"{part.module}.py"
+    return (path.name, path) if path.exists() else None
+
+
+def test_names_are_those_that_a_module_has_with_their_parameters() -> None:
+    names = dict(names_in(SOURCE))
+    assert names["Worker.init_device"] == ("self", "first", "second", "third")
+    assert names["kernel"] == ("Key_ptr", "D")
+    assert set(names) == {
+        "here",
+        "LIMIT",
+        "Worker",
+        "Worker.slots",
+        "Worker.init_device",
+        "fast",
+        "kernel",
+    }
+
+
+def test_a_release_that_has_every_part(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
+    parts = (
+        Part("worker", "Worker.init_device", "no GPU", "none"),
+        Part("worker", "kernel", "no Triton", "none", ("Key_ptr",)),
+        Part("worker", "here"),
+    )
+    found = survey(parts, lambda part: find(part, tmp_path))
+    assert found.missing == ()
+    digest = hashlib.sha256(SOURCE.encode()).hexdigest()
+    assert [dict(part) for part in found.replaced] == [
+        {
+            "name": "worker.Worker.init_device",
+            "file": "worker.py",
+            "sha256": digest,
+            "why": "no GPU",
+            "effect": "none",
+        },
+        {
+            "name": "worker.kernel",
+            "file": "worker.py",
+            "sha256": digest,
+            "why": "no Triton",
+            "effect": "none",
+        },
+    ]
+    assert "unsupported" not in found.as_fields()
+
+
+def test_missing_names_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
+    parts = (
+        Part("gone", "anything", "w", "e"),
+        Part("worker", "Worker.warm_up", "w", "e"),
+        Part("worker", "kernel", "w", "e", ("Key_ptr", "KPS")),
+        Part("worker", "renamed"),
+    )
+    missing = survey(parts, lambda part: find(part, tmp_path)).missing
+    assert missing == (
+        "gone.anything",
+        "worker.Worker.warm_up",
+        "worker.kernel(KPS)",
+        "worker.renamed",
+    )
+
+
+def test_an_optional_part_is_listed_if_a_release_has_it(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
+    parts = tuple(Part(module, "kernel", "w", "e", needed=False) for module in ("worker", "gone"))
+    parts += (Part("worker", "renamed", "w", "e", needed=False),)
+    found = survey(parts, lambda part: find(part, tmp_path))
+    assert ([part["name"] for part in found.replaced], found.missing) == (["worker.kernel"], ())
+
+
+def test_the_facts_file_is_written_atomically(tmp_path: Path) -> None:
+    write_once(tmp_path / "lab.json", {"replaced": []})
+    assert json.loads((tmp_path / "lab.json").read_text(encoding="utf-8")) == {"replaced": []}
+    with pytest.raises(TypeError):
+        write_once(tmp_path / "other.json", {"replaced": object()})
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_each_replacement_has_a_reason_and_an_effect() -> None:
+    for mechanism, graphs in product(MECHANISMS.values(), ("", *GRAPHS)):
+        if graphs and mechanism.alone:
+            continue
+        replaced = [part for part in mechanism.parts_with(graphs) if part.effect]
+        assert len({(part.module, part.name) for part in replaced}) == len(replaced) > 0
+        assert all(part.why for part in replaced)
+
+
+def raising(tree: ast.AST) -> list[str]:
+    """Return the functions that raise or assert."""
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return [
+        one.name
+        for one in functions
+        for node in ast.walk(one)
+        if isinstance(node, ast.Raise | ast.Assert)
+    ]
+
+
+@pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_only_refuse_raises(module: Path) -> None:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    assert raising(tree) == (["refuse"] if module.stem == "refusals" else [])
+
+
+@pytest.mark.parametrize("module", ["memory", "refusals", "replay", "capture"])
+def test_the_guard_does_not_import_vllm(module: str) -> None:
+    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+    imported = [
+        node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    imported += [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    assert not [name for name in imported if name.startswith("vllm")]
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert not [name for name in named if "turbo" in name.lower() or "prefill" in name.lower()]
+
+
+def test_vllm_finds_it_by_its_entry_point() -> None:
+    points = [
+        (point.name, point.value)
+        for distribution in distributions(path=[str(plugin_folder())])
+        for point in distribution.entry_points
+        if point.group == "vllm.general_plugins"
+    ]
+    assert points == [("vllm_repro_lab", "vllm_repro_lab:register")]
+
+
+def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Call the plugin's entry point twice, as vLLM does.
+
+    Use a separate Python with `path` first and without the harness.
+    """
+    call = (
+        "import vllm_repro_lab, sys; vllm_repro_lab.register(); vllm_repro_lab.register();"
+        " print('torch' in sys.modules)"
+    )
+    keep = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("REPRO_LAB", "PYTHON"))
+    }
+    return subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-c",
+            f"import sys; sys.path[:0] = {[str(path), str(plugin_folder())]!r}; {call}",
+        ],
+        env={**keep, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_plugin_does_nothing_without_a_mechanism(tmp_path: Path) -> None:
+    done = register(tmp_path)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+
+
+def test_a_release_without_the_names_exits_with_a_message(tmp_path: Path) -> None:
+    (tmp_path / "vllm" / "platforms").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm" / "platforms" / "cpu.py").write_text(
+        "class CpuPlatform: ...\n", encoding="utf-8"
+    )
+    facts = tmp_path / "lab.json"
+    done = register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_FACTS=str(facts))
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "the lab cannot run this release: it has no vllm.platforms.cpu.CpuPlatform.get_attn"
+    )
+    written = json.loads(facts.read_text(encoding="utf-8"))
+    assert "vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls" in written["unsupported"]
+    assert written["mechanism"] == "turboquant"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"MECHANISM": "turbo"},
+            f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}",
+        ),
+        (
+            {"MECHANISM": "turboquant", "CAPTURE": "guarded"},
+            "REPRO_LAB_CAPTURE is 'guarded'; it must be guard or record",
+        ),
+    ],
+)
+def test_unknown_settings_are_refused(
+    tmp_path: Path, environment: dict[str, str], message: str
+) -> None:
+    done = register(tmp_path, **{f"REPRO_LAB_{name}": value for name, value in environment.items()})
+    assert (done.returncode, done.stderr.strip()) == (1, message)
+
+
+@pytest.mark.parametrize("graphs", ["", *GRAPHS])
+def test_the_checked_names_depend_on_the_capture_mode(tmp_path: Path, graphs: str) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    facts = tmp_path / "lab.json"
+    register(
+        tmp_path,
+        REPRO_LAB_MECHANISM="turboquant",
+        REPRO_LAB_CAPTURE=graphs,
+        REPRO_LAB_FACTS=str(facts),
+    )
+    lacking = json.loads(facts.read_text(encoding="utf-8"))["unsupported"]
+    wrapper = "vllm.compilation.cuda_graph.CUDAGraphWrapper"
+    assert (wrapper in lacking, "vllm.config.vllm.VllmConfig._set_cudagraph_sizes" in lacking) == (
+        bool(graphs),
+        not graphs,
+    )
+
+
+def test_called_names_are_marked_as_running() -> None:
+    idle = {
+        f"{part.module}.{part.name}"
+        for one in MECHANISMS.values()
+        for part in one.parts_with("")
+        if not part.runs
+    }
+    assert (
+        missing(
+            idle,
+            "vllm.v1.attention.ops.triton_decode_attention._fwd_kernel_stage2",
+            "vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy",
+        )
+        == []
+    )
+    assert not {
+        name
+        for name in idle
+        if "CPUWorker" in name or "BlockPool" in name or "capture_model" in name
+    }
