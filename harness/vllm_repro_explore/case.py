@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-__all__ = ["Case", "Request", "Setup", "beyond_scheduler", "least_blocks", "longest_of"]
+__all__ = [
+    "Case",
+    "Request",
+    "Setup",
+    "beyond_scheduler",
+    "least_blocks",
+    "longest_of",
+    "true_texts",
+]
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Case:
 
 
 def least_blocks(setup: Setup) -> int:
-    """Return the fewest blocks that vLLM accepts: those of the longest request, and the null block."""
+    """Return the fewest blocks that vLLM accepts: for the longest request, and the null block."""
     whole = -(-setup.max_len // setup.block)
     inflight = setup.chunk * (2 if setup.asynchronous else 1)
     window = -(-min(setup.window - 1 + inflight, setup.max_len) // setup.block) + 1
@@ -143,7 +151,10 @@ def longest_of(asks: Iterable[Request], block: int) -> int:
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which features of a case, as `Case.as_json` has it, are those of EngineCore; empty if the scheduler alone can play it."""
+    """Return the features of a case that the scheduler alone cannot play.
+
+    case: as `Case.as_json` has it.
+    """
     asks = [ask for wave in case["waves"] for ask in wave]
     features = {
         "Mamba layers": "mamba" in case["layers"],
@@ -161,4 +172,9 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
         "images": any(ask["images"] for ask in asks),
         "aborts within a step": any(ask["mid"] and ask["abort"] >= 0 for ask in asks),
     }
-    return tuple(name for name, there in features.items() if there)
+    return true_texts(features)
+
+
+def true_texts(conditions: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the texts whose condition holds."""
+    return tuple(text for text, holds in conditions.items() if holds)
