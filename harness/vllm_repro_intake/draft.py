@@ -28,31 +28,61 @@ from vllm_repro_intake.text import shortened
 
 __all__ = ["Draft", "draft"]
 
-_GENERIC = LOOPS | {
-    "__call__", "_call_impl", "_wrapped_call_impl", "_wrapper", "call", "decorate_context", "forward", "inner", "run", "run_method",
-    "start", "wrapped", "wrapper", "<lambda>", "<module>",
-}  # fmt: skip
+_GENERIC = LOOPS | set(
+    [
+        "__call__",
+        "_call_impl",
+        "_wrapped_call_impl",
+        "_wrapper",
+        "call",
+        "decorate_context",
+        "forward",
+        "inner",
+        "run",
+        "run_method",
+        "start",
+        "wrapped",
+        "wrapper",
+        "<lambda>",
+        "<module>",
+    ]
+)
 """Functions that only pass a call on."""
 _HOLES = re.compile(
-    r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}|\[(?:user|host|address|email|redacted:[\w-]+)\]"
+    r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}"
+    r"|\[(?:user|host|address|email|redacted:[\w-]+)\]"
 )
 _UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
-_MEMORY = {
-    "T4": 16, "V100": 32, "L4": 24, "A10": 24, "A10G": 24, "A30": 24, "A40": 48, "L40": 48, "L40S": 48, "L20": 48, "A6000": 48, "H100": 80,
-    "H800": 80, "H20": 96, "H200": 141, "B200": 180, "B300": 270, "RTX 3090": 24, "RTX 4090": 24, "RTX 5080": 16, "RTX 5090": 32,
-    "RTX PRO 6000": 96, "MI300X": 192, "MI325X": 256,
-}  # fmt: skip
+_SIZES = {
+    16: "T4, RTX 5080",
+    24: "L4, A10, A10G, A30, RTX 3090, RTX 4090",
+    32: "V100, RTX 5090",
+    48: "A40, L40, L40S, L20, A6000",
+    80: "H100, H800",
+    96: "H20, RTX PRO 6000",
+    141: "H200",
+    180: "B200",
+    192: "MI300X",
+    256: "MI325X",
+    270: "B300",
+}
+_MEMORY = {kind: size for size, kinds in _SIZES.items() for kind in kinds.split(", ")}
 """Memory in GB of GPUs that have one size. An A100 has 40 or 80."""
 _NEEDED = ("heads", "kv_heads", "head_dim", "layers", "vocab_size")
 _SHAPE = {
-    "architecture": "architecture", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
-    "layers": "num_hidden_layers", "vocab_size": "vocab_size", "full_attention_interval": "full_attention_interval",
+    "architecture": "architecture",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "layers": "num_hidden_layers",
+    "vocab_size": "vocab_size",
+    "full_attention_interval": "full_attention_interval",
     "max_position": "max_position_embeddings",
-}  # fmt: skip
+}
 """Arguments of `Model`, with the names of config.json."""
 _PROMPT, _ANSWER = 100, 8
 """Tokens that stand for a prompt and an answer of unknown length."""
@@ -66,7 +96,7 @@ _MOST_WORDS = 6
 class Draft:
     """A draft of a scenario."""
 
-    # of the scenario; the file's name with hyphens
+    # id of the scenario: the file's name with hyphens
     id: str
     text: str = ""
     # what the text does not state
@@ -152,7 +182,7 @@ def draft(
 def _put_command(
     made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None
 ) -> ServeCommand:
-    """Add the command as it was reported, without secrets and without what no server accepts; return it."""
+    """Add the reported command without secrets and without what no server accepts; return it."""
     if not facts.commands:
         made.gap("the text holds no command: the model alone is taken from it")
     elif how := facts.commands[0].how:
@@ -398,8 +428,13 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         made.gap("the text does not show when the engine dies")
     elif diagnosis.phase is None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
-    parts = {"phase": str(phase or "request"), "exception": found.exception, "message": found.message, "source": found.source,
-             "frames": list(found.frames)}  # fmt: skip
+    parts = {
+        "phase": str(phase or "request"),
+        "exception": found.exception,
+        "message": found.message,
+        "source": found.source,
+        "frames": list(found.frames),
+    }
     stated = {key: value for key, value in parts.items() if value is not None}
     made.put("signature", made.file.block("signature", **stated))
 

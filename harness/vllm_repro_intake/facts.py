@@ -1,4 +1,4 @@
-"""The facts of an issue's text that a scenario needs, each with the words that state it if it is uncertain."""
+"""Facts of an issue's text that a scenario needs; uncertain ones with the words that state them."""
 
 from __future__ import annotations
 
@@ -31,31 +31,35 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts in a text.
-
-    issue: `owner/repository#number`. versions: releases of vLLM, the most certain first. commands:
-    the most likely one first. unread: commands that cannot be read. model: public name. shape:
-    sizes with the names of config.json. gpus: (count, kind) as stated. settings: environment
-    variables that the text names outside of the command. answer: the one `max_tokens` of the text,
-    or 0.
-    """
+    """The facts in a text."""
 
     title: str
+    # `owner/repository#number`
     issue: str
     related: tuple[str, ...]
+    # releases of vLLM, the most certain first
     versions: tuple[Said, ...]
+    # the most likely one first
     commands: tuple[Found, ...]
+    # commands that cannot be read
     unread: tuple[str, ...]
+    # public name
     model: Said | None
+    # sizes with the names of config.json
     shape: dict[str, int | str]
+    # count and kind as stated
     gpus: Said | None
+    # environment variables that the text names outside of the command
     settings: tuple[Said, ...]
     requests: tuple[Asked, ...]
+    # flags tried with a clear result
     tried: tuple[Tried, ...]
+    # statements on flags without a clear result
     unclear: tuple[str, ...]
     diagnosis: Diagnosis
     phase: Phase | None
     symptom: str
+    # the one `max_tokens` of the text, or 0
     answer: int
 
     @property
@@ -73,7 +77,9 @@ _TITLE_ENDS = re.compile(
     r"\s*(?:\[\d+ (?:pull requests?|comments?)[^\]]*\]|· Issue #\d+.*|#\d{3,6}|\(Issue #\d+\))\s*$"
 )
 _NO_TITLE = re.compile(
-    r"[`>({\[|$#-]|\S+=|(?:\S*/)?(?:vllm|python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b|\d{4}-\d\d|.*\| "
+    r"[`>({\[|$#-]|\S+="
+    r"|(?:\S*/)?(?:vllm|python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b"
+    r"|\d{4}-\d\d|.*\| "
 )
 _REPOSITORY = r"[A-Za-z0-9][\w.-]{0,60}/[A-Za-z0-9][\w.-]{0,60}"
 _ISSUE_URL = re.compile(
@@ -100,8 +106,8 @@ _HUB_MODEL = re.compile(
 )
 _HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
 _SHAPE = re.compile(
-    r"\b(num_attention_heads|num_key_value_heads|head_dim|num_hidden_layers|full_attention_interval|vocab_size"
-    r"|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
+    r"\b(num_attention_heads|num_key_value_heads|head_dim|num_hidden_layers"
+    r"|full_attention_interval|vocab_size|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
 )
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
 _KIND = (
@@ -212,7 +218,10 @@ def _title(text: str) -> str:
 
 
 def _issue(text: str) -> str:
-    """Return the issue's own name: of the page's head, or an address that the text begins with; "" if it only mentions others."""
+    """Return the name of the issue itself; empty if the text only mentions others.
+
+    It is in the head of the page, or in an address that the text begins with.
+    """
     if found := _OWN.search(text[:4_000]):
         return f"{found['repository']}#{found['number']}"
     if (found := _ISSUE_URL.search(text[:1_000])) and found["kind"] == "issues":
@@ -258,7 +267,10 @@ def _model(text: str) -> Said | None:
 
 
 def _shape(text: str) -> dict[str, int | str]:
-    """Return the sizes of the model that the text states once: a vision part may have others of the same name."""
+    """Return the sizes of the model that the text states once.
+
+    A vision part may have others of the same name.
+    """
     found = [(name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))]
     found += [("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))]
     names = [name for name, _ in found]

@@ -41,23 +41,23 @@ _NAME, _SENTENCE, _CAUSE, _BLOCK, _LIST = 60, 500, 800, 3_000, 1_600
 _FRAMES = 8
 
 _Part = tuple[str, str]
-"""A part of a draft: its name, empty if it is always there, and its text, empty if the run has none."""
+"""Name of a part, empty if it is always there, and its text, empty if the run has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A draft in Markdown.
-
-    title: of a new issue, empty for a comment. issue: the one to comment on, or the nearest.
-    duplicates: issues about perhaps the same. left_out: names of the parts for which there was no
-    room. fixed_in: releases that are declared to be without the bug.
-    """
+    """A draft in Markdown."""
 
     body: str
+    # of a new issue; empty for a comment
     title: str
+    # the one to comment on, or the nearest
     issue: str
+    # issues about perhaps the same bug
     duplicates: tuple[str, ...] = ()
+    # names of the parts for which there was no room
     left_out: tuple[str, ...] = ()
+    # releases that are declared to be without the bug
     fixed_in: str = ""
 
     @property
@@ -150,7 +150,7 @@ def draft(
 
 
 def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
-    """Return the parts for which there is room, then the footer; and the names of the parts left out."""
+    """Return the parts that fit, then the footer; and the names of the parts left out."""
     room = MOST - size(footer) - len("\n")
     reserved = sum(size(text) + len("\n\n") for name, text in parts if not name)
     kept, missing = [], []
@@ -166,7 +166,10 @@ def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
 
 
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
-    """Return issues that may be about the same: those whose signature a death has, then those that the scenario names.
+    """Return issues that may be about the same bug.
+
+    Those whose signature a crash has come first, then those that the scenario names.
+
 
     Issues of scenarios that are declared good for this release are left out. Whether an issue is
     still open is not checked.
@@ -211,7 +214,7 @@ def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
 
 
 def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
-    """Return the most important failed trial of unchanged source, else any failed trial, else the first one."""
+    """Return the failed trial to show: of unchanged source, else any failed one, else the first."""
     unchanged = [pair for pair in report.failures if not pair[0].patches]
     return next(
         iter(
@@ -279,10 +282,10 @@ def _sentences(text: str, most: int) -> str:
 
 
 def _verdict(report: RunReport) -> str:
-    """Return the sentence on what the unchanged source did, and only then what a changed one did."""
+    """Return the sentence on the unchanged source, followed by one on a changed source."""
     on = (
         "vLLM"
-        f" {cell(shorten(report.vllm_version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
+    """Return the sentence on the arm: `eager` (with --enforce-eager) died in 0 of 1 boots."""
     )
     seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]
     if report.verdict is Verdict.REPRODUCES and seen:
@@ -473,7 +476,10 @@ def _replaced(report: RunReport) -> str:
 
 
 def _environment(report: RunReport, *, gpus: bool) -> str:
-    """Return what the run was made on, with the headings of vLLM's collect_env.py as far as it is known. gpus: show those."""
+    """Return the machine and the software, with the headings of vLLM's collect_env.py.
+
+    gpus: whether to list the GPUs.
+    """
     machine = report.environment
     cards = [
         f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)"
@@ -510,7 +516,7 @@ def _folded(summary: str, text: str) -> str:
 
 
 def _rows(lines: Sequence[str], most: int) -> str:
-    """Return the lines that fit into `most` bytes, at least the first, and the number of the others."""
+    """Return the lines that fit into `most` bytes, at least one, and the number of the others."""
     fitting = sum(total <= most for total in accumulate(size(line) + 1 for line in lines))
     shown = lines[: max(fitting, 1)]
     more = len(lines) - len(shown)

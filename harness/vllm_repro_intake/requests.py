@@ -1,4 +1,4 @@
-"""The requests and prompt sizes that an issue's text states, in order, and the workarounds that it tried."""
+"""Requests and prompt sizes that an issue's text states, in order, and workarounds it tried."""
 
 from __future__ import annotations
 
@@ -24,33 +24,29 @@ __all__ = ["Asked", "Tried", "answer_length", "find_requests", "find_tried"]
 
 @dataclass(frozen=True)
 class Asked:
-    """One request.
+    """One request."""
 
-    tokens: length of its prompt; 0 if `body` holds the prompt itself. words: of the text, if it is
-    not exact.
-
-    answer: its `max_tokens`; 0 if not stated. beside: it is sent at the same time as the one
-    before.
-    """
-
+    # length of its prompt; 0 if `body` holds the prompt itself
     tokens: int = 0
+    # its `max_tokens`; 0 if not stated
     answer: int = 0
+    # of the text, if it is not exact
     words: str = ""
     path: str = "/v1/chat/completions"
     body: Mapping[str, Any] | None = None
+    # it is sent at the same time as the one before
     beside: bool = False
 
 
 @dataclass(frozen=True)
 class Tried:
-    """Flags that the text reports as tried.
-
-    lives: the engine then lived. removed: the flags were left out.
-    """
+    """Flags that the text reports as tried."""
 
     flags: tuple[str, ...]
+    # the engine then lived
     lives: bool
     words: str
+    # the flags were left out
     removed: bool = False
 
 
@@ -76,8 +72,8 @@ _BENCH_OPTIONS = {
     for name in ("output-len", "max-concurrency")
 }
 _NO_PROMPT = re.compile(
-    r"cache|throughput|per"
-    r" second|/s\b|computed|scheduled|chunk|resum|remain|output|generat|window|budget|capacity|shared|max[ _-]",
+    r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat"
+    r"|window|budget|capacity|shared|max[ _-]",
     re.IGNORECASE,
 )
 _ORDINALS = re.compile(
@@ -118,7 +114,10 @@ def answer_length(text: str) -> int:
 def find_requests(
     blocks: Sequence[Block], said: Sequence[str], dump: Sequence[ScheduledChunk]
 ) -> list[Asked]:
-    """Return the requests that the text states: as sent, else of the scheduler's dump, else by their sizes in prose.
+    """Return the requests that the text states.
+
+    As sent, else of the scheduler's dump, else by their sizes in prose.
+
 
     said: the statements of the prose.
     """
@@ -137,7 +136,7 @@ def find_requests(
 
 
 def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and body of each request that a `curl` command or a call of the openai client sends."""
+    """Yield path and body of each request of a `curl` command or a call of the openai client."""
     text = "\n".join(block.lines)
     try:
         commands = split_commands(text) if "curl" in text and len(text) <= LONGEST else []
@@ -319,7 +318,8 @@ _FLAG = re.compile(
     r"(?:(?P<gap>=|[ ]+)(?!--)(?P<value>'[^']*'|\"[^\"]*\"|[^\s`|,;()]+))?"
 )
 _A_VALUE = re.compile(
-    r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?",
+    r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*"
+    r"|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?",
     re.DOTALL,
 )
 _TAKEN_OUT = re.compile(
@@ -328,10 +328,12 @@ _TAKEN_OUT = re.compile(
     re.IGNORECASE,
 )
 _FEATURES = {
-    "prefix caching": "--no-enable-prefix-caching", "chunked prefill": "--no-enable-chunked-prefill",
-    "async scheduling": "--no-async-scheduling", "cuda ?graphs?": "--enforce-eager",
+    "prefix caching": "--no-enable-prefix-caching",
+    "chunked prefill": "--no-enable-chunked-prefill",
+    "async scheduling": "--no-async-scheduling",
+    "cuda ?graphs?": "--enforce-eager",
     r"mtp|spec(?:ulative)?[- ]dec\w+": "",
-}  # fmt: skip
+}
 _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
 _OFF = re.compile(
     rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
@@ -340,7 +342,7 @@ _OFF = re.compile(
 
 
 def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
-    """Return the flags that the text reports as tried with a clear result, and the statements about flags that are unclear."""
+    """Return the flags tried with a clear result, and the unclear statements about flags."""
     found: list[Tried] = []
     unclear: list[str] = []
     for raw in said:
