@@ -77,7 +77,7 @@ def draft(found: Found, version: str) -> str:
         file.call("with_flags", "--enforce-eager", why=eager),
         file.call("with_flags", "--dtype bfloat16", why="the CPU attention needs it"),
     )
-    lab = {"mechanism": _mechanism(setup), "layers": setup.layers}
+    lab: dict[str, Any] = {"mechanism": _mechanism(setup), "layers": setup.layers}
     lab |= {"window": setup.window} if "sliding" in setup.layers else {}
     lab |= {"why": "the layers of the shrunk case", "changes": one_a_line(changes)}
     fields = {

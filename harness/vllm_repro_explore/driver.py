@@ -193,7 +193,6 @@ def driver_model() -> Path:
 
     Each case names its own layers.
     """
-    kinds = ("full", "sliding")
     return cached_model(
-        TinyModel(family="gemma3", kinds=kinds, window=128, max_position=_POSITIONS)
+        TinyModel(family="gemma3", kinds=("full", "sliding"), window=128, max_position=_POSITIONS)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -242,23 +243,17 @@ def _related(text: str, issue: str) -> tuple[str, ...]:
 
 def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said]:
     """Yield the releases that the text names, that of the log or of `collect_env` first."""
-    seen: set[str] = set()
     stated = [Said(diagnosis.vllm_version, "")] if diagnosis.vllm_version else []
-    matches = (
-        *(found for rx in _VERSIONS for found in rx.finditer(text)),
-        *_TITLE_VERSION.finditer(title),
-    )
-    for one in (
-        *stated,
-        *(Said(found["version"].rstrip("."), shortened(found[0])) for found in matches),
-    ):
-        try:
-            version = str(Version(one.value))
-        except InvalidVersion:
-            continue
-        if version not in seen:
-            seen.add(version)
-            yield Said(version, one.words)
+    matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
+    for match in (*matches, *_TITLE_VERSION.finditer(title)):
+        stated.append(Said(match["version"].rstrip("."), shortened(match[0])))
+    seen: set[str] = set()
+    for release in stated:
+        with suppress(InvalidVersion):
+            version = str(Version(release.value))
+            if version not in seen:
+                seen.add(version)
+                yield Said(version, release.words)
 
 
 def _model(text: str) -> Said | None:
@@ -280,18 +275,15 @@ def _shape(text: str) -> dict[str, int | str]:
 def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     if diagnosis.evidence is Evidence.CPU:
         return None
-    for rx in _GPUS:
-        if found := rx.search(text):
-            count = found.groupdict().get("count") or str(
-                len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
-            )
-            memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
-            size = f" of {memory[1]} GB" if memory else ""
-            return Said(
-                f"{count} x {shortened(found['kind'])}{size}",
-                shortened(text[found.start() : found.start() + 80].partition("\n")[0], 80),
-            )
-    return None
+    found = next((match for rx in _GPUS if (match := rx.search(text))), None)
+    if found is None:
+        return None
+    listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
+    memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
+    size = f" of {memory[1]} GB" if memory else ""
+    words = text[found.start() : found.start() + 80].partition("\n")[0]
+    count = found.groupdict().get("count") or listed
+    return Said(f"{count} x {shortened(found['kind'])}{size}", shortened(words, 80))
 
 
 def _settings(blocks: Sequence[Block], command: ServeCommand) -> Iterator[Said]:

@@ -190,8 +190,8 @@ def _asked(path: str, body: dict[str, Any]) -> Asked | None:
     if size and _tokens(size):
         return Asked(_tokens(size), answer, shortened(size[0]), path)
     kept = {key: value for key, value in body.items() if key != "model"}
-    wanted = any(kept.get(key) for key in ("messages", "prompt", "input"))
-    return Asked(path=path, answer=answer, body=kept) if wanted else None
+    has_prompt = any(kept.get(key) for key in ("messages", "prompt", "input"))
+    return Asked(path=path, answer=answer, body=kept) if has_prompt else None
 
 
 def _tokens(found: re.Match[str]) -> int:
@@ -209,7 +209,7 @@ def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Ask
         chunks = [chunk for chunk in dump if chunk.scheduled > 16]
         sizes = [chunk.computed + chunk.scheduled for chunk in chunks]
         words = "the scheduler's dump: " + ", ".join(
-            f"{one.computed:,} + {one.scheduled:,} tokens" for one in chunks
+            f"{chunk.computed:,} + {chunk.scheduled:,} tokens" for chunk in chunks
         )
     return [
         Asked(size, words=shortened(words), beside=at > 0) for at, size in enumerate(sizes[:_MOST])
@@ -223,36 +223,47 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
         size = _BENCHED.search(text)
         if size and int(size[1]):
             output, at_once = (
-                found and int(found[1])
-                for found in (rx.search(text) for rx in _BENCH_OPTIONS.values())
+                match and int(match[1])
+                for match in (rx.search(text) for rx in _BENCH_OPTIONS.values())
             )
             words = f"{size[0]}, {at_once or 1} at once"
-            one = Asked(int(size[1]), output or 0, words, "/v1/completions")
-            return [replace(one, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
+            request = Asked(int(size[1]), output or 0, words, "/v1/completions")
+            return [replace(request, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
     return []
 
 
 def _in_prose(said: Sequence[str]) -> list[Asked]:
     found: list[Asked] = []
     labels: set[str] = set()
-    for one in said:
-        sizes = [size for rx in _SIZES for size in rx.finditer(one) if _of_prompt(one, size)]
-        if not sizes or ((_LIVED.search(one) or _WORKS.search(one)) and not _ORDINALS.search(one)):
+    for statement in said:
+        sizes = [
+            size for rx in _SIZES for size in rx.finditer(statement) if _of_prompt(statement, size)
+        ]
+        if not sizes or (
+            (_LIVED.search(statement) or _WORKS.search(statement))
+            and not _ORDINALS.search(statement)
+        ):
             continue
         size = next(
-            (one for one in sizes if _exact(one) and _alike(_tokens(one), _tokens(sizes[0]))),
+            (
+                other
+                for other in sizes
+                if _exact(other) and _alike(_tokens(other), _tokens(sizes[0]))
+            ),
             sizes[0],
         )
-        more_than = _MORE_THAN.search(one[max(0, size.start("number") - 20) : size.start("number")])
-        tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(one)
-        asked = Asked(tokens, answer_length(one), shortened(one))
+        more_than = _MORE_THAN.search(
+            statement[max(0, size.start("number") - 20) : size.start("number")]
+        )
+        tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(statement)
+        asked = Asked(tokens, answer_length(statement), shortened(statement))
         alike = [at for at, known in enumerate(found) if _alike(tokens, known.tokens)]
-        count = _COUNTED.search(one)
-        wanted = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
-        if count is not None and len(alike) < wanted:
-            more = replace(asked, beside=bool(_AT_ONCE.search(one)))
+        count = _COUNTED.search(statement)
+        expected = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
+        if count is not None and len(alike) < expected:
+            more = replace(asked, beside=bool(_AT_ONCE.search(statement)))
             found += [
-                replace(more, beside=more.beside and at > 0) for at in range(len(alike), wanted)
+                replace(more, beside=more.beside and at > 0) for at in range(len(alike), expected)
             ]
         elif not alike or (
             label and label[0].lower() not in labels and not _relabelled(label[0], labels)
@@ -286,7 +297,6 @@ def _of_prompt(said: str, size: re.Match[str]) -> bool:
 
 
 # ── workarounds
-# ───────────────────────────────────────────────────────────────────────────────────────────
 
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
@@ -348,11 +358,11 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
     for raw in said:
         whole = GLUED.sub(" | ", raw)
         clauses = _CLAUSES.split(whole) if all(_verdicts(whole)) else [whole]
-        if any(any(_verdicts(one)) and not any(True for _ in _flags_of(one)) for one in clauses):
+        if any(any(_verdicts(clause)) and not list(_flags_of(clause)) for clause in clauses):
             clauses = [whole]  # a result of something else
-        for one in clauses:
-            works, fails = _verdicts(one)
-            for flags, removed in _flags_of(one):
+        for clause in clauses:
+            works, fails = _verdicts(clause)
+            for flags, removed in _flags_of(clause):
                 known = next(
                     (tried for tried in found if (tried.flags, tried.removed) == (flags, removed)),
                     None,
@@ -361,7 +371,7 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
                     continue
                 if (
                     works != fails
-                    and not _DOUBT.search(one)
+                    and not _DOUBT.search(clause)
                     and (known is None or known.lives == works)
                 ):
                     found += [] if known else [Tried(flags, works, shortened(raw), removed)]

@@ -94,25 +94,25 @@ def make_draft(report: RunReport) -> Draft:
     Its issues are those that the scenarios know today.
     """
     scenarios = all_scenarios(warn=to_stderr)
-    own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
+    reported = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     paths = {arm.name: report.folder / f"{arm.name}.diff" for arm in report.arms if arm.patches}
     diffs = {
         name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()
     }
-    if own is None:
+    if reported is None:
         return draft(report, duplicates(report, scenarios), diffs=diffs)
     # The bug may have been reported, or fixed, since the run.
-    today = replace(report, issue=own.issue, filed=own.filed, status=own.status)
+    today = replace(report, issue=reported.issue, filed=reported.filed, status=reported.status)
     # A scenario file starts with a paragraph on what happens and one on why.
     text = report.redactor.text
     return draft(
         today,
         duplicates(today, scenarios),
-        flags=text(own.reported().render()),
-        why=text("".join(own.about.split("\n\n")[1:2])),
-        small=text(own.lab.why) if own.lab else "",
-        gpus=bool(own.needs.gpus),
-        script=text(script_of_run(today, own, brief=True) or ""),
-        no_script=no_script(own),
+        flags=text(reported.reported().render()),
+        why=text("".join(reported.about.split("\n\n")[1:2])),
+        small=text(reported.lab.why) if reported.lab else "",
+        gpus=bool(reported.needs.gpus),
+        script=text(script_of_run(today, reported, brief=True) or ""),
+        no_script=no_script(reported),
         diffs=diffs,
     )
