@@ -1,4 +1,4 @@
-"""Seeded search of vLLM's EngineCore: random cases, played on a release's interpreter, then shrunk."""
+"""Seeded search of vLLM's EngineCore: random cases, played by a release and then shrunk."""
 
 VERBS = {
     "explore": (

@@ -7,62 +7,63 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-__all__ = ["Case", "Request", "Setup", "beyond_scheduler", "least_blocks", "longest_of"]
+__all__ = [
+    "Case",
+    "Request",
+    "Setup",
+    "beyond_scheduler",
+    "least_blocks",
+    "longest_of",
+    "true_texts",
+]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request. Its tokens depend on the seed, its number and its family alone.
+    """One request. Its tokens depend on the seed, its number and its family alone."""
 
-    prompt, answer: tokens. shared: leading prompt tokens that equal those of all other sharing
-    requests of its family. after: steps between the start of the wave and this request. abort:
-    steps after which the client disconnects; -1 for never. mid: the abort arrives within a step.
-    eos: one token in so many ends the answer; 0 for none. stops: whether it has stop token ids.
-    remote: a prefill whose blocks another server fetches. fetch: its prompt's blocks come from a
-    prefill server. fails: they do not come. segments: for a streaming session, steps from its start
-    to each further part; the last part ends it. images: (offset, tokens, number) of each image in
-    the prompt; images of one number are the same. refused: the API server processes its images, and
-    then refuses it.
-    """
-
+    # tokens, as `answer`
     prompt: int
     answer: int
+    # leading prompt tokens that equal those of all other sharing requests of its family
     shared: int = 0
+    # steps between the start of the wave and this request
     after: int = 0
+    # steps after which the client disconnects; -1 for never
     abort: int = -1
     number: int = 0
     family: int = 0
+    # the abort arrives within a step
     mid: bool = False
     priority: int = 0
     lora: int = 0
     salt: int = 0
     grammar: str = ""
+    # one token in so many ends the answer; 0 for none
     eos: int = 0
+    # it has stop token ids
     stops: bool = False
+    # a prefill whose blocks another server fetches
     remote: bool = False
+    # its prompt's blocks come from a prefill server
     fetch: bool = False
+    # they do not come
     fails: bool = False
+    # for a streaming session, steps from its start to each further part; the last part ends it
     segments: tuple[int, ...] = ()
+    # (offset, tokens, number) of each image in the prompt; images of one number are the same
     images: tuple[tuple[int, int, int], ...] = ()
+    # the API server processes its images, and then refuses it
     refused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Server flags of a case, and how long KV transfers take.
+    """Server flags of a case, and how long KV transfers take."""
 
-    layers: `full`, `sliding` or `mamba`, in the model's order. window, block, chunk, max_len:
-    tokens. cpu_blocks: capacity of an offloading connector, in blocks of one layer. store_polls,
-    load_polls: polls before a transfer is complete. draft: draft tokens per step. runner: version
-    of vLLM's model runner, 1 or 2. ops: (step, operation); `pause-keep-clear-10` pauses for 10
-    steps in the mode "keep" and clears the caches; `-sleep-` also sleeps. grammar_looks: looks of
-    the scheduler before a grammar is compiled. threshold: `--long-prefill-token-threshold`; 0 for
-    none. load_failures: `kv_load_failure_policy` of a server that fetches blocks. largest_image:
-    the most tokens of an image; 0 for a model without. whole_images: `--disable-chunked-mm-input`.
-    image_cache: room in the cache of processed images, in image tokens; 0 for none.
-    """
-
+    # `full`, `sliding` or `mamba`, in the model's order
     layers: tuple[str, ...] = ("full", "sliding")
+    # tokens, as `block`, `chunk` and `max_len`
     window: int = 128
     block: int = 32
     blocks: int = 330
@@ -73,32 +74,43 @@ class Setup:
     hybrid: bool = True
     connector: str = ""
     lazy: bool = False
+    # capacity of an offloading connector, in blocks of one layer
     cpu_blocks: int = 1320
+    # polls before a transfer is complete, as `load_polls`
     store_polls: int = 1
     load_polls: int = 0
     asynchronous: bool = False
+    # draft tokens per step
     draft: int = 0
+    # version of vLLM's model runner, 1 or 2
     runner: int = 1
     priority: bool = False
     loras: int = 0
+    # `--long-prefill-token-threshold`; 0 for none
     threshold: int = 0
+    # looks of the scheduler before a grammar is compiled
     grammar_looks: int = 0
+    # `kv_load_failure_policy` of a server that fetches blocks
     load_failures: str = ""
+    # the most tokens of an image; 0 for a model without
     largest_image: int = 0
+    # `--disable-chunked-mm-input`
     whole_images: bool = False
+    # room in the cache of processed images, in image tokens; 0 for none
     image_cache: int = 0
+    # (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears
+    # the caches; `-sleep-` also sleeps
     ops: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Case:
-    """Server flags and requests of one case.
-
-    waves: each wave is sent after the previous one was answered. seed: seed of the token ids.
-    """
+    """Server flags and requests of one case."""
 
     setup: Setup
+    # each is sent after the previous one was answered
     waves: tuple[tuple[Request, ...], ...]
+    # seed of the token ids
     seed: int
 
     @classmethod
@@ -126,7 +138,7 @@ class Case:
 
 
 def least_blocks(setup: Setup) -> int:
-    """Return the fewest blocks that vLLM accepts: those of the longest request, and the null block."""
+    """Return the fewest blocks that vLLM accepts: for the longest request, and the null block."""
     whole = -(-setup.max_len // setup.block)
     inflight = setup.chunk * (2 if setup.asynchronous else 1)
     window = -(-min(setup.window - 1 + inflight, setup.max_len) // setup.block) + 1
@@ -143,7 +155,10 @@ def longest_of(asks: Iterable[Request], block: int) -> int:
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which features of a case, as `Case.as_json` has it, are those of EngineCore; empty if the scheduler alone can play it."""
+    """Return the features of a case that the scheduler alone cannot play.
+
+    case: as `Case.as_json` has it.
+    """
     asks = [ask for wave in case["waves"] for ask in wave]
     features = {
         "Mamba layers": "mamba" in case["layers"],
@@ -161,4 +176,9 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
         "images": any(ask["images"] for ask in asks),
         "aborts within a step": any(ask["mid"] and ask["abort"] >= 0 for ask in asks),
     }
-    return tuple(name for name, there in features.items() if there)
+    return true_texts(features)
+
+
+def true_texts(conditions: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the texts whose condition holds."""
+    return tuple(text for text, holds in conditions.items() if holds)

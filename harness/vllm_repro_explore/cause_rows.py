@@ -23,25 +23,23 @@ __all__ = ["CauseRow", "booted", "case_of", "lines", "reading", "tried"]
 _LISTED = "store-listed-twice"
 _SURE = 0.01
 _FEW = 5
-"""With fewer trials than this, Fisher's test cannot reach `_SURE`, and only all-against-none is read."""
-
-
+"""With fewer trials than this, Fisher's test cannot reach `_SURE`: only all-or-none is read."""
 _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """Result of one change.
-
-    died: trials that crashed. listed: trials in which a transfer listed a block twice; None on
-    servers, which do not log it. sites: where they crashed. run: folder name of the run on servers.
-    """
+    """Result of one change."""
 
     cause: Cause
     trials: int
+    # trials that crashed
     died: int
+    # trials in which a transfer listed a block twice; None on servers, which do not log it
     listed: int | None = None
+    # where they crashed
     sites: tuple[str, ...] = ()
+    # folder name of the run on servers
     run: str | None = None
 
     @property
@@ -96,33 +94,33 @@ def booted(cause: Cause, report: RunReport) -> CauseRow:
     sites = dict.fromkeys(
         trial.death.exception for trial in arm.trials if trial.death and trial.death.exception
     )
-    trials, died = arm.n, arm.k
-    return CauseRow(
-        cause=cause, trials=trials, died=died, sites=tuple(sites), run=report.folder.name
-    )
+    run = report.folder.name
+    return CauseRow(cause=cause, trials=arm.n, died=arm.k, sites=tuple(sites), run=run)
 
 
 def reading(row: CauseRow, released: CauseRow) -> str:
-    """Return in words what a change does to its release, by Fisher's exact test against the unchanged release."""
+    """Return in words what a change does to its release.
+
+    By Fisher's exact test against the unchanged release.
+    """
     if row.cause == released.cause:
         return "as released"
     if not row.trials or not released.trials:
         return "unknown: no conclusive trial with it, or without it"
     more, fewer = (row, released) if row.died >= released.died else (released, row)
+    clear = fisher(more.died, more.trials, fewer.died, fewer.trials) <= _SURE
     if min(row.trials, released.trials) < _FEW and more.died:
         if more.died < more.trials or 0 < fewer.died < fewer.trials:
             return "too few trials to tell"
-        if not fewer.died:
-            return "brings the crash back" if row.died else "protects"
-    if fisher(more.died, more.trials, fewer.died, fewer.trials) > _SURE:
+        clear = clear or not fewer.died
+    if not clear:
+        believed = row.cause.believed
         return (
-            f"does not protect, though {row.cause.believed}"
-            if row.cause.believed
-            else "changes nothing that was seen"
+            f"does not protect, though {believed}" if believed else "changes nothing that was seen"
         )
     if row.died > released.died:
         return "brings the crash back"
-    return "protects" if not row.died else "protects in part"
+    return "protects in part" if row.died else "protects"
 
 
 def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
@@ -142,9 +140,9 @@ def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -
             del line[4]
     text = [*columns([tuple(line) for line in table], limits), ""]
     if quiet := min((row.trials for row in rows if row.trials and not row.died), default=0):
-        of = "boots" if servers else "such workloads"
+        unit = "boots" if servers else "such workloads"
         text.append(
-            f"0 crashes in {quiet} {of}: the true rate is below {excluded_rate(quiet):.0%} (95 %"
+            f"0 crashes in {quiet} {unit}: the true rate is below {excluded_rate(quiet):.0%} (95 %"
             " confidence)"
         )
     return text

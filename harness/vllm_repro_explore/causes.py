@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, number, print_json
@@ -25,7 +26,6 @@ from vllm_repro.scenario.catalogue import find, folder_words
 from vllm_repro.scenario.scenario import Arm, Cause, Causes, Scenario
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.verdict import Expect, Expected, Standing, exit_status
 from vllm_repro_diagnosis.boot_facts import imported
 from vllm_repro_diagnosis.log_text import read_lines
@@ -41,9 +41,15 @@ exit status:
   2  undecided: a change does not fit its release, or a release cannot be tried
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-The changes are declared in the scenario's file, causes=Causes(…): small edits of a release's own source, each made in
-that release alone. With prompts=… each is tried on vLLM's own EngineCore, without a server and a model,
-with the same workloads; else on a server of the lab, or of --server, with the scenario's workload."""
+The changes are declared in the scenario's file, causes=Causes(…): small edits of a release's own\
+ source, each made in
+that release alone. With prompts=… each is tried on vLLM's own EngineCore, without a server and a\
+ model,
+with the same workloads; else on a server of the lab, or of --server, with the scenario's\
+ workload."""
+
+
+_NUMBER = partial(number, least=1, most=1_000_000, what="number of workloads")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument(
         "--trials",
-        type=_trials,
+        type=_NUMBER,
         metavar="N",
         help=(
             "workloads for each change (default: 100), or boots where servers are booted"
@@ -64,7 +70,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         ),
     )
     parser.add_argument(
-        "--seed", type=_trials, default=1, metavar="K", help="the first seed (default: 1)"
+        "--seed", type=_NUMBER, default=1, metavar="K", help="the first seed (default: 1)"
     )
     parser.add_argument(
         "--server",
@@ -77,10 +83,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where their runs are written (default: reports)"
     )
-
-
-def _trials(text: str) -> int:
-    return number(text, least=1, most=1_000_000, what="number of workloads")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -107,9 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
     words = ["vllm-repro", "causes", arguments.scenario, *folder_words()]
     words += ["--trials", f"{trials}", "--seed", f"{arguments.seed}"]
     stream = sys.stderr if arguments.json else sys.stdout
-    make: _OnEngine | _OnServers
+    make: Callable[[Cause], CauseRow]
     if serverless:
-        make = _OnEngine(scenario, scenario.causes, range(arguments.seed, arguments.seed + trials))
+        seeds = range(arguments.seed, arguments.seed + trials)
+        make = partial(_on_engine, scenario, scenario.causes, seeds, Progress())
         evidence, where = "engine", "on vLLM's own EngineCore: no server, no model"
     else:
         options = ServerOptions(server=arguments.server or ("lab" if scenario.lab else "auto"))
@@ -119,29 +122,30 @@ def run(arguments: argparse.Namespace) -> int:
                 "a rehearsal runs no vLLM that could be changed",
                 hint="vllm-repro doctor shows which servers can run here",
             )
-        words += ["--server", choice.kind.value]
-        out = arguments.out or default_out()
-        make = _OnServers(
-            scenario, arguments.scenario, choice, trials, arguments.seed, out, shlex.join(words)
+        evidence = choice.kind.value
+        words += ["--server", evidence]
+        job = Job(
+            name=arguments.scenario,
+            scenario=scenario,
+            options=options,
+            choice=choice,
+            arms=[],
+            named_arms=[],
+            trials=trials,
+            seed=arguments.seed,
+            out=arguments.out or default_out(),
+            expect=Expect.ANY,
+            reproduce=shlex.join(words),
         )
-        evidence, where = (
-            choice.kind.value,
-            f"{plural(trials, 'boot')} of each, {choice.kind} servers",
-        )
+        make = partial(_on_servers, job, Progress())
+        where = f"{plural(trials, 'boot')} of each, {choice.kind} servers"
     again = shlex.join(words)
     print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=stream, flush=True)
     rows, released = _rows(scenario, scenario.causes, make)
     print("\n" + "\n".join(lines(rows, released)) + f"\nagain: {again}", file=stream)
     if arguments.json:
-        print_json(
-            {
-                "schema": 1,
-                "scenario": scenario.id,
-                "evidence": evidence,
-                "rows": [row.as_json() for row in rows],
-                "reproduce": again,
-            }
-        )
+        result = {"schema": 1, "scenario": scenario.id, "evidence": evidence}
+        print_json(result | {"rows": [row.as_json() for row in rows], "reproduce": again})
     answers = [row.as_expected for row in rows]
     return exit_status(False if False in answers else None if None in answers else True)
 
@@ -149,7 +153,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _rows(
     scenario: Scenario, causes: Causes, make: Callable[[Cause], CauseRow]
 ) -> tuple[list[CauseRow], dict[tuple[str, str], CauseRow]]:
-    """Return all rows, each release's own before those of its changes; and each release's own by release and arm."""
+    """Return all rows, and the rows as released by (release, arm).
+
+    The row of a release as released comes before those of its changes.
+    """
     rows: list[CauseRow] = []
     released: dict[tuple[str, str], CauseRow] = {}
     for cause in causes.changes:
@@ -177,78 +184,47 @@ def _arm(scenario: Scenario, cause: Cause) -> Arm:
     return arm
 
 
-class _OnEngine:
-    def __init__(self, scenario: Scenario, causes: Causes, seeds: range) -> None:
-        self._scenario, self._causes, self._seeds = scenario, causes, seeds
-        self._progress = Progress()
-
-    def __call__(self, cause: Cause) -> CauseRow:
-        self._progress.notify(f"{cause.release}: {cause.name}")
-        release = provision(Source(release=cause.release), self._progress.line)
-        patched: Mapping[str, str] = {}
-        if cause.patches:
-            made = make_overlay(cache_root(), release.packages, cause.patches, self._progress.line)
-            release, patched = replace(release, packages=made.folder), made.digests
-        setup = setup_from(self._scenario, _arm(self._scenario, cause))
-        cases = [case_of(self._causes, setup, seed) for seed in self._seeds]
-        with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder) / "driver.log"
-            with Driver(release, driver_model(), log, patched=patched) as driver:
-                try:
-                    row = tried(cause, cases, driver.play)
-                except ValueError as error:
-                    raise Unsupported(
-                        f"vLLM {cause.release} does not start with {cause.name!r}: {error}"
-                    ) from error
-            if patched and not patched.keys() & imported(read_lines(log.read_bytes())):
-                self._progress.line(f"  not tested: the search does not load {', '.join(patched)}")
-                row = CauseRow(cause=cause, trials=0, died=0)
-        self._progress.line(f"  {cause.release} {cause.name}: {row.died} of {row.trials} die")
-        self._progress.close()
-        return row
+def _on_engine(
+    scenario: Scenario, causes: Causes, seeds: range, progress: Progress, cause: Cause
+) -> CauseRow:
+    """Play the workloads of the seeds on EngineCore with one change."""
+    progress.notify(f"{cause.release}: {cause.name}")
+    release = provision(Source(release=cause.release), progress.line)
+    patched: Mapping[str, str] = {}
+    if cause.patches:
+        overlay = make_overlay(cache_root(), release.packages, cause.patches, progress.line)
+        release, patched = replace(release, packages=overlay.folder), overlay.digests
+    setup = setup_from(scenario, _arm(scenario, cause))
+    cases = [case_of(causes, setup, seed) for seed in seeds]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "driver.log"
+        with Driver(release, driver_model(), log, patched=patched) as driver:
+            try:
+                row = tried(cause, cases, driver.play)
+            except ValueError as error:
+                raise Unsupported(
+                    f"vLLM {cause.release} does not start with {cause.name!r}: {error}"
+                ) from error
+        if patched and not patched.keys() & imported(read_lines(log.read_bytes())):
+            progress.line(f"  not tested: the search does not load {', '.join(patched)}")
+            row = CauseRow(cause=cause, trials=0, died=0)
+    progress.line(f"  {cause.release} {cause.name}: {row.died} of {row.trials} die")
+    progress.close()
+    return row
 
 
-class _OnServers:
-    """Rows from a run for each change, with a folder of its own."""
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        name: str,
-        choice: ServerChoice,
-        trials: int,
-        seed: int,
-        out: Path,
-        reproduce: str,
-    ) -> None:
-        self._scenario, self._name, self._choice = scenario, name, choice
-        self._trials, self._seed, self._out, self._reproduce = trials, seed, out, reproduce
-        self._progress = Progress()
-
-    def __call__(self, cause: Cause) -> CauseRow:
-        self._progress.line(f"{cause.release}: {cause.name}")
-        arm = _arm(self._scenario, cause)
-        changed = replace(arm, patches=(*arm.patches, *cause.patches))
-        job = Job(
-            name=self._name,
-            scenario=self._scenario,
-            options=ServerOptions(
-                server=self._choice.kind.value, vllm=Source(release=cause.release)
-            ),
-            choice=self._choice,
-            arms=[changed],
-            named_arms=[changed.name],
-            trials=self._trials,
-            seed=self._seed,
-            out=self._out,
-            expect=Expect.ANY,
-            reproduce=self._reproduce,
-        )
-        try:
-            report = run_one(job, self._progress)
-        except (InfraError, Unsupported) as error:
-            self._progress.line(f"  {error.with_hint}")
-            return CauseRow(cause=cause, trials=0, died=0)
-        if report.interrupted:
-            raise KeyboardInterrupt(report.interrupted)
-        return booted(cause, report)
+def _on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
+    """Run `job` with one change, in a folder of its own."""
+    progress.line(f"{cause.release}: {cause.name}")
+    arm = _arm(job.scenario, cause)
+    changed = replace(arm, patches=(*arm.patches, *cause.patches))
+    options = ServerOptions(server=job.choice.kind.value, vllm=Source(release=cause.release))
+    job = replace(job, options=options, arms=[changed], named_arms=[changed.name])
+    try:
+        report = run_one(job, progress)
+    except (InfraError, Unsupported) as error:
+        progress.line(f"  {error.with_hint}")
+        return CauseRow(cause=cause, trials=0, died=0)
+    if report.interrupted:
+        raise KeyboardInterrupt(report.interrupted)
+    return booted(cause, report)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vllm_repro.report.document import plain_text
 from vllm_repro.report.format import columns
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import PlayResult
@@ -19,25 +20,25 @@ Play = Callable[[Case], PlayResult]
 
 @dataclass(kw_only=True)
 class PatchTally:
-    """Counts of one patch.
+    """Counts of one patch; `fixed`, `still` and `newly` count cases."""
 
-    name: as the user named it. fixed, still, newly: cases. other: those of `still` whose worst
-    finding is another one than as released. kinds: for each worst finding as released, its cases
-    that are fixed, still the same, or other. still_as, newly_as: cases for each worst finding with
-    the patch. first: its first seed. unloaded: patched files that no process of the search
-    imported. tested: it imported one.
-    """
-
+    # as the user named it
     name: str
     fixed: int = 0
     still: int = 0
+    # those of `still` whose worst finding is another one than as released
     other: int = 0
     newly: int = 0
+    # for each worst finding as released, its cases that are fixed, still the same, or other
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
+    # cases for each worst finding with the patch, as in `newly_as`
     still_as: Counter[str] = field(default_factory=Counter)
     newly_as: Counter[str] = field(default_factory=Counter)
+    # patched files that no process of the search imported
     unloaded: Sequence[str] = ()
+    # a process imported one
     tested: bool = True
+    # first seed of each worst finding with the patch
     first: dict[str, dict[str, int]] = field(default_factory=lambda: {"still": {}, "newly": {}})
 
     @property
@@ -48,27 +49,15 @@ class PatchTally:
     def add(self, seed: int, released: str, patched: str) -> None:
         """Count a case by its worst finding as released and with the patch; empty for none."""
         if released:
-            self._add_failing(seed, released, patched)
-        elif patched:
-            self.newly += 1
-            self.newly_as[patched] += 1
-            self.first["newly"].setdefault(patched, seed)
-
-    def _add_failing(self, seed: int, released: str, patched: str) -> None:
-        """Count a case that fails as released."""
-        outcomes = self.kinds.setdefault(released, Counter())
-        if not patched:
-            self.fixed += 1
-            outcomes["fixed"] += 1
-            return
-        self.still += 1
-        self.still_as[patched] += 1
-        self.first["still"].setdefault(patched, seed)
-        if patched == released:
-            outcomes["same"] += 1
-        else:
-            self.other += 1
-            outcomes["other"] += 1
+            outcome = "other" if patched not in ("", released) else "same" if patched else "fixed"
+            self.kinds.setdefault(released, Counter())[outcome] += 1
+            self.fixed += not patched
+            self.still += bool(patched)
+            self.other += outcome == "other"
+        if patched:
+            self.newly += not released
+            (self.still_as if released else self.newly_as)[patched] += 1
+            self.first["still" if released else "newly"].setdefault(patched, seed)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -77,7 +66,7 @@ class PatchTally:
             "still_failing": self.still,
             "in_another_way": self.other,
             "newly_failing": self.newly,
-            "kinds": {kind: dict(found) for kind, found in self.kinds.items()},
+            "kinds": {kind: dict(outcomes) for kind, outcomes in self.kinds.items()},
             "still_as": dict(self.still_as),
             "newly_as": dict(self.newly_as),
             "first_seeds": self.first,
@@ -88,27 +77,28 @@ class PatchTally:
 
 @dataclass(kw_only=True)
 class Comparison:
-    """Counts of all patches on the same cases.
-
-    trials: cases played by all. invalid: further cases that vLLM refuses as released. failing:
-    cases that fail as released.
-    """
+    """Counts of all patches on the same cases."""
 
     patches: Sequence[PatchTally]
+    # cases played by all
     trials: int = 0
+    # further cases that vLLM refuses as released
     invalid: int = 0
+    # cases that fail as released
     failing: int = 0
     failing_as: Counter[str] = field(default_factory=Counter)
     seeds: list[int] = field(default_factory=list)
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if a patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails or no patch was tested."""
-        if not any(one.tested for one in self.patches):
+        """Return 0 if a patch fixes every failing case and breaks none, and 1 if none does.
+
+        Return 2 if no case fails or no patch was tested.
+        """
+        tested = any(patch.tested for patch in self.patches)
+        if not tested or not (self.failing or any(patch.newly for patch in self.patches)):
             return 2
-        if not self.failing:
-            return 1 if any(one.newly for one in self.patches) else 2
-        return 0 if any(one.right for one in self.patches) else 1
+        return 0 if self.failing and any(patch.right for patch in self.patches) else 1
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -117,67 +107,43 @@ class Comparison:
             "invalid": self.invalid,
             "failing": self.failing,
             "failing_as": dict(self.failing_as),
-            "patches": [one.as_json() for one in self.patches],
+            "patches": [patch.as_json() for patch in self.patches],
         }
 
     def lines(self) -> list[str]:
         """Return the table, and the findings behind each count."""
-        quiet = self.trials - self.failing
+        patches, quiet = self.patches, self.trials - self.failing
         table = [("patch", "fixed", "still failing", "newly failing", "reading")]
-        for one in self.patches:
-            still = f"{one.still} of {self.failing}" + (
-                f" ({one.other} in another way)" if one.other else ""
-            )
-            row = (
-                one.name,
-                f"{one.fixed} of {self.failing}",
-                still,
-                f"{one.newly} of {quiet}",
-                self._reading(one),
-            )
-            table.append(row)
-        kinds = [
-            (
-                "fails as released with",
-                "cases",
-                *(f"fixed by {Path(one.name).name}" for one in self.patches),
-            )
-        ]
+        for patch in patches:
+            other = f" ({patch.other} in another way)" if patch.other else ""
+            counts = (f"{patch.fixed} of {self.failing}", f"{patch.still} of {self.failing}{other}")
+            table.append((patch.name, *counts, f"{patch.newly} of {quiet}", self._reading(patch)))
+        fixed_by = (f"fixed by {Path(patch.name).name}" for patch in patches)
+        kinds = [("fails as released with", "cases", *fixed_by)]
         for kind, count in self.failing_as.most_common():
-            kinds.append(
-                (kind, f"{count}", *(f"{one.kinds[kind]['fixed']}" for one in self.patches))
-            )
-        text = [f"as released: {self.failing} of {self.trials} cases fail", ""]
-        text += columns(table, [40, 12, 32, 14, 80])
-        if self.failing:
-            text += ["", *columns(kinds, [100, 5, *[40] * len(self.patches)])]
-        for one in self.patches:
-            if one.unloaded:
-                text += ["", f"{one.name}: the search does not load {', '.join(one.unloaded)}"]
-            for words, found in (("still", one.still_as), ("newly", one.newly_as)):
-                if found:
-                    text += ["", f"{one.name} {words} fails:"]
-                    text += [
-                        f"  {count} {name} (first seed {one.first[words][name]})"
-                        for name, count in found.most_common()
-                    ]
-        return text
+            fixed = (f"{patch.kinds[kind]['fixed']}" for patch in patches)
+            kinds.append((kind, f"{count}", *fixed))
+        return plain_text(
+            "compare.txt",
+            Path(__file__).with_name("templates"),
+            comparison=self,
+            table=columns(table, [40, 12, 32, 14, 80]),
+            kinds=columns(kinds, [100, 5, *[40] * len(patches)]),
+        ).split("\n")
 
-    def _reading(self, one: PatchTally) -> str:
-        if not one.tested:
+    def _reading(self, patch: PatchTally) -> str:
+        if not patch.tested:
             return "not tested: the search does not load its files"
-        if not self.failing and not one.newly:
+        if not self.failing and not patch.newly:
             return "nothing to tell: no case fails as released"
-        if one.right:
+        if patch.right:
             return "fixes every failing case and breaks none"
-        whole = sum(not found["same"] and not found["other"] for found in one.kinds.values())
-        if one.fixed:
-            text = f"fixes {whole} of {len(one.kinds)} kinds of failure"
-        elif one.other:
-            text = "fixes no case, and hides some: they fail in another way"
-        else:
-            text = "fixes no case"
-        return text + ("; breaks cases" if one.newly else "")
+        whole = sum(set(outcomes) == {"fixed"} for outcomes in patch.kinds.values())
+        text = f"fixes {whole} of {len(patch.kinds)} kinds of failure"
+        if not patch.fixed:
+            hides = ", and hides some: they fail in another way" if patch.other else ""
+            text = f"fixes no case{hides}"
+        return text + ("; breaks cases" if patch.newly else "")
 
 
 def compare(
@@ -189,7 +155,10 @@ def compare(
     progress: Callable[[Comparison], None],
     comparison: Comparison,
 ) -> None:
-    """Play each case as released and with each patch, and add it to `comparison` when all were played."""
+    """Play each case as released and with each patch.
+
+    A case is added to `comparison` once all have played it.
+    """
     for seed, case in cases:
         if not go_on():
             break
@@ -204,8 +173,8 @@ def compare(
         if worst:
             comparison.failing += 1
             comparison.failing_as[worst] += 1
-        for one in comparison.patches:
-            one.add(seed, worst, _worst(after[one.name]))
+        for patch in comparison.patches:
+            patch.add(seed, worst, _worst(after[patch.name]))
         progress(comparison)
 
 
@@ -214,6 +183,4 @@ def _worst(outcome: PlayResult) -> str:
 
     A start that is refused only with a patch is a failure, too.
     """
-    if outcome.invalid:
-        return "refused at start"
-    return str(outcome.worst or "")
+    return "refused at start" if outcome.invalid else str(outcome.worst or "")

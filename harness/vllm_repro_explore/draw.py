@@ -6,7 +6,7 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from random import Random
@@ -90,7 +90,7 @@ pool for one or two of the longest; layers of two kinds. urgent: short requests 
 longest one, which matters least, is in its prefill.
 """
 
-_LAYERS = (
+_LAYERS: tuple[tuple[str, ...], ...] = (
     ("full",),
     ("full",),
     ("full", "sliding"),
@@ -225,20 +225,23 @@ def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
         )
         for ask in asks
     )
-    return (
-        replace(
-            setup,
-            layers=rng.choice(
-                (("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
-            ),
-            window=block * rng.choice((1, 2, 4)),
-            chunk=block * rng.choice((1, 2, 4, 8)),
-            seqs=8,
-            max_len=longest_of(crowd, block) + rng.choice((0, 1, 8)),
-            hybrid=True,
-            store_polls=rng.choice((1, 2, 5, 9)),
-        ),
-        crowd,
+    return _with_two_kinds(rng, setup, crowd, (1, 2, 4, 8)), crowd
+
+
+def _with_two_kinds(
+    rng: Random, setup: Setup, asks: Sequence[Request], chunks: Sequence[int]
+) -> Setup:
+    """Return the setup with layers of two kinds, and slow stores."""
+    block = setup.block
+    return replace(
+        setup,
+        layers=rng.choice(_LAYERS[2:]),
+        window=block * rng.choice((1, 2, 4)),
+        chunk=block * rng.choice(chunks),
+        seqs=8,
+        max_len=longest_of(asks, block) + rng.choice((0, 1, 8)),
+        hybrid=True,
+        store_polls=rng.choice((1, 2, 5, 9)),
     )
 
 
@@ -259,18 +262,7 @@ def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
                 after=rng.randint(0, spread),
             )
         )
-    return replace(
-        setup,
-        layers=rng.choice(
-            (("full", "sliding"), ("sliding", "full"), ("sliding", "full", "sliding"))
-        ),
-        window=block * rng.choice((1, 2, 4)),
-        chunk=block * rng.choice((1, 2, 4)),
-        seqs=8,
-        max_len=longest_of(many, block) + rng.choice((0, 1, 8)),
-        hybrid=True,
-        store_polls=rng.choice((1, 2, 5, 9)),
-    ), tuple(many)
+    return _with_two_kinds(rng, setup, many, (1, 2, 4)), tuple(many)
 
 
 def _urgent(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:

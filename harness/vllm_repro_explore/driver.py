@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
 
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.releases.disk import cache_root
@@ -34,13 +33,14 @@ __all__ = ["Driver", "driver_model"]
 PROGRAM = Path(__file__).resolve().parent / "program"
 _BOOT_S = 300.0
 _CASE_S = 120.0
+_POSITIONS = 1_048_576
 _EXIT_S = 60.0
 """Seconds that an exiting process has to write its traceback and unload torch."""
 _RENEWED = 2000
 """Cases per process; a restart frees the memory that vLLM never frees."""
 
 
-class Driver:
+class Driver(contextlib.AbstractContextManager["Driver"]):
     """Player of cases, as a context manager.
 
     model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own
@@ -64,15 +64,7 @@ class Driver:
         self._played = 0
         self._buffer = b""
 
-    def __enter__(self) -> Driver:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def play(self, case: Case, worker: str = "") -> PlayResult:
@@ -97,18 +89,12 @@ class Driver:
             return result_from(json.loads(line))
         if line is None:
             self.close()
-            kind, site, detail = (
-                FindingKind.STUCK,
-                ENDLESS,
-                f"no answer within {self._case_s:.0f} s",
-            )
+            detail = f"no answer within {self._case_s:.0f} s"
+            finding = Finding(kind=FindingKind.STUCK, site=ENDLESS, detail=detail)
         else:
-            kind, site, detail = (
-                FindingKind.DEATH,
-                f"the process ended by {self._signal()}",
-                f"see {self._errors.name}",
-            )
-        return PlayResult(findings=(Finding(kind=kind, site=site, detail=detail),))
+            site, detail = f"the process ended by {self._signal()}", f"see {self._errors.name}"
+            finding = Finding(kind=FindingKind.DEATH, site=site, detail=detail)
+        return PlayResult(findings=(finding,))
 
     def _signal(self) -> str:
         """Return the name of the signal that ended the process.
@@ -165,14 +151,11 @@ class Driver:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the process."""
-        kept = {
-            name: os.environ[name]
-            for name in ("PATH", "HOME", "TMPDIR", "LANG")
-            if name in os.environ
-        }
+        kept = {"PATH", "HOME", "TMPDIR", "LANG"} & os.environ.keys()
         path = map(str, (PROGRAM, PLUGIN, plugin_folder(), self._release.packages))
+        mamba = TinyModel(family="granite_hybrid", kinds=("mamba", "full"), max_position=_POSITIONS)
         return {
-            **kept,
+            **{name: os.environ[name] for name in kept},
             **CPU_ENV,
             **OFFLINE_ENV,
             **witness_env(self._patched, *path),
@@ -184,17 +167,11 @@ class Driver:
             "VLLM_PLUGINS": "",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "REPRO_DRIVER_MODEL": str(self._model),
-            "REPRO_DRIVER_MAMBA_MODEL": str(
-                cached_model(
-                    TinyModel(
-                        family="granite_hybrid", kinds=("mamba", "full"), max_position=1_048_576
-                    )
-                )
-            ),
+            "REPRO_DRIVER_MAMBA_MODEL": str(cached_model(mamba)),
         }
 
     def _line(self, most: float) -> bytes | None:
-        """Return the next line; empty if the process exited, None if it wrote none for `most` seconds."""
+        """Return the next line; empty if the process exited, None after `most` seconds."""
         assert self._process is not None
         until = time.monotonic() + most
         with selectors.DefaultSelector() as selector:
@@ -212,7 +189,10 @@ class Driver:
 
 
 def driver_model() -> Path:
-    """Return a model folder that every release treats as a hybrid one; each case names its own layers. Made on first use."""
+    """Return a model folder that every release treats as a hybrid one; it is made on first use.
+
+    Each case names its own layers.
+    """
     return cached_model(
-        TinyModel(family="gemma3", kinds=("full", "sliding"), window=128, max_position=1_048_576)
+        TinyModel(family="gemma3", kinds=("full", "sliding"), window=128, max_position=_POSITIONS)
     )

@@ -1,4 +1,4 @@
-"""`vllm-repro explore`: a seeded search of vLLM's EngineCore for the smallest workload that fails."""
+"""`vllm-repro explore`: seeded search of vLLM's EngineCore for the smallest failing workload."""
 
 from __future__ import annotations
 
@@ -51,15 +51,21 @@ exit status:
   1  something was found; see which of it is known (with --go-on: something new)
   2  undecided: the release cannot be explored, or no case could be played
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
-With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case fails as released, or if
+With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case\
+ fails as released, or if
 no patched file is loaded.
 
-Neither a server nor a model runs: vLLM's own EngineCore takes steps, with its scheduler, KV-cache manager and connectors,
-over a worker that computes each token from what lies in the blocks: a block mix-up is a wrong token.
+Neither a server nor a model runs: vLLM's own EngineCore takes steps, with its scheduler, KV-cache\
+ manager and connectors,
+over a worker that computes each token from what lies in the blocks: a block mix-up is a wrong\
+ token.
 
-Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. explore.md there is one page, which
-has what earlier searches in OUT did not find first. A finding that the scheduler alone shows also gets a scenario file,
-which sends the same workload to a real server in the lab, and a pytest file for vLLM's own tests/v1/core, which imports
+Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. explore.md\
+ there is one page, which
+has what earlier searches in OUT did not find first. A finding that the scheduler alone shows also\
+ gets a scenario file,
+which sends the same workload to a real server in the lab, and a pytest file for vLLM's own\
+ tests/v1/core, which imports
 nothing of this package."""
 
 
@@ -105,12 +111,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=_count,
+        type=partial(number, least=1, most=10**9, what="number of cases"),
         metavar="N",
         help="how many cases (default: 300, or as many as --for allows)",
     )
     parser.add_argument(
-        "--from", dest="first", type=_count, metavar="K", help="the first seed (default: 1)"
+        "--from",
+        dest="first",
+        type=partial(number, least=1, most=10**9, what="number of cases"),
+        metavar="K",
+        help="the first seed (default: 1)",
     )
     parser.add_argument(
         "--go-on",
@@ -125,7 +135,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jobs",
-        type=_jobs,
+        type=partial(number, least=1, most=256, what="number of processes"),
         default=1,
         metavar="N",
         help="processes that play; one shrinks while the others go on (default: 1)",
@@ -140,12 +150,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
-    return number(text, least=1, most=10**9, what="number of cases")
-
-
-def _jobs(text: str) -> int:
-    return number(text, least=1, most=256, what="number of processes")
+def _write(path: Path, text: str) -> Path:
+    write_file(path, text, hint="free some space, or name another --out")
+    return path
 
 
 @dataclass(kw_only=True)
@@ -156,156 +163,148 @@ class _Exploring:
     start: str
     case: Callable[[int], Case]
     arguments: argparse.Namespace
-    # The part of its command that makes it this one.
+    # the part of its command that makes it this one
     words: list[str]
     mixes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
+    interrupted: bool = False
+    started: float = 0.0
+    duration_s: float = 0.0
 
     @property
     def version(self) -> str:
         """The vLLM as `--vllm` names it."""
         return str(self.source)
 
+    @property
+    def out(self) -> Path:
+        return self.arguments.out or default_out()
+
+    @contextlib.contextmanager
+    def _playing(self) -> Iterator[ExitStack]:
+        """Time the play, note an interrupt, and stop the drivers at the end."""
+        self.started = time.monotonic()
+        try:
+            with ExitStack() as drivers:
+                yield drivers
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.duration_s = time.monotonic() - self.started
+        self.progress.close()
+
+    def _time_left(self) -> bool:
+        most = self.arguments.most
+        return most is None or time.monotonic() - self.started < most
+
     def run(self) -> tuple[SearchSummary, Path]:
-        arguments = self.arguments
-        release_ = provision(self.source, self.progress.line)
-        out = arguments.out or default_out()
-        record = read_record(out, self.version, searched(self.start, self.mixes))
+        release, arguments = provision(self.source, self.progress.line), self.arguments
+        record = read_record(self.out, self.version, searched(self.start, self.mixes))
         if arguments.go_on:
             arguments.first = record.last + 1
-        folder = stamped_folder(out, Path("explore"))
-        started = time.monotonic()
-        tally, interrupted = Tally(), False
-        with ExitStack() as running:
-            logs = [
-                folder / f"driver{'' if number == 1 else f'-{number}'}.log"
-                for number in range(1, arguments.jobs + 1)
+        folder, tally = stamped_folder(self.out, Path("explore")), Tally()
+
+        def keep(found: Found) -> None:
+            with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(found.as_json()) + "\n")
+            self.progress.line(
+                f"  seed {found.seed}: {found.finding}, shrunk in {found.tried} cases"
+            )
+
+        def progress(tally: Tally) -> None:
+            self.progress.notify(
+                f"{tally.trials} cases, {len(tally.found)} kinds of findings,"
+                f" {time.monotonic() - self.started:.0f} s"
+            )
+
+        with self._playing() as running:
+            names = ["driver", *(f"driver-{number}" for number in range(2, arguments.jobs + 1))]
+            drivers = [
+                running.enter_context(Driver(release, driver_model(), folder / f"{name}.log"))
+                for name in names
             ]
-            drivers = [running.enter_context(Driver(release_, driver_model(), log)) for log in logs]
-
-            def keep(found: Found) -> None:
-                with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(found.as_json()) + "\n")
-                self.progress.line(
-                    f"  seed {found.seed}: {found.finding}, shrunk in {found.tried} cases"
-                )
-
-            def progress(now: Tally) -> None:
-                self.progress.notify(
-                    f"{now.trials} cases, {len(now.found)} kinds of findings,"
-                    f" {time.monotonic() - started:.0f} s"
-                )
-
-            try:
-                search(
-                    [driver.play for driver in drivers],
-                    self._cases(),
-                    go_on=lambda: (
-                        arguments.most is None or time.monotonic() - started < arguments.most
-                    ),
-                    keep=keep,
-                    progress=progress,
-                    on_runner=[partial(driver.play, worker="runner") for driver in drivers],
-                    tally=tally,
-                )
-            except KeyboardInterrupt:
-                interrupted = True
-        self.progress.close()
-        live = [self._draft(found, folder) for found in tally.findings]
-        tests = [self._test(found, folder) for found in tally.findings]
+            search(
+                [driver.play for driver in drivers],
+                self._cases(),
+                go_on=self._time_left,
+                keep=keep,
+                progress=progress,
+                on_runner=[partial(driver.play, worker="runner") for driver in drivers],
+                tally=tally,
+            )
         summary = SearchSummary(
             version=self.version,
             start=self.start,
             mixes=self.mixes,
             tally=tally,
-            live=live,
-            tests=tests,
-            duration_s=time.monotonic() - started,
+            live=[self._draft(found, folder) for found in tally.findings],
+            tests=[self._test(found, folder) for found in tally.findings],
+            duration_s=self.duration_s,
             again=self.again,
-            interrupted=interrupted,
+            interrupted=self.interrupted,
             record=record,
         )
-        write_file(
-            folder / "explore.md", page(summary), hint="free some space, or name another --out"
-        )
-        text = json.dumps(as_json(summary), indent=2, ensure_ascii=False) + "\n"
-        write_file(folder / "explore.json", text, hint="free some space, or name another --out")
+        _write(folder / "explore.md", page(summary))
+        _write(folder / "explore.json", _json(as_json(summary)))
         return summary, folder
 
     @property
     def again(self) -> str:
         """The command that repeats the search."""
         arguments = self.arguments
-        seeds = ["--seeds", f"{arguments.seeds}"] if arguments.seeds else []
-        most = ["--for", f"{arguments.most:g}s"] if arguments.most else []
-        first = ["--from", f"{arguments.first}"] if arguments.first not in (None, 1) else []
-        patches = [word for path in arguments.patch or () for word in ("--patch", str(path))]
-        words = [
-            "vllm-repro",
-            "explore",
-            *self.words,
-            "--vllm",
-            self.version,
-            *patches,
-            *seeds,
-            *first,
-            *most,
+        options = [
+            ("--vllm", self.version),
+            *(("--patch", path) for path in arguments.patch or ()),
+            ("--seeds", arguments.seeds),
+            ("--from", arguments.first if arguments.first != 1 else None),
+            ("--for", f"{arguments.most:g}s" if arguments.most else None),
         ]
-        return Redactor(private_folders()).command(shlex.join(words))
+        words = [
+            word for name, value in options if value is not None for word in (name, str(value))
+        ]
+        command = shlex.join(["vllm-repro", "explore", *self.words, *words])
+        return Redactor(private_folders()).command(command)
 
-    def compare(self) -> tuple[Comparison, bool, float, Path]:
-        """Play the cases as released and with each patch.
-
-        Return the counts, whether it was interrupted, seconds, and the folder.
-        """
+    def compare(self) -> tuple[Comparison, Path]:
+        """Play the cases as released and with each patch. Return the counts and the folder."""
         arguments = self.arguments
         release = provision(self.source, self.progress.line)
-        changed = {
+        overlays = {
             str(path): make_overlay(
                 cache_root(), release.packages, read_diff(path), self.progress.line
             )
             for path in arguments.patch
         }
-        folder = stamped_folder(arguments.out or default_out(), Path("explore"))
-        started = time.monotonic()
-        comparison, interrupted = (
-            Comparison(patches=[PatchTally(name=name) for name in changed]),
-            False,
-        )
-        logs = {name: folder / f"driver-{number}.log" for number, name in enumerate(changed, 1)}
-        with ExitStack() as drivers:
+        folder = stamped_folder(self.out, Path("explore"))
+        comparison = Comparison(patches=[PatchTally(name=name) for name in overlays])
+        logs = {name: folder / f"driver-{number}.log" for number, name in enumerate(overlays, 1)}
+
+        def progress(counts: Comparison) -> None:
+            self.progress.notify(f"{counts.trials} cases, {counts.failing} fail as released")
+
+        with self._playing() as drivers:
 
             def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
                 changed = replace(release, packages=packages)
-                return drivers.enter_context(
-                    Driver(changed, driver_model(), log, patched=patched)
-                ).play
+                driver = Driver(changed, driver_model(), log, patched=patched)
+                return drivers.enter_context(driver).play
 
-            def progress(now: Comparison) -> None:
-                self.progress.notify(f"{now.trials} cases, {now.failing} fail as released")
-
-            try:
-                compare(
-                    self._cases(),
-                    player(release.packages, folder / "driver.log"),
-                    {
-                        name: player(one.folder, logs[name], one.digests)
-                        for name, one in changed.items()
-                    },
-                    go_on=lambda: (
-                        arguments.most is None or time.monotonic() - started < arguments.most
-                    ),
-                    progress=progress,
-                    comparison=comparison,
-                )
-            except KeyboardInterrupt:
-                interrupted = True
-        for one in comparison.patches if comparison.trials else ():
-            files = changed[one.name].digests.keys()
-            one.unloaded = sorted(files - set(imported(read_lines(logs[one.name].read_bytes()))))
-            one.tested = len(one.unloaded) < len(files)
-        self.progress.close()
-        return comparison, interrupted, time.monotonic() - started, folder
+            compare(
+                self._cases(),
+                player(release.packages, folder / "driver.log"),
+                {
+                    name: player(overlay.folder, logs[name], overlay.digests)
+                    for name, overlay in overlays.items()
+                },
+                go_on=self._time_left,
+                progress=progress,
+                comparison=comparison,
+            )
+        for patch in comparison.patches if comparison.trials else ():
+            files = overlays[patch.name].digests.keys()
+            loaded = imported(read_lines(logs[patch.name].read_bytes()))
+            patch.unloaded = sorted(files - set(loaded))
+            patch.tested = len(patch.unloaded) < len(files)
+        return comparison, folder
 
     def _cases(self) -> Iterator[tuple[int, Case]]:
         first, many = self.arguments.first or 1, self.arguments.seeds
@@ -315,55 +314,71 @@ class _Exploring:
             yield seed, self.case(seed)
 
     def _test(self, found: Found, folder: Path) -> str | None:
-        """Write the finding's pytest file; return its path, None if no such test shows the finding."""
+        """Write the finding's pytest file; return its path, None if no such test shows it."""
         path = folder / f"test_{draft_id(found.finding, self.version).replace('-', '_')}.py"
         with contextlib.suppress(UsageError):
-            write_file(
-                path,
-                finding_test(found.as_json(), self.version),
-                hint="free some space, or name another --out",
-            )
-            return str(path)
+            return str(_write(path, finding_test(found.as_json(), self.version)))
         return None
 
     def _draft(self, found: Found, folder: Path) -> str:
-        """Write the finding's scenario file; return the command that runs it, or why there is none."""
+        """Write the finding's scenario file; return the command that runs it, or why none can."""
         if reasons := unlike_live(found.shrunk):
             return f"none: {'; '.join(reasons)}"
         if found.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
             return "none: a server would live and not show it"
-        name = draft_id(found.finding, self.version).replace("-", "_") + ".py"
-        write_file(
-            folder / name, draft(found, self.version), hint="free some space, or name another --out"
-        )
+        path = folder / f"{draft_id(found.finding, self.version).replace('-', '_')}.py"
+        name = shlex.quote(str(_write(path, draft(found, self.version))))
         hang = " --answer-stall 60" if found.finding.kind is FindingKind.STUCK else ""
-        return (
-            f"vllm-repro run {shlex.quote(str(folder / name))} --server lab --vllm"
-            f" {self.version}{hang}"
-        )
+        return f"vllm-repro run {name} --server lab --vllm {self.version}{hang}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that exclude each other."""
+    leave_out, patches = "leave one of them out", arguments.patch or []
+    refusals = (
+        (
+            len(set(patches)) < len(patches),
+            "the same --patch is given twice",
+            "name each file once",
+        ),
+        (
+            arguments.boot and (patches or arguments.json),
+            "--boot is for a search without --patch and --json",
+            leave_out,
+        ),
+        (patches and arguments.jobs > 1, "--jobs is for a search without --patch", leave_out),
+        (
+            bool(arguments.scenario) is arguments.engine,
+            "name a SCENARIO or --engine to explore",
+            "vllm-repro explore --engine --for 10m",
+        ),
+        (
+            arguments.go_on and (arguments.first or patches),
+            "--go-on is for a search without --from and --patch",
+            leave_out,
+        ),
+        (
+            arguments.mix and not arguments.engine,
+            "--mix needs --engine",
+            "vllm-repro explore --engine --mix plain,off",
+        ),
+        (
+            arguments.arm and not arguments.scenario,
+            "--arm needs a SCENARIO",
+            "vllm-repro explore SCENARIO --arm A",
+        ),
+    )
+    for wrong, message, hint in refusals:
+        if wrong:
+            raise UsageError(message, hint=hint)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if len(set(arguments.patch or ())) < len(arguments.patch or ()):
-        raise UsageError("the same --patch is given twice", hint="name each file once")
-    if arguments.boot and (arguments.patch or arguments.json):
-        raise UsageError(
-            "--boot is for a search without --patch and --json", hint="leave one of them out"
-        )
-    if arguments.patch and arguments.jobs > 1:
-        raise UsageError("--jobs is for a search without --patch", hint="leave one of them out")
-    if bool(arguments.scenario) is arguments.engine:
-        raise UsageError(
-            "name a SCENARIO or --engine to explore", hint="vllm-repro explore --engine --for 10m"
-        )
-    if arguments.go_on and (arguments.first or arguments.patch):
-        raise UsageError(
-            "--go-on is for a search without --from and --patch", hint="leave one of them out"
-        )
-    if arguments.mix and not arguments.engine:
-        raise UsageError("--mix needs --engine", hint="vllm-repro explore --engine --mix plain,off")
-    if arguments.arm and not arguments.scenario:
-        raise UsageError("--arm needs a SCENARIO", hint="vllm-repro explore SCENARIO --arm A")
+    _check(arguments)
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.patch:
@@ -393,31 +408,24 @@ def _boot(live: Sequence[str], out: Path | None) -> None:
 
 
 def _compared(exploring: _Exploring, stream: TextIO) -> int:
-    comparison, interrupted, duration_s, folder = exploring.compare()
-    found = {
+    comparison, folder = exploring.compare()
+    result = {
         "schema": 1,
         "vllm_version": exploring.version,
         **searched(exploring.start, exploring.mixes),
         **comparison.as_json(),
-        "interrupted": interrupted,
-        "duration_s": round(duration_s, 3),
+        "interrupted": exploring.interrupted,
+        "duration_s": round(exploring.duration_s, 3),
         "reproduce": exploring.again,
     }
-    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-    write_file(folder / "explore.json", text, hint="free some space, or name another --out")
+    _write(folder / "explore.json", _json(result))
     head = heading(exploring.version, exploring.start, exploring.mixes)
-    lines = [
-        f"{head}: patches compared",
-        "",
-        *comparison.lines(),
-        "",
-        f"again:   {exploring.again}",
-        f"folder:  {folder}",
-    ]
+    lines = [f"{head}: patches compared", "", *comparison.lines(), ""]
+    lines += [f"again:   {exploring.again}", f"folder:  {folder}"]
     print("\n".join(lines), file=stream)
     if exploring.arguments.json:
-        print_json(found)
-    return INTERRUPTED if interrupted else comparison.exit_status
+        print_json(result)
+    return INTERRUPTED if exploring.interrupted else comparison.exit_status
 
 
 def _general(arguments: argparse.Namespace) -> _Exploring:

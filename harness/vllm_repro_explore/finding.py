@@ -13,7 +13,7 @@ __all__ = ["ENDLESS", "Finding", "FindingKind", "PlayResult", "known", "result_f
 
 
 class FindingKind(StrEnum):
-    """Kinds of findings, worst first."""
+    """One thing that went wrong."""
 
     DEATH = "death"  # an exception that would have ended EngineCore
     STUCK = "stuck"  # requests wait and nothing progresses
@@ -25,8 +25,22 @@ class FindingKind(StrEnum):
 
 _BY_KIND = list(FindingKind)
 ENDLESS = "one step never ends"
-_COUNTS = ("preempted", "hits", "stores", "loads", "resumed", "accepted", "masked", "aborted", "resets", "refused calls", "pauses", "fed",
-           "refused requests", "errors")  # fmt: skip
+_COUNTS = (
+    "preempted",
+    "hits",
+    "stores",
+    "loads",
+    "resumed",
+    "accepted",
+    "masked",
+    "aborted",
+    "resets",
+    "refused calls",
+    "pauses",
+    "fed",
+    "refused requests",
+    "errors",
+)
 _LISTED = ("store-listed-twice", "load-listed-twice")
 
 
@@ -34,7 +48,9 @@ _LISTED = ("store-listed-twice", "load-listed-twice")
 class Finding:
     """One thing that went wrong.
 
+    # identity of the finding: an invariant, or where the exception was raised
     site: identity of the finding: an invariant, or where the exception was raised.
+    # numbers of this case
     detail: numbers of this case. frames: vLLM functions of the traceback, outermost first.
     """
 
@@ -44,6 +60,7 @@ class Finding:
     exception: str = field(default="", compare=False)
     message: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
+    # vLLM functions of the traceback, outermost first
     frames: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -60,15 +77,13 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayResult:
-    """Result of one case.
-
-    invalid: why vLLM refuses to start with these flags; empty if it starts.
-    counts: events that the case reached, such as `preempted`.
-    """
+    """Result of one case."""
 
     findings: tuple[Finding, ...] = ()
+    # why vLLM refuses to start with these flags; empty if it starts
     invalid: str = ""
     steps: int = 0
+    # events that the case reached, such as `preempted`
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -78,9 +93,11 @@ class PlayResult:
 
 def result_from(answer: Mapping[str, Any]) -> PlayResult:
     """Return the result in a line of the driver."""
-    findings = [_broken(one) for one in answer.get("broken", ())]
-    if (death := answer.get("death")) is not None:
-        findings.insert(0, _death(death))
+    findings = [] if answer.get("death") is None else [_death(answer["death"])]
+    for broken in answer.get("broken", ()):
+        name = broken["invariant"]
+        kind = FindingKind.LEAK if name.endswith("-leak") else FindingKind.CORRUPTED
+        findings.append(Finding(kind=kind, site=name, detail=broken["detail"]))
     return PlayResult(
         findings=tuple(findings),
         invalid=answer.get("invalid", ""),
@@ -89,31 +106,17 @@ def result_from(answer: Mapping[str, Any]) -> PlayResult:
     )
 
 
-def _broken(one: Mapping[str, Any]) -> Finding:
-    name = one["invariant"]
-    kind = FindingKind.LEAK if name.endswith("-leak") else FindingKind.CORRUPTED
-    return Finding(kind=kind, site=name, detail=one["detail"])
-
-
 def _death(death: Mapping[str, Any]) -> Finding:
-    match death["kind"]:
-        case "restless":
-            site = "no request is left, and the engine goes on"
-            return Finding(kind=FindingKind.RESTLESS, site=site, detail=death["detail"])
-        case "stuck":
-            return Finding(
-                kind=FindingKind.STUCK,
-                site=f"requests stay {death['states']}",
-                detail=death["detail"],
-            )
+    kind = FindingKind(death["kind"])
+    if kind in (FindingKind.RESTLESS, FindingKind.STUCK):
+        restless = "no request is left, and the engine goes on"
+        site = restless if kind is FindingKind.RESTLESS else f"requests stay {death['states']}"
+        return Finding(kind=kind, site=site, detail=death["detail"])
     message = death["message"]
-    site = (
-        f"{death['exception']} in {death['function']} ({death['file']}):"
-        f" {template(message) or death['source']}"
-    )
+    where = f"{death['exception']} in {death['function']} ({death['file']})"
     return Finding(
-        kind=FindingKind(death["kind"]),
-        site=site,
+        kind=kind,
+        site=f"{where}: {template(message) or death['source']}",
         detail=f"{death['exception']}: {message or death['source']}",
         exception=death["exception"],
         message=message,
@@ -123,28 +126,62 @@ def _death(death: Mapping[str, Any]) -> Finding:
 
 
 _KNOWN: Sequence[tuple[str, str]] = (
-    ("store-listed-twice", "vllm-project/vllm#42085: a store event lists a block twice; from 0.24.0 on it is freed once"),
-    ("popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None", "vllm-project/vllm#42085"),
-    ("append_n (vllm/v1/core/kv_cache_utils.py): prev_free_block", "vllm-project/vllm#42085, seen as vllm-project/vllm#42571"),
-    ("get_new_blocks (vllm/v1/core/block_pool.py): assert block.ref_cnt == 0", "vllm-project/vllm#42085"),
+    (
+        "store-listed-twice",
+        (
+            "vllm-project/vllm#42085: a store event lists a block twice; from 0.24.0 on it is freed"
+            " once"
+        ),
+    ),
+    (
+        "popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not None",
+        "vllm-project/vllm#42085",
+    ),
+    (
+        "append_n (vllm/v1/core/kv_cache_utils.py): prev_free_block",
+        "vllm-project/vllm#42085, seen as vllm-project/vllm#42571",
+    ),
+    (
+        "get_new_blocks (vllm/v1/core/block_pool.py): assert block.ref_cnt == 0",
+        "vllm-project/vllm#42085",
+    ),
     ('Rule "root" is defined multiple times', "vllm-project/vllm#43920"),
-    ("update_state_after_alloc (vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py): num_locally_computed_tokens",
-     "vllm-project/vllm#43884"),
+    (
+        (
+            "update_state_after_alloc "
+            "(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py): "
+            "num_locally_computed_tokens"
+        ),
+        "vllm-project/vllm#43884",
+    ),
     ("assert not req_status.transfer_jobs", "vllm-project/vllm#46014"),
     ("KeyError in _remove_pending_job", "vllm-project/vllm#42761"),
     ("assert self._jobs[any_jid].is_store", "not reported; the scenario offloading-reset-running"),
     ("assert num_new_tokens > 0", "vllm-project/vllm#44526, or vllm-project/vllm#53706 with NIXL"),
-    ("assert request.num_output_placeholders >= 0", "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames"),
+    (
+        "assert request.num_output_placeholders >= 0",
+        "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames",
+    ),
     ("after a rejected load", "vllm-project/vllm#49250"),
-    ("fetched without the first token of a window", "not reported; the scenario nixl-fetch-loses-token"),
+    (
+        "fetched without the first token of a window",
+        "not reported; the scenario nixl-fetch-loses-token",
+    ),
     ("Encoder cache miss", "not reported; the scenario image-resumed-without-data"),
     ("computes-asleep", "not reported; drafted in reports/evidence/sleep-gaps-cpu-0.33.0"),
-    ("in reset_prefix_cache (vllm/v1/core/sched/scheduler.py): Failed to reset KV cache",
-     "not reported; 0.32.0 answers the pause with an error"),
+    (
+        "in reset_prefix_cache (vllm/v1/core/sched/scheduler.py): Failed to reset KV cache",
+        "not reported; 0.32.0 answers the pause with an error",
+    ),
     ("gpu-free-count", "vllm-project/vllm#42085 before the death"),
-    ("requests stay WAITING, WAITING_FOR_REMOTE_KVS",
-     "the standstill of vllm-project/vllm#45388 and vllm-project/vllm#53868; with NIXL the scenario nixl-failed-fetch-waits"),
-)  # fmt: skip
+    (
+        "requests stay WAITING, WAITING_FOR_REMOTE_KVS",
+        (
+            "the standstill of vllm-project/vllm#45388 and vllm-project/vllm#53868; with NIXL the "
+            "scenario nixl-failed-fetch-waits"
+        ),
+    ),
+)
 
 
 def known(finding: Finding) -> str:

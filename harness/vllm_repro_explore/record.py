@@ -15,18 +15,16 @@ __all__ = ["Record", "read_record"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Searches of the same kind, of any vLLM.
-
-    last: the highest seed of those of this vLLM; 0 without one. first: for each finding, the folder
-    of the search that saw it first.
-    """
+    """Searches of the same kind, of any vLLM."""
 
     searches: int = 0
+    # the highest seed of those of this vLLM; 0 without one
     last: int = 0
+    # for each finding, the folder of the search that saw it first
     first: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def seen_in(self, finding: Finding) -> str | None:
-        """Return the name of the folder of the first search with this finding; None if it is new."""
+        """Return the folder of the first search with this finding; None if it is new."""
         return self.first.get((finding.kind.value, finding.site))
 
 

@@ -148,7 +148,7 @@ def draw_for(setup: Setup, seed: int) -> Case:
 
 
 def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
-    """Return one to six waves whose prompts have one to three different lengths, as real traffic has."""
+    """Return one to six waves; prompts have one to three different lengths, as in real traffic."""
     longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
     longest = max(2 * block, min(longest, 240 * block))
     usual = [rng.randint(1, longest) for _ in range(rng.choice((1, 1, 2, 3)))]

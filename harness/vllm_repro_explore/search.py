@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -25,20 +26,20 @@ Play = Callable[[Case], PlayResult]
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A finding with its first seed and its smallest case.
-
-    others: other findings of that case. tried: cases played to shrink it. times: cases whose worst
-    finding it is. runner: of the smallest case over the release's own model runner; None if there
-    is no such player.
-    """
+    """A finding with its first seed and its smallest case."""
 
     finding: Finding
     seed: int
     case: Case
+    # the smallest case
     shrunk: Case
+    # cases played to shrink it
     tried: int
+    # other findings of that case
     others: tuple[Finding, ...] = ()
+    # cases whose worst finding it is
     times: int = 1
+    # result of the smallest case over the release's own model runner
     runner: PlayResult | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -58,33 +59,32 @@ class Found:
 
     @property
     def on_runner(self) -> str | None:
-        """Return what the case shows over the release's own model runner: `the same`, something else, or why it was not tried."""
+        """Return the finding over the release's own model runner, or why it was not tried.
+
+        `the same` if it is this finding; None without such a player.
+        """
         if self.runner is None:
             return None
         if self.runner.invalid:
             return f"not tried: {self.runner.invalid}"
-        worst = self.runner.worst
-        # A runner does not say by which rule a state is lost.
-        same = (
-            worst is not None
-            and worst.kind is self.finding.kind
-            and self.finding.site.startswith(worst.site)
-        )
-        return "the same" if same else f"{worst or 'nothing'}"
+        if (worst := self.runner.worst) is None:
+            return "nothing"
+        # The model runner does not report by which rule a state is lost.
+        same = worst.kind is self.finding.kind and self.finding.site.startswith(worst.site)
+        return "the same" if same else f"{worst}"
 
 
 @dataclass
 class Tally:
-    """Counts of a search so far.
-
-    reached: cases per event, such as a preemption or a load. first, last: seeds.
-    """
+    """Counts of a search so far."""
 
     trials: int = 0
     invalid: int = 0
     steps: int = 0
+    # first and last seed
     first: int | None = None
     last: int | None = None
+    # cases per event, such as a preemption or a load
     reached: Counter[str] = field(default_factory=Counter)
     why_invalid: Counter[str] = field(default_factory=Counter)
     found: dict[tuple[FindingKind, str], Found] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class _OverError(Exception):
 
 @dataclass
 class _Searching:
-    """What the players share. over: play no more."""
+    """What the players share."""
 
     cases: Iterable[tuple[int, Case]]
     go_on: Callable[[], bool]
@@ -145,6 +145,7 @@ class _Searching:
     progress: Callable[[Tally], None]
     budget: int
     tally: Tally
+    # play no more
     over: bool = False
 
     def __post_init__(self) -> None:
@@ -160,14 +161,13 @@ class _Searching:
             return play(case)
 
         try:
-            while (drawn := self._next()) is not None:
-                new = self._count(*drawn, unless_over(drawn[1]))
-                if new is not None:
-                    self._shrink(new, unless_over, on_runner)
-                with self._lock:
-                    self.progress(self.tally)
-        except _OverError:
-            pass
+            with suppress(_OverError):
+                while (drawn := self._next()) is not None:
+                    new = self._count(*drawn, unless_over(drawn[1]))
+                    if new is not None:
+                        self._shrink(new, unless_over, on_runner)
+                    with self._lock:
+                        self.progress(self.tally)
         except BaseException:
             self.over = True
             raise
@@ -209,39 +209,28 @@ class _Searching:
             return found
 
     def _shrink(self, found: Found, play: Play, on_runner: Play | None) -> None:
-        small = _shrunk(found, play, self.budget)
+        last: PlayResult | None = None
+
+        def fails(candidate: Case) -> bool:
+            nonlocal last
+            result = play(candidate)
+            last = result if result.worst == found.finding else last
+            return last is result
+
+        shrunk = shrink(found.case, fails, self.budget)
+        small = replace(found, shrunk=shrunk.case, tried=shrunk.tried)
+        if last is not None:
+            small = replace(
+                small, finding=last.worst or found.finding, others=_others(last, found.finding)
+            )
         if on_runner is not None:
             small = replace(small, runner=on_runner(small.shrunk))
+        key = found.finding.kind, found.finding.site
         with self._lock:
             if not self.over:
-                key = found.finding.kind, found.finding.site
                 self.tally.found[key] = replace(small, times=self.tally.found[key].times)
                 self.keep(self.tally.found[key])
 
 
-def _shrunk(found: Found, play: Play, budget: int) -> Found:
-    last: PlayResult | None = None
-
-    def fails(candidate: Case) -> bool:
-        nonlocal last
-        outcome = play(candidate)
-        if outcome.worst != found.finding:
-            return False
-        last = outcome
-        return True
-
-    small = shrink(found.case, fails, budget)
-    if last is None:
-        return replace(found, tried=small.tried)
-    finding = last.worst or found.finding
-    return replace(
-        found,
-        finding=finding,
-        shrunk=small.case,
-        tried=small.tried,
-        others=_others(last, found.finding),
-    )
-
-
 def _others(outcome: PlayResult, worst: Finding) -> tuple[Finding, ...]:
-    return tuple(one for one in outcome.findings if one != worst)
+    return tuple(finding for finding in outcome.findings if finding != worst)

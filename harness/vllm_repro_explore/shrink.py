@@ -64,44 +64,38 @@ _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, 
 """Lower bounds. A server cannot be sent a prompt of fewer tokens."""
 
 
-@dataclass(frozen=True)
+def shrink(case: Case, fails: Callable[[Case], bool], budget: int = 300) -> Shrunk:
+    """Return the smallest case for which `fails` returns True, after at most `budget` calls."""
+    shrunk = Shrunk(case, fails, budget)
+    before = None
+    while shrunk.tried < budget and shrunk.case != before:
+        before = shrunk.case
+        shrunk.drop_requests()
+        shrunk.switch_off()
+        shrunk.lower_numbers()
+    return shrunk
+
+
+@dataclass
 class Shrunk:
-    """The smallest case that still fails, and how many cases were played to find it."""
+    """The smallest case that still fails."""
 
     case: Case
-    tried: int
-
-
-def shrink(case: Case, fails: Callable[[Case], bool], budget: int = 300) -> Shrunk:
-    """Return the smallest case for which `fails` returns True; it is called at most `budget` times."""
-    shrinking = _Shrinking(case, fails, budget)
-    shrinking.run()
-    return Shrunk(shrinking.case, shrinking.tried)
-
-
-class _Shrinking:
-    def __init__(self, case: Case, fails: Callable[[Case], bool], budget: int) -> None:
-        self.case, self._fails, self._budget = case, fails, budget
-        self.tried = 0
-
-    def run(self) -> None:
-        while self.tried < self._budget:
-            before = self.case
-            for step in (self._requests, self._plain, self._numbers):
-                step()
-            if self.case == before:
-                return
+    fails: Callable[[Case], bool]
+    budget: int
+    # cases that were played to find it
+    tried: int = 0
 
     def _take(self, candidate: Case) -> bool:
-        if candidate == self.case or self.tried >= self._budget or _has_no_room(candidate):
+        if candidate == self.case or self.tried >= self.budget or _has_no_room(candidate):
             return False
         self.tried += 1
-        if not self._fails(candidate):
+        if not self.fails(candidate):
             return False
         self.case = candidate
         return True
 
-    def _requests(self) -> None:
+    def drop_requests(self) -> None:
         """Drop waves and requests, large pieces first."""
         size = len(self.case.waves)
         while size:
@@ -123,7 +117,8 @@ class _Shrinking:
             before, after = self.case.waves[:number], self.case.waves[number + 1 :]
             self._take(replace(self.case, waves=(*before, *apart, *after)))
 
-    def _plain(self) -> None:
+    def switch_off(self) -> None:
+        """Set options and features to their plain values."""
         for name, value in _PLAIN:
             setup = self.case.setup
             if getattr(setup, name) != value and not (
@@ -131,7 +126,7 @@ class _Shrinking:
             ):
                 self._take(self._with_setup(name, value))
         for operation in self.case.setup.ops:
-            rest = tuple(one for one in self.case.setup.ops if one != operation)
+            rest = tuple(other for other in self.case.setup.ops if other != operation)
             self._take(self._with_setup("ops", rest))
         for name, plain in _PLAIN_ASK:
             self._each_ask(name, plain)
@@ -146,7 +141,8 @@ class _Shrinking:
                 if self._take(self._with_wave(number, changed)):
                     wave = self.case.waves[number]
 
-    def _numbers(self) -> None:
+    def lower_numbers(self) -> None:
+        """Lower lengths, times and limits."""
         for name in ("prompt", "answer", "shared", "after", "abort"):
             for value in sorted({getattr(ask, name) for ask in self.case.asks}, reverse=True):
                 self._lower(value, _LEAST.get(name, 0), partial(self._renamed, name, value))
@@ -164,7 +160,7 @@ class _Shrinking:
         if self._take(at(least)):
             return
         step = (value - least) // 2
-        while step >= 1 and self.tried < self._budget:
+        while step >= 1 and self.tried < self.budget:
             if value - step >= least and self._take(at(value - step)):
                 value -= step
             else:
@@ -188,7 +184,7 @@ class _Shrinking:
 
 
 def _has_no_room(case: Case) -> bool:
-    """Return True if the longest request never fits: it then waits for ever, whatever else happens."""
+    """Return True if the longest request never fits: it then waits for ever."""
     setup = case.setup
     return (
         setup.max_len < longest_of(case.asks, setup.block)

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from vllm_repro.report.text import code, fence, plain
-from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro.report.document import plain_text
+from vllm_repro_explore.case import Case, Request, Setup, true_texts
 from vllm_repro_explore.finding import known
 from vllm_repro_explore.record import Record
 from vllm_repro_explore.search import Found, Tally
 
 __all__ = ["SearchSummary", "as_json", "case_lines", "heading", "page", "searched", "terminal"]
 
+_FOLDER = Path(__file__).with_name("templates")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSummary:
-    """Result of one search.
-
-    start: `general`, or the id and the arm of the scenario whose server was searched. mixes: of a
-    general start. live: for each finding, the command that runs it on a real server, or why there
-    is none. tests: for each finding, its pytest file; None if such a test does not show it. again:
-    command that repeats the search. record: the earlier searches.
-    """
+    """Result of one search."""
 
     version: str
+    # `general`, or the id and the arm of the scenario whose server was searched
     start: str
     tally: Tally
+    # for each finding, the command that runs it on a real server, or why there is none
     live: Sequence[str]
+    # for each finding, its pytest file; None if such a test does not show it
     tests: Sequence[str | None]
     duration_s: float
+    # command that repeats the search
     again: str
     interrupted: bool = False
+    # of a general start
     mixes: tuple[str, ...] = ()
+    # the earlier searches
     record: Record = field(default_factory=Record)
 
     @property
@@ -72,29 +76,38 @@ def as_json(summary: SearchSummary) -> dict[str, Any]:
 
 
 def terminal(summary: SearchSummary) -> str:
-    """Return the lines for the terminal: cases played, and for each finding its smallest case and the command for a server."""
+    """Return the lines for the terminal: cases played, and each finding with its smallest case."""
     tally = summary.tally
-    reached = (
-        ", ".join(f"{name} in {count}" for name, count in sorted(tally.reached.items()))
-        or "nothing in particular"
+    reached = [f"{name} in {count}" for name, count in sorted(tally.reached.items())]
+    return _rendered(
+        "explore.txt",
+        summary,
+        seconds=f"{summary.duration_s:.0f}",
+        reached=", ".join(reached) or "nothing in particular",
+        findings=list(zip(tally.findings, summary.live, summary.tests, strict=True)),
     )
-    lines = [
-        heading(summary.version, summary.start, summary.mixes),
-        (
-            f"played:  {tally.trials} cases, seeds {tally.first} to {tally.last}, {tally.steps}"
-            f" steps in {summary.duration_s:.0f} s; {reached}"
-        ),
-    ]
-    if tally.invalid:
-        lines.append(f"         {tally.invalid} of them were refused by vLLM at start")
-    for found, live, test in zip(tally.findings, summary.live, summary.tests, strict=True):
-        lines += ["", *_lines(found), *_before(summary.record, found), f"  live:  {live}"]
-        lines += [f"  test:  pytest {test}"] if test else []
-    if not tally.findings:
-        lines += ["", f"found:   nothing in {tally.trials - tally.invalid} cases"]
-    if summary.interrupted:
-        lines += ["", "interrupted; the findings so far are above"]
-    return "\n".join([*lines, "", f"again:   {summary.again}"])
+
+
+def page(summary: SearchSummary) -> str:
+    """Return the search as one page of Markdown: new findings whole, known ones in a table."""
+    new, render = summary.new, partial(plain_text, "finding.txt", _FOLDER, **_WORDS)
+    bodies = [render(found=found).partition("\n")[2] for found in new]
+    return (
+        _rendered(
+            "explore.md",
+            summary,
+            minutes=f"{summary.duration_s / 60:.0f}",
+            new=[(f"{found.finding}", body) for found, body in zip(new, bodies, strict=True)],
+            seen=[found for found in summary.tally.findings if found not in new],
+        )
+        + "\n"
+    )
+
+
+def _rendered(template: str, summary: SearchSummary, **values: Any) -> str:
+    title = heading(summary.version, summary.start, summary.mixes)
+    values |= {"heading": title, "summary": summary, "tally": summary.tally}
+    return plain_text(template, _FOLDER, record=summary.record, **values, **_WORDS)
 
 
 def searched(start: str, mixes: tuple[str, ...]) -> dict[str, Any]:
@@ -109,77 +122,6 @@ def heading(version: str, start: str, mixes: tuple[str, ...]) -> str:
     )
 
 
-def _before(record: Record, found: Found) -> list[str]:
-    if not record.searches:
-        return []
-    earlier = record.seen_in(found.finding)
-    return [
-        (
-            f"  new:   in none of {record.searches} earlier searches"
-            if earlier is None
-            else f"  before: first in {earlier}"
-        )
-    ]
-
-
-def page(summary: SearchSummary) -> str:
-    """Return the search as one page of Markdown: new findings whole, those seen before in a table."""
-    tally, record, new = summary.tally, summary.record, summary.new
-    old = [found for found in tally.findings if found not in new]
-    lines = [
-        f"# {heading(summary.version, summary.start, summary.mixes)}",
-        "",
-        f"{tally.trials:,} cases, seeds {tally.first} to {tally.last}, {tally.steps:,} steps in"
-        f" {summary.duration_s / 60:.0f} minutes"
-        + ("; interrupted." if summary.interrupted else "."),
-        "",
-        (
-            f"New findings: **{len(new)}**. Seen before, in {record.searches} earlier searches:"
-            f" {len(old)}."
-        ),
-    ]
-    for found in new:
-        lines += [
-            "",
-            f"## {plain(str(found.finding))}",
-            "",
-            fence("\n".join(_lines(found)[1:]), "text"),
-        ]
-    if old:
-        lines += [
-            "",
-            "## Seen before",
-            "",
-            "| finding | cases | known as | first in |",
-            "|---|---|---|---|",
-        ]
-        for found in old:
-            what, issue = (
-                code(str(found.finding), in_table=True),
-                plain(known(found.finding) or "-"),
-            )
-            lines.append(
-                f"| {what} | {found.times:,} | {issue} | {record.seen_in(found.finding)} |"
-            )
-    return "\n".join([*lines, "", fence(summary.again, "console"), ""])
-
-
-def _lines(found: Found) -> list[str]:
-    finding = found.finding
-    lines = [f"{finding.kind}: {finding.site}", f"  seen:  {finding.detail}"]
-    if issue := known(finding):
-        lines.append(f"  known: {issue}")
-    if found.on_runner:
-        lines.append(f"  over the release's own CPU model runner: {found.on_runner}")
-    if found.others:
-        lines.append(f"  with:  {', '.join(other.site for other in found.others)}")
-    lines.append(
-        f"  seeds: first {found.seed}, in {found.times} of the cases; shrunk in {found.tried} more"
-    )
-    first, *waves = case_lines(found.shrunk)
-    return [*lines, f"  case:  {first}", *(f"         {line}" for line in waves)]
-
-
 def case_lines(case: Case) -> list[str]:
     """Return a case as text: the server in the first line, then a line for each wave."""
     setup = case.setup
@@ -191,64 +133,66 @@ def case_lines(case: Case) -> list[str]:
         f"up to {setup.max_len} tokens",
         *_unusual(setup),
     ]
-    return [
-        ", ".join(words),
-        *(
-            f"wave {number}: " + " + ".join(map(str, map(_ask, wave)))
-            for number, wave in enumerate(case.waves, 1)
-        ),
-    ]
+    waves = (" + ".join(map(_request, wave)) for wave in case.waves)
+    return [", ".join(words), *(f"wave {number}: {wave}" for number, wave in enumerate(waves, 1))]
 
 
-def _unusual(setup: Setup) -> list[str]:
+def _unusual(setup: Setup) -> tuple[str, ...]:
+    operations = " and ".join(f"{what} at step {step}" for step, what in setup.ops)
     sentences = {
-        setup.connector: bool(setup.connector),
+        setup.connector: setup.connector,
         "which a user's own connector can be": setup.connector == "StoreConnector",
-        f"{setup.cpu_blocks} blocks of room in the connector": bool(setup.connector),
+        f"{setup.cpu_blocks} blocks of room in the connector": setup.connector,
         "lazy": setup.lazy,
         f"{setup.seqs} requests at once": setup.seqs < 8,
         "prefix caching off": not setup.caching,
         "hybrid manager off": not setup.hybrid,
         f"stores take {setup.store_polls} and loads {setup.load_polls} steps": (
-            bool(setup.connector) and (setup.store_polls, setup.load_polls) != (1, 0)
+            setup.connector and (setup.store_polls, setup.load_polls) != (1, 0)
         ),
         "asynchronous": setup.asynchronous,
         "second model runner": setup.runner == 2,
-        f"{setup.draft} draft tokens": bool(setup.draft),
-        f"a failed load: {setup.load_failures}": bool(setup.load_failures),
+        f"{setup.draft} draft tokens": setup.draft,
+        f"a failed load: {setup.load_failures}": setup.load_failures,
         "priorities": setup.priority,
-        f"{setup.loras} LoRA adapters at once": bool(setup.loras),
-        f"long prefill threshold {setup.threshold}": bool(setup.threshold),
-        f"images of up to {setup.largest_image} tokens": bool(setup.largest_image),
+        f"{setup.loras} LoRA adapters at once": setup.loras,
+        f"long prefill threshold {setup.threshold}": setup.threshold,
+        f"images of up to {setup.largest_image} tokens": setup.largest_image,
         "images in whole": setup.whole_images,
-        f"a cache for {setup.image_cache} of their tokens": bool(setup.image_cache),
-        f"a grammar is compiled after {setup.grammar_looks} looks": bool(setup.grammar_looks),
-        f"with VLLM_SERVER_DEV_MODE=1 {' and '.join(f'{what} at step {step}' for step, what in setup.ops)}": bool(
-            setup.ops
+        f"a cache for {setup.image_cache} of their tokens": setup.image_cache,
+        f"a grammar is compiled after {setup.grammar_looks} looks": setup.grammar_looks,
+        f"with VLLM_SERVER_DEV_MODE=1 {operations}": setup.ops,
+    }
+    return true_texts(sentences)
+
+
+def _request(request: Request) -> str:
+    fails = ", which fails" if request.fails else ""
+    images = ", ".join(
+        f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in request.images
+    )
+    values = {
+        name: getattr(request, name) for name in ("priority", "lora", "salt", "grammar", "eos")
+    }
+    parts = {
+        f"{request.prompt}:{request.answer}": True,
+        f" (shares {request.shared})": request.shared,
+        f" after {request.after} steps": request.after,
+        **{f", {name} {value}": value for name, value in values.items()},
+        ", stop token ids": request.stops,
+        ", a prefill for another server": request.remote,
+        f", from a prefill server{fails}": request.fetch,
+        f", images: {images}": images,
+        ", refused after them": request.refused,
+        f", a session with more after {', '.join(map(str, request.segments))} steps": (
+            request.segments
+        ),
+        f", gone {'within the step ' if request.mid else ''}after {request.abort}": (
+            request.abort >= 0
         ),
     }
-    return [words for words, holds in sentences.items() if holds]
+    return "".join(true_texts(parts))
 
 
-def _ask(ask: Request) -> str:
-    text = f"{ask.prompt}:{ask.answer}"
-    text += f" (shares {ask.shared})" if ask.shared else ""
-    text += f" after {ask.after} steps" if ask.after else ""
-    text += "".join(
-        f", {name} {getattr(ask, name)}"
-        for name in ("priority", "lora", "salt", "grammar", "eos")
-        if getattr(ask, name)
-    )
-    text += ", stop token ids" if ask.stops else ""
-    text += ", a prefill for another server" if ask.remote else ""
-    text += f", from a prefill server{', which fails' if ask.fails else ''}" if ask.fetch else ""
-    images = (f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in ask.images)
-    text += f", images: {', '.join(images)}" if ask.images else ""
-    text += ", refused after them" if ask.refused else ""
-    text += (
-        f", a session with more after {', '.join(map(str, ask.segments))} steps"
-        if ask.segments
-        else ""
-    )
-    gone = f", gone {'within the step ' if ask.mid else ''}after {ask.abort}"
-    return text + (gone if ask.abort >= 0 else "")
+_WORDS = {"known": known, "case_lines": case_lines}
+"""Functions that templates call."""

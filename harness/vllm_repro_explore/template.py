@@ -19,28 +19,30 @@ _MASKS = re.compile(
     r"|(?P<uuid>\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)"
     r"|(?P<path>(?<![\w.}])/(?:[\w.+@-]{1,255}/){1,60}[\w.+@-]+)"
     r"|(?P<word>[^\W\d][\w]*(?:[./\\-]\w+){0,40})"
-    r"|(?P<number>(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s?(?:[KMGT]i?B|[Bb]ytes?|%|ms|s)(?!\w))?)"
+    r"|(?P<number>(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
+    r"(?:\s?(?:[KMGT]i?B|[Bb]ytes?|%|ms|s)(?!\w))?)"
 )
 _DIGEST = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{12,}")
 
 
+_MASKED = {"memory": "{hex}", "address": "{address}", "request": "{request}", "uuid": "{id}"}
+
+
 def template(message: str) -> str:
-    """Return the message with numbers (and units), addresses, ids and paths masked, which differ between two prints of one bug."""
+    """Return the message with what differs between two prints of one bug masked.
 
-    def mask(found: re.Match[str]) -> str:
-        kind, text = found.lastgroup or "", found[0]
-        match kind:
-            case "place":
-                return f"{shorten(found['file'])}:{{line}}"
-            case "path":
-                return shorten(text)
-            case "word":
-                return "{hex}" if _DIGEST.fullmatch(text) else text
-        return {
-            "memory": "{hex}",
-            "address": "{address}",
-            "request": "{request}",
-            "uuid": "{id}",
-        }.get(kind, "{n}")
+    These are numbers with their units, addresses, ids and paths.
+    """
+    return _MASKS.sub(_mask, squeeze(message))
 
-    return _MASKS.sub(mask, squeeze(message))
+
+def _mask(match: re.Match[str]) -> str:
+    kind, text = match.lastgroup or "", match[0]
+    match kind:
+        case "place":
+            return f"{shorten(match['file'])}:{{line}}"
+        case "path":
+            return shorten(text)
+        case "word":
+            return "{hex}" if _DIGEST.fullmatch(text) else text
+    return _MASKED.get(kind, "{n}")

@@ -9,7 +9,7 @@ VERBS = {
         "draft a scenario file from an issue, a pasted command or a log; nothing of it is run",
     ),
     "draft": (
-        "vllm_repro_intake.draft_verb",
+        "vllm_repro_intake.run_draft",
         "write a draft issue comment from a run, and print the gh command that sends it",
     ),
 }

@@ -12,10 +12,11 @@ import json
 import re
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import yaml
 
@@ -64,26 +65,28 @@ _OTHER_HEADING = re.compile(
 _MOST_LINES = 80
 _MOST_NODES = 2_000
 _MOST_CALLS = 50
+_UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Found:
-    """One server command.
-
-    how: its form if it is not a line of a shell. above: the heading and the line above it. unread:
-    arguments that are no literals. times: how often the text has it.
-    """
+    """One server command."""
 
     command: ServeCommand
     words: str
+    # its form if it is not a line of a shell
     how: str = ""
+    # the heading and the line above it
     above: str = ""
+    # arguments that are no literals
     unread: tuple[str, ...] = ()
+    # how often the text has it
     times: int = 1
 
 
 def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found], list[str]]:
-    """Return the distinct commands, the most likely one first, and a sentence for each that cannot be read.
+    """Return the distinct commands, the most likely first, and why each other one is unreadable.
 
     model: for a list of flags alone. The command that the text repeats counts most, then one below
     a heading such as "Reproduce".
@@ -91,26 +94,20 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
     found: list[Found] = []
     unread: list[str] = []
     for block in blocks:
-        for one in (
-            *_shell(block, unread),
-            *_listed(block, model),
-            *_python(block),
-            *_logged(block),
-        ):
-            same = next(
-                (at for at, known in enumerate(found) if known.command == one.command), None
-            )
-            if same is None:
-                found.append(one)
+        readers = (_shell(block, unread), _listed(block, model), _python(block), _logged(block))
+        for match in chain(*readers):
+            same = (at for at, known in enumerate(found) if known.command == match.command)
+            if (at := next(same, None)) is None:
+                found.append(match)
             else:
-                found[same] = replace(found[same], times=found[same].times + 1)
+                found[at] = replace(found[at], times=found[at].times + 1)
     return sorted(found, key=likelihood), list(dict.fromkeys(unread))
 
 
-def likelihood(one: Found) -> tuple[int, int, int]:
-    """Return the place of a command among others: the smallest is most likely the reported one."""
+def likelihood(match: Found) -> tuple[int, int, int]:
+    """Return the sort key of a command: the smallest is most likely the reported one."""
     order = ["", "YAML", "JSON", "Python", "log"]
-    return order.index(one.how.partition(" ")[0]), -one.times, _unlikely(one.above)
+    return order.index(match.how.partition(" ")[0]), -match.times, _unlikely(match.above)
 
 
 def _unlikely(lines: str) -> int:
@@ -142,7 +139,7 @@ def _shell(block: Block, unread: list[str]) -> Iterator[Found]:
 
 
 def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
-    """Return the lines of the command that begins at `start`, and the index of the line after it."""
+    """Return the lines of the command that begins at `start`, and the index after its last line."""
     region, at = [lines[start]], start + 1
     while at < len(lines) and len(region) < _MOST_LINES:
         text = "\n".join(region)
@@ -187,28 +184,20 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
         except (yaml.YAMLError, ValueError, RecursionError, TypeError):
             continue
         for image, words, variables in _services(loaded):
-            end = next(
-                (
-                    at + 1
-                    for at, word in enumerate(words)
-                    if word == "serve" or "api_server" in word
-                ),
-                0,
+            ends = (
+                at for at, word in enumerate(words, 1) if word == "serve" or "api_server" in word
             )
+            end = next(ends, 0)
             arguments = words[end:]
             if not any(word.startswith("--") for word in arguments):
                 continue
             settings = [word for pair in variables for word in ("-e", "=".join(pair))]
-            named = any(re.match(r"--model(?:=|$)", word) for word in arguments) or not arguments[
-                0
-            ].startswith("-")
+            named = not arguments[0].startswith("-")
+            named = named or any(re.match(r"--model(?:=|$)", word) for word in arguments)
             head = ["docker", "run", *settings, image] if image else ["vllm", "serve"]
+            head += [] if named or not model else ["--model", model]
             try:
-                command = parse(
-                    shlex.join(
-                        [*head, *([] if named or not model else ["--model", model]), *arguments]
-                    )
-                )
+                command = parse(shlex.join([*head, *arguments]))
             except CommandError:
                 continue
             if not image and not named and model:
@@ -220,27 +209,26 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
 
 
 def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
-    """Yield image, words and variables of each service in a document; of a bare list of arguments only its words."""
+    """Yield image, words and variables of each service in a document.
+
+    A bare list of arguments has only words.
+    """
     waiting, seen = [loaded], 0
     while waiting and seen < _MOST_NODES:
         node, seen = waiting.pop(0), seen + 1
         if isinstance(node, Mapping):
-            words = [
-                word for key in ("entrypoint", "command", "args") for word in _words(node.get(key))
-            ]
+            keys = ("entrypoint", "command", "args")
+            words = [word for key in keys for word in _words(node.get(key))]
             image = _word(node.get("image")) or ""
-            if words and any("vllm" in one.lower() for one in (image, *words)):
-                yield (
-                    _DEFAULT.sub(r"\1", image),
-                    words,
-                    _variables(node.get("environment") or node.get("env")),
-                )
+            variables = _variables(node.get("environment") or node.get("env"))
+            if words and any("vllm" in word.lower() for word in (image, *words)):
+                yield _DEFAULT.sub(r"\1", image), words, variables
             elif words:
                 yield "", words, []
             else:
                 waiting += list(node.values())[:_MOST_NODES]
         elif isinstance(node, list):
-            if any(isinstance(one, str) and one.startswith("--") for one in node):
+            if any(isinstance(item, str) and item.startswith("--") for item in node):
                 yield "", _words(node), []
             else:
                 waiting += node[:_MOST_NODES]
@@ -262,123 +250,120 @@ def _words(value: Any) -> list[str]:
 
 
 def _word(value: Any) -> str | None:
-    """Return a scalar of YAML as a word; None for other nodes, whose text may be endless, and for numbers that no flag takes."""
+    """Return a scalar of YAML as a word.
+
+    None for other nodes, whose text may be endless, and for numbers that no flag takes.
+    """
     if isinstance(value, int) and abs(value) >= 10**18:
         return None
     return str(value) if isinstance(value, str | int | float) else None
 
 
 def _variables(value: Any) -> list[tuple[str, str]]:
+    """Return the variables of a mapping, a list of `NAME=value`, or a list of name and value."""
     if isinstance(value, Mapping):
-        value = [
-            f"{name}={word}" for name, one in value.items() if (word := _word(one)) is not None
-        ]
+        value = [{"name": name, "value": word} for name, word in value.items()]
     pairs = []
-    for one in value if isinstance(value, list) else []:
-        if isinstance(one, str) and "=" in one:
-            pairs.append((one.partition("=")[0], _DEFAULT.sub(r"\1", one.partition("=")[2])))
-        elif isinstance(one, Mapping) and (word := _word(one.get("value"))) is not None:
-            pairs.append((_word(one.get("name")) or "", word))
+    for item in value if isinstance(value, list) else []:
+        if isinstance(item, str) and "=" in item:
+            name, _, text = item.partition("=")
+            pairs.append((name, _DEFAULT.sub(r"\1", text)))
+        elif isinstance(item, Mapping) and (word := _word(item.get("value"))) is not None:
+            pairs.append((_word(item.get("name")) or "", word))
     return pairs
 
 
+def _parsed_after(
+    text: str, start: re.Pattern[str], end: str, read: Callable[[str], _T]
+) -> Iterator[_T]:
+    """Yield what `read` makes of the text after each `start`, up to the first `end` it accepts."""
+    for match in islice(start.finditer(text), _MOST_CALLS):
+        rest = _MARKER.sub("'redacted'", text[match.end() : match.end() + LONGEST])
+        for close in islice(re.finditer(re.escape(end), rest), _MOST_CALLS):
+            with suppress(*_UNREADABLE):
+                yield read(rest[: close.end()])
+                break
+
+
 def calls(text: str, name: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Yield the literal keyword arguments of each call in Python source, and the names of those that are no literals."""
-    for start in islice(name.finditer(text), _MOST_CALLS):
-        rest = _MARKER.sub("'redacted'", text[start.end() : start.end() + LONGEST])
-        for end in islice(re.finditer(r"\)", rest), _MOST_CALLS):
+    """Yield (literal keyword arguments, names of other arguments) of each call in Python source."""
+    for tree in _parsed_after(text, name, ")", _call):
+        literals: dict[str, Any] = {}
+        unread: list[str] = []
+        positional = [("model", value) for value in tree.args[:1]]
+        for key, value in (
+            *positional,
+            *((word.arg or "**", word.value) for word in tree.keywords),
+        ):
             try:
-                # an escape that Python does not know
-                with warnings.catch_warnings(action="ignore"):
-                    tree = ast.parse(f"f({rest[: end.end()]}", mode="eval").body
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                continue
-            given: dict[str, Any] = {}
-            unread: list[str] = []
-            positional = (
-                [("model", one) for one in tree.args[:1]] if isinstance(tree, ast.Call) else []
-            )
-            keywords = (
-                [(one.arg or "**", one.value) for one in tree.keywords]
-                if isinstance(tree, ast.Call)
-                else []
-            )
-            for key, value in (*positional, *keywords):
-                try:
-                    given[key] = ast.literal_eval(value)
-                except (ValueError, TypeError, RecursionError, MemoryError):
-                    unread.append(key)
-            yield given, tuple(unread)
-            break
+                literals[key] = ast.literal_eval(value)
+            except _UNREADABLE:
+                unread.append(key)
+        yield literals, tuple(unread)
+
+
+def _call(arguments: str) -> ast.Call:
+    with warnings.catch_warnings(action="ignore"):  # an escape that Python does not know
+        tree = ast.parse(f"f({arguments}", mode="eval").body
+    return tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
 
 
 def _python(block: Block) -> Iterator[Found]:
-    for given, unread in calls("\n".join(block.lines), _CALL):
-        if given:
-            yield from _of_arguments(given, "Python call of vllm.LLM", block.above, unread)
+    for arguments, unread in calls("\n".join(block.lines), _CALL):
+        if arguments:
+            yield from _of_arguments(arguments, "Python call of vllm.LLM", block.above, unread)
 
 
 def _logged(block: Block) -> Iterator[Found]:
     # without the frame of a terminal
     text = " ".join(line.strip(" \u2502|") for line in block.lines)
-    for found in islice(_LOGGED.finditer(text), _MOST_CALLS):
-        rest = _MARKER.sub("'redacted'", text[found.end() : found.end() + LONGEST])
-        for end in islice(re.finditer(r"\}", rest), _MOST_CALLS):
-            try:
-                given = ast.literal_eval(rest[: end.end()])
-            except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-                continue
-            if isinstance(given, dict):
-                yield from _of_arguments(
-                    {str(key): value for key, value in given.items()}, "log", block.above, ()
-                )
-            break
+    for logged in _parsed_after(text, _LOGGED, "}", ast.literal_eval):
+        if isinstance(logged, dict):
+            arguments = {str(key): value for key, value in logged.items()}
+            yield from _of_arguments(arguments, "log", block.above, ())
 
 
 def _of_arguments(
-    given: dict[str, Any], how: str, above: str, unread: tuple[str, ...]
+    arguments: dict[str, Any], how: str, above: str, unread: tuple[str, ...]
 ) -> Iterator[Found]:
     """Yield the command with these arguments of vLLM, by their names in Python."""
-    model = given.pop("model_tag", None)
-    model = given.pop("model", model)
-    words: list[str] = []
-    for name, value in given.items():
+    model = arguments.pop("model_tag", None)
+    model = arguments.pop("model", model)
+    words = ["vllm", "serve", *([str(model)] if model else [])]
+    first = len(words)
+    for name, value in arguments.items():
         flag = f"--{name.replace('_', '-')}"
-        if value is True or value is False:
+        nested = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+        if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, dict) or (
-            isinstance(value, list) and any(isinstance(one, dict) for one in value)
-        ):
+        elif nested or isinstance(value, dict):
             words.append(f"{flag}={json.dumps(value, default=str)}")
         elif isinstance(value, list | tuple):
             words += [flag, *map(str, value)]
         elif value is not None:
             words.append(f"{flag}={value}")
-    try:
-        command = parse(shlex.join(["vllm", "serve", *([str(model)] if model else []), *words]))
-    except CommandError:
-        return
-    yield Found(command, shortened(" ".join(words)), how, above, unread)
+    with suppress(CommandError):
+        yield Found(
+            parse(shlex.join(words)), shortened(" ".join(words[first:])), how, above, unread
+        )
 
 
 def rendered(command: ServeCommand) -> str:
-    """Return the command as lines of a shell, with the options of a reported container that a reproduction needs."""
+    """Return the command as lines of a shell.
+
+    Of a reported container it has the options that a reproduction needs.
+    """
     box = command.container
     if box is None:
         return command.render()
-    options = [
-        ("--gpus", box.gpus), ("--ipc", box.ipc), ("--shm-size", box.shm_size),
-        *(("--ulimit", limit) for limit in box.ulimits),
-        *(("-e", name if is_secret_name(name) or value == f"${name}" else f"{name}={value}") for name, value in box.env),
-        ("--entrypoint", box.entrypoint[0] if box.entrypoint else None),
-    ]  # fmt: skip
-    start = [
-        "docker",
-        "run",
-        *(word for name, value in options if value for word in (name, value)),
-        box.image,
-    ]
-    lines = [shlex.join([*start, *box.entrypoint[1:]])]
+    options = [("--gpus", box.gpus), ("--ipc", box.ipc), ("--shm-size", box.shm_size)]
+    options += [("--ulimit", limit) for limit in box.ulimits]
+    for name, value in box.env:
+        bare = is_secret_name(name) or value == f"${name}"
+        options.append(("-e", name if bare else f"{name}={value}"))
+    options.append(("--entrypoint", box.entrypoint[0] if box.entrypoint else None))
+    words = [word for option in options if option[1] for word in option if word]
+    lines = [shlex.join(["docker", "run", *words, box.image, *box.entrypoint[1:]])]
     body = replace(command, container=None, env=()).render().split(" \\\n")
     model = [] if command.model_argument is None else [f"  {shlex.quote(command.model_argument)}"]
     return " \\\n".join([*lines, *model, *body[1:]])

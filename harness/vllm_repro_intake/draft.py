@@ -29,30 +29,58 @@ from vllm_repro_intake.text import shortened
 __all__ = ["Draft", "draft"]
 
 _GENERIC = LOOPS | {
-    "__call__", "_call_impl", "_wrapped_call_impl", "_wrapper", "call", "decorate_context", "forward", "inner", "run", "run_method",
-    "start", "wrapped", "wrapper", "<lambda>", "<module>",
-}  # fmt: skip
+    "__call__",
+    "_call_impl",
+    "_wrapped_call_impl",
+    "_wrapper",
+    "call",
+    "decorate_context",
+    "forward",
+    "inner",
+    "run",
+    "run_method",
+    "start",
+    "wrapped",
+    "wrapper",
+    "<lambda>",
+    "<module>",
+}
 """Functions that only pass a call on."""
 _HOLES = re.compile(
-    r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}|\[(?:user|host|address|email|redacted:[\w-]+)\]"
+    r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}"
+    r"|\[(?:user|host|address|email|redacted:[\w-]+)\]"
 )
 _UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
-_MEMORY = {
-    "T4": 16, "V100": 32, "L4": 24, "A10": 24, "A10G": 24, "A30": 24, "A40": 48, "L40": 48, "L40S": 48, "L20": 48, "A6000": 48, "H100": 80,
-    "H800": 80, "H20": 96, "H200": 141, "B200": 180, "B300": 270, "RTX 3090": 24, "RTX 4090": 24, "RTX 5080": 16, "RTX 5090": 32,
-    "RTX PRO 6000": 96, "MI300X": 192, "MI325X": 256,
-}  # fmt: skip
+_SIZES = {
+    16: "T4, RTX 5080",
+    24: "L4, A10, A10G, A30, RTX 3090, RTX 4090",
+    32: "V100, RTX 5090",
+    48: "A40, L40, L40S, L20, A6000",
+    80: "H100, H800",
+    96: "H20, RTX PRO 6000",
+    141: "H200",
+    180: "B200",
+    192: "MI300X",
+    256: "MI325X",
+    270: "B300",
+}
+_MEMORY = {kind: size for size, kinds in _SIZES.items() for kind in kinds.split(", ")}
 """Memory in GB of GPUs that have one size. An A100 has 40 or 80."""
 _NEEDED = ("heads", "kv_heads", "head_dim", "layers", "vocab_size")
 _SHAPE = {
-    "architecture": "architecture", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
-    "layers": "num_hidden_layers", "vocab_size": "vocab_size", "full_attention_interval": "full_attention_interval",
+    "architecture": "architecture",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "layers": "num_hidden_layers",
+    "vocab_size": "vocab_size",
+    "full_attention_interval": "full_attention_interval",
     "max_position": "max_position_embeddings",
-}  # fmt: skip
+}
 """Arguments of `Model`, with the names of config.json."""
 _PROMPT, _ANSWER = 100, 8
 """Tokens that stand for a prompt and an answer of unknown length."""
@@ -66,7 +94,7 @@ _MOST_WORDS = 6
 class Draft:
     """A draft of a scenario."""
 
-    # of the scenario; the file's name with hyphens
+    # id of the scenario: the file's name with hyphens
     id: str
     text: str = ""
     # what the text does not state
@@ -152,7 +180,7 @@ def draft(
 def _put_command(
     made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None
 ) -> ServeCommand:
-    """Add the command as it was reported, without secrets and without what no server accepts; return it."""
+    """Add the reported command without secrets and without what no server accepts; return it."""
     if not facts.commands:
         made.gap("the text holds no command: the model alone is taken from it")
     elif how := facts.commands[0].how:
@@ -206,18 +234,21 @@ def _put_command(
             made.guess(f"left out: {mistakes[0]}", "")
         else:
             settings.append(setting)
-    for said in facts.settings[:6]:
-        made.guess(f"named outside of the command: {said.value}", said.words)
+    for stated in facts.settings[:6]:
+        made.guess(f"named outside of the command: {stated.value}", stated.words)
     box = command.container
     if box is not None:
         if "[" in box.image:
             made.gap("the image is of a private registry: --image names another one")
-        for setting in box.env:
-            if not (steers_vllm(setting[0]) or is_secret_name(setting[0])):
-                made.guess(f"left out: {setting[0]} is not a variable of vLLM or its libraries", "")
-        box = replace(
-            box, env=tuple(one for one in box.env if steers_vllm(one[0]) or is_secret_name(one[0]))
-        )
+        needed = []
+        for variable in box.env:
+            if steers_vllm(variable[0]) or is_secret_name(variable[0]):
+                needed.append(variable)
+            else:
+                made.guess(
+                    f"left out: {variable[0]} is not a variable of vLLM or its libraries", ""
+                )
+        box = replace(box, env=tuple(needed))
     command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", command_text(rendered(command)))
     return command
@@ -286,16 +317,16 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
     elif stated is None:
         made.gap(f"the release is not stated: {newest} is only the newest one")
     else:
-        for one in facts.versions[: 1 if stated.words else 0]:
-            made.guess("the release", one.words)
+        if stated.words:
+            made.guess("the release", stated.words)
         if re.search(r"dev|rc|\+", stated.value):
             made.guess(
                 f"{stated.value} is a build between releases: --vllm names a release to try"
                 " instead",
                 "",
             )
-        for one in facts.versions[1:4]:
-            made.guess(f"also named: {one.value}", one.words)
+        for other in facts.versions[1:4]:
+            made.guess(f"also named: {other.value}", other.words)
     bad = version or (stated.value if stated else newest)
     made.put("status", made.file.call("Status", bad=f"=={bad}"))
     made.put("try_with", bad)
@@ -308,25 +339,27 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     )
     steps: list[list[Source]] = []
     sizes: list[int] = []
-    for at, one in enumerate(facts.requests, 1):
-        answer = one.answer or facts.answer or _ANSWER
-        if one.body is not None:
-            step = made.file.call("request", path=one.path, body=one.body, name=f"request {at}")
-        elif limit and one.tokens + answer > limit:
+    for at, request in enumerate(facts.requests, 1):
+        answer = request.answer or facts.answer or _ANSWER
+        if request.body is not None:
+            step = made.file.call(
+                "request", path=request.path, body=request.body, name=f"request {at}"
+            )
+        elif limit and request.tokens + answer > limit:
             made.guess(
-                f"left out, as it exceeds --max-model-len {limit}: a prompt of {one.tokens:,}"
+                f"left out, as it exceeds --max-model-len {limit}: a prompt of {request.tokens:,}"
                 " tokens",
-                one.words,
+                request.words,
             )
             continue
         else:
-            if not one.beside or not steps:
-                made.guess(f"request {at}: {one.tokens:,} tokens", one.words)
-            word = "completion" if one.path == "/v1/completions" else "chat"
-            size = {"prompt": one.tokens, "max_tokens": answer}
+            if not request.beside or not steps:
+                made.guess(f"request {at}: {request.tokens:,} tokens", request.words)
+            word = "completion" if request.path == "/v1/completions" else "chat"
+            size = {"prompt": request.tokens, "max_tokens": answer}
             step = made.file.call(word, **size, stream=False, name=f"request {at}")
-            sizes.append(one.tokens)
-        if one.beside and steps:
+            sizes.append(request.tokens)
+        if request.beside and steps:
             steps[-1].append(step)
         else:
             steps.append([step])
@@ -334,7 +367,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         made.gap(f"no prompt size is stated: {_PROMPT} tokens stand for it")
         answer = facts.answer or _ANSWER
         steps = [[made.file.call("chat", prompt=_PROMPT, max_tokens=answer, stream=False)]]
-    if not facts.answer and not all(one.answer or one.body for one in facts.requests):
+    if not facts.answer and not all(request.answer or request.body for request in facts.requests):
         made.gap(f"the length of the answers is not stated: {_ANSWER} tokens stand for it")
     beside = (step[0] if len(step) == 1 else made.file.block("together", *step) for step in steps)
     made.put("workload", one_a_line(beside))
@@ -398,8 +431,13 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         made.gap("the text does not show when the engine dies")
     elif diagnosis.phase is None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
-    parts = {"phase": str(phase or "request"), "exception": found.exception, "message": found.message, "source": found.source,
-             "frames": list(found.frames)}  # fmt: skip
+    parts = {
+        "phase": str(phase or "request"),
+        "exception": found.exception,
+        "message": found.message,
+        "source": found.source,
+        "frames": list(found.frames),
+    }
     stated = {key: value for key, value in parts.items() if value is not None}
     made.put("signature", made.file.block("signature", **stated))
 
@@ -427,21 +465,18 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     symptom = facts.symptom if facts.diagnosis.root is None else "dies"
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
-    for one in facts.tried:
-        flags = one.flags
-        if one.removed and positive(flags[0]) not in {
-            positive(flag.name) for flag in command.flags
-        }:
-            continue
-        words = re.findall(r"[a-z0-9]+", " ".join(flags).lower())
-        name = "-".join((["without"] if one.removed else []) + words[:_MOST_WORDS])
-        if not name or name in names:
+    present = {positive(flag.name) for flag in command.flags}
+    for tried in facts.tried:
+        flags, words = tried.flags, re.findall(r"[a-z0-9]+", " ".join(tried.flags).lower())
+        name = "-".join((["without"] if tried.removed else []) + words[:_MOST_WORDS])
+        absent = tried.removed and positive(flags[0]) not in present
+        if absent or not name or name in names:
             continue
         names.add(name)
-        edit = made.file.call("without" if one.removed else "with_flags", *flags)
-        result = made.file.word("lives" if one.lives else symptom)
-        made.guesses.append(f"arm {name} {result.text}: “{one.words}”")
-        arms.append(Source(f"# “{one.words}”\n{made.file.call('arm', name, result, edit).text}"))
-    for said in facts.unclear[:6]:
-        made.guess("tried, with an unclear result", said)
+        edit = made.file.call("without" if tried.removed else "with_flags", *flags)
+        result = made.file.word("lives" if tried.lives else symptom)
+        made.guesses.append(f"arm {name} {result.text}: “{tried.words}”")
+        arms.append(Source(f"# “{tried.words}”\n{made.file.call('arm', name, result, edit).text}"))
+    for statement in facts.unclear[:6]:
+        made.guess("tried, with an unclear result", statement)
     made.put("arms", one_a_line(arms))

@@ -1,9 +1,10 @@
-"""The facts of an issue's text that a scenario needs, each with the words that state it if it is uncertain."""
+"""Facts of an issue's text that a scenario needs; uncertain ones with the words that state them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -31,31 +32,35 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts in a text.
-
-    issue: `owner/repository#number`. versions: releases of vLLM, the most certain first. commands:
-    the most likely one first. unread: commands that cannot be read. model: public name. shape:
-    sizes with the names of config.json. gpus: (count, kind) as stated. settings: environment
-    variables that the text names outside of the command. answer: the one `max_tokens` of the text,
-    or 0.
-    """
+    """The facts in a text."""
 
     title: str
+    # `owner/repository#number`
     issue: str
     related: tuple[str, ...]
+    # releases of vLLM, the most certain first
     versions: tuple[Said, ...]
+    # the most likely one first
     commands: tuple[Found, ...]
+    # commands that cannot be read
     unread: tuple[str, ...]
+    # public name
     model: Said | None
+    # sizes with the names of config.json
     shape: dict[str, int | str]
+    # count and kind as stated
     gpus: Said | None
+    # environment variables that the text names outside of the command
     settings: tuple[Said, ...]
     requests: tuple[Asked, ...]
+    # flags tried with a clear result
     tried: tuple[Tried, ...]
+    # statements on flags without a clear result
     unclear: tuple[str, ...]
     diagnosis: Diagnosis
     phase: Phase | None
     symptom: str
+    # the one `max_tokens` of the text, or 0
     answer: int
 
     @property
@@ -73,7 +78,9 @@ _TITLE_ENDS = re.compile(
     r"\s*(?:\[\d+ (?:pull requests?|comments?)[^\]]*\]|· Issue #\d+.*|#\d{3,6}|\(Issue #\d+\))\s*$"
 )
 _NO_TITLE = re.compile(
-    r"[`>({\[|$#-]|\S+=|(?:\S*/)?(?:vllm|python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b|\d{4}-\d\d|.*\| "
+    r"[`>({\[|$#-]|\S+="
+    r"|(?:\S*/)?(?:vllm|python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b"
+    r"|\d{4}-\d\d|.*\| "
 )
 _REPOSITORY = r"[A-Za-z0-9][\w.-]{0,60}/[A-Za-z0-9][\w.-]{0,60}"
 _ISSUE_URL = re.compile(
@@ -100,8 +107,8 @@ _HUB_MODEL = re.compile(
 )
 _HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
 _SHAPE = re.compile(
-    r"\b(num_attention_heads|num_key_value_heads|head_dim|num_hidden_layers|full_attention_interval|vocab_size"
-    r"|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
+    r"\b(num_attention_heads|num_key_value_heads|head_dim|num_hidden_layers"
+    r"|full_attention_interval|vocab_size|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
 )
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
 _KIND = (
@@ -212,7 +219,10 @@ def _title(text: str) -> str:
 
 
 def _issue(text: str) -> str:
-    """Return the issue's own name: of the page's head, or an address that the text begins with; "" if it only mentions others."""
+    """Return the name of the issue itself; empty if the text only mentions others.
+
+    It is in the head of the page, or in an address that the text begins with.
+    """
     if found := _OWN.search(text[:4_000]):
         return f"{found['repository']}#{found['number']}"
     if (found := _ISSUE_URL.search(text[:1_000])) and found["kind"] == "issues":
@@ -233,23 +243,17 @@ def _related(text: str, issue: str) -> tuple[str, ...]:
 
 def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said]:
     """Yield the releases that the text names, that of the log or of `collect_env` first."""
-    seen: set[str] = set()
     stated = [Said(diagnosis.vllm_version, "")] if diagnosis.vllm_version else []
-    matches = (
-        *(found for rx in _VERSIONS for found in rx.finditer(text)),
-        *_TITLE_VERSION.finditer(title),
-    )
-    for one in (
-        *stated,
-        *(Said(found["version"].rstrip("."), shortened(found[0])) for found in matches),
-    ):
-        try:
-            version = str(Version(one.value))
-        except InvalidVersion:
-            continue
-        if version not in seen:
-            seen.add(version)
-            yield Said(version, one.words)
+    matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
+    for match in (*matches, *_TITLE_VERSION.finditer(title)):
+        stated.append(Said(match["version"].rstrip("."), shortened(match[0])))
+    seen: set[str] = set()
+    for release in stated:
+        with suppress(InvalidVersion):
+            version = str(Version(release.value))
+            if version not in seen:
+                seen.add(version)
+                yield Said(version, release.words)
 
 
 def _model(text: str) -> Said | None:
@@ -258,7 +262,10 @@ def _model(text: str) -> Said | None:
 
 
 def _shape(text: str) -> dict[str, int | str]:
-    """Return the sizes of the model that the text states once: a vision part may have others of the same name."""
+    """Return the sizes of the model that the text states once.
+
+    A vision part may have others of the same name.
+    """
     found = [(name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))]
     found += [("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))]
     names = [name for name, _ in found]
@@ -268,18 +275,15 @@ def _shape(text: str) -> dict[str, int | str]:
 def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     if diagnosis.evidence is Evidence.CPU:
         return None
-    for rx in _GPUS:
-        if found := rx.search(text):
-            count = found.groupdict().get("count") or str(
-                len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
-            )
-            memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
-            size = f" of {memory[1]} GB" if memory else ""
-            return Said(
-                f"{count} x {shortened(found['kind'])}{size}",
-                shortened(text[found.start() : found.start() + 80].partition("\n")[0], 80),
-            )
-    return None
+    found = next((match for rx in _GPUS if (match := rx.search(text))), None)
+    if found is None:
+        return None
+    listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
+    memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
+    size = f" of {memory[1]} GB" if memory else ""
+    words = text[found.start() : found.start() + 80].partition("\n")[0]
+    count = found.groupdict().get("count") or listed
+    return Said(f"{count} x {shortened(found['kind'])}{size}", shortened(words, 80))
 
 
 def _settings(blocks: Sequence[Block], command: ServeCommand) -> Iterator[Said]:

@@ -26,7 +26,7 @@ from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.matching import matches
 from vllm_repro.scenario.reader import read
-from vllm_repro_intake.draft import Draft, draft
+from vllm_repro_intake.draft import draft
 from vllm_repro_intake.facts import read_facts
 
 _ISSUE = re.compile(
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     made = draft(
         facts,
         name,
-        models=[one.model for one in known],
+        models=[scenario.model for scenario in known],
         known_flags=server_flags(source) if source else None,
         version=f"{arguments.vllm or ''}",
         newest=NEWEST,
@@ -92,46 +92,34 @@ def run(arguments: argparse.Namespace) -> int:
     _, problems = read(path, made.text)
     if output is not None:
         write_file(output, made.text, hint="-o FILE writes it elsewhere")
-    found = [match.scenario.id for match in matches(facts.diagnosis, known)]
+    crashes = [match.scenario.id for match in matches(facts.diagnosis, known)]
     if arguments.json:
-        keys = {
-            "gaps": made.gaps,
-            "guesses": made.guesses,
-            "problems": [one.text for one in problems],
-            "matches": found,
-        }
         print_json(
             {
                 "file": str(output) if output else None,
                 "scenario": made.id,
                 "draft": made.text,
-                **keys,
+                "gaps": made.gaps,
+                "guesses": made.guesses,
+                "problems": [problem.text for problem in problems],
+                "matches": crashes,
             }
         )
     elif output is None:
         print(made.text, end="")
-    _report(made, path, [one.text for one in problems], found, folder_words())
-    return 0
-
-
-def _report(
-    made: Draft, path: Path, problems: list[str], found: list[str], folders: list[str]
-) -> None:
-    """Print to standard error what the draft lacks, and the next command."""
-    for gap in made.gaps:
-        print(f"gap: {gap}", file=sys.stderr)
-    for problem in problems:
-        print(f"check: {problem}", file=sys.stderr)
-    for name in found:
-        print(
-            f"known: the death is that of {name}: vllm-repro run {' '.join([name, *folders])}",
-            file=sys.stderr,
-        )
-    print(
-        f"{path}: {plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}."
-        f" Once you have read it: vllm-repro check {path} && vllm-repro run {path}",
-        file=sys.stderr,
+    # What the draft lacks, and the next command.
+    lines = [f"gap: {gap}" for gap in made.gaps] + [
+        f"check: {problem.text}" for problem in problems
+    ]
+    for crash in crashes:
+        words = " ".join([crash, *folder_words()])
+        lines.append(f"known: the death is that of {crash}: vllm-repro run {words}")
+    counts = f"{plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}"
+    lines.append(
+        f"{path}: {counts}. Once you have read it: vllm-repro check {path} && vllm-repro run {path}"
     )
+    print("\n".join(lines), file=sys.stderr)
+    return 0
 
 
 def _read(name: str) -> tuple[str, str, str]:
@@ -158,27 +146,20 @@ def _read(name: str) -> tuple[str, str, str]:
 
 def _from_github(url: str) -> tuple[str, str, str]:
     by_hand = "paste the issue's text into a file: vllm-repro intake FILE"
-    found = _ISSUE.fullmatch(url)
-    if found is None:
+    address = _ISSUE.fullmatch(url)
+    if address is None:
         raise UsageError(f"{url} is no issue on GitHub", hint=by_hand)
+    repository, number = address.groups()
     program = shutil.which("gh")
     if program is None:
         raise UsageError(
             "gh, GitHub's command line, is not installed, so the issue cannot be read", hint=by_hand
         )
-    command = [
-        program,
-        "issue",
-        "view",
-        found[2],
-        "--repo",
-        found[1],
-        "--json",
-        "title,body,comments",
-    ]
+    command = [program, "issue", "view", number, "--repo", repository]
+    why = "it does not answer"
     try:
         done = subprocess.run(
-            command,
+            [*command, "--json", "title,body,comments"],
             capture_output=True,
             text=True,
             check=False,
@@ -186,19 +167,14 @@ def _from_github(url: str) -> tuple[str, str, str]:
             stdin=subprocess.DEVNULL,
         )
         loaded = json.loads(done.stdout) if done.returncode == 0 else None
+        why = (done.stderr.strip().splitlines() or ["it prints no issue"])[-1]
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        done, loaded = None, None
+        loaded = None
     if not isinstance(loaded, dict):
-        why = (
-            (done.stderr.strip().splitlines() or ["it prints no issue"])[-1]
-            if done
-            else "it does not answer"
-        )
         raise InfraError(f"gh cannot read {url}: {why}", hint=by_hand)
-    comments = loaded.get("comments") or []
-    more = "\n\n".join(str(one.get("body") or "") for one in comments if isinstance(one, dict))
+    comments = [each for each in loaded.get("comments") or [] if isinstance(each, dict)]
     return (
         f"# {loaded.get('title') or ''}\n\n{loaded.get('body') or ''}",
-        more,
-        f"{found[1]}#{found[2]}",
+        "\n\n".join(str(comment.get("body") or "") for comment in comments),
+        f"{repository}#{number}",
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from vllm_repro.report.document import plain_text
 from vllm_repro.report.format import limited
 from vllm_repro.report.markdown import root_traceback
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
@@ -41,23 +42,23 @@ _NAME, _SENTENCE, _CAUSE, _BLOCK, _LIST = 60, 500, 800, 3_000, 1_600
 _FRAMES = 8
 
 _Part = tuple[str, str]
-"""A part of a draft: its name, empty if it is always there, and its text, empty if the run has none."""
+"""Name of a part, empty if it is always there, and its text, empty if the run has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A draft in Markdown.
-
-    title: of a new issue, empty for a comment. issue: the one to comment on, or the nearest.
-    duplicates: issues about perhaps the same. left_out: names of the parts for which there was no
-    room. fixed_in: releases that are declared to be without the bug.
-    """
+    """A draft in Markdown."""
 
     body: str
+    # of a new issue; empty for a comment
     title: str
+    # the one to comment on, or the nearest
     issue: str
+    # issues about perhaps the same bug
     duplicates: tuple[str, ...] = ()
+    # names of the parts for which there was no room
     left_out: tuple[str, ...] = ()
+    # releases that are declared to be without the bug
     fixed_in: str = ""
 
     @property
@@ -67,30 +68,10 @@ class Draft:
     def command(self, path: Path) -> str:
         """Return the command with which a person sends the draft in the file `path`."""
         repository, _, number = self.issue.partition("#")
+        words = ["comment", number, "--repo", repository]
         if self.title:
-            words = [
-                "gh",
-                "issue",
-                "create",
-                "--repo",
-                repository,
-                "--title",
-                self.title,
-                "--body-file",
-                str(path),
-            ]
-        else:
-            words = [
-                "gh",
-                "issue",
-                "comment",
-                number,
-                "--repo",
-                repository,
-                "--body-file",
-                str(path),
-            ]
-        return shlex.join(words)
+            words = ["create", "--repo", repository, "--title", self.title]
+        return shlex.join(["gh", "issue", *words, "--body-file", str(path)])
 
 
 def draft(
@@ -150,7 +131,7 @@ def draft(
 
 
 def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
-    """Return the parts for which there is room, then the footer; and the names of the parts left out."""
+    """Return the parts that fit, then the footer; and the names of the parts left out."""
     room = MOST - size(footer) - len("\n")
     reserved = sum(size(text) + len("\n\n") for name, text in parts if not name)
     kept, missing = [], []
@@ -166,34 +147,29 @@ def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
 
 
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
-    """Return issues that may be about the same: those whose signature a death has, then those that the scenario names.
+    """Return issues that may be about the same bug.
+
+    Those whose signature a crash has come first, then those that the scenario names.
+
 
     Issues of scenarios that are declared good for this release are left out. Whether an issue is
     still open is not checked.
     """
     if not report.failures:
         return []
-    found: list[str] = []
-    for death in dict.fromkeys(
-        _diagnosis(trial, report.vllm_version) for arm in report.arms for trial in arm.trials
-    ):
-        found += [
-            match.scenario.issue
-            for match in matches(death, scenarios)
-            if match.scenario.id != report.scenario
-        ]
-    own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
-    if own is not None:
-        found += [twin.issue for twin in twins(own, scenarios)]
-    found += [*report.related, *(own.related if own is not None else ())]
-    settled = {
-        one.issue
-        for one in scenarios
-        if not one.filed or one.status.standing(report.vllm_version) is Standing.GOOD
-    }
-    return [
-        issue for issue in dict.fromkeys(found) if issue != report.issue and issue not in settled
-    ]
+    trials = (trial for arm in report.arms for trial in arm.trials)
+    crashes = dict.fromkeys(_diagnosis(trial, report.vllm_version) for trial in trials)
+    same = [match.scenario for crash in crashes for match in matches(crash, scenarios)]
+    issues = [scenario.issue for scenario in same if scenario.id != report.scenario]
+    reported = [scenario for scenario in scenarios if scenario.id == report.scenario][:1]
+    issues += [twin.issue for scenario in reported for twin in twins(scenario, scenarios)]
+    issues += [*report.related, *(issue for scenario in reported for issue in scenario.related)]
+    settled = {report.issue}
+    for scenario in scenarios:
+        standing = scenario.status.standing(report.vllm_version)
+        if not scenario.filed or standing is Standing.GOOD:
+            settled.add(scenario.issue)
+    return [issue for issue in dict.fromkeys(issues) if issue not in settled]
 
 
 def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
@@ -211,18 +187,10 @@ def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
 
 
 def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
-    """Return the most important failed trial of unchanged source, else any failed trial, else the first one."""
+    """Return the failed trial to show: of unchanged source, else any failed one, else the first."""
     unchanged = [pair for pair in report.failures if not pair[0].patches]
-    return next(
-        iter(
-            (
-                *unchanged,
-                *report.failures,
-                *((arm, trial) for arm in report.arms for trial in arm.trials),
-            )
-        ),
-        None,
-    )
+    trials = [(arm, trial) for arm in report.arms for trial in arm.trials]
+    return next(iter((*unchanged, *report.failures, *trials)), None)
 
 
 def _changed(report: RunReport) -> list[list[ArmReport]]:
@@ -235,7 +203,6 @@ def _changed(report: RunReport) -> list[list[ArmReport]]:
 
 
 # ── what is read in half a minute
-# ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
@@ -279,49 +246,25 @@ def _sentences(text: str, most: int) -> str:
 
 
 def _verdict(report: RunReport) -> str:
-    """Return the sentence on what the unchanged source did, and only then what a changed one did."""
-    on = (
-        "vLLM"
-        f" {cell(shorten(report.vllm_version or 'of unknown version', _NAME))}{simulated(report.evidence)}"
-    )
+    """Return the sentence on the unchanged source, followed by one on a changed source."""
+    version = cell(shorten(report.vllm_version or "of unknown version", _NAME))
+    on = f"vLLM {version}{simulated(report.evidence)}"
     seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]
+    quiet = [arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET]
     if report.verdict is Verdict.REPRODUCES and seen:
-        unchanged = next((arm for arm in seen if not arm.patches), None)
-        if unchanged is not None:
-            return (
-                f"**Reproduces on {on}**: {_count(unchanged, report).removeprefix('`reported` ')}."
-            )
-        lived = next(
-            (
-                arm
-                for arm in report.arms
-                if arm.expected.has_bug and not arm.patches and arm.result is Result.QUIET
-            ),
-            None,
-        )
+        for arm in seen:
+            if not arm.patches:
+                return f"**Reproduces on {on}**: {_count(arm, report).removeprefix('`reported` ')}."
+        lived = [_count(arm, report) for arm in quiet if not arm.patches]
         untried = f"**Not tried on unchanged {on}.**"
-        said = (
-            f"**Did not reproduce on unchanged {on}**: {_count(lived, report)}."
-            if lived
-            else untried
-        )
-        return (
-            f"{said} With vLLM's source changed:"
-            f" {'; '.join(_count(arm, report) for arm in seen[:3])}."
-        )
-    lived = next(
-        (arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET), None
-    )
-    if report.verdict is Verdict.QUIET and lived is not None:
-        return (
-            f"**Did not reproduce on {on}**: {_count(lived, report).removeprefix('`reported` ')},"
-            " with the boundary crossed."
-        )
-    verdict = report.verdict
-    text = (
-        f"**{verdict[:1].upper()}{verdict[1:]} on {on}**:"
-        f" {cell(shorten(report.because, _SENTENCE))}."
-    )
+        first = f"**Did not reproduce on unchanged {on}**: {lived[0]}." if lived else untried
+        changed = "; ".join(_count(arm, report) for arm in seen[:3])
+        return f"{first} With vLLM's source changed: {changed}."
+    if report.verdict is Verdict.QUIET and quiet:
+        count = _count(quiet[0], report).removeprefix("`reported` ")
+        return f"**Did not reproduce on {on}**: {count}, with the boundary crossed."
+    verdict = f"{report.verdict[:1].upper()}{report.verdict[1:]}"
+    text = f"**{verdict} on {on}**: {cell(shorten(report.because, _SENTENCE))}."
     # a patch that fails contradicts no declaration
     if report.as_expected is False and not report.compared_patches:
         text += f" Declared was something else: {cell(shorten(_declared(report), 200))}."
@@ -342,7 +285,8 @@ def _count(arm: ArmReport, report: RunReport) -> str:
     change = [f"{code(shorten(edits, 300))}"] if edits else []
     files = dict.fromkeys(patch.file.rpartition("/")[2] for patch in arm.patches)
     change += [f"{code(shorten(', '.join(files), 200))} changed"] if files else []
-    did = next((one.expected.did for one in (arm, *report.arms) if one.expected.has_bug), "died")
+    with_bug = (each for each in (arm, *report.arms) if each.expected.has_bug)
+    did = next((each.expected.did for each in with_bug), "died")
     words = [code(shorten(arm.name, _NAME)), *([f"({', '.join(change)})"] if change else [])]
     words += [f"{did} in {arm.k} of {arm.n} boots"] if arm.n else []
     return " ".join(words)
@@ -390,7 +334,6 @@ def _script(report: RunReport, script: str, no_script: str) -> str:
 
 
 # ── what is folded
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _arms(report: RunReport) -> str:
@@ -473,35 +416,25 @@ def _replaced(report: RunReport) -> str:
 
 
 def _environment(report: RunReport, *, gpus: bool) -> str:
-    """Return what the run was made on, with the headings of vLLM's collect_env.py as far as it is known. gpus: show those."""
-    machine = report.environment
-    cards = [
+    """Return the machine and the software, with the headings of vLLM's collect_env.py.
+
+    gpus: whether to list the GPUs.
+    """
+    cards = (
         f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)"
-        for number, gpu in enumerate(machine.gpus)
-    ]
+        for number, gpu in enumerate(report.environment.gpus)
+    )
     weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
-    groups = {
-        "System Info": {"OS": machine.os, "Memory": f"{machine.memory_gb:g} GB"},
-        "Python Environment": {"Python version": machine.python},
-        "CUDA / GPU Info": {
-            "GPU models and configuration": ", ".join(cards) or "none",
-            "Nvidia driver version": machine.driver or "none",
-        },
-        "CPU Info": {"CPU(s)": str(machine.cpus)},
-        "vLLM Info": {
-            "vLLM Version": report.vllm_version or "unknown",
-            "Weights": "; ".join(weights) or "unknown",
-        },
-    }
-    if not gpus:
-        del groups["CUDA / GPU Info"]
-    lines = []
-    for heading, facts in groups.items():
-        lines.append(f"===== {heading} =====")
-        lines += [
-            f"{name}: {shorten(' '.join(text.split()), _SENTENCE)}" for name, text in facts.items()
-        ]
-    return "\n".join(lines)
+    return plain_text(
+        "environment.txt",
+        Path(__file__).with_name("templates"),
+        machine=report.environment,
+        gpus=gpus,
+        cards=", ".join(cards) or "none",
+        version=report.vllm_version,
+        weights="; ".join(weights),
+        line=lambda text: shorten(" ".join(text.split()), _SENTENCE),
+    )
 
 
 def _folded(summary: str, text: str) -> str:
@@ -510,7 +443,7 @@ def _folded(summary: str, text: str) -> str:
 
 
 def _rows(lines: Sequence[str], most: int) -> str:
-    """Return the lines that fit into `most` bytes, at least the first, and the number of the others."""
+    """Return the lines that fit into `most` bytes, at least one, and the number of the others."""
     fitting = sum(total <= most for total in accumulate(size(line) + 1 for line in lines))
     shown = lines[: max(fitting, 1)]
     more = len(lines) - len(shown)

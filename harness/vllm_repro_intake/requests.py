@@ -1,4 +1,4 @@
-"""The requests and prompt sizes that an issue's text states, in order, and the workarounds that it tried."""
+"""Requests and prompt sizes that an issue's text states, in order, and workarounds it tried."""
 
 from __future__ import annotations
 
@@ -24,33 +24,29 @@ __all__ = ["Asked", "Tried", "answer_length", "find_requests", "find_tried"]
 
 @dataclass(frozen=True)
 class Asked:
-    """One request.
+    """One request."""
 
-    tokens: length of its prompt; 0 if `body` holds the prompt itself. words: of the text, if it is
-    not exact.
-
-    answer: its `max_tokens`; 0 if not stated. beside: it is sent at the same time as the one
-    before.
-    """
-
+    # length of its prompt; 0 if `body` holds the prompt itself
     tokens: int = 0
+    # its `max_tokens`; 0 if not stated
     answer: int = 0
+    # of the text, if it is not exact
     words: str = ""
     path: str = "/v1/chat/completions"
     body: Mapping[str, Any] | None = None
+    # it is sent at the same time as the one before
     beside: bool = False
 
 
 @dataclass(frozen=True)
 class Tried:
-    """Flags that the text reports as tried.
-
-    lives: the engine then lived. removed: the flags were left out.
-    """
+    """Flags that the text reports as tried."""
 
     flags: tuple[str, ...]
+    # the engine then lived
     lives: bool
     words: str
+    # the flags were left out
     removed: bool = False
 
 
@@ -76,8 +72,8 @@ _BENCH_OPTIONS = {
     for name in ("output-len", "max-concurrency")
 }
 _NO_PROMPT = re.compile(
-    r"cache|throughput|per"
-    r" second|/s\b|computed|scheduled|chunk|resum|remain|output|generat|window|budget|capacity|shared|max[ _-]",
+    r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat"
+    r"|window|budget|capacity|shared|max[ _-]",
     re.IGNORECASE,
 )
 _ORDINALS = re.compile(
@@ -118,7 +114,10 @@ def answer_length(text: str) -> int:
 def find_requests(
     blocks: Sequence[Block], said: Sequence[str], dump: Sequence[ScheduledChunk]
 ) -> list[Asked]:
-    """Return the requests that the text states: as sent, else of the scheduler's dump, else by their sizes in prose.
+    """Return the requests that the text states.
+
+    As sent, else of the scheduler's dump, else by their sizes in prose.
+
 
     said: the statements of the prose.
     """
@@ -137,7 +136,7 @@ def find_requests(
 
 
 def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and body of each request that a `curl` command or a call of the openai client sends."""
+    """Yield path and body of each request of a `curl` command or a call of the openai client."""
     text = "\n".join(block.lines)
     try:
         commands = split_commands(text) if "curl" in text and len(text) <= LONGEST else []
@@ -191,8 +190,8 @@ def _asked(path: str, body: dict[str, Any]) -> Asked | None:
     if size and _tokens(size):
         return Asked(_tokens(size), answer, shortened(size[0]), path)
     kept = {key: value for key, value in body.items() if key != "model"}
-    wanted = any(kept.get(key) for key in ("messages", "prompt", "input"))
-    return Asked(path=path, answer=answer, body=kept) if wanted else None
+    has_prompt = any(kept.get(key) for key in ("messages", "prompt", "input"))
+    return Asked(path=path, answer=answer, body=kept) if has_prompt else None
 
 
 def _tokens(found: re.Match[str]) -> int:
@@ -210,7 +209,7 @@ def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Ask
         chunks = [chunk for chunk in dump if chunk.scheduled > 16]
         sizes = [chunk.computed + chunk.scheduled for chunk in chunks]
         words = "the scheduler's dump: " + ", ".join(
-            f"{one.computed:,} + {one.scheduled:,} tokens" for one in chunks
+            f"{chunk.computed:,} + {chunk.scheduled:,} tokens" for chunk in chunks
         )
     return [
         Asked(size, words=shortened(words), beside=at > 0) for at, size in enumerate(sizes[:_MOST])
@@ -224,36 +223,47 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
         size = _BENCHED.search(text)
         if size and int(size[1]):
             output, at_once = (
-                found and int(found[1])
-                for found in (rx.search(text) for rx in _BENCH_OPTIONS.values())
+                match and int(match[1])
+                for match in (rx.search(text) for rx in _BENCH_OPTIONS.values())
             )
             words = f"{size[0]}, {at_once or 1} at once"
-            one = Asked(int(size[1]), output or 0, words, "/v1/completions")
-            return [replace(one, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
+            request = Asked(int(size[1]), output or 0, words, "/v1/completions")
+            return [replace(request, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
     return []
 
 
 def _in_prose(said: Sequence[str]) -> list[Asked]:
     found: list[Asked] = []
     labels: set[str] = set()
-    for one in said:
-        sizes = [size for rx in _SIZES for size in rx.finditer(one) if _of_prompt(one, size)]
-        if not sizes or ((_LIVED.search(one) or _WORKS.search(one)) and not _ORDINALS.search(one)):
+    for statement in said:
+        sizes = [
+            size for rx in _SIZES for size in rx.finditer(statement) if _of_prompt(statement, size)
+        ]
+        if not sizes or (
+            (_LIVED.search(statement) or _WORKS.search(statement))
+            and not _ORDINALS.search(statement)
+        ):
             continue
         size = next(
-            (one for one in sizes if _exact(one) and _alike(_tokens(one), _tokens(sizes[0]))),
+            (
+                other
+                for other in sizes
+                if _exact(other) and _alike(_tokens(other), _tokens(sizes[0]))
+            ),
             sizes[0],
         )
-        more_than = _MORE_THAN.search(one[max(0, size.start("number") - 20) : size.start("number")])
-        tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(one)
-        asked = Asked(tokens, answer_length(one), shortened(one))
+        more_than = _MORE_THAN.search(
+            statement[max(0, size.start("number") - 20) : size.start("number")]
+        )
+        tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(statement)
+        asked = Asked(tokens, answer_length(statement), shortened(statement))
         alike = [at for at, known in enumerate(found) if _alike(tokens, known.tokens)]
-        count = _COUNTED.search(one)
-        wanted = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
-        if count is not None and len(alike) < wanted:
-            more = replace(asked, beside=bool(_AT_ONCE.search(one)))
+        count = _COUNTED.search(statement)
+        expected = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
+        if count is not None and len(alike) < expected:
+            more = replace(asked, beside=bool(_AT_ONCE.search(statement)))
             found += [
-                replace(more, beside=more.beside and at > 0) for at in range(len(alike), wanted)
+                replace(more, beside=more.beside and at > 0) for at in range(len(alike), expected)
             ]
         elif not alike or (
             label and label[0].lower() not in labels and not _relabelled(label[0], labels)
@@ -287,7 +297,6 @@ def _of_prompt(said: str, size: re.Match[str]) -> bool:
 
 
 # ── workarounds
-# ───────────────────────────────────────────────────────────────────────────────────────────
 
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
@@ -319,7 +328,8 @@ _FLAG = re.compile(
     r"(?:(?P<gap>=|[ ]+)(?!--)(?P<value>'[^']*'|\"[^\"]*\"|[^\s`|,;()]+))?"
 )
 _A_VALUE = re.compile(
-    r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?",
+    r".*\d|[A-Z_]{3,}|[a-z]+_[a-z_]+|['\"{].*"
+    r"|(?:none|auto|true|false|eager|off|on|spawn|fork|mp|ray|uni)\.?",
     re.DOTALL,
 )
 _TAKEN_OUT = re.compile(
@@ -328,10 +338,12 @@ _TAKEN_OUT = re.compile(
     re.IGNORECASE,
 )
 _FEATURES = {
-    "prefix caching": "--no-enable-prefix-caching", "chunked prefill": "--no-enable-chunked-prefill",
-    "async scheduling": "--no-async-scheduling", "cuda ?graphs?": "--enforce-eager",
+    "prefix caching": "--no-enable-prefix-caching",
+    "chunked prefill": "--no-enable-chunked-prefill",
+    "async scheduling": "--no-async-scheduling",
+    "cuda ?graphs?": "--enforce-eager",
     r"mtp|spec(?:ulative)?[- ]dec\w+": "",
-}  # fmt: skip
+}
 _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
 _OFF = re.compile(
     rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
@@ -340,17 +352,17 @@ _OFF = re.compile(
 
 
 def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
-    """Return the flags that the text reports as tried with a clear result, and the statements about flags that are unclear."""
+    """Return the flags tried with a clear result, and the unclear statements about flags."""
     found: list[Tried] = []
     unclear: list[str] = []
     for raw in said:
         whole = GLUED.sub(" | ", raw)
         clauses = _CLAUSES.split(whole) if all(_verdicts(whole)) else [whole]
-        if any(any(_verdicts(one)) and not any(True for _ in _flags_of(one)) for one in clauses):
+        if any(any(_verdicts(clause)) and not list(_flags_of(clause)) for clause in clauses):
             clauses = [whole]  # a result of something else
-        for one in clauses:
-            works, fails = _verdicts(one)
-            for flags, removed in _flags_of(one):
+        for clause in clauses:
+            works, fails = _verdicts(clause)
+            for flags, removed in _flags_of(clause):
                 known = next(
                     (tried for tried in found if (tried.flags, tried.removed) == (flags, removed)),
                     None,
@@ -359,7 +371,7 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
                     continue
                 if (
                     works != fails
-                    and not _DOUBT.search(one)
+                    and not _DOUBT.search(clause)
                     and (known is None or known.lives == works)
                 ):
                     found += [] if known else [Tried(flags, works, shortened(raw), removed)]

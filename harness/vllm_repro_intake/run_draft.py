@@ -1,20 +1,86 @@
-"""Draft for upstream from a run, with what the scenarios know today."""
+"""`vllm-repro draft`: a draft issue comment from a run, and the command that sends it.
+
+The draft has what the scenarios know today. The command sends nothing itself.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from vllm_repro.cli.common import add_common
 from vllm_repro.report.build import build_foreign
+from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.script import no_script, script_of_run
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
-from vllm_repro_intake.issue_draft import Draft, draft, duplicates
+from vllm_repro.verdict.verdict import Verdict
+from vllm_repro_intake.issue_draft import MOST, Draft, draft, duplicates
 
-__all__ = ["DRAFT", "make_draft", "text"]
+__all__ = ["add", "make_draft", "run", "text"]
 
-DRAFT = "issue.md"
+_DRAFT = "issue.md"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_common(parser, example="vllm-repro draft reports/tq-chunked-prefill/latest")
+    parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help=f"write to FILE (default: {_DRAFT} in the folder)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    report = build_foreign(Path(arguments.run))
+    made = make_draft(report)
+    path, length = arguments.output or report.folder / _DRAFT, f"{len(made.body):,}"
+    write_file(path, made.body, hint="-o FILE writes it elsewhere")
+    for warning in _warnings(report, made):
+        print(f"vllm-repro: {warning}", file=sys.stderr)
+    # Print no command if there is a reason: it would be pasted before the warnings are read.
+    if reason := _not_to_send(report, made):
+        print(f"{path}: {length} characters, to look at. No command: {reason}.")
+        return 0
+    repository = made.issue.partition("#")[0]
+    kind = f"a new issue for {repository}" if made.title else f"a comment on {made.issue}"
+    print(
+        f"{path}: {kind}, {length} of {MOST:,} characters. Nothing is sent; once you have read it:"
+    )
+    print(made.command(path))
+    return 0
+
+
+def _not_to_send(report: RunReport, made: Draft) -> str:
+    """Return why the draft is nothing for upstream; empty if it may be sent."""
+    if report.rehearsal:
+        return "a REHEARSAL says nothing about vLLM"
+    if made.title and not report.bug_seen:
+        return "the bug was not seen in this run"
+    if made.fixed_in and report.verdict is not Verdict.REGRESSED:
+        return f"the bug is declared fixed in {made.fixed_in}"
+    return ""
+
+
+def _warnings(report: RunReport, made: Draft) -> list[str]:
+    """Return the reasons against sending it as it is."""
+    failed = dict.fromkeys(trial.log for _, trial in report.failures)
+    logs = [log for log in failed if (report.folder / log).is_file()]
+    warnings = {
+        f"no room for {', '.join(made.left_out)}; report.md has it": made.left_out,
+        f"the draft has no log; attach {', '.join(logs[:3])} once you have read it": logs,
+        "a REHEARSAL says nothing about vLLM, and is nothing for upstream": report.rehearsal,
+        f"the run decided nothing: {report.because}": report.verdict is Verdict.INCONCLUSIVE,
+        "the run was interrupted": report.interrupted or report.journal_cut,
+    }
+    same = [f"may be the same as {url}" for url in made.duplicate_urls]
+    return same + [warning for warning, holds in warnings.items() if holds]
 
 
 def text(run: Path) -> str:
@@ -23,27 +89,30 @@ def text(run: Path) -> str:
 
 
 def make_draft(report: RunReport) -> Draft:
-    """Return the draft for upstream, with the issues that the scenarios know today, and the diffs that lie in the folder."""
+    """Return the draft for upstream, with the diffs in the folder.
+
+    Its issues are those that the scenarios know today.
+    """
     scenarios = all_scenarios(warn=to_stderr)
-    own = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
+    reported = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
     paths = {arm.name: report.folder / f"{arm.name}.diff" for arm in report.arms if arm.patches}
     diffs = {
         name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()
     }
-    if own is None:
+    if reported is None:
         return draft(report, duplicates(report, scenarios), diffs=diffs)
     # The bug may have been reported, or fixed, since the run.
-    today = replace(report, issue=own.issue, filed=own.filed, status=own.status)
+    today = replace(report, issue=reported.issue, filed=reported.filed, status=reported.status)
     # A scenario file starts with a paragraph on what happens and one on why.
     text = report.redactor.text
     return draft(
         today,
         duplicates(today, scenarios),
-        flags=text(own.reported().render()),
-        why=text("".join(own.about.split("\n\n")[1:2])),
-        small=text(own.lab.why) if own.lab else "",
-        gpus=bool(own.needs.gpus),
-        script=text(script_of_run(today, own, brief=True) or ""),
-        no_script=no_script(own),
+        flags=text(reported.reported().render()),
+        why=text("".join(reported.about.split("\n\n")[1:2])),
+        small=text(reported.lab.why) if reported.lab else "",
+        gpus=bool(reported.needs.gpus),
+        script=text(script_of_run(today, reported, brief=True) or ""),
+        no_script=no_script(reported),
         diffs=diffs,
     )

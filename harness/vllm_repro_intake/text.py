@@ -33,12 +33,11 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])[ \t]+(?=[A-Z`*(])")
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive lines: a fenced block of code, or a paragraph.
+    """Consecutive lines: a fenced block of code, or a paragraph."""
 
-    heading: the last one above it. lead: the line of prose before it.
-    """
-
+    # the last one above it
     heading: str
+    # the line of prose before it
     lead: str
     lines: tuple[str, ...]
     code: bool
@@ -49,7 +48,10 @@ class Block:
 
 
 def clean(text: str) -> str:
-    """Return the text with plain line ends, without a mail's quotation marks, and with blanks for other control characters."""
+    """Return the text with plain line ends and without a mail's quotation marks.
+
+    Blanks replace other control characters.
+    """
     text = text.replace("\r\n", "\n")
     lines = [
         "".join(char if char.isprintable() else " " for char in line) for line in text.split("\n")

@@ -1,4 +1,4 @@
-"""vLLM general plugin that replaces only the CUDA parts of a release, so that its own Python runs on a CPU.
+"""vLLM general plugin that replaces the CUDA parts of a release, so that the rest runs on a CPU.
 
 vLLM loads it in each of its processes, on vLLM's interpreter: it may import the standard library,
 torch and vllm, but not `vllm_repro`. It does nothing unless REPRO_LAB_MECHANISM is set. The names
@@ -6,9 +6,10 @@ do not start with VLLM_: vLLM warns of unknown names of that form.
 
     REPRO_LAB_MECHANISM  a key of `MECHANISMS`, for example "turboquant"
     REPRO_LAB_EVIDENCE   the mark of the log's first line: LAB, or SCHEDULER ONLY if no model runs
-    REPRO_LAB_FACTS      the JSON file to write: the replaced names, and those that this release lacks
+    REPRO_LAB_FACTS      the JSON file to write: replaced names, and those that this release lacks
     REPRO_LAB_CAPTURE    "guard" or "record": check, or also record, the capture of CUDA graphs
-    REPRO_LAB_GRAPHS     the CUDA graph mode of the command line, which the CPU platform removes from vLLM's configuration
+    REPRO_LAB_GRAPHS     the CUDA graph mode of the command line; the CPU platform removes it from
+                         vLLM's configuration
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def register() -> None:
 
 
 def _keep_one_operator_library() -> None:
-    """Make `import vllm._C` raise ImportError on CPUs for which vLLM has loaded `_C_AVX512` or `_C_AVX2` instead.
+    """Make `import vllm._C` raise ImportError if vLLM has loaded `_C_AVX512` or `_C_AVX2` instead.
 
     TurboQuant imports vLLM's ROCm platform, which imports `vllm._C` and handles an ImportError.
     Without this, torch aborts the process, because both libraries register the same operators.
@@ -71,7 +72,10 @@ def _keep_one_operator_library() -> None:
 
 
 def _record(mechanism: Mechanism, graphs: str) -> None:
-    """Check the release once a boot: vLLM's first process writes the file; the others skip the check if it exists."""
+    """Check the release once a boot.
+
+    vLLM's first process writes the file; the others skip the check if it exists.
+    """
     path = os.environ.get("REPRO_LAB_FACTS")
     if path and Path(path).exists():
         return
@@ -90,7 +94,10 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
 
 
 def _source(part: Part) -> tuple[str, Path] | None:
-    """Return the file of the part's module, (path below site-packages, full path), without importing it; None if there is none."""
+    """Return (path below site-packages, full path) of the part's module; None if there is none.
+
+    The module is not imported.
+    """
     package, *rest = part.module.split(".")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""Capture guard: raises what CUDA raises for a copy or a wait between host and device during graph capture.
+"""Capture guard: raises CUDA's error for a copy or wait across devices during graph capture.
 
 It checks torch calls between the enter and the exit of `torch.cuda.graph`, at two levels: calls
 from Python (`Guard`), which show transfers, and the operators below them (`Operators`), which show
@@ -42,7 +42,7 @@ Their inner calls are checked and recorded instead of the operator itself.
 
 # torch is not installed where this is checked
 class Guard(TorchFunctionMode):  # type: ignore[misc]
-    """Function mode for calls from Python: marks host and device memory, and finds transfers between them."""
+    """Function mode for calls from Python: marks memory of host and device, and finds transfers."""
 
     running = False
 
@@ -88,7 +88,7 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]
 
 # torch is not installed where this is checked
 class Operators(TorchDispatchMode):  # type: ignore[misc]
-    """Dispatch mode during capture: finds operators that wait, and records the operators of the graph."""
+    """Dispatch mode during capture: finds operators that wait, and records those of the graph."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords: dict[str, Any] = kwargs or {}
@@ -118,7 +118,7 @@ def _claim_written(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]
 
 
 def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> torch.device | None:
-    """Return the device that the call names for its result, `DEVICE` or `HOST`; None if it names none."""
+    """Return the device that the call names for its result: `DEVICE`, `HOST` or None."""
     if name in ("cpu", "cuda"):
         return HOST if name == "cpu" else DEVICE
     device = keywords.get("device")
@@ -133,7 +133,10 @@ def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> to
 
 
 def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device) -> Any:
-    """Mark a result that the call placed on `target`; clone it where torch returned an argument's memory instead of a copy."""
+    """Mark a result that the call placed on `target`.
+
+    Clone it if torch returned an argument's memory instead of a copy.
+    """
     if isinstance(result, torch.Tensor):
         moved = on_device(result) is not (target is DEVICE) and any(
             same_memory(one, result) for one in tensors_in(args)
@@ -228,7 +231,10 @@ def replace_waits() -> None:
 
 
 def _watch_python_operators(guard: Guard) -> None:
-    """Enter both modes again inside custom operators with a Python body: torch disables them while it calls an operator."""
+    """Enter both modes again inside custom operators with a Python body.
+
+    Torch disables them while it calls an operator.
+    """
     own = torch.library.Library.impl
 
     def impl(self: Any, op_name: Any, fn: Any, *args: Any, **keywords: Any) -> Any:

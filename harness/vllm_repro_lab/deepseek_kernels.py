@@ -1,4 +1,7 @@
-"""PyTorch versions of the CUDA kernels under vLLM's DeepSeek-V4 attention class, with the same indices and formulas.
+"""PyTorch versions of the CUDA kernels under vLLM's DeepSeek-V4 attention class.
+
+They use the same indices and formulas.
+
 
 A cache block holds the rows of its tokens, then their scales. A row is 448 fp8 values and 64
 bfloat16 values. A token's scales are seven powers of two, one per 64 fp8 values, and one byte of
@@ -74,7 +77,10 @@ def combine(
     out: tuple[torch.Tensor, torch.Tensor],
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the rows of the gathered cache that each token attends to: compressed rows, then its window, padded with -1.
+    """Write the rows of the gathered cache that each token attends to.
+
+    Compressed rows come first, then its window, padded with -1.
+
 
     rows_each: rows per request; the first `rows_before` of them are compressed. out: the indices
     and their count per token.
@@ -111,7 +117,10 @@ def attend(
     topk_length: torch.Tensor,
     out: torch.Tensor,
 ) -> tuple[torch.Tensor, None, None]:
-    """Compute attention of each query over its rows of `kv`, with a sink: a logit in the softmax that has no value."""
+    """Compute attention of each query over its rows of `kv`, with a sink.
+
+    The sink is a logit in the softmax that has no value.
+    """
     for first in range(0, len(q), _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
         rows = indices[some, 0, : int(topk_length[some].max())].long()

@@ -1,4 +1,7 @@
-"""Boot steps of the GPU worker that the CPU worker lacks: create the workspace, profile, run the capture and so lock the workspace.
+"""Boot steps of the GPU worker that the CPU worker lacks.
+
+They create the workspace, profile, and run the capture, which locks the workspace.
+
 
 `parts_kernels` lists each replaced name with its reason. All sizes and the lock come from vLLM.
 """
@@ -68,7 +71,7 @@ def capture_after_warm_up() -> None:
 
 @contextlib.contextmanager
 def _as_on_a_gpu(worker: Any) -> Iterator[None]:
-    """Set the graph mode, sizes and CUDA replacements that capture_model() needs; restore all of them on exit."""
+    """Set the graph mode, sizes and CUDA replacements for capture_model(); restore them on exit."""
     config, runner = worker.vllm_config.compilation_config, worker.model_runner
     before = (
         config.cudagraph_mode,

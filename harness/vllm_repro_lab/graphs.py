@@ -99,7 +99,7 @@ def _accept_more_arguments() -> None:
 
 
 def _split_memory() -> None:
-    """Give the runner `DEVICE` as its device, and buffers with a device half and a host half, as on a GPU."""
+    """Give the runner `DEVICE` as its device, and buffers in two halves, as on a GPU."""
     own_init = CPUModelRunner.__init__
 
     def init(self: Any, vllm_config: Any, _: Any) -> None:
@@ -130,7 +130,7 @@ def _wrap_model() -> None:
 
 
 def _claim(model: torch.nn.Module) -> None:
-    """Mark all weights as device memory, including tensors that a layer keeps as plain attributes."""
+    """Mark all weights as device memory, also tensors that a layer keeps as plain attributes."""
     for module in model.modules():
         for tensor in (
             *module.parameters(recurse=False),

@@ -1,4 +1,7 @@
-"""Triton's interpreter in place of vLLM's Triton placeholder for CPUs, so that vLLM's own kernels run, in Python.
+"""Triton's interpreter in place of vLLM's Triton placeholder for CPUs.
+
+With it vLLM's own kernels run, in Python.
+
 
 A module imported with the placeholder keeps it. Install the interpreter before those modules;
 `insist` checks that.

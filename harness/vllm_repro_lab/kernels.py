@@ -1,4 +1,7 @@
-"""PyTorch versions of vLLM's five TurboQuant kernels, with the same cache bytes and formulas, and of FlashAttention.
+"""PyTorch versions of vLLM's five TurboQuant kernels and of FlashAttention.
+
+The TurboQuant ones use the same cache bytes and formulas.
+
 
 A cache slot, for one token and one head, holds the bytes of the key, then from offset `KPS` those
 of the value. Key: D indices of `MSE_BITS` bits into the centroids and the norm in float16, or D
@@ -57,7 +60,7 @@ class TorchKernel:
 
 
 def store_mse(_: Grid, call: Call) -> None:
-    """Store each rotated key as the indices of its nearest centroids and its norm, and the packed value."""
+    """Store each rotated key as its norm and nearest centroids' indices, and the packed value."""
     indices = torch.searchsorted(
         call.Midpoints_ptr.contiguous(), call.Y_ptr.contiguous(), right=True
     )
@@ -70,7 +73,10 @@ def store_fp8(_: Grid, call: Call) -> None:
 
 
 def unpack_cache(grid: Grid, call: Call) -> None:
-    """Unpack the first `grid[0]` tokens of one request into K and V, both (1, heads, tokens, D) in float16."""
+    """Unpack the first `grid[0]` tokens of a request into K and V.
+
+    Both have the shape (1, heads, tokens, D) in float16.
+    """
     tokens = grid[0]
     keys, values = _unpack_tokens(call, call.Block_table_ptr[0], tokens)
     call.K_out_ptr[0, :, :tokens] = keys.transpose(0, 1).to(torch.float16)
@@ -78,7 +84,10 @@ def unpack_cache(grid: Grid, call: Call) -> None:
 
 
 def decode_splits(grid: Grid, call: Call) -> None:
-    """Compute attention of one query per row over its cached tokens: output and log-sum-exp of each of `NUM_KV_SPLITS` splits."""
+    """Compute attention of one query per row over its cached tokens.
+
+    Return output and log-sum-exp of each of `NUM_KV_SPLITS` splits.
+    """
     lengths = [int(length) for length in call.Seq_lens_ptr[: grid[0]]]
     # Rows with one block table (stride 0) are the tokens of one short continuation: unpack its
     # cache once.
@@ -152,7 +161,7 @@ def flash_attention(
 
 
 def _store(call: Call, keys: torch.Tensor) -> None:
-    """Write the bytes of keys, one row per token and head, and the packed values into their slots."""
+    """Write keys, one row per token and head, and the packed values into their slots."""
     slots = call.Slot_mapping_ptr.long()
     tokens = slots.numel()
     values = call.Value_ptr.float().reshape(tokens, call.H, call.D)
@@ -174,7 +183,7 @@ def _store(call: Call, keys: torch.Tensor) -> None:
 
 
 def _flat(cache: torch.Tensor) -> torch.Tensor:
-    """Return all bytes from the cache's first on, as a kernel sees them: some releases pass a strided view."""
+    """Return all bytes of the cache, as a kernel sees them: some releases pass a strided view."""
     if cache.dim() == 1:
         return cache
     start = cache.storage_offset()
@@ -184,7 +193,7 @@ def _flat(cache: torch.Tensor) -> torch.Tensor:
 def _unpack_tokens(
     call: Call, blocks: torch.Tensor, tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K, still rotated, and V of a request's first tokens, both (tokens, heads, D) in float32."""
+    """Return K, still rotated, and V of the first tokens, both (tokens, heads, D) in float32."""
     place = torch.arange(tokens)
     slots = call.KV_cache_ptr[blocks[place // call.BLOCK_SIZE].long(), place % call.BLOCK_SIZE]
     if call.KEY_FP8:

@@ -2,7 +2,8 @@
 
 vLLM loads it by path, like a user's own connector:
 
-    --kv-transfer-config '{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"}'
+    --kv-transfer-config '{"kv_connector":"LateConnector","kv_role":"kv_both",
+      "kv_connector_module_path":"vllm_repro_lab.late_connector"}'
 
 `kv_transfer_params` of a request: "load": steps until the load of its whole blocks is reported;
 "load_after_end": the same, but counted from the request's end, which is then an abort; "save":
@@ -34,10 +35,13 @@ STEP_S = 0.005
 
 @dataclass
 class _Begun(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
-    """Transfers that the scheduler half begins in a step: request id -> steps. rejected: blocks."""
+    """Transfers that the scheduler half begins in a step."""
 
+    # request id -> steps
     loads: dict[str, int] = field(default_factory=dict)
+    # request id -> steps
     saves: dict[str, int] = field(default_factory=dict)
+    # blocks
     rejected: set[int] = field(default_factory=set)
 
 
@@ -125,7 +129,10 @@ def _asked(request: Any) -> dict[str, Any]:
 
 
 def _due(transfers: dict[str, int]) -> set[str] | None:
-    """Count a step, and take out the transfers that are due; None if there is none, as the interface has it."""
+    """Count a step and take out the transfers that are due.
+
+    Return None if there is none, as the interface requires.
+    """
     done = {name for name, left in transfers.items() if left <= 0}
     for name in list(transfers):
         transfers[name] -= 1

@@ -51,7 +51,7 @@ def pin(tensor: torch.Tensor) -> None:
 
 
 def claim_computed(result: Any, args: Iterable[Any], keywords: Mapping[str, Any]) -> None:
-    """Mark new tensors computed from device memory as device memory; arguments written in place keep their mark."""
+    """Mark new tensors computed from device memory; arguments written in place keep their mark."""
     found = list(tensors_in((result,)))
     given = list(tensors_in((*args, *keywords.values()))) if found else []
     if any(map(on_device, given)):

@@ -34,7 +34,7 @@ def install() -> None:
 
 
 def without_cuda(module: Any) -> None:
-    """Replace streams and events in the connector's worker module by dummies, and turn off pinned memory."""
+    """Replace streams and events in the connector's worker module; turn off pinned memory."""
     module.torch = _Over(
         torch, cuda=_Over(torch.cuda, Stream=_Stream, current_stream=_Stream), Event=Event
     )

@@ -20,8 +20,10 @@ OFFLOAD = (
         _SIMPLE_WORKER,
         "DmaCopyBackend",
         "it copies with cuMemcpyBatchAsync, on CUDA streams",
-        "the same lists of blocks are copied, and at once. When a store is over is a setting here: it is reported one step after the step "
-        "that started it. The lists come from vLLM's scheduler half, where the bug is and nothing is replaced",
+        "the same lists of blocks are copied, and at once. When a store is over is a setting "
+        "here: it is reported one step after the step "
+        "that started it. The lists come from vLLM's scheduler half, where the bug is and "
+        "nothing is replaced",
     ),
     Part(
         _SIMPLE_WORKER,
@@ -40,11 +42,16 @@ OFFLOAD = (
         _POOL,
         "BlockPool.get_num_free_blocks",
         "to see the list of free blocks run out",
-        "none: it answers what it would; where blocks are about to be taken the list is counted, and a list that is too short is logged",
+        "none: it answers what it would; where blocks are about to be taken the list is counted, "
+        "and a list that is too short is logged",
         runs=True,
     ),
     # Called or read, not replaced.
-    Part(_BACKEND, "DmaCopyBackend.init", parameters=("gpu_caches", "cpu_caches", "device", "load_stream", "store_stream")),
+    Part(
+        _BACKEND,
+        "DmaCopyBackend.init",
+        parameters=("gpu_caches", "cpu_caches", "device", "load_stream", "store_stream"),
+    ),
     Part(
         _BACKEND,
         "DmaCopyBackend.launch_copy",
@@ -53,8 +60,12 @@ OFFLOAD = (
     Part(_BACKEND, "DmaCopyBackend.shutdown"),
     Part(_POOL, "BlockPool.get_new_blocks", parameters=("num_blocks",), runs=True),
     Part("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.popleft_n", runs=True),
-    Part("vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector", "SimpleCPUOffloadConnector", runs=True),
-)  # fmt: skip
+    Part(
+        "vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector",
+        "SimpleCPUOffloadConnector",
+        runs=True,
+    ),
+)
 
 _SPEC = "vllm.v1.kv_offload.cpu.spec"
 

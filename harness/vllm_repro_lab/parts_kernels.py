@@ -28,27 +28,53 @@ DRY_RUN = (
         "vllm.v1.worker.cpu_worker",
         "CPUWorker.init_device",
         "the GPU worker makes the workspace manager there, the CPU worker makes none",
-        "none: vLLM's init_workspace_manager is called first, with the arguments that the GPU worker gives it",
+        "none: vLLM's init_workspace_manager is called first, with the arguments that the GPU "
+        "worker gives it",
         runs=True,
     ),
     Part(
         "vllm.v1.worker.cpu_worker",
         "CPUWorker.compile_or_warm_up_model",
-        "the GPU worker captures graphs at its end and so locks the workspace, the CPU worker does not",
-        "vLLM's own capture_model() sizes and locks the workspace, unless the command line turns graphs off. While it runs the mode is "
-        "FULL_DECODE_ONLY; what the GPU's default adds to that are piecewise graphs, whose dummy batches use no workspace",
+        "the GPU worker captures graphs at its end and so locks the workspace, the CPU worker "
+        "does not",
+        "vLLM's own capture_model() sizes and locks the workspace, unless the command line turns "
+        "graphs off. While it runs the mode is "
+        "FULL_DECODE_ONLY; what the GPU's default adds to that are piecewise graphs, whose dummy "
+        "batches use no workspace",
         runs=True,
     ),
-    Part("vllm.v1.worker.gpu_model_runner", "graph_capture", "it opens a CUDA stream", f"none: {_NO_GRAPH}"),
-    Part("torch.cuda.memory", "mem_get_info", "it asks the CUDA driver", "the log's memory taken by graphs is 0; nothing else uses it"),
-    Part("torch.accelerator", "synchronize", "it asks an accelerator", "none: on a CPU everything is done when it returns"),
-    Part("torch.accelerator", "empty_cache", "it asks an accelerator", "none: there is no cache of device memory"),
+    Part(
+        "vllm.v1.worker.gpu_model_runner",
+        "graph_capture",
+        "it opens a CUDA stream",
+        f"none: {_NO_GRAPH}",
+    ),
+    Part(
+        "torch.cuda.memory",
+        "mem_get_info",
+        "it asks the CUDA driver",
+        "the log's memory taken by graphs is 0; nothing else uses it",
+    ),
+    Part(
+        "torch.accelerator",
+        "synchronize",
+        "it asks an accelerator",
+        "none: on a CPU everything is done when it returns",
+    ),
+    Part(
+        "torch.accelerator",
+        "empty_cache",
+        "it asks an accelerator",
+        "none: there is no cache of device memory",
+    ),
     # Called, not replaced.
     Part("vllm.v1.worker.workspace", "init_workspace_manager", runs=True),
     Part("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.capture_model", runs=True),
     Part("vllm.config.vllm", "VllmConfig._set_cudagraph_sizes", runs=True),
-    Part("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys", runs=True),
-)  # fmt: skip
+    Part(
+        "vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys", runs=True
+    ),
+)
 
 PROFILE = (
     Part(
@@ -91,7 +117,8 @@ TURBOQUANT = (
         "vllm.platforms.cpu",
         "CpuPlatform.get_attn_backend_cls",
         "the CPU platform answers CPU_ATTN for every cache",
-        "none: for a turboquant cache it answers with vLLM's own TURBOQUANT backend, as the CUDA platform does",
+        "none: for a turboquant cache it answers with vLLM's own TURBOQUANT backend, as the CUDA "
+        "platform does",
     ),
     Part(
         "vllm.triton_utils.importing",
@@ -100,23 +127,40 @@ TURBOQUANT = (
         "none: the missing function is added, and gives the kernels their block sizes",
         runs=True,
     ),
-    Part(_STORE, "_tq_fused_store_mse", _NO_TRITON, _NUMBERS, ("Y_ptr", "Norms_ptr", "Midpoints_ptr", "MSE_BITS", *_SLOTS, *_STRIDES)),
+    Part(
+        _STORE,
+        "_tq_fused_store_mse",
+        _NO_TRITON,
+        _NUMBERS,
+        ("Y_ptr", "Norms_ptr", "Midpoints_ptr", "MSE_BITS", *_SLOTS, *_STRIDES),
+    ),
     Part(_STORE, "_tq_fused_store_fp8", _NO_TRITON, _NUMBERS, ("Key_ptr", *_SLOTS, *_STRIDES)),
     Part(
         _DECODE,
         "_tq_decode_stage1",
         _NO_TRITON,
         _NUMBERS,
-        ("Q_rot_ptr", "Seq_lens_ptr", "Mid_o_ptr", "stride_bt_b",
-         "NUM_KV_HEADS", "NUM_KV_SPLITS", "KV_GROUP_SIZE", "ATTN_SCALE", *_TQ_CACHE),
+        (
+            "Q_rot_ptr",
+            "Seq_lens_ptr",
+            "Mid_o_ptr",
+            "stride_bt_b",
+            "NUM_KV_HEADS",
+            "NUM_KV_SPLITS",
+            "KV_GROUP_SIZE",
+            "ATTN_SCALE",
+            *_TQ_CACHE,
+        ),
     ),
-    Part(_DECODE, "_tq_full_dequant_kv", _NO_TRITON, _NUMBERS, ("K_out_ptr", "V_out_ptr", *_TQ_CACHE)),
+    Part(
+        _DECODE, "_tq_full_dequant_kv", _NO_TRITON, _NUMBERS, ("K_out_ptr", "V_out_ptr", *_TQ_CACHE)
+    ),
     Part(_DECODE, "_fwd_kernel_stage2", _NO_TRITON, _NUMBERS),
     Part(_BACKEND, "_tq_full_dequant_kv", _NO_TRITON, _NUMBERS),
     # Called, not replaced. The kernel is replaced in the module where TurboQuant calls it.
     Part(_BACKEND, "TurboQuantAttentionBackend", runs=True),
     Part("vllm.v1.attention.ops.triton_decode_attention", "_fwd_kernel_stage2", parameters=_MERGE),
-)  # fmt: skip
+)
 
 _FLASH = (
     "FlashAttention has kernels for GPUs only, so on a CPU TurboQuant takes its path without it"
@@ -172,7 +216,8 @@ DEEPSEEK = (
     Part(
         "vllm.platforms.cpu",
         "CpuPlatform.check_and_update_config",
-        "on a CPU without AMX it turns chunked prefill and prefix caching off for this model, and raises max_num_batched_tokens to "
+        "on a CPU without AMX it turns chunked prefill and prefix caching off for this model, "
+        "and raises max_num_batched_tokens to "
         "max_model_len",
         "sizes as on a GPU: these three stay as the command line has them",
         runs=True,
@@ -181,18 +226,25 @@ DEEPSEEK = (
         "vllm.models.deepseek_v4.cpu.model",
         "DeepseekV4CPUAttention",
         "the CPU's attention class asks for no workspace",
-        "puts the lines of the bug there: a subclass of it with forward_mqa, _forward_prefill, _forward_decode and both backends of "
+        "puts the lines of the bug there: a subclass of it with forward_mqa, _forward_prefill, "
+        "_forward_decode and both backends of "
         f"vLLM's own {_CLASS}, as the release or the arm has them",
         runs=True,
     ),
-    Part(_ATTENTION, "dequantize_and_gather_k_cache", _CUDA_KERNEL, f"none: the same values, {_AFTER}"),
+    Part(
+        _ATTENTION,
+        "dequantize_and_gather_k_cache",
+        _CUDA_KERNEL,
+        f"none: the same values, {_AFTER}",
+    ),
     Part(_ATTENTION, "combine_topk_swa_indices", _CUDA_KERNEL, f"none: the same indices, {_AFTER}"),
     Part(_ATTENTION, "flash_mla_sparse_fwd", _CUDA_KERNEL, f"none: the same attention, {_AFTER}"),
     Part(
         _ATTENTION,
         "flash_mla_with_kvcache",
         _CUDA_KERNEL,
-        "none: vLLM's own kernel for CPUs, with its arguments rearranged; decoding asks for no workspace",
+        "none: vLLM's own kernel for CPUs, with its arguments rearranged; decoding asks for no "
+        "workspace",
     ),
     Part(
         "vllm.v1.attention.backends.mla.sparse_swa",
@@ -204,7 +256,8 @@ DEEPSEEK = (
         _INDEXER,
         "SparseAttnIndexer.forward_cpu",
         "on a CPU the indexer reserves nothing in a dummy run",
-        "gives the locked size that a GPU has: a dummy run goes through the indexer's own forward_cuda, which then does nothing but "
+        "gives the locked size that a GPU has: a dummy run goes through the indexer's own "
+        "forward_cuda, which then does nothing but "
         "reserve. Real steps stay on the CPU's path",
         runs=True,
     ),
@@ -212,11 +265,17 @@ DEEPSEEK = (
         "vllm.v1.worker.workspace",
         "WorkspaceManager._get_workspace_id",
         "to see what a prefill asks for",
-        "none: it returns the same value, and logs the size that a prefill requests before it is compared with the lock",
+        "none: it returns the same value, and logs the size that a prefill requests before it is "
+        "compared with the lock",
         runs=True,
     ),
     # Called or read, not replaced.
-    Part(_ATTENTION, f"{_CLASS}.forward_mqa", parameters=("q", "kv", "positions", "output"), runs=True),
+    Part(
+        _ATTENTION,
+        f"{_CLASS}.forward_mqa",
+        parameters=("q", "kv", "positions", "output"),
+        runs=True,
+    ),
     Part(_ATTENTION, f"{_CLASS}._forward_prefill", parameters=("q", "swa_metadata"), runs=True),
     Part(_ATTENTION, f"{_CLASS}._forward_decode", runs=True),
     Part(_ATTENTION, f"{_CLASS}.backend_cls", runs=True),
@@ -224,18 +283,47 @@ DEEPSEEK = (
     Part(
         _DEEPSEEK_CACHE,
         "dequantize_and_gather_k_cache",
-        parameters=("out", "k_cache", "seq_lens", "gather_lens", "block_table", "block_size", "offset"),
+        parameters=(
+            "out",
+            "k_cache",
+            "seq_lens",
+            "gather_lens",
+            "block_table",
+            "block_size",
+            "offset",
+        ),
     ),
     Part(
         _DEEPSEEK_CACHE,
         "combine_topk_swa_indices",
-        parameters=("topk_indices", "query_start_loc", "seq_lens", "gather_lens", "window_size", "compress_ratio", "topk", "M", "N", "out"),
+        parameters=(
+            "topk_indices",
+            "query_start_loc",
+            "seq_lens",
+            "gather_lens",
+            "window_size",
+            "compress_ratio",
+            "topk",
+            "M",
+            "N",
+            "out",
+        ),
     ),
     Part("vllm._custom_ops", "flash_mla_with_kvcache_cpu"),
-    Part(_INDEXER, "SparseAttnIndexer.forward_cuda", parameters=("hidden_states", "q_quant", "k", "weights"), runs=True),
-    Part("vllm.v1.worker.workspace", "WorkspaceManager._ensure_workspace_size", parameters=("required_bytes",), runs=True),
+    Part(
+        _INDEXER,
+        "SparseAttnIndexer.forward_cuda",
+        parameters=("hidden_states", "q_quant", "k", "weights"),
+        runs=True,
+    ),
+    Part(
+        "vllm.v1.worker.workspace",
+        "WorkspaceManager._ensure_workspace_size",
+        parameters=("required_bytes",),
+        runs=True,
+    ),
     Part("vllm.v1.worker.workspace", "WorkspaceManager.is_locked", runs=True),
-)  # fmt: skip
+)
 
 _WORKER = "vllm.v1.worker.cpu_worker"
 _RUNNER = "vllm.v1.worker.cpu_model_runner"
@@ -271,7 +359,8 @@ _BOTH = (
         "vllm.platforms.interface",
         "Platform.get_global_graph_pool",
         "it calls the platform's graph_pool_handle, which a CPU does not have",
-        "none: CpuPlatform.graph_pool_handle is added and returns a constant, since memory is not pooled",
+        "none: CpuPlatform.graph_pool_handle is added and returns a constant, since memory is "
+        "not pooled",
         runs=True,
         needed=False,
     ),
@@ -279,28 +368,33 @@ _BOTH = (
         _WORKER,
         "CPUWorker.init_device",
         "the GPU worker makes the workspace manager there, the CPU worker makes none",
-        "none: vLLM's init_workspace_manager is called first, with the arguments that the GPU worker gives it",
+        "none: vLLM's init_workspace_manager is called first, with the arguments that the GPU "
+        "worker gives it",
         runs=True,
     ),
     Part(
         _WORKER,
         "CPUWorker.determine_available_memory",
         "the GPU worker captures the largest graphs there, to learn what memory they take",
-        "vLLM's own profile_cudagraph_memory() is called where the GPU worker calls it, unless graphs are off",
+        "vLLM's own profile_cudagraph_memory() is called where the GPU worker calls it, unless "
+        "graphs are off",
         runs=True,
     ),
     Part(
         _WORKER,
         "CPUWorker.compile_or_warm_up_model",
-        "the GPU worker captures graphs at its end and so locks the workspace, the CPU worker does not",
-        "vLLM's own capture_model() is called where the GPU worker calls it, unless the command line asks for eager mode",
+        "the GPU worker captures graphs at its end and so locks the workspace, the CPU worker "
+        "does not",
+        "vLLM's own capture_model() is called where the GPU worker calls it, unless the command "
+        "line asks for eager mode",
         runs=True,
     ),
     Part(
         _RUNNER,
         "CPUModelRunner.__init__",
         "on a CPU all tensors lie in one memory",
-        "the runner gets a device object of its own: what is made there, or computed from that, is the device's, and all else the host's",
+        "the runner gets a device object of its own: what is made there, or computed from that, "
+        "is the device's, and all else the host's",
         runs=True,
     ),
     Part(
@@ -313,7 +407,8 @@ _BOTH = (
         _RUNNER,
         "CPUModelRunner.load_model",
         "the GPU runner wraps the model for graphs, the CPU runner does not",
-        "vLLM's own CUDAGraphWrapper is put around the model under the condition of the GPU runner; the weights are the device's",
+        "vLLM's own CUDAGraphWrapper is put around the model under the condition of the GPU "
+        "runner; the weights are the device's",
         runs=True,
     ),
     Part(
@@ -322,23 +417,59 @@ _BOTH = (
         "it gives the wrapped model",
         "none: the GPU runner's own, which unwraps it, takes its place",
     ),
-    Part("torch.library", "Library.impl", "torch looks no further than the call of a custom operator", "none: the guard sees into those "
-         "whose body is Python", runs=True),
+    Part(
+        "torch.library",
+        "Library.impl",
+        "torch looks no further than the call of a custom operator",
+        "none: the guard sees into those whose body is Python",
+        runs=True,
+    ),
     Part(
         "vllm.utils.cpu_triton_utils",
         "_FuncWrapper",
-        "vLLM's CPU versions of the sampler's kernels know fewer arguments than some releases pass, and no server that drafts boots there",
+        "vLLM's CPU versions of the sampler's kernels know fewer arguments than some releases "
+        "pass, and no server that drafts boots there",
         "none: arguments that they do not know are left out while they are switched off",
         runs=True,
         needed=False,
     ),
-    Part(_CUDA_GRAPHS, "is_current_stream_capturing", "it asks the CUDA driver", "it is true while a stand-in of a graph captures"),
-    Part("torch.cuda", "synchronize", "it asks the CUDA driver", "none while nothing captures, since everything is done by then"),
-    Part("torch.accelerator", "synchronize", "it asks an accelerator", "none while nothing captures, since everything is done by then"),
-    Part("torch.accelerator", "empty_cache", "it asks an accelerator", "none: there is no cache of device memory"),
-    Part("torch.cuda.memory", "mem_get_info", "it asks the CUDA driver", "the log's memory taken by graphs is 0; nothing else uses it"),
+    Part(
+        _CUDA_GRAPHS,
+        "is_current_stream_capturing",
+        "it asks the CUDA driver",
+        "it is true while a stand-in of a graph captures",
+    ),
+    Part(
+        "torch.cuda",
+        "synchronize",
+        "it asks the CUDA driver",
+        "none while nothing captures, since everything is done by then",
+    ),
+    Part(
+        "torch.accelerator",
+        "synchronize",
+        "it asks an accelerator",
+        "none while nothing captures, since everything is done by then",
+    ),
+    Part(
+        "torch.accelerator",
+        "empty_cache",
+        "it asks an accelerator",
+        "none: there is no cache of device memory",
+    ),
+    Part(
+        "torch.cuda.memory",
+        "mem_get_info",
+        "it asks the CUDA driver",
+        "the log's memory taken by graphs is 0; nothing else uses it",
+    ),
     Part(_GPU_RUNNER, "graph_capture", "it opens a CUDA stream", "none: there is one stream"),
-    Part("vllm.compilation.cuda_graph", "weak_ref_tensors", "it frees memory of the graphs' pool", "none: the memory is kept"),
+    Part(
+        "vllm.compilation.cuda_graph",
+        "weak_ref_tensors",
+        "it frees memory of the graphs' pool",
+        "none: the memory is kept",
+    ),
     # Called, not replaced.
     Part("vllm.compilation.cuda_graph", "CUDAGraphWrapper", runs=True),
     Part("vllm.v1.worker.workspace", "init_workspace_manager", runs=True),
@@ -347,8 +478,10 @@ _BOTH = (
     Part(_GPU_RUNNER, "GPUModelRunner.profile_cudagraph_memory", runs=True),
     Part("vllm.v1.attention.backends.cpu_attn", "CPUAttentionMetadataBuilder", runs=True),
     Part("vllm.v1.attention.backend", "AttentionCGSupport", runs=True),
-    Part("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys", runs=True),
-)  # fmt: skip
+    Part(
+        "vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.initialize_cudagraph_keys", runs=True
+    ),
+)
 
 GUARDED = (
     Part(_CUDA_GRAPHS, "graph", "there is no CUDA graph to capture", f"{_RULE}. {_SERVED}"),
@@ -372,10 +505,15 @@ GUARDED = (
 
 RECORDED = (
     Part(_CUDA_GRAPHS, "graph", "there is no CUDA graph to capture", f"{_RULE}. {_REPLAYED}"),
-    Part(_CUDA_GRAPHS, "CUDAGraph", "there is no CUDA graph to replay", f"a replay of what was recorded. {_REPLAYED}; the reuse of "
-         "memory, streams and races are not in it"),
+    Part(
+        _CUDA_GRAPHS,
+        "CUDAGraph",
+        "there is no CUDA graph to replay",
+        f"a replay of what was recorded. {_REPLAYED}; the reuse of "
+        "memory, streams and races are not in it",
+    ),
     *_BOTH,
-)  # fmt: skip
+)
 """For the guard and the recorder.
 
 A plain cache gets no graphs: a replay would freeze what the CPU backend plans on the host.

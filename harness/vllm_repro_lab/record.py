@@ -1,4 +1,7 @@
-"""Check of a release for the names that the lab replaces, by its source files: importing them here would be too early.
+"""Check of a release for the names that the lab replaces.
+
+It reads the source files, because importing them here would be too early.
+
 
 Also the log lines of what the lab observes in the engine.
 """
@@ -23,30 +26,32 @@ _logger = logging.getLogger("vllm.repro_lab")
 
 @dataclass(frozen=True)
 class Part:
-    """One name of vLLM or torch that the lab replaces or, if `effect` is empty, only calls.
+    """One name of vLLM or torch that the lab replaces or, without `effect`, only calls."""
 
-    module: dotted. name: `function`, `Class` or `Class.method` in it. parameters: those that the
-    replacement reads by name. why: why the original cannot run on a CPU. effect: the effect of the
-    replacement on the bug. otherwise: equivalent names in other releases. runs: the release's own
-    lines still run; if not, a patch of them has no effect here. needed: a release without the name
-    is unsupported; if not needed, it is replaced only in releases that have it.
-    """
-
+    # dotted
     module: str
+    # `function`, `Class` or `Class.method` in the module
     name: str
+    # why the original cannot run on a CPU
     why: str = ""
+    # effect of the replacement on the bug
     effect: str = ""
+    # those that the replacement reads by name
     parameters: tuple[str, ...] = ()
+    # equivalent names in other releases
     otherwise: tuple[str, ...] = ()
+    # the release's own lines still run; if not, a patch of them has no effect here
     runs: bool = False
+    # a release without the name is unsupported; else it is replaced where it exists
     needed: bool = True
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Parts that a release has. missing: `module.name`, with a missing parameter in parentheses."""
+    """Parts that a release has."""
 
     replaced: tuple[Mapping[str, str], ...]
+    # `module.name`, with a missing parameter in parentheses
     missing: tuple[str, ...]
 
     def as_fields(self) -> dict[str, object]:
@@ -101,7 +106,7 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
 
 
 def names_in(source: str | bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the names that a module defines, imports or assigns at top level, and its classes' members, with their parameters."""
+    """Yield a module's top-level names and its classes' members, with their parameters."""
     yield from _names(ast.parse(source).body, "")
 
 
@@ -135,7 +140,10 @@ def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[s
 
 
 def observe(kind: str, **values: object) -> None:
-    """Log an observation for the conditions of triggers (`vllm_repro_diagnosis.boot_facts.Observation`)."""
+    """Log an observation for the conditions of triggers.
+
+    `vllm_repro_diagnosis.boot_facts.Observation` reads it.
+    """
     _logger.info("LAB observed %s %s", kind, json.dumps(values))
 
 

@@ -35,10 +35,19 @@ NUMPY = (
 _WAITING = frozenset(
     f"aten::{name}"
     for name in (
-        "_local_scalar_dense", "_unique", "_unique2", "allclose", "bincount", "equal", "masked_select", "nonzero", "unique_consecutive",
-        "unique_dim", "unique_dim_consecutive",
+        "_local_scalar_dense",
+        "_unique",
+        "_unique2",
+        "allclose",
+        "bincount",
+        "equal",
+        "masked_select",
+        "nonzero",
+        "unique_consecutive",
+        "unique_dim",
+        "unique_dim_consecutive",
     )
-)  # fmt: skip
+)
 """Operators whose CUDA versions read a value back before they return."""
 _MAKING = ("tensor", "as_tensor", "asarray", "new_tensor")
 """Functions that fill host memory from Python numbers and copy it."""
@@ -46,21 +55,20 @@ _MAKING = ("tensor", "as_tensor", "asarray", "new_tensor")
 
 @dataclass
 class State:
-    """Capture state of this process.
-
-    in_kernel: depth of running kernel replacements, which are not checked. by_number: a Python
-    number is being set, no copy. captures, checked, refused: counts of captures, checked operators
-    and refusals since the start. recording: captures are recorded. recorded: recording of the
-    current capture.
-    """
+    """Capture state of this process."""
 
     capturing: bool = False
+    # depth of running kernel replacements, which are not checked
     in_kernel: int = 0
+    # a Python number is being set, which is no copy
     by_number: bool = False
+    # captures, checked operators and refusals since the start
     captures: int = 0
     checked: int = 0
     refused: int = 0
+    # captures are recorded
     recording: bool = False
+    # recording of the current capture
     recorded: Recording | None = None
 
     @property
@@ -142,7 +150,10 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def _check_indices(name: str, args: tuple[Any, ...]) -> None:
-    """Refuse host indices, which are copied, and masks, which are counted first unless one number is set at all of them."""
+    """Refuse host indices, which are copied, and masks, which are counted first.
+
+    A mask is allowed if one number is set at all its places.
+    """
     indices = [one for one in args[1] if one is not None]
     masks = [one.dtype in (torch.bool, torch.uint8) for one in indices]
     if name != "aten::index" and all(masks) and args[2].numel() == 1:

@@ -1,4 +1,4 @@
-"""Recording of a CUDA graph: the operators and kernels of a capture, to run again on the same tensors.
+"""Recording of a CUDA graph: a capture's operators and kernels, to run on the same tensors.
 
 As in a real graph, the branches and numbers of the Python code are frozen at capture. The contents
 of the tensors are not.

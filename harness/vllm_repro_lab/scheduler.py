@@ -43,7 +43,10 @@ def install() -> None:
 
 
 def _keep_gpu_defaults() -> None:
-    """Use the lab's worker, and leave the executor and asynchronous scheduling as vLLM chose them before its CPU platform's rules."""
+    """Use the lab's worker, and undo the CPU platform's rules for executor and scheduling.
+
+    The executor and asynchronous scheduling stay as vLLM chose them before those rules.
+    """
     own = CpuPlatform.check_and_update_config.__func__
 
     @wraps(own)
@@ -87,7 +90,7 @@ class _Gathering(queue.Queue):  # type: ignore[type-arg]  # it takes the place o
 
 
 def _order(item: tuple[Any, Any]) -> tuple[bool, list[int], list[int]]:
-    """Return the sorting key: added requests by the length of their prompt, then by its tokens; all else after them."""
+    """Return the sort key: added requests by prompt length, then by tokens; all else after them."""
     kind, content = item
     if kind is not EngineCoreRequestType.ADD:
         return True, [], []
@@ -101,7 +104,10 @@ def _copy_nothing(worker: Any, *_: Any) -> None:
 
 
 def _register_without_memory(worker: Any, *_: Any) -> None:
-    """Make the worker's transfers, as `OffloadingConnectorWorker.register_kv_caches` does, without memory of layers."""
+    """Make the worker's transfers without memory of layers.
+
+    Like `OffloadingConnectorWorker.register_kv_caches`.
+    """
     # the second to 0.24.0
     make = getattr(worker, "_init_worker", None) or worker._register_handlers
     make(None)

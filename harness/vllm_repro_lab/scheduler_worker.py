@@ -1,4 +1,7 @@
-"""Worker without a model: it answers each step of the scheduler with tokens, and runs the worker half of a KV connector.
+"""Worker without a model: it answers each step of the scheduler with tokens.
+
+It also runs the worker half of a KV connector.
+
 
 Its rules are those of vLLM's `GPUModelRunner` and `Worker`; each names the function that it stands
 for. A token is a hash of the request's prompt and of the token's position, so that a request has
@@ -55,7 +58,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return ("generate",)
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        """Stand for `GPUModelRunner.get_kv_cache_spec`: a layer for each of the configuration's `layer_types`."""
+        """Stand for `GPUModelRunner.get_kv_cache_spec`: one layer for each of `layer_types`."""
         model, cache = self.model_config, self.cache_config
         text = model.hf_text_config
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
@@ -172,7 +175,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         """Draft nothing."""
 
     def _sampled(self, scheduler_output: Any) -> dict[str, list[int]]:
-        """Return the new tokens of each scheduled request: one if the step reaches its last token, else none.
+        """Return the new tokens of each scheduled request: one at its last token, else none.
 
         Stands for `GPUModelRunner._update_states` and for the discarded samples of partial prefills
         in `_prepare_inputs`.

@@ -1,4 +1,7 @@
-"""Route for one request whose prompt arrives in segments, as those of `/v1/realtime` do, which serves only audio models.
+"""Route for one request whose prompt arrives in segments.
+
+Those of `/v1/realtime` do so, but that route serves only audio models.
+
 
 vLLM loads it by name, like a user's own middleware: `--middleware vllm_repro_lab.segments.route`.
 Then `POST /segments` takes

@@ -26,7 +26,7 @@ from vllm_repro.scenario.reader import check_file, read
 from vllm_repro.scenario.scenario import Cause, Causes
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_explore.case import Case, beyond_scheduler
+from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler
 from vllm_repro_explore.cause_rows import CauseRow, case_of, lines, reading, tried
 from vllm_repro_explore.draft import unlike_live
 from vllm_repro_explore.draw import draw
@@ -246,6 +246,14 @@ def test_a_case_of_the_whole_engine_has_no_scheduler_test(seed: int, mix: str, b
     finding = {"kind": "stuck", "site": "requests stay WAITING", "case": case.as_json()}
     with pytest.raises(UsageError, match=f"the scheduler alone does not play .*{beyond}"):
         finding_test(finding, "0.32.0")
+
+
+def test_no_test_file_for_a_connector_without_copies() -> None:
+    # Shrinking may drop all fetches, but keeps the connector.
+    case = Case(Setup(connector="NixlConnector"), ((Request(41, 1),),), 1)
+    finding = {"kind": "stuck", "site": "requests stay WAITING", "detail": "", "known": None}
+    with pytest.raises(UsageError, match="it has no copies for NixlConnector"):
+        finding_test(finding | {"case": case.as_json()}, "0.32.0")
 
 
 def test_a_continued_search_fails_only_for_new_findings(

@@ -1,4 +1,4 @@
-"""Protocol: one line with the release, then for each case on standard input one line with its result."""
+"""Protocol: one line with the release, then one result line for each case on standard input."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def layer_specs(case: Mapping[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _mamba_spec(case: Mapping[str, Any], config: Any) -> Any:
-    """Return what `MambaBase.get_kv_cache_spec` does, with a state as large as a block of attention."""
+    """Return the spec of `MambaBase.get_kv_cache_spec`, with states as large as a block."""
     cache = config.cache_config
     return MambaSpec(
         block_size=cache.mamba_block_size,

@@ -300,7 +300,10 @@ def request_of(
 
 
 def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
-    """Return the images of a request as the API server sends them: without data if the engine should have it."""
+    """Return a request's images as the API server sends them.
+
+    An image has no data if the engine should already have it.
+    """
     found = [
         MultiModalFeatureSpec(
             data=_image(number, length),

@@ -52,8 +52,9 @@ __all__ = ["Answer", "FakeExecutor", "RunnerError", "key_of", "state_in"]
 
 
 class RunnerError(Exception):
-    """vLLM's model runner raises a RuntimeError with this message. place: where it does."""
+    """RuntimeError of vLLM's model runner with this message."""
 
+    # where vLLM raises it
     place: ClassVar[dict[str, Any]] = {
         "file": "vllm/v1/worker/gpu_model_runner.py",
         "function": "_gather_mm_embeddings",
@@ -64,57 +65,55 @@ class RunnerError(Exception):
 
 @dataclass
 class _Known:
-    """What the worker knows of a request.
-
-    prompt: tokens of its prompt; with the second runner those it came with, which may be more. key,
-    eos: see `reference`. drafts: proposed after its last step. reached: tokens computed by then.
-    """
+    """What the worker knows of a request."""
 
     tokens: list[int]
+    # tokens of its prompt; with the second runner those it came with, which may be more
     prompt: int
     blocks: list[list[int]]
+    # see `reference`, as for `eos`
     key: int
     eos: int
     images: list[Any]
+    # proposed after its last step
     drafts: list[int] = field(default_factory=list)
+    # tokens computed by then
     reached: int = 0
 
 
 @dataclass
 class _Row:
-    """One request in one step: positions from `start` on, the last of them drafts.
-
-    tables: its blocks in each group.
-    """
+    """One request in one step."""
 
     name: str
     known: _Known
+    # first position
     start: int
     tokens: list[int]
+    # the last of the tokens
     drafts: list[int]
     states: Any
+    # its blocks in each group
     tables: list[Any]
 
 
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
-    """vLLM's executor interface.
-
-    notes: violations that the worker saw. traits: (salt, eos) of requests, which no worker is sent.
-
-    remote: prompts that another server has computed: tokens, key, and whether their transfer fails.
-    places: for each of them the places of the blocks that come. asleep: why the engine may compute
-    while it sleeps.
-    """
+    """vLLM's executor interface."""
 
     case: Mapping[str, Any]
     uses_ray = False
     supports_pp = False
 
     def _init_executor(self) -> None:
+        # violations that the worker saw
         self.notes: list[tuple[str, str]] = []
+        # (salt, eos) of requests, which no worker is sent
         self.traits: dict[str, tuple[int, int]] = {}
+        # prompts that another server has computed: tokens, key, and whether their transfer fails
         self.remote: dict[str, tuple[list[int], int, bool]] = {}
+        # for each of those the places of the blocks that come
         self.places: dict[str, list[list[int]]] = {}
+        # why the engine may compute while it sleeps
         self.asleep = ""
         self.seen: Counter[str] = Counter()
         self.half: Half | None = None
@@ -223,7 +222,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._encoded.clear()
 
     def get_simple_cpu_offload_num_blocks(self) -> int:
-        """Return the blocks of all layers that the connector has room for, as `SimpleCPUOffloadWorker` counts them (from 0.33.0)."""
+        """Return how many blocks of all layers the connector has room for.
+
+        Counted as `SimpleCPUOffloadWorker` counts them (from 0.33.0 on).
+        """
         return int(
             max(
                 1,
@@ -437,7 +439,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return batch
 
     def _forward(self, batch: list[_Row]) -> None:
-        """Compute layer by layer, so that a request may read what another one writes in the same step."""
+        """Compute layer by layer: a request may read what another one writes in the same step."""
         for layer, ((group, place), window) in enumerate(
             zip(self._layers, self.windows, strict=True)
         ):
@@ -463,7 +465,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self._look_up(row.name, blocks, np.asarray(index), verb)
 
     def _recur(self, row: _Row, group: int, memory: Any, layer: int) -> None:
-        """Compute a Mamba layer: it reads one state, and keeps one after the last token, or in a decode after each token."""
+        """Compute a Mamba layer, which reads one state.
+
+        It keeps one after the last token, or in a decode after each token.
+        """
         slot, table = self._states.slot(row.name), row.known.blocks[group]
         before = 0
         if row.start:
@@ -593,7 +598,10 @@ class Answer(Future[Any]):
 
 
 def state_in(block: Any) -> Any:
-    """Return the state that a block holds: the same number in each slot, unless a layer of another kind wrote to it."""
+    """Return the state that a block holds.
+
+    Each slot holds the same number, unless a layer of another kind wrote to the block.
+    """
     return block.flat[0] + np.bitwise_or.reduce(block ^ block.flat[0], axis=None)
 
 

@@ -13,7 +13,7 @@ Broken = tuple[str, str]
 
 
 def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
-    """Compare free lists with counters and reference counts, and those with the blocks that requests hold."""
+    """Compare free lists with counters and reference counts, and with the requests' blocks."""
     for name, pool in pools.items():
         yield from _pool(name, pool)
     blocks = pools["gpu"].blocks

@@ -54,9 +54,8 @@ _TAILS = _says("vllm.v1.attention.backends.mamba_attn", "padded_prompt_tail_rows
 class States:
     """Places of the states.
 
-    config: vLLM's. drafts: of a step. copy: copies the states from one index of a request's block
-    table to another. second: by the rules of the second model runner. lost: for each request that
-    has lost its state by a rule of vLLM's, the rule. The request's next token is wrong.
+    config: vLLM's. drafts: tokens of a step. copy: copies the states from one index of a request's
+    block table to another. second: use the rules of the second model runner.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class States:
         cache, self._second = config.cache_config, second
         self._align, self._block = cache.mamba_cache_mode == "align", cache.mamba_block_size
         self._drafts, self._copy = drafts, copy
+        # rule of vLLM by which a request has lost its state; its next token is wrong
         self.lost: dict[str, str] = {}
         self._left_out: dict[str, int] = {}
         self._at: dict[str, int] = {}
@@ -134,7 +134,10 @@ class States:
         return self.slot(name) + right - 1
 
     def decodes(self, name: str, start: int, prompt: int, count: int, drafts: int) -> bool:
-        """Return whether a request decodes: it keeps a state after each token, else one after the last."""
+        """Return True if a request decodes.
+
+        It then keeps a state after each token, else one after the last.
+        """
         if start >= prompt:
             if self._second:
                 return True

@@ -58,7 +58,10 @@ class _Layer(AttentionLayerBase):  # type: ignore[misc]  # vLLM is not installed
 
 
 class _LateCopy:
-    """Event after the copy of the accepted tokens from a GPU, as `_prepare_inputs` means it: it is over when it is waited for.
+    """Event after the copy of accepted tokens from a GPU, as `_prepare_inputs` expects it.
+
+    The copy is complete when the event is waited for.
+
 
     A copy that is over earlier has its counts moved twice, by the batch and by `_prepare_inputs`.
     One that comes later, after a batch of other requests alone, gives them the counts of the last
@@ -182,7 +185,7 @@ class RunnerExecutor(FakeExecutor):
     def _embed(
         self, ids: Any, multimodal_embeddings: Any = (), *, is_multimodal: Any = None
     ) -> Any:
-        """Return embeddings that hold ids in three numbers, each of which a bfloat16 holds exactly."""
+        """Return embeddings that hold ids in three numbers, each exact in bfloat16."""
         found = torch.zeros((len(ids), self._runner.inputs_embeds_size), dtype=torch.bfloat16)
         for place in range(3):
             found[:, place] = ids // 256**place % 256
@@ -279,7 +282,7 @@ class RunnerExecutor(FakeExecutor):
 
 
 def _recur(metadata: Any, place: int, own: Any, start: int, memory: Any, layer: int) -> Any:
-    """Compute a Mamba layer of one request, which reads and keeps states where the metadata says so."""
+    """Compute a Mamba layer of one request; the metadata names the states to read and keep."""
     count = metadata.num_decodes
     if place >= count:
         row = place - count
@@ -305,7 +308,10 @@ def _recur(metadata: Any, place: int, own: Any, start: int, memory: Any, layer: 
 
 @cache
 def _copy_functions() -> dict[str, Any]:
-    """Return how a model says which bytes are the state of a Mamba layer, with vLLM's own copies in Triton's interpreter."""
+    """Return a model's functions that name the bytes of a Mamba state.
+
+    vLLM's own copies run in Triton's interpreter.
+    """
     interpreter.install()
     utils: Any = importlib.reload(importlib.import_module("vllm.v1.worker.mamba_utils"))
     if hasattr(utils, "_TEMPORAL_TILES"):
@@ -321,7 +327,10 @@ def _copy_functions() -> dict[str, Any]:
 
 @cache
 def _meeting() -> TemporaryDirectory[str]:
-    """Do once what a worker process does before it makes its model runner; return where its one worker meets itself."""
+    """Do once what a worker process does before it makes its model runner.
+
+    Return the folder through which its one worker forms its process group.
+    """
     zeros = torch.zeros
     # nothing is pinned without CUDA
     torch.zeros = lambda *size, **more: zeros(*size, **more | {"pin_memory": False})

@@ -1,4 +1,4 @@
-"""Player of a workload on EngineCore: step by step, with each answer compared with the reference."""
+"""Player of a workload on EngineCore: each step's answers are compared with the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _PROGRAM = str(Path(__file__).parent)
 
 
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a case and return {steps, broken: [{invariant, detail, step}], death: {...}?} and counts of events.
+    """Play a case and return its result as JSON.
+
+    Keys: steps, broken: [{invariant, detail, step}], death: {...}?, and counts of events.
+
 
     worker: "runner" for the release's own model runner, "both" to compare the two. An exception of
     this program is the death {"kind": "harness"}. Return {invalid: why} if vLLM refuses the flags.
@@ -106,28 +109,28 @@ class _Stuck(Exception):
 
 @dataclass
 class _Sent:
-    """A request that was sent.
-
-    prompt, answer: of a streaming session those of its turn. parts: what it was fed. turns: those
-    that ended.
-    """
+    """A request that was sent."""
 
     ask: Mapping[str, Any]
+    # of a streaming session that of its turn, as `answer`
     prompt: list[int]
     given: Any
     answer: list[int] = field(default_factory=list)
     end: str = ""
     aborted: bool = False
+    # what a streaming session was fed
     parts: list[list[int]] = field(default_factory=list)
+    # those that ended
     turns: int = 0
 
 
 class _Player:
-    """Player of one case. broken: see `play`. moved: the last step with progress."""
+    """Player of one case."""
 
     def __init__(self, engine: Any, case: Mapping[str, Any]) -> None:
         self._engine, self._case = engine, case
         self._scheduler, self.executor = engine.scheduler, engine.model_executor
+        # _moved: the last step with progress
         self._moved = self.steps = 0
         self._known: set[str] = set()
         self.broken: list[dict[str, Any]] = []
@@ -404,7 +407,7 @@ class _Player:
             yield "wrong-end", f"{name}: stops at {answer[-1]}"
 
     def _named(self, invariant: str, name: str) -> str:
-        """Add the rule that lost a state of the request, or of another one, which may have cached it."""
+        """Add the rule that lost a state of this request, or of one that may have cached it."""
         lost = self.executor.lost
         return f"{invariant} ({lost.get(name) or next(iter(lost.values()))})" if lost else invariant
 
@@ -431,7 +434,7 @@ class _Player:
         )
 
     def _rest(self) -> None:
-        """Step until no transfer is under way and the scheduler knows it, then check that nothing is held."""
+        """Step until the scheduler knows that no transfer is left; then check the held blocks."""
         half, quiet = self.executor.half, 0
         for _ in range(_DRAIN):
             quiet = 0 if self._busy() or (half and half.busy) else quiet + 1

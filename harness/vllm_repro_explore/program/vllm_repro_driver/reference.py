@@ -1,4 +1,4 @@
-"""Hash transformer: tokens that depend on every earlier token, position, salt and LoRA of a request. Pure.
+"""Hash transformer: tokens that depend on every earlier token, position, salt and LoRA. Pure.
 
 Each layer hashes a position's state with the sum of what it reads of the positions in its window.
 `states` computes this over a plain array; the executor computes the same over block tables. One
@@ -147,7 +147,10 @@ def recur(own: Numbers, before: Any, start: int, layer: int) -> tuple[Numbers, N
 
 
 def layers(tokens: Sequence[int], key: int, windows: Sequence[int]) -> list[Numbers]:
-    """Return the states before each attention layer, which its cache holds, and after the last, computed without blocks."""
+    """Return the states before each attention layer and after the last, computed without blocks.
+
+    The cache of a layer holds the states before it.
+    """
     found = [embed(tokens, 0, key)]
     for layer, window in enumerate(windows):
         found.append(attend(found[-1], found[-1], 0, 0, window, layer))

@@ -28,7 +28,7 @@ class _Loads(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installe
 
 
 class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
-    """Both halves. memory: the executor, of the worker half."""
+    """Both halves; `memory` is the executor, of the worker half."""
 
     memory: Any = None
 

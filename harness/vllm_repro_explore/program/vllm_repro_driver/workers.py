@@ -67,7 +67,7 @@ class Half:
 
 
 class Copier:
-    """Recorder of transfers. memory: the executor, whose blocks are copied."""
+    """Recorder of transfers; `memory` is the executor whose blocks are copied."""
 
     def __init__(self, memory: Any, store_polls: int, load_polls: int) -> None:
         self._polls = {"store": store_polls, "load": load_polls}
@@ -105,7 +105,10 @@ class Copier:
 
 
 class Transfer:
-    """Copy with the interface of a torch event: complete at poll `polls` + 1, or at once when waited for."""
+    """Copy with the interface of a torch event.
+
+    It is complete at poll `polls` + 1, or at once when waited for.
+    """
 
     def __init__(self, polls: int, copy: Callable[[], None]) -> None:
         self._left, self._copy = polls, copy
@@ -211,7 +214,10 @@ class _Fetches(Copier, nixl.Worker):
 
 
 class _Pulls(_Fetches):
-    """Mooncake's worker half: it does not know the blocks of the other server, which matches the last ones."""
+    """Mooncake's worker half.
+
+    It does not know the other server's blocks; that server matches the last ones.
+    """
 
     def start_load_kv(self, metadata: Any) -> None:
         self._held |= {name for name, (_, blocks) in metadata.reqs_to_send.items() if any(blocks)}
@@ -231,7 +237,7 @@ class _Pulls(_Fetches):
 
 @cache
 def _mooncake_reports() -> bool:
-    """Take the place of Mooncake's worker half; return whether the release's own reports a pull that failed."""
+    """Replace Mooncake's worker half; return True if the release's own reports a failed pull."""
     module: Any = importlib.import_module(
         "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
     )
