@@ -377,7 +377,7 @@ def test_check_states_when_more_mistakes_may_follow(harness: Harness, tmp_path: 
     text = (
         (ROOT / "scenarios" / path.name)
         .read_text(encoding="utf-8")
-        .replace('arm("eager", ', 'arm("reported", ')
+        .replace('"eager",', '"reported",', 1)
     )
     path.write_text(text.replace("title=", "titel="), encoding="utf-8")
     first = harness("check", str(path))
