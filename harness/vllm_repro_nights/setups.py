@@ -26,7 +26,10 @@ class Build(StrEnum):
 
 
 def build_of(version: str | None) -> Build:
-    """Return the kind of build: `0.23.1rc1.dev123+gabc` is a nightly, `0.23.0+cu130` and `0.23.0.post1` are releases."""
+    """Return the kind of build.
+
+    `0.23.1rc1.dev123+gabc` is a nightly; `0.23.0+cu130` and `0.23.0.post1` are releases.
+    """
     try:
         parsed = Version(version or "")
     except InvalidVersion:
@@ -37,11 +40,12 @@ def build_of(version: str | None) -> Build:
 
 
 def signature_of(arm: ArmJson) -> str:
-    """Return `match: AssertionError in _continuation_prefill` for the first death outside a cancelled trial, or nothing."""
-    death = next(
-        (one.death for one in arm.trials if one.death and one.outcome is not Outcome.CANCELLED),
-        None,
-    )
+    """Return `match: AssertionError in _continuation_prefill` for the first death, or nothing.
+
+    Cancelled trials do not count.
+    """
+    counted = (trial for trial in arm.trials if trial.outcome is not Outcome.CANCELLED)
+    death = next((trial.death for trial in counted if trial.death), None)
     if death is None:
         return ""
     where = f" in {death.frames[-1].rpartition(':')[2]}" if death.frames else ""

@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import gt
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ _OTHERS = {
 
 
 def build_foreign(folder: Path) -> RunReport:
-    """Like `build`, for a journal of another release or one edited by hand: what it lacks is a `UsageError`."""
+    """Like `build`, for a journal of another release or one edited by hand.
+
+    Raises `UsageError` for what it lacks.
+    """
     for name, what in _OTHERS.items():
         text = (folder.parent if folder.is_file() else folder) / name
         if text.is_file():
@@ -161,7 +165,7 @@ def report_of(
         host=started.get("host") or host_id(started["machine"]),
         standing=standing,
         killed=recording.cut,
-        imitated=_imitated(started),
+        imitated=bool(started.get("imitated", True)),
         measured=measured,
         comparisons=_comparisons(arms),
         filed=bool(started.get("filed", True)),
@@ -171,17 +175,13 @@ def report_of(
     )
 
 
-def _imitated(started: Entry) -> bool:
-    return bool(started.get("imitated", True))
-
-
 def _environment(started: Entry) -> Environment:
     machine = convert(started["machine"], Machine)
     return Environment(**vars(machine), docker=started["docker"], driver=machine.driver)
 
 
 def _duration_s(recording: Recording) -> float:
-    """Return the time from the first entry to the last, without the pauses before the run was resumed."""
+    """Return the time from the first entry to the last, without pauses before a resume."""
     entries = recording.entries
     paused = sum(
         after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed"
@@ -191,11 +191,9 @@ def _duration_s(recording: Recording) -> float:
 
 def _version(recording: Recording) -> str | None:
     """Return the version that a server reported, or the requested one."""
-    for entry in recording.of("trial-ended"):
-        if entry.get("version"):
-            return str(entry["version"])
+    reported = (entry.get("version") for entry in recording.of("trial-ended"))
     started = recording.first("run-started")
-    return started.get("version") if started else None
+    return next(filter(None, reported), started.get("version") if started else None)
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
@@ -220,7 +218,10 @@ def _verdict(
     standing: Standing,
     version: str | None,
 ) -> VerdictReport:
-    """Return the verdict over the arms, withdrawn if the bug was not imitated or the run ended early."""
+    """Return the verdict over the arms.
+
+    It is withdrawn if the bug was not imitated or the run ended early.
+    """
     results = [arm.counted for arm in arms if arm.trials]
     verdict = decide(
         results,
@@ -231,12 +232,15 @@ def _verdict(
         patched=bool(arms) and all(arm.patches for arm in arms if arm.trials),
     )
     quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
-    if not _imitated(started) and (quiet or (results and all(result.alive for result in results))):
-        because = (
-            f"the rehearsal engine does not imitate {started['issue']}, so its survival says"
-            " nothing"
+    if not started.get("imitated", True) and (
+        quiet or (results and all(result.alive for result in results))
+    ):
+        verdict = VerdictReport(
+            verdict=Verdict.INCONCLUSIVE,
+            expected=None,
+            because=f"the rehearsal engine does not imitate {started['issue']}, so its survival"
+            " says nothing",
         )
-        verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because=because)
     return (
         verdict
         if ended is not None and not ended["interrupted"]
@@ -259,8 +263,7 @@ def _interrupted_verdict(
     ]
     missing = [arm.name for arm in arms if not arm.trials]
     not_run = [name for name in missing if name not in cut]
-    because = verdict.because
-    because += "".join(
+    because = verdict.because + "".join(
         f"; {word}: {', '.join(names)}"
         for word, names in ((INTERRUPTED, cut), (NOT_RUN, not_run))
         if names
@@ -286,12 +289,12 @@ def _arm(
     """Return the report of an arm. good: releases that the scenario declares good."""
     name = declared["name"]
 
-    def own(event: str) -> list[Entry]:
+    def entries(event: str) -> list[Entry]:
         return [entry for entry in recording.of(event) if entry["arm"] == name]
 
-    ended, begun = own("trial-ended"), next(iter(own("trial-started")), None)
+    ended, begun = entries("trial-ended"), next(iter(entries("trial-started")), None)
     # A booted server has reported more than one that was only started.
-    server = next(iter([*own("server-booted"), *own("server-started")]), None)
+    server = next(iter([*entries("server-booted"), *entries("server-started")]), None)
     counters = phase_counters(recording)
     trials = tuple(
         _trial(
@@ -316,7 +319,7 @@ def _arm(
         # None if the scenario's status holds for the arm.
         standing=Status(declared["bad"], good).standing(version) if declared.get("bad") else None,
         strange=sum(strange),
-        unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),
+        unproved=sum(map(gt, unproved, strange)),  # strange ones are not counted again
     )
     server_report = _server(begun, server, trials, ended)
     patches = tuple(convert(patch, Patch) for patch in declared.get("patches") or ())
@@ -329,17 +332,20 @@ def _arm(
         trials=trials,
         why=declared.get("why", ""),
         edits=tuple(declared.get("edits") or ()),
-        requests=_requests(own("request-sent"), ended),
+        requests=_requests(entries("request-sent"), ended),
         patches=patches,
     )
     if report.patch_untried and result.result is Result.QUIET:
-        bound = "no process of the server imported a patched file, so the patch was not tested"
-        report = structs.replace(report, result=Result.INCONCLUSIVE, bound=bound)
+        return structs.replace(
+            report,
+            result=Result.INCONCLUSIVE,
+            bound="no process of the server imported a patched file, so the patch was not tested",
+        )
     return report
 
 
 def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
-    """Return what the first trial sent, preferably of those that tested the engine; a sentence per request."""
+    """Return a sentence per request of the first trial, preferably one that tested the engine."""
     whole = {entry["trial"] for entry in ended if Outcome(entry["outcome"]).facts.tested}
     senders = dict.fromkeys(entry["trial"] for entry in sent)
     first = next((trial for trial in senders if trial in whole), next(iter(senders), None))
@@ -363,7 +369,7 @@ def _server(
     patched = list(facts.get("patched") or ())
     imports = [files for entry in ended if (files := entry.get("imported")) is not None]
     if imports:
-        imported = {file for files in imports for file in files}
+        imported = {*chain.from_iterable(imports)}
         patched = [{**file, "imported": file["file"] in imported} for file in patched]
     return convert(
         {

@@ -72,7 +72,7 @@ def _compared_reading(
 
 
 def _undecided(arm: ArmReport) -> str:
-    trial = next((one for one in arm.trials[::-1] if one.outcome is not Outcome.CLEAN), None)
+    trial = next((trial for trial in arm.trials[::-1] if trial.outcome is not Outcome.CLEAN), None)
     return f"undecided: {trial.outcome}: {trial.why}" if trial else NOT_RUN
 
 
@@ -82,7 +82,10 @@ def _failures(arm: ArmReport) -> list[str]:
 
 
 def _failure(trial: TrialReport) -> str:
-    """Return the failure of a trial, without what differs between boots; empty if it did not fail."""
+    """Return the failure of a trial, without what differs between boots.
+
+    Empty if it did not fail.
+    """
     if trial.outcome.facts.alive or not trial.outcome.facts.tested:
         return ""
     if trial.outcome is Outcome.HANG:
@@ -101,15 +104,15 @@ def patches_table(report: RunReport) -> Table | None:
     rows = tuple(
         (
             (
-                one.arm
-                if one.patched
-                else f"{one.arm} ({'its own' if report.arms[0].patches else 'none'})"
+                row.arm
+                if row.patched
+                else f"{row.arm} ({'its own' if report.arms[0].patches else 'none'})"
             ),
-            f"{one.failed} of {one.boots}",
-            one.reading,
-            ", ".join(one.requests) or "-",
+            f"{row.failed} of {row.boots}",
+            row.reading,
+            ", ".join(row.requests) or "-",
         )
-        for one in report.compared_patches
+        for row in report.compared_patches
     )
     return Table(("patch", "failed", "reading", "failed requests"), rows) if rows else None
 

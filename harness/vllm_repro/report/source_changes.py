@@ -1,4 +1,4 @@
-"""vLLM's own source: what patches change, what the lab replaces, and where a frame lies in a release."""
+"""vLLM's own source: what patches change, and where a frame lies in a release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TAGGED = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)(?:\+(?:cpu|cu\d+))?")
 
 
 def changed_files(report: RunReport) -> list[str]:
-    """Return `reported, eager: vllm/a.py` for the arms that patch vLLM, once for arms that patch the same files."""
+    """Return `reported, eager: vllm/a.py` for the arms that patch the same files."""
     arms: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.patches:
@@ -87,15 +87,11 @@ def _moved(hunk: re.Match[str]) -> str:
 
 def untried_note(file: PatchedFile) -> str:
     """Return what of a patched file did not run, as the end of a line."""
-    note = ""
-    if file.imported is False:
-        note += "; no process of the server imported it, so its change was not tried"
-    if file.untried:
-        note += (
-            f"; the lab runs something else for {', '.join(file.untried)}, so that change was not"
-            " tried"
-        )
-    return note
+    unimported = "; no process of the server imported it, so its change was not tried"
+    replaced = (
+        f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"
+    )
+    return unimported * (file.imported is False) + replaced * bool(file.untried)
 
 
 def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
@@ -104,12 +100,12 @@ def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
     Empty for all but unchanged files of a release.
     """
     release = _TAGGED.fullmatch(arm.server.vllm_version or report.vllm_version or "")
-    own = (
+    released = (
         file.startswith("vllm/")
         and file.endswith(".py")
         and file not in {patch.file for patch in arm.patches}
     )
-    if release is None or not own or report.rehearsal or arm.server.source:
+    if release is None or not released or report.rehearsal or arm.server.source:
         return ""
     return f"https://github.com/vllm-project/vllm/blob/v{release[1]}/{quote(file)}" + (
         f"#L{line}" if line else ""

@@ -21,6 +21,7 @@ __all__ = [
     "fence",
     "html",
     "markdown_table",
+    "one_line",
     "plain",
     "printable",
     "shorten",
@@ -65,7 +66,7 @@ _BLOCK = re.compile(r"^(?:[#>+=-]|\d+(?=[.)]))")
 
 
 def printable(text: str) -> str:
-    """Return `text` without colours, with U+FFFD for what does not print and with line feeds as line ends."""
+    """Return `text` without colours, with line feeds, and U+FFFD for what does not print."""
     text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
@@ -80,14 +81,14 @@ def fence(text: str, language: str = "") -> str:
 def plain(text: str) -> str:
     """Return `text` as a paragraph on one line, without markup, links or mentions."""
     return _BLOCK.sub(
-        lambda found: found[0] + "\\" if found[0].isdigit() else "\\" + found[0], cell(text)
+        lambda sign: sign[0] + "\\" if sign[0].isdigit() else "\\" + sign[0], cell(text)
     )
 
 
 def cell(text: str) -> str:
     """Return `text` for a table cell or the middle of a line, without markup, links or mentions."""
     # Escape before breaking mentions: a gap contains a sign that is escaped.
-    return _break_mentions(_SYNTAX.sub(lambda found: "\\" + found[0], _one_line(text)))
+    return _break_mentions(_SYNTAX.sub(lambda sign: "\\" + sign[0], one_line(text)))
 
 
 def code(text: str, *, in_table: bool = False) -> str:
@@ -95,7 +96,7 @@ def code(text: str, *, in_table: bool = False) -> str:
 
     In a table GitHub splits columns before it finds code.
     """
-    line = _short_ticks(_one_line(text))
+    line = _short_ticks(one_line(text))
     if not line:
         return "` `"
     if in_table:
@@ -106,10 +107,11 @@ def code(text: str, *, in_table: bool = False) -> str:
 
 def html(text: str) -> str:
     """Return `text` for the content of an HTML element, on one line."""
-    return _break_mentions(escape(_one_line(text), quote=False))
+    return _break_mentions(escape(one_line(text), quote=False))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return `text` on one line, with one space between words."""
     return " ".join(printable(text).split())
 
 

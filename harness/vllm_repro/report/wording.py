@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from vllm_repro.report.document import plain_text
@@ -49,13 +49,14 @@ _SHORT = 80
 
 
 def notices(report: RunReport) -> list[str]:
-    """Return what a reader must know before the verdict, as sentences without their stop: changed sources, an incomplete journal."""
-    found = []
-    if changed := changed_files(report):
-        found.append(f"With vLLM's source changed, as shown below, in {'; '.join(changed)}")
-    if report.shortfall:
-        found.append(f"{report.shortfall}. This is what the journal holds")
-    return found
+    """Return what a reader must know before the verdict, as sentences without their stop.
+
+    These are changed sources and an incomplete journal.
+    """
+    changed = "; ".join(changed_files(report))
+    source = changed and f"With vLLM's source changed, as shown below, in {changed}"
+    short = report.shortfall and f"{report.shortfall}. This is what the journal holds"
+    return list(filter(None, (source, short)))
 
 
 def plain_sentence(report: RunReport) -> str:
@@ -79,7 +80,7 @@ def plain_sentence(report: RunReport) -> str:
 
 
 def _source_word(report: RunReport) -> str:
-    """Return `with its source changed` if no unchanged vLLM showed or survived the bug; else nothing."""
+    """Return `with its source changed` if only a changed vLLM showed or survived the bug."""
     ran = [arm for arm in report.arms if arm.trials]
     failed = [arm for arm in ran if arm.expected.has_bug and arm.k]
     return (
@@ -105,13 +106,15 @@ def _difference(arm: ArmReport, failed: ArmReport) -> str:
 
 
 def details(report: RunReport) -> list[str]:
-    """Return the sentences below `plain_sentence`, without their stops: the lab's own exception, comparisons, refused requests."""
-    found = [rule] if (rule := lab_rule(report)) else []
-    return [*found, *report.comparisons, *refusals(report.arms)]
+    """Return the sentences below `plain_sentence`, without their stops.
+
+    They are about the lab's own exception, comparisons and refused requests.
+    """
+    return [*filter(None, [lab_rule(report)]), *report.comparisons, *refusals(report.arms)]
 
 
 def lab_rule(report: RunReport) -> str:
-    """Return the sentence on an exception that the lab itself raised, without its stop; empty for others."""
+    """Return a note, without its stop, if the lab itself raised the exception; else empty."""
     deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
     if not any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
         return ""
@@ -151,16 +154,13 @@ def refused_words(statuses: Sequence[int], sent: int) -> str:
 
 def refusals(arms: Sequence[ArmReport]) -> list[str]:
     """Return `eager: refused: 1 of 2 requests (400)` for each arm whose server refused requests."""
-    found = []
-    for arm in arms:
-        trials = [trial for trial in arm.trials if trial.refused]
-        if trials:
-            statuses = [status for trial in trials for status in trial.refused]
-            found.append(
-                f"{arm.name}:"
-                f" {refused_words(statuses, sum(trial.requests['sent'] for trial in trials))}"
-            )
-    return found
+    refused = {arm.name: [trial for trial in arm.trials if trial.refused] for arm in arms}
+    return [f"{name}: {_refused_by(trials)}" for name, trials in refused.items() if trials]
+
+
+def _refused_by(trials: Sequence[TrialReport]) -> str:
+    statuses = [status for trial in trials for status in trial.refused]
+    return refused_words(statuses, sum(trial.requests["sent"] for trial in trials))
 
 
 # ── which trials are shown
@@ -168,7 +168,10 @@ def refusals(arms: Sequence[ArmReport]) -> list[str]:
 
 
 def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
-    """Return a row for each trial, or for each outcome if there are four trials or more, with a suffix such as ` x 5`."""
+    """Return a row for each trial, or for each outcome of four trials or more.
+
+    A row of several trials has a suffix such as ` x 5`.
+    """
     counted = {trial.number for trial in counted_trials(trials)}
     rows = [(trial, "") for trial in trials]
     if len(trials) >= 4:
@@ -183,20 +186,16 @@ def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
 
 
 def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
-    """Return the first trials of each outcome of one arm, and a sentence about the others of each outcome."""
-    shown: list[TrialReport] = []
-    seen: Counter[Outcome] = Counter()
-    crossed: Counter[Outcome] = Counter()
+    """Return the first trials of each outcome, and a sentence about the others."""
+    groups: defaultdict[Outcome, list[TrialReport]] = defaultdict(list)
     for trial in trials:
-        seen[trial.outcome] += 1
-        if seen[trial.outcome] <= _FIRST:
-            shown.append(trial)
-        else:
-            crossed[trial.outcome] += trial.trigger.crossed
-    more = [(outcome, times - _FIRST) for outcome, times in seen.items() if times > _FIRST]
+        groups[trial.outcome].append(trial)
+    shown = [trial for trial in trials if trial in groups[trial.outcome][:_FIRST]]
+    others = {outcome: group[_FIRST:] for outcome, group in groups.items() if group[_FIRST:]}
     return shown, [
-        f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}"
-        for outcome, n in more
+        f"{len(group):,} more: {outcome}, the boundary crossed in"
+        f" {sum(trial.trigger.crossed for trial in group):,}"
+        for outcome, group in others.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Bisection of one scenario over releases or commits: a run, or a call of a script, for each boot."""
+"""Bisection of one scenario over releases or commits: each boot is a run or a call of a script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -25,7 +24,10 @@ from vllm_repro_search.versions.sweep import row_of_error, run_release
 __all__ = ["BisectionSearch", "ScriptSearch"]
 
 _INSTALL = 5.0
-"""Cost of a release that is not in the cache, in boots of one that is: an install takes two to four minutes, a boot half of one."""
+"""Cost of a release that is not in the cache, in boots of a cached one.
+
+An install takes two to four minutes, a boot half a minute.
+"""
 
 
 class BisectionSearch(BootSearch[Bisection, Candidate]):
@@ -108,16 +110,14 @@ class ScriptSearch(BisectionSearch):
         try:
             release = ReleaseCache().provision(item.vllm, self.progress.line)
         except InfraError as error:
-            return (
-                self._finished(item, ReleaseResult.INFRA, self.redactor.text(f"{error}"), began),
-                None,
-            )
-        variables: dict[str, Any] = {
+            why = self.redactor.text(f"{error}")
+            return self._finished(item, ReleaseResult.INFRA, why, began), None
+        variables = {
             "VLLM_REPRO_SOURCE": item.source,
             "VLLM_REPRO_TREE": f"{release.packages}",
             "VLLM_REPRO_PYTHON": f"{release.python}",
         }
-        status = _exit_status(self._script, {**os.environ, **variables})
+        status = _exit_status(self._script, os.environ | variables)
         if status not in _RESULTS:
             return None, f"exit status {status} of the script"
         why = f"exit status {status}" if status == _SKIP else ""

@@ -1,4 +1,4 @@
-"""Reduction of a reported command and its workload: a run for each boot, and the record on disk after each."""
+"""Reduction of a reported command and its workload: each boot is a run."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Reducible:
     def with_units(self, kept: Sequence[int]) -> Arm:
         """Return the arm with the units `kept`, and all that is no unit."""
         removed = {
-            one.name: one.text
-            for unit, one in enumerate(self.units)
-            if one.name and unit not in kept
+            unit.name: unit.text
+            for number, unit in enumerate(self.units)
+            if unit.name and number not in kept
         }
         edit = Edit(
             f"without {', '.join(removed.values())}", lambda command: _less(command, removed)
@@ -71,7 +71,7 @@ class Reducible:
                 yield Together(requests) if len(left) > 1 else left[0]
 
     def unsent(self, kept: Sequence[int], sent: int) -> tuple[int, ...]:
-        """Return the pieces from the first request on that was not sent, if `sent` requests were."""
+        """Return the pieces from the first unsent request on, if `sent` requests were sent."""
         left = [unit for unit in kept if unit < len(self.pieces)]
         requests = [
             place for place, unit in enumerate(left) if isinstance(self.pieces[unit][1], Request)
@@ -95,7 +95,7 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
             " without that change",
             hint=(
                 "--arm with one of"
-                f" {', '.join(one.name for one in scenario.arms if not one.patches)}"
+                f" {', '.join(other.name for other in scenario.arms if not other.patches)}"
             ),
         )
     command, _, changes = edited_command(scenario, arm, kind, options)
@@ -107,12 +107,12 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
     # An edit may have a value for the lab. The reader pastes the declared one.
     flags = {name: declared.get(name, text) for name, text in booted.items() if name not in fixed}
     lab_values = {name: booted[name] for name, text in flags.items() if booted[name] != text}
-    given = dict(command.env)
+    env = dict(command.env)
     if command.container is not None and kind.facts.container:
-        given = dict(command.container.env) | given
+        env = dict(command.container.env) | env
     variables = {
         name: f"{name}={shlex.quote(value)}"
-        for name, value in given.items()
+        for name, value in env.items()
         if not is_secret_name(name)
     }
     steps = scenario.workload_of(arm)
@@ -162,7 +162,7 @@ def _pieces(step: Step) -> tuple[Step, ...]:
 
 
 def _sized(piece: Step, command: ServeCommand) -> Step:
-    """Return a request with the sizes that `command` gives it, so that it stays the same without a flag."""
+    """Return a request with its sizes by `command`: they stay the same without a flag."""
     if not isinstance(piece, Request):
         return piece
 

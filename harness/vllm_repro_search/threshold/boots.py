@@ -1,4 +1,4 @@
-"""Search of the shortest prompt that crashes: a run for each boot, and the record on disk after each."""
+"""Search of the shortest prompt that crashes: each boot is a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from vllm_repro_search.threshold.record import Threshold, ThresholdBoot
 __all__ = ["PromptRange", "ThresholdSearch", "lengths_of", "probes_of"]
 
 _SHORTEST = 32
-"""Tokens of the first prompt if the workload has none below the boundary: chat templates alone take up to twenty."""
+"""Tokens of the first prompt if the workload has none below the boundary.
+
+A chat template alone takes up to 20.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +137,8 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...
 
 
 def _is_quiet(got: Entry, length: int) -> bool:
-    counted = (got["usage"] or {}).get("prompt_tokens")
-    return bool(
-        got["status"] == 200 and not got["error"] and got["finish_reason"] and counted == length
-    )
+    complete = got["status"] == 200 and not got["error"] and bool(got["finish_reason"])
+    return complete and (got["usage"] or {}).get("prompt_tokens") == length
 
 
 def _is_refused(got: Entry | None) -> bool:

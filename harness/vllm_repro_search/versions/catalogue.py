@@ -1,4 +1,4 @@
-"""Matrix of the package's scenarios and vLLM's releases: `catalogue.html` and `catalogue.md` in reports/results/.
+"""Matrix of scenarios and vLLM releases: `catalogue.html` and `catalogue.md` in reports/results/.
 
 make catalogue     # write both again, from the scenarios, `upstream.json`, kept maps and kept runs
 """
@@ -19,14 +19,13 @@ from packaging.version import Version
 
 from vllm_repro.conversion import decode
 from vllm_repro.releases.known import NEWEST
-from vllm_repro.report.document import document, fragment
+from vllm_repro.report.document import document, fragment, plain_text
 from vllm_repro.report.model import issue_url
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_search.record import text_environment
 from vllm_repro_search.versions.record import ReleaseResult, VersionMap
 
 __all__ = ["Bug", "Sighting", "Upstream", "UpstreamState", "bugs", "markdown", "page", "upstream"]
@@ -78,7 +77,7 @@ class Sighting:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Return what decides which of several sightings counts: the strongest evidence, and of that the latest."""
+        """Return the rank by which one of several sightings counts: evidence, then time."""
         return -list(Evidence).index(self.evidence), self.started_at
 
     @property
@@ -129,7 +128,7 @@ def upstream(folder: Path | None = None) -> dict[str, Upstream]:
 
 
 def bugs(reports: Path = REPORTS) -> list[Bug]:
-    """Return a row for each scenario of the package, from the kept maps and runs below `reports`."""
+    """Return a row for each scenario, from the kept maps and runs below `reports`."""
     seen: dict[str, dict[str, Sighting]] = {}
     for scenario, sighting in (*_from_maps(reports), *_from_runs(reports)):
         row = seen.setdefault(scenario, {})
@@ -204,8 +203,7 @@ def _values(rows: Sequence[Bug]) -> dict[str, Any]:
 
 def markdown(rows: Sequence[Bug]) -> str:
     """Return `catalogue.md`."""
-    template = text_environment(TEMPLATES, "md").get_template("catalogue.md")
-    return template.render(**_values(rows), Markup=Markup)
+    return plain_text("catalogue.md", TEMPLATES, **_values(rows), Markup=Markup) + "\n"
 
 
 def page(rows: Sequence[Bug]) -> str:
