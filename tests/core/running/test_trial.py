@@ -514,7 +514,8 @@ _while_booting(None)
 before = set(sys.modules)
 from vllm_repro.report import build, document, files
 def compiled():
-    made = (document._environment(document.TEMPLATES, suffix) for suffix in (".html", ".md", ".txt"))
+    suffixes = (".html", ".md", ".txt")
+    made = (document._environment(document.TEMPLATES, suffix) for suffix in suffixes)
     return sum(len(environment.cache.keys()) for environment in made)
 then = compiled()
 report = build.build(Path(sys.argv[1]))
