@@ -125,14 +125,19 @@ def test_junit_tells_failure_error_and_skipped_apart(
     assert sum(counts.values()) == (element is not None)
 
 
-def test_requests_that_were_refused_are_told_of_everywhere() -> None:
-    """Refused requests did not run, although the outcome counts only accepted ones."""
+def with_refused_requests() -> RunReport:
+    """Return the example after a server that refused the requests of its arm `eager`."""
 
     def refuse(event: str, fields: dict[str, Any]) -> None:
         if event == "answer" and (fields["arm"], fields["status"]) == ("eager", 200):
             fields |= {"status": 400, "error": "too long"}
 
-    made = edited(refuse)
+    return edited(refuse)
+
+
+def test_requests_that_were_refused_are_told_of_everywhere() -> None:
+    """Refused requests did not run, although the outcome counts only accepted ones."""
+    made = with_refused_requests()
     (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
     shown = f"refused: 2 of {trial.requests['sent']} requests (400 x 2)"
     why = f"the boundary was crossed and the engine lived; {shown}"
@@ -224,12 +229,17 @@ def test_a_change_that_was_not_tried_hides_no_other_arms_death() -> None:
         assert words in made.because
 
 
-def test_host_trouble_does_not_test_the_boundary() -> None:
+def without_a_tested_boundary() -> RunReport:
+    """Return the example after host trouble before the boundary was crossed."""
     verdict = VerdictReport(verdict=Verdict.REPRODUCES, expected=True, because="because")
     source = changed(report(REHEARSAL), Outcome.INFRA, verdict)
     trial = source.arms[0].trials[0]
     lost = replace(trial, death=None, trigger=replace(trial.trigger, crossed=False, evidence=()))
-    made = replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
+    return replace(source, arms=(replace(source.arms[0], trials=(lost,)),))
+
+
+def test_host_trouble_does_not_test_the_boundary() -> None:
+    made = without_a_tested_boundary()
     assert "- `reported`, trial 1: not tested. Boot: " in markdown(made)
     assert "not tested" in render(made, "html")
 

@@ -22,6 +22,7 @@ from vllm_repro.scenario.workload import (
     together,
 )
 
+COMMAND = parse("vllm serve m --max-num-batched-tokens 4k --block-size 32")
 TOOL = {"type": "function", "function": {"name": "read_file", "parameters": {"required": ["path"]}}}
 
 
@@ -74,9 +75,6 @@ def test_tools_go_with_every_turn() -> None:
 def test_what_cannot_be_sent_is_refused(make: Any, message: str) -> None:
     with pytest.raises((ValueError, ScenarioError), match=message):
         make()
-
-
-COMMAND = parse("vllm serve m --max-num-batched-tokens 4k --block-size 32")
 
 
 @given(st.integers(0, 9), st.integers(-99, 99))

@@ -175,7 +175,8 @@ def test_a_wait_that_no_tick_saw_falsifies_a_short_round(
             0.5,
             0.45,
             (
-                "the client used 50 % of a core and waited for one in 45 % of the time, so it may have"
+                "the client used 50 % of a core and waited for one in 45 % of the"
+                " time, so it may have"
                 " been the limit"
             ),
         ),

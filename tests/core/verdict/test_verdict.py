@@ -187,7 +187,8 @@ def test_fixed_needs_a_record_and_enough_quiet_boots(
         (
             decide([reported(CRASH)], standing=Standing.GOOD, expect=Expect.ALIVE, patched=True),
             (
-                "^reported with the patch: died in 1 of 1 boots; this release was declared good as it"
+                "^reported with the patch: died in 1 of 1 boots; this release was"
+                " declared good as it"
                 " is$"
             ),
         ),
