@@ -26,7 +26,10 @@ class Build(StrEnum):
 
 
 def build_of(version: str | None) -> Build:
-    """Return the kind of build: `0.23.1rc1.dev123+gabc` is a nightly, `0.23.0+cu130` and `0.23.0.post1` are releases."""
+    """Return the kind of build.
+
+    `0.23.1rc1.dev123+gabc` is a nightly; `0.23.0+cu130` and `0.23.0.post1` are releases.
+    """
     try:
         parsed = Version(version or "")
     except InvalidVersion:
@@ -37,7 +40,10 @@ def build_of(version: str | None) -> Build:
 
 
 def signature_of(arm: ArmJson) -> str:
-    """Return `match: AssertionError in _continuation_prefill` for the first death outside a cancelled trial, or nothing."""
+    """Return `match: AssertionError in _continuation_prefill` for the first death, or nothing.
+
+    Cancelled trials do not count.
+    """
     death = next(
         (one.death for one in arm.trials if one.death and one.outcome is not Outcome.CANCELLED),
         None,

@@ -1,4 +1,4 @@
-"""Searches that boot one scenario again and again: over releases, commits, prompt lengths and flags."""
+"""Searches that boot one scenario many times: over releases, commits, prompts and flags."""
 
 VERBS = {
     "versions": (

@@ -104,7 +104,7 @@ class BootSearch(ABC, Generic[Record, Item]):
         self._lock = threading.RLock()
 
     def next(self) -> Sequence[Item]:
-        """Return what to boot next, several if they run side by side; empty if the search is over."""
+        """Return what to boot next, several for side by side; empty if the search is over."""
         plan = self.record.plan
         item = None if plan is None else plan.next()
         return [] if item is None else [item]
@@ -135,7 +135,7 @@ class BootSearch(ABC, Generic[Record, Item]):
     def run(
         self, most_boots: int | None, most_seconds: float | None, announce: Callable[[str], None]
     ) -> Path:
-        """Boot until the search is over or a limit is reached, and return its folder; `record` is what is known then.
+        """Boot until the search is over or a limit is reached, and return its folder.
 
         most_boots: also counts boots of an earlier call. most_seconds: of this call. announce:
         called once with the first output line. Raises `UsageError`, `InfraError` or `Unsupported`
@@ -196,7 +196,10 @@ class BootSearch(ABC, Generic[Record, Item]):
             self.announce(first_line(site, why, None))
 
     def announce(self, line: str) -> None:
-        """Print the first output line once, and write the record, so that a search killed in its first boot can be resumed."""
+        """Print the first output line once, and write the record.
+
+        So a search that is killed in its first boot can be resumed.
+        """
         announce, self._announce = self._announce, None
         if announce is not None:
             announce(line)
@@ -204,7 +207,10 @@ class BootSearch(ABC, Generic[Record, Item]):
                 self.save(None, 0.0)
 
     def save(self, stopped: str | None, duration_s: float) -> Path:
-        """Write the record and return its folder, which is made now: a refused command must leave none."""
+        """Write the record and return its folder.
+
+        The folder is made now: a refused command must leave none.
+        """
         with self._lock:
             record = self.record = replace(
                 self.record, stopped=stopped, duration_s=round(duration_s, 1)
@@ -230,7 +236,10 @@ class ArmSearch(BootSearch[ArmRecord, Item]):
     """A search that boots changed copies of one arm."""
 
     def boot_arm(self, arm: Arm) -> RunReport:
-        """Run one boot of `arm` below the folder of this verb: `history` must not take it for a run of the scenario's workload."""
+        """Run one boot of `arm` below the folder of this verb.
+
+        `history` must not take it for a run of the scenario's workload.
+        """
         out = self.job.out / self.job.scenario.id / self.record.verb
         job = dataclasses.replace(self.job, out=out, arms=[arm], reproduce=self.record.reproduce)
         report = run_one(job, self.progress, self.chosen)

@@ -123,7 +123,10 @@ def begun(
     *,
     beside: Collection[str] = ("max_boots", "max_time"),
 ) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
-    """Return the arguments of the first call with the options `beside` of this one, and what is resumed. Raises `UsageError`."""
+    """Return the arguments of the first call, and the search that is resumed.
+
+    The options `beside` are those of this call. Raises `UsageError`.
+    """
     if not arguments.resume:
         return arguments, None
     unfinished = read_search(arguments.resume, kind)
@@ -136,7 +139,7 @@ def begun(
 def run_search(
     arguments: argparse.Namespace, search: BootSearch[Any, Any], unfinished: UnfinishedSearch | None
 ) -> int:
-    """Run or resume a search, print its text, where it is, and how to resume; return the exit status."""
+    """Run or resume a search, print its text, and return the exit status."""
     if unfinished is not None:
         search.resume(unfinished)
     limits = (getattr(arguments, "max_boots", None), getattr(arguments, "max_time", None))

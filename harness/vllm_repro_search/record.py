@@ -52,7 +52,7 @@ class BootTable(NamedTuple):
 
 
 class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A search that boots servers, perhaps unfinished: the content of its JSON file without what follows from it."""
+    """A search that boots servers, perhaps unfinished: the JSON file without derived keys."""
 
     # its folder is OUT/SCENARIO/VERB/ID/, and its files there are FILE.json and FILE.md
     verb: ClassVar[str]
@@ -103,7 +103,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def tables(self) -> list[BootTable]:
-        """Return the tables of `tables.txt`: a line above each that it folds under, heads, and rows."""
+        """Return the tables of `tables.txt`: a summary line, heads and rows for each."""
         tables = []
         for block in self._blocks("tables.txt"):
             summary, heads, *rows = block.strip("\n").split("\n")
@@ -125,7 +125,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return a command that is part of the answer, with a heading line; empty if there is none."""
+        """Return a command that is part of the answer; empty if there is none."""
         return ""
 
     def changes(self) -> list[tuple[str, str]]:
@@ -138,7 +138,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.sentences("notes.txt")
 
     def sentences(self, template: str) -> tuple[str, ...]:
-        """Return the paragraphs of a template in the folder of this search; none without that template."""
+        """Return the paragraphs of a template in the folder of this search, if there is one."""
         return tuple(" ".join(block.split()) for block in self._blocks(template))
 
     def _blocks(self, template: str) -> list[str]:
@@ -154,7 +154,10 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return [block for block in text.split("\n\n") if block.strip()]
 
     def answered(self) -> list[bool]:
-        """Return for each boot if it gave an answer; empty if the search chooses something else after one without."""
+        """Return for each boot if it gave an answer.
+
+        Empty if the search continues elsewhere after a boot without one.
+        """
         return []
 
     def kept(self) -> tuple[Any, ...]:

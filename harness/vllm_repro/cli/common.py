@@ -71,7 +71,7 @@ def add_common(
 
 
 def use_scenario_folders(arguments: argparse.Namespace) -> None:
-    """Add the folders of `--scenarios` to the catalogue, for this process and those that it starts."""
+    """Add the folders of `--scenarios` to the catalogue, here and in child processes."""
     known = [
         folder for folder in os.environ.get("VLLM_REPRO_SCENARIOS", "").split(os.pathsep) if folder
     ]

@@ -1,4 +1,4 @@
-"""`vllm-repro completion`: completion of verbs, options, scenarios and arms in a shell, by argcomplete."""
+"""`vllm-repro completion`: shell completion of verbs, options, scenarios and arms."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
-    """Return the lines of advice: the releases without the bug, the changes that avoid it, the command that shows it."""
+    """Return the advice: releases without the bug, changes that avoid it, a command to show it."""
     status = match.scenario.status
     lines = [_release_advice(status)]
     if others := other_bugs(match.scenario, known):

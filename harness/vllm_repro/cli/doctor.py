@@ -1,4 +1,4 @@
-"""`vllm-repro doctor`: the scenarios that this machine can run, and what is missing for the others."""
+"""`vllm-repro doctor`: the scenarios that this machine can run, and what the others need."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ScenarioItem(pytest.Item):
         self.report: RunReport | None = None
 
     def setup(self) -> None:
-        """Do the run here: pytest reports a failed setup as an error, which trouble of the host is."""
+        """Do the run. pytest reports trouble of the host here as an error, not as a failure."""
         try:
             self.report = self._run()
         except Unsupported as error:

@@ -126,7 +126,9 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
 
 
 def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str, str]]:
-    """Return the `vllm` to call and its variables, of the named release in the cache or of the `vllm` on PATH.
+    """Return the `vllm` to call and its variables.
+
+    It is the named release in the cache, or the `vllm` on PATH.
 
     Raises `InfraError` if neither is here.
     """

@@ -31,19 +31,19 @@ TrialId = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ClientView:
-    """Answers of one trial, as the client received them.
+    """Answers of one trial, as the client received them."""
 
-    answers: HTTP results in the order of arrival, runs of equal ones folded: `("200 x 2", "500")`.
-    refused: 4xx statuses, in that order. failed: names of the requests without a whole answer.
-    compared: the greedy output with the baseline arm's. output: result of the output check in a
-    word or two. sdk: after a crash.
-    """
-
+    # HTTP results in the order of arrival, equal neighbours folded: `("200 x 2", "500")`
     answers: tuple[str, ...] = ()
+    # 4xx statuses, in that order
     refused: tuple[int, ...] = ()
+    # names of the requests without a complete answer
     failed: tuple[str, ...] = ()
+    # the greedy output compared with that of the baseline arm
     compared: OutputComparison
+    # result of the output check in a word or two
     output: str = ""
+    # after a crash
     sdk: SdkView | None = None
 
 
@@ -110,7 +110,10 @@ def answer_word(entry: Entry) -> str:
 
 
 def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | None, str]]:
-    """Return the comparison and its word for each trial with a checked output; no comparison if its engine did not live."""
+    """Return the comparison and its word for each trial with a checked output.
+
+    There is no comparison if the engine died.
+    """
     started = recording.first("run-started")
     checks = convert(started.get("output") if started is not None else None, Checks | None)
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}

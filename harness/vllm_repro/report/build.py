@@ -88,7 +88,10 @@ _OTHERS = {
 
 
 def build_foreign(folder: Path) -> RunReport:
-    """Like `build`, for a journal of another release or one edited by hand: what it lacks is a `UsageError`."""
+    """Like `build`, for a journal of another release or one edited by hand.
+
+    Raises `UsageError` for what it lacks.
+    """
     for name, what in _OTHERS.items():
         text = (folder.parent if folder.is_file() else folder) / name
         if text.is_file():
@@ -181,7 +184,7 @@ def _environment(started: Entry) -> Environment:
 
 
 def _duration_s(recording: Recording) -> float:
-    """Return the time from the first entry to the last, without the pauses before the run was resumed."""
+    """Return the time from the first entry to the last, without pauses before a resume."""
     entries = recording.entries
     paused = sum(
         after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed"
@@ -220,7 +223,10 @@ def _verdict(
     standing: Standing,
     version: str | None,
 ) -> VerdictReport:
-    """Return the verdict over the arms, withdrawn if the bug was not imitated or the run ended early."""
+    """Return the verdict over the arms.
+
+    It is withdrawn if the bug was not imitated or the run ended early.
+    """
     results = [arm.counted for arm in arms if arm.trials]
     verdict = decide(
         results,
@@ -339,7 +345,7 @@ def _arm(
 
 
 def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
-    """Return what the first trial sent, preferably of those that tested the engine; a sentence per request."""
+    """Return a sentence per request of the first trial, preferably one that tested the engine."""
     whole = {entry["trial"] for entry in ended if Outcome(entry["outcome"]).facts.tested}
     senders = dict.fromkeys(entry["trial"] for entry in sent)
     first = next((trial for trial in senders if trial in whole), next(iter(senders), None))

@@ -59,7 +59,10 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
 
 
 def write_diffs(report: RunReport) -> list[Path]:
-    """Write the diff of each patched arm against the release, if that is in the cache and the server ran exactly these files."""
+    """Write the diff of each patched arm against the release.
+
+    The release must be in the cache, and the server must have run exactly these files.
+    """
     release = None
     with contextlib.suppress(UsageError):  # the version of a commit, a folder or a nightly build
         version = report.vllm_version

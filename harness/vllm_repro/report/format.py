@@ -34,7 +34,7 @@ def runs(values: Sequence[_T]) -> list[tuple[_T, int]]:
 
 
 def template_for(text: str, words: Collection[str]) -> str:
-    """Return a template without the lines that end in `#: some words`, unless all of them are in `words`."""
+    """Return a template without the lines whose `#: some words` are not all in `words`."""
     lines = (line.partition("#: ") for line in text.splitlines())
     kept = [
         part.rstrip() if mark else part
@@ -45,7 +45,7 @@ def template_for(text: str, words: Collection[str]) -> str:
 
 
 def truncate(text: str, limit: int) -> str:
-    """Return at most `limit` letters of a text, with an ellipsis in place of the last one if some are missing."""
+    """Return at most `limit` letters of a text. A shortened text ends in an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -1,4 +1,7 @@
-"""The report of a run as an HTML page in one file: what `report.md` has, and the events of each trial and logs."""
+"""The report of a run as an HTML page in one file.
+
+It has what `report.md` has, and the events of each trial and logs.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,10 @@ _MOST_LISTED = 100
 
 @dataclass(frozen=True)
 class MissingLog:
-    """A log that is not on the page.
-
-    exists: it lies in the run's folder, and the page has no room for it.
-    """
+    """A log that is not on the page."""
 
     name: str
+    # it lies in the run's folder, and the page has no room for it
     exists: bool
 
     @property
@@ -134,14 +135,17 @@ def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, A
 
 
 def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[str, str, str]]:
-    """Yield place, function and address of each frame; the address is empty if the file is not one of the release."""
+    """Yield place, function and address of each frame.
+
+    The address is empty if the file is not one of the release.
+    """
     for frame, line in zip_longest(death.frames, death.lines[: len(death.frames)], fillvalue=0):
         file, _, function = str(frame).rpartition(":")
         yield f"{file}:{line}" if line else file, function, frame_link(report, arm, file, int(line))
 
 
 def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
-    """Return the amounts of the most important trial that has some, each with its arm and its greatest amount."""
+    """Return the amounts of the most important trial, each with its arm and greatest amount."""
     trials = [*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials)]
     arm, trial = next(
         ((arm, trial) for arm, trial in trials if trial.trigger.amounts), (None, None)
@@ -172,7 +176,10 @@ def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, S
 
 
 def log_names(report: RunReport) -> dict[str, str | None]:
-    """Return the logs of the shown trials, those of deaths first, each with the exception that the engine died of."""
+    """Return the logs of the shown trials, each with the exception that the engine died of.
+
+    Logs of deaths come first.
+    """
     shown = [trial for arm in report.arms for trial in first_of_each(arm.trials)[0]]
     found: dict[str, str | None] = {}
     for trial in sorted(shown, key=lambda trial: trial.death is None):

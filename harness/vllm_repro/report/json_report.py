@@ -53,10 +53,7 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 
 
 class PointJson(Struct, frozen=True, kw_only=True):
-    """Throughput at one load: medians over rounds, and their quartiles (low, high).
-
-    cpu, late_s: the share of a core that the client itself used, and the most by which it was late.
-    """
+    """Throughput at one load: medians over rounds."""
 
     prompt: int
     output: int
@@ -69,8 +66,11 @@ class PointJson(Struct, frozen=True, kw_only=True):
     itl_s: float | None
     itl_p99_s: float | None
     e2e_s: float | None = None
+    # share of a core that the client used
     cpu: float | None = None
+    # most by which the client was late
     late_s: float | None
+    # low and high, by the field above
     quartiles: Mapping[str, tuple[float, float] | None]
 
 
@@ -81,25 +81,23 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 
 
 class CountersJson(Struct, frozen=True, kw_only=True):
-    """Counts of the server in a phase: "workload", or "warm-up" and "rounds" of a load; null: not reported.
+    """Counts of the server in a phase; null: not reported."""
 
-    kv_most: the highest share of the KV cache in use, of readings twice a second. gpus: the leased
-    cards beside a load, of readings every five seconds: highest memory, temperature and power of
-    one, lowest clock.
-    """
-
+    # "workload", or "warm-up" and "rounds" of a load
     phase: str
     prompt: int | None = None
     output: int | None = None
     concurrency: int | None = None
     prompt_tokens: int
     generation_tokens: int
+    # highest share of the KV cache in use, read twice a second
     kv_most: float | None = None
     cache_hits: int | None = None
     cache_queries: int | None = None
     preemptions: int | None = None
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
+    # Leased cards, read every 5 s: highest memory, temperature and power, lowest clock
     gpus: GpuUse | None = None
 
 

@@ -83,7 +83,7 @@ def _testcase(report: RunReport, name: str, time_s: float) -> ET.Element:
 
 
 def _not_run(report: RunReport) -> list[ET.Element]:
-    """Return the cases of an interrupted run: one error, and one skip per arm without a finished trial."""
+    """Return the cases of an interrupted run: an error, and a skip per arm that did not run."""
     by = (
         f"interrupted by {report.interrupted}"
         if report.interrupted

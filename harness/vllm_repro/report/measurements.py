@@ -241,7 +241,7 @@ def _at_points(recording: Recording, event: str) -> Iterator[tuple[_Key, Entry]]
 
 
 def _is_former(entry: Entry) -> bool:
-    """Return True for what earlier versions measured: requests at a rate, a soak, the first point again."""
+    """Return True for an entry of earlier versions: a rate, a soak, the first point again."""
     point = entry.get("point") or {}
     return bool(point.get("rate") or entry.get("again") or entry.get("phase") == "soak")
 

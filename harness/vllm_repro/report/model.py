@@ -1,4 +1,4 @@
-"""The report of a run, from which every format is rendered: `report.json`, and what is not in it."""
+"""The report of a run, from which every format is rendered: `report.json` and more."""
 
 from __future__ import annotations
 

@@ -82,7 +82,10 @@ def _failures(arm: ArmReport) -> list[str]:
 
 
 def _failure(trial: TrialReport) -> str:
-    """Return the failure of a trial, without what differs between boots; empty if it did not fail."""
+    """Return the failure of a trial, without what differs between boots.
+
+    Empty if it did not fail.
+    """
     if trial.outcome.facts.alive or not trial.outcome.facts.tested:
         return ""
     if trial.outcome is Outcome.HANG:

@@ -1,4 +1,4 @@
-"""Runs rendered from journals without a current report, kept in the cache: rendering one takes 8 ms.
+"""Cache of runs rendered from journals without a current report: rendering takes 8 ms.
 
 Each folder of reports has one file, because it may be read-only. A run is rendered again once its
 journal or the code changes.
@@ -68,7 +68,7 @@ class Rendered:
 
     @cached_property
     def _file(self) -> Path:
-        """Name the file after the folder, this package's version, and when a file of it last changed."""
+        """Name the file after the folder, and this package's version and latest change."""
         files = Path(vllm_repro.__file__).parent.rglob("*.py")
         code = f"{vllm_repro.__version__} {max(map(os.path.getmtime, files))}"
         name = hashlib.blake2s(f"{self._root.resolve()} {code}".encode(), digest_size=8).hexdigest()

@@ -27,8 +27,9 @@ __all__ = ["Run", "read_runs", "run_id", "run_of"]
 
 
 class Run(RunJson, frozen=True, kw_only=True):
-    """A run. id: its folder, relative to that of all reports."""
+    """A run."""
 
+    # its folder, relative to that of all reports
     id: str = ""
 
     @property
@@ -51,9 +52,9 @@ class Run(RunJson, frozen=True, kw_only=True):
 
     @property
     def quiet(self) -> int:
-        """Return the boots in which every leading arm crossed the trigger and lived; 0 if one of them did not.
+        """Return the boots in which every leading arm crossed the trigger and lived.
 
-        A rehearsal that does not have the bug lives whatever vLLM does.
+        0 if an arm did not, or if the rehearsal engine does not have the bug.
         """
         if not self.imitated or any(arm.result is not Result.QUIET for arm in self.leading):
             return 0
@@ -61,7 +62,7 @@ class Run(RunJson, frozen=True, kw_only=True):
 
 
 def read_runs(root: Path) -> tuple[list[Run], list[str]]:
-    """Return the runs below `root` in the order of their start, and the folders whose journal holds no run.
+    """Return the runs below `root` by start time, and the folders whose journal holds no run.
 
     A run that is still being written is left out.
     """
@@ -84,7 +85,10 @@ def read_runs(root: Path) -> tuple[list[Run], list[str]]:
 
 
 def _read(folder: Path, name: str, rendered: Rendered) -> Run | None:
-    """Return a run from its report; from its journal if the report is missing, older, or of another version of vllm-repro."""
+    """Return a run from its report, or from its journal.
+
+    The journal is read if the report is missing, older, or of another version of vllm-repro.
+    """
     report, journal = folder / "report.json", folder / "journal.jsonl"
     with contextlib.suppress(OSError, ValueError):
         if report.stat().st_mtime_ns >= journal.stat().st_mtime_ns:

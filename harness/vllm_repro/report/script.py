@@ -1,4 +1,6 @@
-"""`repro.py`: one file that repeats an arm's requests on a plain vLLM, with the standard library and `openai` alone.
+"""`repro.py`: one file that repeats an arm's requests on a plain vLLM.
+
+It needs only the standard library and `openai`.
 
 Prompts whose length matters are sent as token ids, from a fixed seed: their length is exact without
 a tokenizer. A chat of a stated length becomes a completion of the same length, which is the same
@@ -76,7 +78,10 @@ def no_script(scenario: Scenario) -> str:
 
 
 def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
-    """Return the script for the most important failure of an arm without patches, else for the first such arm; None without one."""
+    """Return the script of a run; None if there is none.
+
+    It shows the most important failure of an arm without patches, else the first such arm.
+    """
     if no_script(scenario):
         return None
     tried = [scenario.arm(arm.name) for arm in (*(arm for arm, _ in report.failures), *report.arms)]
@@ -184,7 +189,8 @@ def _reported(scenario: Scenario, arm: Arm) -> str:
 
 
 _TOKENS = """\
-# Prompts of a stated length are random token ids. tokens SEED LENGTH SHARED: the first SHARED are those of all prompts.
+# Prompts of a stated length are random token ids. \
+tokens SEED LENGTH SHARED: the first SHARED are those of all prompts.
 tokens() { python3 -c 'import random, sys
 seed, length, shared = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 ids = lambda seed, count: random.Random(seed).choices(range(1000, 3000), k=count)
@@ -278,7 +284,8 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
 
 def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
     release = (report and report.vllm_version) or scenario.try_with
-    install = f"{DISTRIBUTION if release in CPU_BUILDS and not scenario.needs.gpus else 'vllm'}=={release}"
+    on_cpu = release in CPU_BUILDS and not scenario.needs.gpus
+    install = f"{DISTRIBUTION if on_cpu else 'vllm'}=={release}"
     if "+" in release:
         install = f", and vLLM {release}, which is no release"
     lines = [
@@ -324,11 +331,15 @@ def _step(step: Step, command: ServeCommand) -> Iterable[str]:
 
 def _request(request: Request, command: ServeCommand) -> str:
     """Return a request as Python."""
-    return f"dict({', '.join(f'{name}={value!r}' for name, value in _fields(request, command).items())})"
+    fields = _fields(request, command).items()
+    return f"dict({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
 
 def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
-    """Return what the script's `send` reads of a request, then the fields of its body, or a whole body of its own."""
+    """Return what the script's `send` reads of a request.
+
+    The fields of its body follow, or `body` with all of them.
+    """
     found: dict[str, Any] = {"name": request.label}
     fields: dict[str, Any] = _thawed(request.fields)
     if isinstance(request.prompt, int | Size):

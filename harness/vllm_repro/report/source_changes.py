@@ -1,4 +1,4 @@
-"""vLLM's own source: what patches change, what the lab replaces, and where a frame lies in a release."""
+"""vLLM's own source: what patches change, and where a frame lies in a release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TAGGED = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)(?:\+(?:cpu|cu\d+))?")
 
 
 def changed_files(report: RunReport) -> list[str]:
-    """Return `reported, eager: vllm/a.py` for the arms that patch vLLM, once for arms that patch the same files."""
+    """Return `reported, eager: vllm/a.py` for the arms that patch the same files."""
     arms: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.patches:

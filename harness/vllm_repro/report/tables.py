@@ -210,7 +210,7 @@ def _of(part: int | None, whole: int | None) -> str | None:
 
 
 def counters_table(found: MeasureReport | None) -> Table | None:
-    """Return a row per load and arm, with counts of the server and its cards; None without counts."""
+    """Return a row per load and arm with counts of server and cards; None without counts."""
     sums = found.counted if found else {}
     known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]
     rows = [

@@ -65,7 +65,7 @@ _BLOCK = re.compile(r"^(?:[#>+=-]|\d+(?=[.)]))")
 
 
 def printable(text: str) -> str:
-    """Return `text` without colours, with U+FFFD for what does not print and with line feeds as line ends."""
+    """Return `text` without colours, with line feeds, and U+FFFD for what does not print."""
     text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 

@@ -1,4 +1,4 @@
-"""Events of each trial: readiness, requests, answers and signs of a crash, in seconds from the launch.
+"""Events of each trial, in seconds from the launch: requests, answers, signs of a crash.
 
 Signs name no trial in the journal. Trials of a run do not overlap, so a sign belongs to the trial
 that was open.
@@ -49,7 +49,7 @@ def _events(entries: list[Entry]) -> list[Event]:
 
 
 def _words(entry: Entry) -> tuple[str, str] | None:
-    """Return what an entry observed, and its detail; None for events without a place on the timeline."""
+    """Return what an entry observed, and its detail; None for events that are not shown."""
     match entry.event:
         case "sign":
             return entry["channel"] + (" (decisive)" if entry["decisive"] else ""), entry["detail"]

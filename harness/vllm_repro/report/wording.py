@@ -49,7 +49,10 @@ _SHORT = 80
 
 
 def notices(report: RunReport) -> list[str]:
-    """Return what a reader must know before the verdict, as sentences without their stop: changed sources, an incomplete journal."""
+    """Return what a reader must know before the verdict, as sentences without their stop.
+
+    These are changed sources and an incomplete journal.
+    """
     found = []
     if changed := changed_files(report):
         found.append(f"With vLLM's source changed, as shown below, in {'; '.join(changed)}")
@@ -79,7 +82,7 @@ def plain_sentence(report: RunReport) -> str:
 
 
 def _source_word(report: RunReport) -> str:
-    """Return `with its source changed` if no unchanged vLLM showed or survived the bug; else nothing."""
+    """Return `with its source changed` if only a changed vLLM showed or survived the bug."""
     ran = [arm for arm in report.arms if arm.trials]
     failed = [arm for arm in ran if arm.expected.has_bug and arm.k]
     return (
@@ -105,13 +108,16 @@ def _difference(arm: ArmReport, failed: ArmReport) -> str:
 
 
 def details(report: RunReport) -> list[str]:
-    """Return the sentences below `plain_sentence`, without their stops: the lab's own exception, comparisons, refused requests."""
+    """Return the sentences below `plain_sentence`, without their stops.
+
+    They are about the lab's own exception, comparisons and refused requests.
+    """
     found = [rule] if (rule := lab_rule(report)) else []
     return [*found, *report.comparisons, *refusals(report.arms)]
 
 
 def lab_rule(report: RunReport) -> str:
-    """Return the sentence on an exception that the lab itself raised, without its stop; empty for others."""
+    """Return a note, without its stop, if the lab itself raised the exception; else empty."""
     deaths = (trial.death for _, trial in report.failures if trial.death and trial.death.frames)
     if not any(death.frames[-1].startswith("vllm_repro_lab/") for death in deaths):
         return ""
@@ -168,7 +174,10 @@ def refusals(arms: Sequence[ArmReport]) -> list[str]:
 
 
 def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
-    """Return a row for each trial, or for each outcome if there are four trials or more, with a suffix such as ` x 5`."""
+    """Return a row for each trial, or for each outcome of four trials or more.
+
+    A row of several trials has a suffix such as ` x 5`.
+    """
     counted = {trial.number for trial in counted_trials(trials)}
     rows = [(trial, "") for trial in trials]
     if len(trials) >= 4:
@@ -183,7 +192,7 @@ def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
 
 
 def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
-    """Return the first trials of each outcome of one arm, and a sentence about the others of each outcome."""
+    """Return the first trials of each outcome, and a sentence about the others."""
     shown: list[TrialReport] = []
     seen: Counter[Outcome] = Counter()
     crossed: Counter[Outcome] = Counter()

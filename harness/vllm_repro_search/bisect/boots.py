@@ -1,4 +1,4 @@
-"""Bisection of one scenario over releases or commits: a run, or a call of a script, for each boot."""
+"""Bisection of one scenario over releases or commits: each boot is a run or a call of a script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from vllm_repro_search.versions.sweep import row_of_error, run_release
 __all__ = ["BisectionSearch", "ScriptSearch"]
 
 _INSTALL = 5.0
-"""Cost of a release that is not in the cache, in boots of one that is: an install takes two to four minutes, a boot half of one."""
+"""Cost of a release that is not in the cache, in boots of a cached one.
+
+An install takes two to four minutes, a boot half a minute.
+"""
 
 
 class BisectionSearch(BootSearch[Bisection, Candidate]):

@@ -1,4 +1,4 @@
-"""Bisection over candidates that cannot all be tried and die in some boots only: a noisy binary search. Pure.
+"""Bisection as a noisy binary search: candidates may not boot, or die in some boots only. Pure.
 
 Candidates are numbered from the good end, 0, to the bad end. The change point is the first bad one.
 Errors are one-sided: a death proves a candidate bad, and with it all behind it; a clean boot is
@@ -81,7 +81,10 @@ class BisectionPlan:
         return Counter(result.candidate for result in self.results if result.side is side)
 
     def posterior(self) -> list[float]:
-        """Return the probability of each change point, from 0 (the good end is bad) to `size` (the bad end is good)."""
+        """Return the probability of each change point, 0 to `size`.
+
+        0: the good end is bad. `size`: the bad end is good.
+        """
         good, first_death = self.count(Side.GOOD), min(self.count(Side.BAD), default=self.size)
         share = (1 - 2 * _WRONG_END) / (self.size - 1)
         weights = [_WRONG_END, *[share] * (self.size - 1), _WRONG_END]
@@ -147,9 +150,10 @@ class BisectionPlan:
         )
 
     def next(self, cost: Callable[[int], float] = lambda _: 1.0) -> int | None:
-        """Return the candidate to boot next, None if the search is over: first both ends, then the most information for its cost.
+        """Return the candidate to boot next; None if the search is over.
 
-        cost: of one boot of a candidate, in any unit.
+        Both ends come first, then the most information for its cost. cost: of one boot of a
+        candidate, in any unit.
         """
         posterior = self.posterior()
         known = self._answer(posterior)
@@ -170,7 +174,10 @@ class BisectionPlan:
         return max((place for place in _between(known.left) if place not in skipped), key=value)
 
     def ahead(self, most: int, cost: Callable[[int], float] = lambda _: 1.0) -> tuple[int, ...]:
-        """Return up to `most` candidates to boot at once: the next one, then those that would follow a death or a clean boot."""
+        """Return up to `most` candidates to boot at once.
+
+        The next one is first, then those that would follow a death or a clean boot.
+        """
         chosen: dict[int, None] = {}
         plans = deque([self])
         while plans and len(plans) <= 2 * most and len(chosen) < most:
@@ -209,9 +216,10 @@ def _entropy(chance: float) -> float:
 
 
 def _bootable(candidate: int, skipped: Sequence[int], near: int) -> float:
-    """Return the chance that a candidate boots: less the nearer it is to a skipped one, and the more of these there are.
+    """Return the chance that a candidate boots.
 
-    skipped: sorted. near: how many of them lie among the change points left.
+    It is less near skipped candidates, and the more of them there are. skipped: sorted. near:
+    how many of them lie among the change points left.
     """
     place = bisect_left(skipped, candidate)
     around = skipped[max(0, place - 1) : place + 1]

@@ -151,7 +151,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
     # ── sentences ─────────────────────────────────────────────────────────────────────────────────
 
     def untried(self, known: ChangePoints) -> list[str]:
-        """Return the skipped candidates among those left; those that failed alike stand together."""
+        """Return the skipped candidates among those left, grouped by reason."""
         gap = {candidate.label for candidate in self.from_good[known.left[0] : known.left[-1]]}
         alike: dict[tuple[str, str], list[str]] = {}
         for boot in self.boots:

@@ -38,8 +38,10 @@ exit status:
   2  undecided: a limit was reached, or what is left cannot be tried
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-Both ends are booted first. Each boot is a run with a folder of its own. A boot that fails, dies of something else or does
-not cross the boundary is skipped, and its result is shown. bisection.json and bisection.md in OUT/SCENARIO/bisect/ are
+Both ends are booted first. Each boot is a run with a folder of its own. A boot that fails, dies \
+of something else or does
+not cross the boundary is skipped, and its result is shown. bisection.json and bisection.md in \
+OUT/SCENARIO/bisect/ are
 rewritten after each boot; --resume continues them. docs/bisect.md"""
 
 
@@ -206,7 +208,7 @@ def _begun(
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
-    """Return the releases or commits from the older end to the newer one, and how many commits are left out."""
+    """Return the releases or commits, oldest first, and how many commits are left out."""
     if arguments.repo is not None:
         return _commits(arguments)
     bad, good = published_release(arguments.bad), published_release(arguments.good)

@@ -1,4 +1,4 @@
-"""Reduction of a reported command and its workload: a run for each boot, and the record on disk after each."""
+"""Reduction of a reported command and its workload: each boot is a run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Reducible:
                 yield Together(requests) if len(left) > 1 else left[0]
 
     def unsent(self, kept: Sequence[int], sent: int) -> tuple[int, ...]:
-        """Return the pieces from the first request on that was not sent, if `sent` requests were."""
+        """Return the pieces from the first unsent request on, if `sent` requests were sent."""
         left = [unit for unit in kept if unit < len(self.pieces)]
         requests = [
             place for place, unit in enumerate(left) if isinstance(self.pieces[unit][1], Request)
@@ -162,7 +162,7 @@ def _pieces(step: Step) -> tuple[Step, ...]:
 
 
 def _sized(piece: Step, command: ServeCommand) -> Step:
-    """Return a request with the sizes that `command` gives it, so that it stays the same without a flag."""
+    """Return a request with its sizes by `command`: they stay the same without a flag."""
     if not isinstance(piece, Request):
         return piece
 

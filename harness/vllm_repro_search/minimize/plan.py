@@ -81,7 +81,7 @@ class MinimizationPlan:
         return units
 
     def _walk(self) -> _Walk:
-        """Yield each set to try, get its attempt, and return what is left: no single unit of it can go."""
+        """Yield each set to try, get its attempt, and return a set that lacks no single unit."""
         everything = tuple(range(self.requests + self.others))
         first = yield everything
         if not first.crashed:

@@ -1,4 +1,4 @@
-"""Record of a reduction of a reported command: its fields, its answer in sentences, and its tables."""
+"""Record of a reduction of a reported command."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
         return [(self.units[smaller[boot.units]].text, boot) for boot in boots]
 
     def without(self, units: Sequence[int], boots: Sequence[MinimizationBoot]) -> str:
-        """Return what a boot with `units` leaves out of what was left after `boots`; empty for the first one."""
+        """Return what a boot with `units` leaves out of the set after `boots`.
+
+        Empty for the first boot.
+        """
         left = replace(self, boots=tuple(boots)).plan.kept or ()
         return "; ".join(self.units[unit].text for unit in left if unit not in units)
 

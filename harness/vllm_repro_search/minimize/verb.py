@@ -16,8 +16,10 @@ exit status:
   2  undecided: a limit was reached, or vLLM refuses the reported command
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-The first boot is the whole command. The following ones leave out requests, flags or environment variables, many at a time
-and then one by one. What vLLM refuses to start without is kept. minimize.json and minimize.md in OUT/SCENARIO/minimize/
+The first boot is the whole command. The following ones leave out requests, flags or environment \
+variables, many at a time
+and then one by one. What vLLM refuses to start without is kept. minimize.json and minimize.md in \
+OUT/SCENARIO/minimize/
 are rewritten after each boot; --resume continues them. docs/smaller.md"""
 
 

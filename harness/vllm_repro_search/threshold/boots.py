@@ -1,4 +1,4 @@
-"""Search of the shortest prompt that crashes: a run for each boot, and the record on disk after each."""
+"""Search of the shortest prompt that crashes: each boot is a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from vllm_repro_search.threshold.record import Threshold, ThresholdBoot
 __all__ = ["PromptRange", "ThresholdSearch", "lengths_of", "probes_of"]
 
 _SHORTEST = 32
-"""Tokens of the first prompt if the workload has none below the boundary: chat templates alone take up to twenty."""
+"""Tokens of the first prompt if the workload has none below the boundary.
+
+A chat template alone takes up to 20.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

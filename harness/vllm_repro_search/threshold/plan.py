@@ -88,7 +88,7 @@ class ThresholdPlan:
 
     @property
     def quiet_above(self) -> tuple[int, ...]:
-        """Quiet prompts longer than the shortest crashing one: the bug is not a matter of length alone."""
+        """Quiet prompts longer than the shortest crashing one: length alone does not decide."""
         crash = self.shortest_crash
         return tuple(
             sorted(
@@ -98,7 +98,7 @@ class ThresholdPlan:
 
     @property
     def crashes_alone(self) -> bool:
-        """Return True if the shortest crashing prompt was sent alone to a fresh server and crashed it."""
+        """Return True if the shortest crashing prompt alone crashed a fresh server."""
         return PromptSent(self.shortest_crash or 0, PromptResult.CRASH, first=True) in self.probes
 
     def answer(self) -> LengthLimits:
@@ -124,7 +124,7 @@ class ThresholdPlan:
         return SearchState.FOUND if crash == quiet + 1 else SearchState.STUCK
 
     def next_prompt(self) -> PromptSent | None:
-        """Return the prompt to send next, as a probe with the answer that is expected; None if the search is over."""
+        """Return the prompt to send next, with its expected answer; None if the search is over."""
         if self.quiet_above:
             return None
         crash, quiet, skipped = (
@@ -154,7 +154,7 @@ class ThresholdPlan:
         return self._check(crash) if crash is not None and top - bottom == 1 else None
 
     def _first(self) -> Iterator[int]:
-        """Yield the lengths to try before any search: a few below the guess, its neighbour, the guess."""
+        """Yield the lengths to try first: some below the guess, its neighbour, the guess."""
         yield from (self.low, (self.low + self.guess) // 2, self.guess - 1, self.guess)
 
     def _split(self, bottom: int, top: int, *, known: bool) -> int:
@@ -171,7 +171,10 @@ class ThresholdPlan:
         return bottom + max(1, round(low * (top - bottom)))
 
     def _check(self, crash: int) -> PromptSent | None:
-        """Return what is left once the threshold is known: it alone on a fresh server, then longer prompts up to the longest."""
+        """Return the next check once the threshold is known.
+
+        First it is sent alone to a fresh server, then longer prompts.
+        """
         tried = {probe.length for probe in self.probes if probe.length > crash}
         alone = any(probe.first for probe in self.probes if probe.length == crash)
         again = sum(probe.length == crash for probe in self.probes) > 1

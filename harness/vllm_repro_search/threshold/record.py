@@ -1,4 +1,4 @@
-"""Record of a search of the shortest prompt that crashes: its fields, its answer in sentences, and its table."""
+"""Record of a search of the shortest prompt that crashes."""
 
 from __future__ import annotations
 

@@ -18,8 +18,10 @@ exit status:
   2  undecided: a limit was reached, or what is left gave no answer
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-A boot gets prompts until one crashes it. The first ones lie around the length that the scenario's trigger computes. In the
-end the answer is sent alone to a fresh server, and two longer prompts. threshold.json and threshold.md in
+A boot gets prompts until one crashes it. The first ones lie around the length that the \
+scenario's trigger computes. In the
+end the answer is sent alone to a fresh server, and two longer prompts. threshold.json and \
+threshold.md in
 OUT/SCENARIO/threshold/ are rewritten after each boot; --resume continues them. docs/smaller.md"""
 
 

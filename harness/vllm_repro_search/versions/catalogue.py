@@ -1,4 +1,4 @@
-"""Matrix of the package's scenarios and vLLM's releases: `catalogue.html` and `catalogue.md` in reports/results/.
+"""Matrix of scenarios and vLLM releases: `catalogue.html` and `catalogue.md` in reports/results/.
 
 make catalogue     # write both again, from the scenarios, `upstream.json`, kept maps and kept runs
 """
@@ -78,7 +78,7 @@ class Sighting:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Return what decides which of several sightings counts: the strongest evidence, and of that the latest."""
+        """Return the rank by which one of several sightings counts: evidence, then time."""
         return -list(Evidence).index(self.evidence), self.started_at
 
     @property
@@ -129,7 +129,7 @@ def upstream(folder: Path | None = None) -> dict[str, Upstream]:
 
 
 def bugs(reports: Path = REPORTS) -> list[Bug]:
-    """Return a row for each scenario of the package, from the kept maps and runs below `reports`."""
+    """Return a row for each scenario, from the kept maps and runs below `reports`."""
     seen: dict[str, dict[str, Sighting]] = {}
     for scenario, sighting in (*_from_maps(reports), *_from_runs(reports)):
         row = seen.setdefault(scenario, {})

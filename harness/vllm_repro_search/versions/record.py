@@ -65,7 +65,7 @@ class ReleaseResult(StrEnum):
 _IF_ALL_AGREE = {
     outcome: ReleaseResult(outcome) for outcome in Outcome if outcome in {*map(str, ReleaseResult)}
 }
-"""A boot that failed and one that could not run prove nothing together, so all boots must agree on these."""
+"""Results on which all boots must agree: a failed boot beside an unsupported one proves nothing."""
 
 
 def release_result(result: ArmResult, *, imitated: bool) -> ReleaseResult:
@@ -180,7 +180,7 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signature(self) -> str:
-        """Return how the deaths compare with the scenario's signature; `unknown` if no log names a cause."""
+        """Return how the deaths match the signature; `unknown` if no log names a cause."""
         deaths = [
             trial.death for trial in self.trials if trial.death and trial.outcome.facts.tested
         ]
@@ -374,9 +374,9 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Return a sentence per arm: `dies in 0.21.0 and 0.23.0, lives in 0.24.0; 0.25.1 does not boot`.
+        """Return a sentence per arm, which is named unless the reported one is alone.
 
-        Arms are named unless the reported one is alone.
+        `dies in 0.21.0 and 0.23.0, lives in 0.24.0; 0.25.1 does not boot`
         """
         return tuple(
             (f"{name}: " if self.names_arms else "") + self._sentence(name) for name in self.arms
@@ -428,7 +428,7 @@ def _clause(items: Sequence[str], verbs: tuple[str, str]) -> str:
 
 
 def ranges(chosen: Sequence[str], asked: Sequence[str]) -> list[str]:
-    """Return `0.21.0 to 0.23.0 (3 tried)` for three or more that are neighbours in `asked`, else their names."""
+    """Return `0.21.0 to 0.23.0 (3 tried)` for three neighbours in `asked` or more, else names."""
     position = {version: index for index, version in enumerate(asked)}
     items: list[str] = []
     for _, run in groupby(enumerate(chosen), lambda pair: position[pair[1]] - pair[0]):

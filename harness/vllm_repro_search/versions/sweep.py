@@ -39,7 +39,7 @@ def for_release(options: ServerOptions, source: Source) -> ServerOptions:
 
 
 def run_release(search: BootSearch[Any, Any], source: Source) -> RunReport | ReleaseRow:
-    """Run the job of a search on one release and return its report, or a row if there is no server for it."""
+    """Run the job of a search on one release; return its report, or a row without a server."""
     job = replace(search.job, options=for_release(search.job.options, source))
     if job.compared:  # `run` with one patch is another command
         job = replace(

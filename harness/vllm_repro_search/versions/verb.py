@@ -30,12 +30,14 @@ __all__ = ["choose_once", "refuse_one_release", "releases", "status_bounds"]
 _EPILOG = """
 
 exit status:
-  0  every release did what the scenario declares; one that the status does not mention may have the bug or not
+  0  every release did what the scenario declares; one that the status does not mention may have \
+the bug or not
   1  a surprise: a release that is declared bad lives, or one that is declared good dies
   2  undecided: a release that could not be tried, did not boot, or did not cross the boundary
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-Each release is a run with a folder of its own. The map is rewritten after each in OUT/SCENARIO/versions/, as versions.json
+Each release is a run with a folder of its own. The map is rewritten after each in \
+OUT/SCENARIO/versions/, as versions.json
 and versions.md, so an interrupted map keeps its rows. --resume continues it in a new folder."""
 
 
@@ -155,7 +157,9 @@ def refuse_one_release(options: ServerOptions) -> None:
 def choose_once(
     scenario: Scenario, options: ServerOptions, source: Source, *, here: bool = True
 ) -> tuple[ServerOptions, ServerChoice]:
-    """Return the options with `auto` resolved, and the choice: results of different kinds of server are not comparable.
+    """Return the options with `auto` resolved, and the choice.
+
+    Results of different kinds of server are not comparable.
 
     here: this machine runs the servers.
     """
@@ -184,7 +188,7 @@ def releases(text: str) -> tuple[str, ...]:
 
 
 def status_bounds(scenario: Scenario) -> tuple[str, ...]:
-    """Return the first release declared bad, the release that the scenario is tried with, and the first declared good."""
+    """Return the first bad release, the one that the scenario is tried with, the first good."""
     status = scenario.status
     return _sorted(filter(None, (status.first_bad, scenario.try_with, status.first_good)))
 
