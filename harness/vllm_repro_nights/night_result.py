@@ -11,12 +11,14 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 
+from vllm_repro.report.document import plain_text
 from vllm_repro.report.format import seconds
 from vllm_repro.report.junit import element, junit, xml_text
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.text import LIMIT, cell, shorten
+from vllm_repro.report.text import LIMIT, shorten
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import banner
 
@@ -142,23 +144,16 @@ def judged(report: RunReport) -> ScenarioNight:
 
 def markdown(night: Night) -> str:
     """Return the job summary."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: 0.1 s of imports
-
-    environment = Environment(  # not HTML: `cell` escapes what is markup in Markdown
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=StrictUndefined,
-        finalize=lambda value: cell(str(value)),
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
     evidences = dict.fromkeys(report.evidence for report in night.reports)
-    text = environment.get_template("summary.md").render(
+    text = plain_text(
+        "summary.md",
+        Path(__file__).parent / "templates",
         night=night,
         banners=filter(None, (banner(evidence, None) for evidence in evidences)),
         results=[(light, *_LIGHTS[light]) for light in Light],
         seconds=seconds,
     )
-    return shorten(text, _SUMMARY_LIMIT)
+    return shorten(f"{text}\n", _SUMMARY_LIMIT)
 
 
 def suites(night: Night) -> str:
@@ -172,24 +167,25 @@ def suites(night: Night) -> str:
         for result in night.scenarios
         if result.report is None
     ]
-    cases += [("preflight", "error", text) for text in night.trouble]
-    cases += (
-        [("night", "error", f"interrupted by {night.interrupted}")] if night.interrupted else []
+    cases += [("preflight", "error", problem) for problem in night.trouble]
+    if night.interrupted:
+        cases.append(("night", "error", f"interrupted by {night.interrupted}"))
+    no_time = {"classname": "nightly", "time": "0.000"}
+    states = [element(tag, {"message": why, "type": "infra"}, why) for _, tag, why in cases]
+    suite = element(
+        "testsuite",
+        {"name": "nightly", "time": "0.000", "timestamp": night.started_at},
+        children=[
+            element("testcase", no_time | {"name": name}, children=[state])
+            for (name, _, _), state in zip(cases, states, strict=True)
+        ],
     )
-    root = ET.Element("testsuites")
-    attributes = {"name": "nightly", "time": "0.000", "timestamp": night.started_at}
-    suite = ET.SubElement(root, "testsuite", attributes)
-    for name, kind, why in cases:
-        case = element("testcase", {"classname": "nightly", "name": name, "time": "0.000"})
-        case.append(element(kind, {"message": why, "type": "infra"}, why))
-        suite.append(case)
-    for report in night.reports:
-        root.extend(ET.fromstring(junit(report)).findall("testsuite"))
+    runs = [run for report in night.reports for run in ET.fromstring(junit(report))]
+    time_s = sum(float(run.get("time", "0")) for run in runs)
+    root = element("testsuites", {"time": f"{time_s:.3f}"}, children=[suite, *runs])
     counted = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
-    for name, tag in counted.items():
-        suite.set(name, str(len(list(suite.iter(tag)))))
-        root.set(name, str(len(list(root.iter(tag)))))
-    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
+    for part, (name, tag) in product((root, suite), counted.items()):
+        part.set(name, str(sum(1 for _ in part.iter(tag))))
     return xml_text(root)
 
 

@@ -12,7 +12,7 @@ happened.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files
@@ -30,22 +30,18 @@ _MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
 
 def junit(report: RunReport) -> str:
     """Return the XML with its declaration."""
-    cases = [_case(report, arm) for arm in report.arms if arm.trials]
+    cases = [_arm_case(report, arm) for arm in report.arms if arm.trials]
     if report.killed or report.interrupted:
-        cases += _not_run(report)
-    count = {
-        kind: sum(case.find(kind) is not None for case in cases)
-        for kind in ("failure", "error", "skipped")
-    }
+        cases += _interrupted_cases(report)
+    states = [state.tag for case in cases for state in case]
     totals = {
         "tests": str(len(cases)),
-        "failures": str(count["failure"]),
-        "errors": str(count["error"]),
-        "skipped": str(count["skipped"]),
+        "failures": str(states.count("failure")),
+        "errors": str(states.count("error")),
+        "skipped": str(states.count("skipped")),
         "time": f"{report.duration_s:.3f}",
     }
-    properties = ET.Element("properties")
-    for name, value in (
+    properties = (
         ("issue", report.issue),
         ("verdict", report.verdict.value),
         ("evidence", report.evidence),
@@ -53,15 +49,14 @@ def junit(report: RunReport) -> str:
         ("notice", banner(report.evidence, report.vllm_version)),
         *([("journal_cut", "true")] if report.journal_cut else []),
         *(("patched", text) for text in changed_files(report)),
-    ):
-        properties.append(element("property", {"name": name, "value": value}))
-    suite = element(
-        "testsuite", {"name": report.scenario, **totals, "timestamp": report.started_at}
     )
-    suite.extend([properties, *cases])
-    root = element("testsuites", totals)
-    root.append(suite)
-    return xml_text(root)
+    shown = [element("property", {"name": name, "value": value}) for name, value in properties]
+    suite = element(
+        "testsuite",
+        {"name": report.scenario, **totals, "timestamp": report.started_at},
+        children=[element("properties", {}, children=shown), *cases],
+    )
+    return xml_text(element("testsuites", totals, children=[suite]))
 
 
 def xml_text(root: ET.Element) -> str:
@@ -70,94 +65,84 @@ def xml_text(root: ET.Element) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def element(tag: str, attributes: Mapping[str, str], text: str = "") -> ET.Element:
+def element(
+    tag: str, attributes: Mapping[str, str], text: str = "", children: Iterable[ET.Element] = ()
+) -> ET.Element:
     """Return an element with only those characters that XML allows."""
     element = ET.Element(tag, {name: printable(value) for name, value in attributes.items()})
     element.text = printable(text) or None
+    element.extend(children)
     return element
 
 
-def _testcase(report: RunReport, name: str, time_s: float) -> ET.Element:
+def _case(report: RunReport, name: str, time_s: float, *children: ET.Element) -> ET.Element:
     classname = f"{'REHEARSAL.' if report.rehearsal else ''}{report.scenario}"
-    return element("testcase", {"classname": classname, "name": name, "time": f"{time_s:.3f}"})
+    attributes = {"classname": classname, "name": name, "time": f"{time_s:.3f}"}
+    return element("testcase", attributes, children=children)
 
 
-def _not_run(report: RunReport) -> list[ET.Element]:
+def _interrupted_cases(report: RunReport) -> list[ET.Element]:
     """Return the cases of an interrupted run: an error, and a skip per arm that did not run."""
-    by = (
+    how = (
         f"interrupted by {report.interrupted}"
         if report.interrupted
         else "killed, its journal is incomplete"
     )
-    whole = _testcase(report, "the whole run", 0.0)
-    whole.append(
-        element("error", {"message": f"the run was {by}", "type": "cut"}, f"The run was {by}.")
+    error = {"message": f"the run was {how}", "type": "cut"}
+    skips = (
+        (arm.name, element("skipped", {"message": f"{not_run_word(arm)}: the run was {how}"}))
+        for arm in report.arms
+        if not arm.trials
     )
-    cases = [whole]
-    for arm in report.arms:
-        if not arm.trials:
-            case = _testcase(report, arm.name, 0.0)
-            case.append(element("skipped", {"message": f"{not_run_word(arm)}: the run was {by}"}))
-            cases.append(case)
-    return cases
+    whole = ("the whole run", element("error", error, f"The run was {how}."))
+    return [_case(report, name, 0.0, state) for name, state in (whole, *skips)]
 
 
-def _case(report: RunReport, arm: ArmReport) -> ET.Element:
-    case = _testcase(report, arm.name, sum(trial.duration_s or 0.0 for trial in arm.trials))
-    if (state := _state(report, arm)) is not None:
-        case.append(state)
+def _arm_case(report: RunReport, arm: ArmReport) -> ET.Element:
     shown, more = first_of_each(arm.trials)
     texts = [
-        f"trial {t.number}: {t.outcome}: {t.why}\n  " + "\n  ".join(t.trigger.evidence)
-        for t in shown
+        f"trial {trial.number}: {trial.outcome}: {trial.why}\n  "
+        + "\n  ".join(trial.trigger.evidence)
+        for trial in shown
     ]
-    case.append(
-        element(
-            "system-out", {}, "\n".join(shorten(text, _TEXT) for text in (*texts, *more)) + "\n"
-        )
-    )
-    return case
+    output = "\n".join(shorten(text, _TEXT) for text in (*texts, *more)) + "\n"
+    duration_s = sum(trial.duration_s or 0.0 for trial in arm.trials)
+    states = [*_state(report, arm), element("system-out", {}, output)]
+    return _case(report, arm.name, duration_s, *states)
 
 
-def _state(report: RunReport, arm: ArmReport) -> ET.Element | None:
-    """Return the failure, error or skip of an arm; None if it passes."""
+def _state(report: RunReport, arm: ArmReport) -> list[ET.Element]:
+    """Return the failure, error or skip of an arm; nothing if it passes."""
     trials = counted_trials(arm.trials)
     outcomes = [trial.outcome for trial in trials]
-    failed = sorted(
-        (trial for trial in trials if trial.severity is not None),
-        key=lambda trial: trial.severity or 0,
-    )
-    worst = next(iter(failed), trials[0])
-
-    def state(tag: str, trial: TrialReport) -> ET.Element:
-        message = f"{counted(outcomes)}: {shorten(' '.join(trial.why.split()), _MESSAGE)}"
-        if tag == "skipped":
-            return element(tag, {"message": message})
-        return element(
-            tag, {"message": message, "type": trial.outcome}, shorten(_text(trial), _TEXT)
-        )
-
-    if trouble := next((trial for trial in trials if trial.outcome.facts.ci == "error"), None):
-        return state("error", trouble)
-    if all(outcome is Outcome.UNSUPPORTED for outcome in outcomes):
-        return state("skipped", worst)
-    if arm.name in report.surprises:
-        return state("failure", worst)
-    if report.as_expected is None and any(outcome.facts.other_failure for outcome in outcomes):
-        return state("error", worst)  # a crash of unknown cause is no pass
-    if arm.patch_untried or (not report.imitated and report.as_expected is None):
-        return element("skipped", {"message": shorten(report.because, _MESSAGE)})
-    if (
-        all(outcome is Outcome.UNTRIGGERED for outcome in outcomes)
-        and arm.expected is not Expected.UNTRIGGERED
-    ):
-        return state("skipped", worst)
-    return None
+    failed = [trial for trial in trials if trial.severity is not None]
+    worst = min(failed, key=lambda trial: trial.severity or 0, default=trials[0])
+    trouble = next((trial for trial in trials if trial.outcome.facts.ci == "error"), None)
+    undecided = report.as_expected is None
+    untriggered = arm.expected is not Expected.UNTRIGGERED and {*outcomes} == {Outcome.UNTRIGGERED}
+    untested = arm.patch_untried or (undecided and not report.imitated)
+    # the first that holds
+    tags = {
+        "trouble": ("error", trouble is not None),
+        "unsupported": ("skipped", {*outcomes} == {Outcome.UNSUPPORTED}),
+        "surprise": ("failure", arm.name in report.surprises),
+        # a crash of unknown cause is no pass
+        "undecided": ("error", undecided and any(each.facts.other_failure for each in outcomes)),
+        "untested": ("skipped", untested),
+        "untriggered": ("skipped", untriggered),
+    }
+    name, tag = next(((name, tag) for name, (tag, holds) in tags.items() if holds), ("", ""))
+    trial = trouble or worst
+    message = f"{counted(outcomes)}: {shorten(' '.join(trial.why.split()), _MESSAGE)}"
+    if name == "untested":
+        message = shorten(report.because, _MESSAGE)
+    if tag in ("", "skipped"):
+        return [element(tag, {"message": message})] if tag else []
+    text = shorten(_text(trial), _TEXT)
+    return [element(tag, {"message": message, "type": trial.outcome}, text)]
 
 
 def _text(trial: TrialReport) -> str:
     frames = trial.death.frames[-_FRAMES:] if trial.death else ()
-    return (
-        "\n".join(filter(None, (*frames, trial.why, crash_summary(trial), f"log: {trial.log}")))
-        + "\n"
-    )
+    lines = (*frames, trial.why, crash_summary(trial), f"log: {trial.log}")
+    return "\n".join(filter(None, lines)) + "\n"
