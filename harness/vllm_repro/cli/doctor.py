@@ -29,10 +29,12 @@ from vllm_repro.servers.site import choose
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of output. ok: it is present. detail: what was found, or what to do."""
+    """One line of output."""
 
     what: str
+    # it is present
     ok: bool
+    # what it is, or what to do
     detail: str
 
 
@@ -45,49 +47,43 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = list(checks())
+    results = list(checks())
     if arguments.json:
-        print_json([asdict(check) for check in found])
+        print_json([asdict(check) for check in results])
         return 0
-    width = max(len(check.what) for check in found)
-    for check in found:
+    width = max(len(check.what) for check in results)
+    for check in results:
         print(f"{'yes' if check.ok else 'no ':3}  {check.what.ljust(width)}  {check.detail}")
     return 0
 
 
 def checks() -> Iterator[Check]:
     """Yield what this machine has, then whether each scenario can run on it."""
-    machine = look()
+    machine, local, cache = look(), local_vllm(), ReleaseCache()
     about = f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}"
     yield _check("machine", about)
     cards = [f"{gpu.name}, {gpu.memory_gb:g} GB, driver {gpu.driver}" for gpu in gpus()]
     yield _check("NVIDIA GPUs", "; ".join(cards), gpu_trouble() or "nvidia-smi finds none")
     yield from _docker()
-    local = local_vllm()
     on_path = f"{local.version} at {local.executable}" if local else ""
     yield _check(
         "vllm on PATH", on_path, "not installed; --vllm V installs a release into the cache"
     )
-    cache = ReleaseCache()
     releases = ", ".join(release.version for release in cache.cached())
     yield _check(
         "cached releases", releases and f"{releases} in {cache.root}", f"none in {cache.root}"
     )
-    compiler = shutil.which("g++") or shutil.which("clang++") or ""
-    missing = (
+    yield _check(
+        "C++ compiler",
+        shutil.which("g++") or shutil.which("clang++") or "",
         "none: a release on the CPU compiles its sampler at the first request, and dies where it"
-        " cannot"
+        " cannot",
     )
-    yield _check("C++ compiler", compiler, missing)
     folder = next(path for path in (cache.root, *cache.root.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     space = f"{human_size(free)} free in {folder}"
-    enough = free >= LARGEST_INSTALL
-    yield _check(
-        "disk for releases",
-        enough and space,
-        f"{space}; up to {human_size(LARGEST_INSTALL)} are needed",
-    )
+    needed = f"{space}; up to {human_size(LARGEST_INSTALL)} are needed"
+    yield _check("disk for releases", free >= LARGEST_INSTALL and space, needed)
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     missing = f"none at {hub}; a real model is downloaded by the server"
     yield _check("Hugging Face cache", hub.is_dir() and str(hub), missing)
@@ -98,12 +94,11 @@ def checks() -> Iterator[Check]:
     orphans = find_orphans().lines
     clean = not orphans and f"leases in {lease_folder()}"
     yield _check("nothing left over", clean, f"{'; '.join(orphans)}; vllm-repro clean --yes")
-    for scenario in all_scenarios(warn=to_stderr):
-        yield _runnable(scenario)
+    yield from map(_runnable, all_scenarios(warn=to_stderr))
 
 
-def _check(what: str, found: str | Literal[False], missing: str = "") -> Check:
-    return Check(what=what, ok=bool(found), detail=found or missing)
+def _check(what: str, present: str | Literal[False], missing: str = "") -> Check:
+    return Check(what=what, ok=bool(present), detail=present or missing)
 
 
 def _docker() -> Iterator[Check]:
@@ -131,9 +126,6 @@ def _runnable(scenario: Scenario) -> Check:
         return _check(scenario.id, "", str(error))
     if choice.kind.facts.runs_vllm:
         return _check(scenario.id, f"would run by {choice.kind}: {choice.why}")
-    hint = (
-        ""
-        if scenario.needs.gpus
-        else f"; --server process --vllm {scenario.try_with} runs the real one"
-    )
-    return _check(scenario.id, "", f"would only be rehearsed by itself: {choice.why}{hint}")
+    why = f"would only be rehearsed by itself: {choice.why}"
+    hint = f"; --server process --vllm {scenario.try_with} runs the real one"
+    return _check(scenario.id, "", why if scenario.needs.gpus else why + hint)

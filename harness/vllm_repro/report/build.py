@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import gt
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def report_of(
         host=started.get("host") or host_id(started["machine"]),
         standing=standing,
         killed=recording.cut,
-        imitated=_imitated(started),
+        imitated=bool(started.get("imitated", True)),
         measured=measured,
         comparisons=_comparisons(arms),
         filed=bool(started.get("filed", True)),
@@ -172,10 +173,6 @@ def report_of(
         timelines=timelines(recording),
         redactor=redactor,
     )
-
-
-def _imitated(started: Entry) -> bool:
-    return bool(started.get("imitated", True))
 
 
 def _environment(started: Entry) -> Environment:
@@ -237,7 +234,9 @@ def _verdict(
         patched=bool(arms) and all(arm.patches for arm in arms if arm.trials),
     )
     quiet = verdict.verdict in (Verdict.QUIET, Verdict.FIXED)
-    if not _imitated(started) and (quiet or (results and all(result.alive for result in results))):
+    if not started.get("imitated", True) and (
+        quiet or (results and all(result.alive for result in results))
+    ):
         because = (
             f"the rehearsal engine does not imitate {started['issue']}, so its survival says"
             " nothing"
@@ -292,12 +291,12 @@ def _arm(
     """Return the report of an arm. good: releases that the scenario declares good."""
     name = declared["name"]
 
-    def own(event: str) -> list[Entry]:
+    def entries(event: str) -> list[Entry]:
         return [entry for entry in recording.of(event) if entry["arm"] == name]
 
-    ended, begun = own("trial-ended"), next(iter(own("trial-started")), None)
+    ended, begun = entries("trial-ended"), next(iter(entries("trial-started")), None)
     # A booted server has reported more than one that was only started.
-    server = next(iter([*own("server-booted"), *own("server-started")]), None)
+    server = next(iter([*entries("server-booted"), *entries("server-started")]), None)
     counters = phase_counters(recording)
     trials = tuple(
         _trial(
@@ -322,7 +321,7 @@ def _arm(
         # None if the scenario's status holds for the arm.
         standing=Status(declared["bad"], good).standing(version) if declared.get("bad") else None,
         strange=sum(strange),
-        unproved=sum(one and not other for one, other in zip(unproved, strange, strict=True)),
+        unproved=sum(map(gt, unproved, strange)),  # strange ones are not counted again
     )
     server_report = _server(begun, server, trials, ended)
     patches = tuple(convert(patch, Patch) for patch in declared.get("patches") or ())
@@ -335,7 +334,7 @@ def _arm(
         trials=trials,
         why=declared.get("why", ""),
         edits=tuple(declared.get("edits") or ()),
-        requests=_requests(own("request-sent"), ended),
+        requests=_requests(entries("request-sent"), ended),
         patches=patches,
     )
     if report.patch_untried and result.result is Result.QUIET:

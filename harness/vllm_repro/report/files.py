@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from vllm_repro.errors import InfraError, Unsupported, UsageError
@@ -36,26 +37,29 @@ LOG_ROOM = 2 << 20
 """Bytes of all logs on a page."""
 
 
+_RENDERERS: dict[str, Callable[[RunReport], str]] = {
+    "md": markdown,
+    "html": lambda report: html_page(report, _page_logs(report)),
+    "json": lambda report: json.dumps(report_dict(report), indent=2, ensure_ascii=False) + "\n",
+    "junit": junit,
+}
+"""By format: all that need no scenario."""
+
+
 def render(report: RunReport, form: str, scenario: Scenario | None = None) -> str:
     """Return the text of one format.
 
     scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats.
     """
-    if form == "md":
-        return markdown(report)
-    if form == "html":
-        return html_page(report, _page_logs(report))
-    if form == "json":
-        return json.dumps(report_dict(report), indent=2, ensure_ascii=False) + "\n"
-    if form == "junit":
-        return junit(report)
-    if form == "python":
-        own = scenario or find(report.scenario)
-        text = script_of_run(report, own)
-        if text is None:
-            raise UsageError(no_script(own))
-        return report.redactor.text(text)
-    raise UsageError(f"no format {form!r}", hint=f"one of {', '.join(FORMATS)}")
+    if form in _RENDERERS:
+        return _RENDERERS[form](report)
+    if form != "python":
+        raise UsageError(f"no format {form!r}", hint=f"one of {', '.join(FORMATS)}")
+    known = scenario or find(report.scenario)
+    text = script_of_run(report, known)
+    if text is None:
+        raise UsageError(no_script(known))
+    return report.redactor.text(text)
 
 
 def write_diffs(report: RunReport) -> list[Path]:
@@ -86,17 +90,15 @@ def write_diffs(report: RunReport) -> list[Path]:
 
 def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
     """Return as many logs as there is room for. Each counts with the most that is read of it."""
-    found: list[LogExcerpts | MissingLog] = []
+    logs: list[LogExcerpts | MissingLog] = []
     room = LOG_ROOM
     for name, root in log_names(report).items():
-        if room < PAGE_SIZES.whole:
-            found.append(MissingLog(name, exists=(report.folder / name).is_file()))
-            continue
-        log = read_excerpts(report.folder, name, report.redactor, root)
-        if log is not None:
-            room -= min(log.size, PAGE_SIZES.whole)
-        found.append(log or MissingLog(name, exists=False))
-    return found
+        fits = room >= PAGE_SIZES.whole
+        log = read_excerpts(report.folder, name, report.redactor, root) if fits else None
+        room -= min(log.size, PAGE_SIZES.whole) if log else 0
+        exists = not fits and (report.folder / name).is_file()
+        logs.append(log or MissingLog(name, exists=exists))
+    return logs
 
 
 def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[Path]:
@@ -104,27 +106,19 @@ def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[P
 
     The script needs a scenario that is known. scenario: as for `render`.
     """
-    known = scenario or next(
-        (one for one in all_scenarios(warn=to_stderr) if one.id == report.scenario), None
-    )
-    paths = []
-    for form, name in FORMATS.items():
-        if form == "python" and known is None:
-            to_stderr(
-                f"no {name}: the scenario {report.scenario} is not here (--scenarios DIR adds a"
-                " folder)"
-            )
-            continue
-        if form == "python" and known is not None and no_script(known):
-            continue
-        path = report.folder / name
-        write_file(
-            path,
-            render(report, form, known),
-            hint="vllm-repro report RUN -o FILE writes it elsewhere",
+    catalogue = () if scenario else all_scenarios(warn=to_stderr)
+    known = scenario or next((each for each in catalogue if each.id == report.scenario), None)
+    if known is None:
+        to_stderr(
+            f"no {FORMATS['python']}: the scenario {report.scenario} is not here (--scenarios DIR"
+            " adds a folder)"
         )
-        paths.append(path)
-    return [*paths, *write_diffs(report)]
+    forms = [form for form in FORMATS if form != "python" or (known and not no_script(known))]
+    paths = {form: report.folder / FORMATS[form] for form in forms}
+    for form, path in paths.items():
+        hint = "vllm-repro report RUN -o FILE writes it elsewhere"
+        write_file(path, render(report, form, known), hint=hint)
+    return [*paths.values(), *write_diffs(report)]
 
 
 def write_file(path: Path, content: str | bytes, *, hint: str) -> None:

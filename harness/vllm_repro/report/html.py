@@ -147,15 +147,10 @@ def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[s
 def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
     """Return the amounts of the most important trial, each with its arm and greatest amount."""
     trials = [*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials)]
-    arm, trial = next(
-        ((arm, trial) for arm, trial in trials if trial.trigger.amounts), (None, None)
-    )
-    if arm is None or trial is None:
-        return []
-    return [
-        (one, arm.name, max(1e-9, *(amount for _, amount in one.bars)))
-        for one in trial.trigger.amounts
-    ]
+    for arm, trial in trials:
+        if amounts := trial.trigger.amounts:
+            return [(each, arm.name, max(1e-9, *dict(each.bars).values())) for each in amounts]
+    return []
 
 
 def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Sequence[Event]]]:
@@ -181,11 +176,11 @@ def log_names(report: RunReport) -> dict[str, str | None]:
     Logs of deaths come first.
     """
     shown = [trial for arm in report.arms for trial in first_of_each(arm.trials)[0]]
-    found: dict[str, str | None] = {}
+    exceptions: dict[str, str | None] = {}
     for trial in sorted(shown, key=lambda trial: trial.death is None):
         for name in (trial.log, *trial.rank_logs):
-            found.setdefault(name, trial.death.exception if trial.death else None)
-    return found
+            exceptions.setdefault(name, trial.death.exception if trial.death else None)
+    return exceptions
 
 
 def _marked(log: LogExcerpts, root: str | None) -> list[tuple[str, str]]:

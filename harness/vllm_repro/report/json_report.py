@@ -307,8 +307,7 @@ def report_dict(report: RunJson) -> dict[str, Any]:
 def plain(record: Struct) -> dict[str, Any]:
     """Return a record as plain dicts and lists."""
     # Not through msgspec's encoder: a journal may contain lone surrogates, which it refuses.
-    content: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record)))
-    return content
+    return dict(json.loads(json.dumps(msgspec.to_builtins(record))))
 
 
 def counters_of(phase: PhaseCounters) -> CountersJson:
@@ -344,15 +343,15 @@ def _point(figures: Figures) -> PointJson:
     )
 
 
-def throughput_of(found: MeasureReport | None) -> ThroughputJson | None:
-    if found is None or found.withheld or not found.speeds:
+def throughput_of(measured: MeasureReport | None) -> ThroughputJson | None:
+    if measured is None or measured.withheld or not measured.speeds:
         return None
     ratios = tuple(
         RatioJson(arm=speed.arm, **asdict(speed.figures.point), **asdict(speed.ratio))
-        for speed in found.speeds
+        for speed in measured.speeds
         if speed.ratio is not None
     )
-    return ThroughputJson(baseline_arm=found.baseline, ratios=ratios)
+    return ThroughputJson(baseline_arm=measured.baseline, ratios=ratios)
 
 
 if __name__ == "__main__":

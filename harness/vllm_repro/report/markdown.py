@@ -67,11 +67,11 @@ def root_traceback(death: Death, frames: int, limit: int) -> str:
 
 def senders(report: RunReport) -> dict[tuple[str, ...], list[str]]:
     """Return the requests, each list with the names of the arms that sent it."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    senders: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.requests:
-            found.setdefault(arm.requests, []).append(arm.name)
-    return found
+            senders.setdefault(arm.requests, []).append(arm.name)
+    return senders
 
 
 def environment_lines(report: RunReport) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+from collections.abc import Iterator
 from typing import TextIO
 
 from rich.console import Console
@@ -71,21 +72,18 @@ def _trials(report: RunReport, width: int) -> str:
     for heading, widest in _COLUMNS.items():
         table.add_column(heading, max_width=widest, no_wrap=not width)
     for row in _rows(report):
-        cells = [Text(printable(cell), overflow="fold" if width else "ellipsis") for cell in row]
-        table.add_row(*cells)
+        table.add_row(
+            *(Text(printable(cell), overflow="fold" if width else "ellipsis") for cell in row)
+        )
     drawn = io.StringIO()
     Console(file=drawn, width=width or 2 * sum(_COLUMNS.values())).print(table)
     return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines())
 
 
-def _rows(report: RunReport) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
+def _rows(report: RunReport) -> Iterator[tuple[str, ...]]:
     for arm in report.arms:
         for trial, times in grouped(arm.trials):
             outcome = outcome_word(trial) + times
-            rows.append(
-                (arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), outcome)
-            )
+            yield arm.name, seconds(trial.boot_s), boundary(trial), engine_word(trial), outcome
         if not arm.trials:
-            rows.append((arm.name, "", "", "", not_run_word(arm)))
-    return rows
+            yield arm.name, "", "", "", not_run_word(arm)

@@ -65,20 +65,20 @@ def _arm_columns(report: RunReport) -> list[_Column]:
     ]
     if any(trial.output for arm in report.arms for trial in arm.trials):
         columns.append(("output", lambda _, trial: trial.output or "-"))
-    found = report.measured
-    if found is not None and found.shown:
-        point = found.shown[0].figures.point
-        first = {speed.arm: speed for speed in found.shown if speed.figures.point == point}
+    measured = report.measured
+    if measured is not None and measured.shown:
+        point = measured.shown[0].figures.point
+        first = {speed.arm: speed for speed in measured.shown if speed.figures.point == point}
         words = {
-            arm: _spread(speed.figures.output_tok_s) + found.mark for arm, speed in first.items()
+            arm: _spread(speed.figures.output_tok_s) + measured.mark for arm, speed in first.items()
         }
         ratios = {
-            arm: _ratio(speed) + found.mark
+            arm: _ratio(speed) + measured.mark
             for arm, speed in first.items()
             if speed.ratio is not None
         }
         columns.append((f"output tok/s at {point}", lambda arm, _: words.get(arm.name, "-")))
-        columns.append((f"to {found.baseline}", lambda arm, _: ratios.get(arm.name, "-")))
+        columns.append((f"to {measured.baseline}", lambda arm, _: ratios.get(arm.name, "-")))
     columns.append(("rate, 95 % confidence", lambda arm, _: _rate(arm)))
     return columns
 
@@ -110,15 +110,15 @@ _TIMES: dict[str, Callable[[Figures], Spread | None]] = {
 }
 
 
-def throughput_table(found: MeasureReport | None) -> Table | None:
+def throughput_table(measured: MeasureReport | None) -> Table | None:
     """Return a row per arm and load; None if there is no figure to show."""
-    if found is None or not found.shown:
+    if measured is None or not measured.shown:
         return None
-    last = ("client", "rounds, boots", f"to {found.baseline}")
+    last = ("client", "rounds, boots", f"to {measured.baseline}")
     rows = [
         (
             str(speed.figures.point),
-            speed.arm + found.mark,
+            speed.arm + measured.mark,
             _spread(speed.figures.output_tok_s),
             _spread(speed.figures.req_s),
             *(_spread(times(speed.figures), 1000) for times in _TIMES.values()),
@@ -129,18 +129,18 @@ def throughput_table(found: MeasureReport | None) -> Table | None:
             f"{speed.figures.output_tok_s.n}, {speed.figures.boots}",
             _ratio(speed),
         )
-        for speed in found.shown
+        for speed in measured.shown
     ]
     return Table(("load", "arm", "output tok/s", "req/s", *_TIMES, *last), tuple(rows))
 
 
-def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
+def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
     """Return how the table is to be read, then what weakens its figures.
 
     quote: writes the name of an arm.
     """
-    if not found.shown:
-        if found.withheld:
+    if not measured.shown:
+        if measured.withheld:
             return ["What was measured is in journal.jsonl."]
         return ["No arm was measured: its engine did not live through workload and measurement."]
     how = (
@@ -151,16 +151,16 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
         f" {100 * MOST_LATE:g} % of the round, and the 99th percentile for at most"
         f" {100 * MOST_LATE_P99:g} %. A round counts if the client can have falsified its speed by"
         f" at most {100 * MOST_OFF:g} %. The ratio is output tokens per second over those of"
-        f" {quote(found.baseline)}, with its 95 % bootstrap interval."
+        f" {quote(measured.baseline)}, with its 95 % bootstrap interval."
     )
     notes = [how]
     notes += [
         f"{quote(speed.arm)} has no times at {speed.figures.point}: the client was late in too many"
         " rounds."
-        for speed in found.shown
+        for speed in measured.shown
         if speed.figures.ttft_s is None
     ]
-    if any(speed.figures.boots < 2 for speed in found.speeds):
+    if any(speed.figures.boots < 2 for speed in measured.speeds):
         notes.append(
             "An arm was booted once: the interval does not cover differences between boots"
             " (`--trials`)."
@@ -168,35 +168,38 @@ def throughput_notes(found: MeasureReport, quote: Callable[[str], str] = str) ->
     return notes
 
 
-def throughput_section(found: MeasureReport | None) -> str:
+def throughput_section(measured: MeasureReport | None) -> str:
     """Return a section of Markdown; empty if throughput was not measured."""
-    if found is None:
+    if measured is None:
         return ""
-    notes = throughput_notes(found, code)
-    table = throughput_table(found)
-    return Markup(plain_text("throughput.md", measured=found, notes=notes, table=table))
+    notes = throughput_notes(measured, code)
+    table = throughput_table(measured)
+    return Markup(plain_text("throughput.md", measured=measured, notes=notes, table=table))
 
 
 _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (
-    ("output tokens", lambda one: f"{one.counted.generation_tokens:,}"),
+    ("output tokens", lambda phase: f"{phase.counted.generation_tokens:,}"),
     (
         "KV cache in use, at most",
-        lambda one: _whole(one.counted.kv_most and 100 * one.counted.kv_most, " %", digits=1),
+        lambda phase: _whole(phase.counted.kv_most and 100 * phase.counted.kv_most, " %", digits=1),
     ),
-    ("preemptions", lambda one: _whole(one.counted.preemptions)),
+    ("preemptions", lambda phase: _whole(phase.counted.preemptions)),
     (
         "prompt tokens from the prefix cache",
-        lambda one: _of(one.counted.cache_hits, one.counted.cache_queries),
+        lambda phase: _of(phase.counted.cache_hits, phase.counted.cache_queries),
     ),
     (
         "draft tokens accepted",
-        lambda one: _of(one.counted.accepted_tokens, one.counted.draft_tokens),
+        lambda phase: _of(phase.counted.accepted_tokens, phase.counted.draft_tokens),
     ),
-    ("hottest GPU", lambda one: _whole(one.gpus.temperature_c, " °C") if one.gpus else None),
-    ("lowest GPU clock", lambda one: _whole(one.gpus.clock_mhz, " MHz") if one.gpus else None),
+    ("hottest GPU", lambda phase: _whole(phase.gpus.temperature_c, " °C") if phase.gpus else None),
+    (
+        "lowest GPU clock",
+        lambda phase: _whole(phase.gpus.clock_mhz, " MHz") if phase.gpus else None,
+    ),
     (
         "slowed by its hardware",
-        lambda one: ("yes" if one.gpus.slowed else "no") if one.gpus else None,
+        lambda phase: ("yes" if phase.gpus.slowed else "no") if phase.gpus else None,
     ),
 )
 
@@ -209,29 +212,29 @@ def _of(part: int | None, whole: int | None) -> str | None:
     return f"{part:,} of {whole:,}" if part is not None and whole else None
 
 
-def counters_table(found: MeasureReport | None) -> Table | None:
+def counters_table(measured: MeasureReport | None) -> Table | None:
     """Return a row per load and arm with counts of server and cards; None without counts."""
-    sums = found.counted if found else {}
-    known = [(head, word) for head, word in _SEEN if any(word(one) for one in sums.values())]
+    sums = measured.counted if measured else {}
+    known = [(head, word) for head, word in _SEEN if any(word(phase) for phase in sums.values())]
     rows = [
-        (str(point), arm, *(word(one) or "-" for _, word in known))
-        for (point, arm), one in sums.items()
+        (str(point), arm, *(word(phase) or "-" for _, word in known))
+        for (point, arm), phase in sums.items()
     ]
     return Table(("load", "arm", *(head for head, _ in known)), tuple(rows)) if rows else None
 
 
-def throughput_lines(found: MeasureReport | None) -> list[str]:
+def throughput_lines(measured: MeasureReport | None) -> list[str]:
     """Return throughput for the terminal."""
-    if found is None:
+    if measured is None:
         return []
-    lines = [f"{found.withheld}."] if found.withheld else []
-    if table := throughput_table(found):
+    lines = [f"{measured.withheld}."] if measured.withheld else []
+    if table := throughput_table(measured):
         shown = [*map(table.heads.index, ("load", "arm", "output tok/s", "TTFT ms", "TPOT ms")), -1]
         rows = [tuple(row[column] for column in shown) for row in (table.heads, *table.rows)]
         lines += columns(rows, (40, 44, 28, 24, 24, 44))
-    elif not found.withheld:
-        lines += throughput_notes(found)
-    return ["", *lines, *limited(found.stopped, _MOST_LINES)]
+    elif not measured.withheld:
+        lines += throughput_notes(measured)
+    return ["", *lines, *limited(measured.stopped, _MOST_LINES)]
 
 
 def _spread(spread: Spread | None, times: float = 1) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from vllm_repro.report.document import plain_text
@@ -53,12 +53,10 @@ def notices(report: RunReport) -> list[str]:
 
     These are changed sources and an incomplete journal.
     """
-    found = []
-    if changed := changed_files(report):
-        found.append(f"With vLLM's source changed, as shown below, in {'; '.join(changed)}")
-    if report.shortfall:
-        found.append(f"{report.shortfall}. This is what the journal holds")
-    return found
+    changed = "; ".join(changed_files(report))
+    source = changed and f"With vLLM's source changed, as shown below, in {changed}"
+    short = report.shortfall and f"{report.shortfall}. This is what the journal holds"
+    return list(filter(None, (source, short)))
 
 
 def plain_sentence(report: RunReport) -> str:
@@ -112,8 +110,7 @@ def details(report: RunReport) -> list[str]:
 
     They are about the lab's own exception, comparisons and refused requests.
     """
-    found = [rule] if (rule := lab_rule(report)) else []
-    return [*found, *report.comparisons, *refusals(report.arms)]
+    return [*filter(None, [lab_rule(report)]), *report.comparisons, *refusals(report.arms)]
 
 
 def lab_rule(report: RunReport) -> str:
@@ -157,16 +154,13 @@ def refused_words(statuses: Sequence[int], sent: int) -> str:
 
 def refusals(arms: Sequence[ArmReport]) -> list[str]:
     """Return `eager: refused: 1 of 2 requests (400)` for each arm whose server refused requests."""
-    found = []
-    for arm in arms:
-        trials = [trial for trial in arm.trials if trial.refused]
-        if trials:
-            statuses = [status for trial in trials for status in trial.refused]
-            found.append(
-                f"{arm.name}:"
-                f" {refused_words(statuses, sum(trial.requests['sent'] for trial in trials))}"
-            )
-    return found
+    refused = {arm.name: [trial for trial in arm.trials if trial.refused] for arm in arms}
+    return [f"{name}: {_refused_by(trials)}" for name, trials in refused.items() if trials]
+
+
+def _refused_by(trials: Sequence[TrialReport]) -> str:
+    statuses = [status for trial in trials for status in trial.refused]
+    return refused_words(statuses, sum(trial.requests["sent"] for trial in trials))
 
 
 # ── which trials are shown
@@ -193,19 +187,15 @@ def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
 
 def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
     """Return the first trials of each outcome, and a sentence about the others."""
-    shown: list[TrialReport] = []
-    seen: Counter[Outcome] = Counter()
-    crossed: Counter[Outcome] = Counter()
+    groups: defaultdict[Outcome, list[TrialReport]] = defaultdict(list)
     for trial in trials:
-        seen[trial.outcome] += 1
-        if seen[trial.outcome] <= _FIRST:
-            shown.append(trial)
-        else:
-            crossed[trial.outcome] += trial.trigger.crossed
-    more = [(outcome, times - _FIRST) for outcome, times in seen.items() if times > _FIRST]
+        groups[trial.outcome].append(trial)
+    shown = [trial for trial in trials if trial in groups[trial.outcome][:_FIRST]]
+    others = {outcome: group[_FIRST:] for outcome, group in groups.items() if group[_FIRST:]}
     return shown, [
-        f"{n:,} more: {outcome}, the boundary crossed in {crossed[outcome]:,}"
-        for outcome, n in more
+        f"{len(group):,} more: {outcome}, the boundary crossed in"
+        f" {sum(trial.trigger.crossed for trial in group):,}"
+        for outcome, group in others.items()
     ]
 
 

@@ -26,7 +26,7 @@ SOURCE = REHEARSAL / "journal.jsonl"
 
 @pytest.fixture(autouse=True)
 def cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_repro.report.rendered.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr("vllm_repro.report.runs.cache_root", lambda: tmp_path / "cache")
 
 
 @pytest.fixture
