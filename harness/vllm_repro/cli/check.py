@@ -38,22 +38,21 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     files = _files([Path(path) for path in arguments.paths])
     fields = request_fields(arguments.vllm) if arguments.vllm else None
-    found = {path: read(path, fields=fields) for path in files}
-    problems = [problem for _, some in found.values() for problem in some]
+    results = {path: read(path, fields=fields) for path in files}
+    problems = [problem for _, some in results.values() for problem in some]
     if arguments.json:
         print_json([asdict(problem) for problem in problems])
     else:
-        for problem in problems:
-            print(problem)
-        # not of the package's own
-        for path, (scenario, _) in found.items() if arguments.paths else ():
-            if loads := _loads(scenario):
-                print(
-                    f"{path}: note: vLLM loads code or uses files of this host with"
-                    f" {', '.join(loads)}"
-                )
+        # the package's own scenarios need no note
+        loads = {path: _loads(results[path][0]) for path in files if arguments.paths}
+        notes = (
+            f"{path}: note: vLLM loads code or uses files of this host with {', '.join(flags)}"
+            for path, flags in loads.items()
+            if flags
+        )
+        print(*problems, *notes, sep="\n", end="\n" if problems or any(loads.values()) else "")
         print(f"{plural(len(files), 'file')}, {plural(len(problems), 'problem')}", file=sys.stderr)
-    if any(scenario is None for scenario, _ in found.values()):
+    if any(scenario is None for scenario, _ in results.values()):
         print(
             "correct these and check again: a scenario's parts are compared once all its words are"
             " right",
@@ -77,18 +76,12 @@ def _loads(scenario: Scenario | None) -> list[str]:
 def _files(paths: list[Path]) -> list[Path]:
     if not paths:
         return scenario_files()
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            inside = scenario_files_below(path)
-            if not inside:
-                raise UsageError(
-                    f"there is no scenario file in {path}",
-                    hint="name scenario files or folders of them",
-                )
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise UsageError(f"there is no {path}", hint="name scenario files or folders of them")
-    return found
+        inside = scenario_files_below(path) if path.is_dir() else [path]
+        if not inside or not path.exists():
+            what = "no scenario file in " if path.exists() else "no "
+            hint = "name scenario files or folders of them"
+            raise UsageError(f"there is {what}{path}", hint=hint)
+        files += inside
+    return files

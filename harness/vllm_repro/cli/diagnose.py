@@ -43,22 +43,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     folders = folder_words()
-    options = [
-        f"--{name.replace('_', '-')}" for name in ("json", "exit_code") if getattr(arguments, name)
-    ]
-    diagnosis = _read(
-        arguments.file, shlex.join(["vllm-repro", "diagnose", "-", *folders, *options])
-    )
+    options = {"--json": arguments.json, "--exit-code": arguments.exit_code}
+    words = ["vllm-repro", "diagnose", "-", *folders, *filter(options.get, options)]
+    diagnosis = _read(arguments.file, shlex.join(words))
     known = all_scenarios(warn=to_stderr)
-    found = matches(diagnosis, known)
-    status = _STATUSES[diagnosis.died] if arguments.exit_code else 0
+    matching = matches(diagnosis, known)
+    status = {True: 1, False: 0, None: 2}[diagnosis.died] if arguments.exit_code else 0
     shown = Redactor(secrets=known_secrets(os.environ), names=False).text
     if arguments.json:
-        message = diagnosis.message and shown(diagnosis.message)
         print_json(
             {
                 **as_values(diagnosis),
-                "message": message,
+                "message": diagnosis.message and shown(diagnosis.message),
                 "why": shown(diagnosis.why),
                 "matches": [
                     {
@@ -69,14 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
                         "other_bugs": [other.id for other in other_bugs(match.scenario, known)],
                         "run": _command(match, folders),
                     }
-                    for match in found
+                    for match in matching
                 ],
             }
         )
         return status
     for line in as_lines(diagnosis):
         print(shown(line))
-    for match in found:
+    for match in matching:
         print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
         if match.against:
             print(f"  not the same without a closer look: {match.against}")
@@ -87,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         for line in advice(match, known, _command(match, folders)):
             print(f"  {line}")
-    if diagnosis.exception and not found:
+    if diagnosis.exception and not matching:
         print("no known scenario has this signature")
     return status
 
@@ -101,15 +97,10 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
             ". That release or a later one has these bugs, with the same KV cache or connector:"
         )
         lines += [f"  {other.id} (bad {other.status.bad}): {other.title}" for other in others]
-    if changes := match.lives_with:
-        lines.append(f"lives: {'; or '.join(changes)}")
-    else:
-        patched = any(arm.patches and arm.expected is Expected.LIVES for arm in match.scenario.arms)
-        lines.append(
-            "lives: with no known change of flags"
-            + (", only with a patch of vLLM" if patched else "")
-        )
-    return [*lines, f"to see it: {command}"]
+    patched = any(arm.patches and arm.expected is Expected.LIVES for arm in match.scenario.arms)
+    no_flag = "with no known change of flags" + (", only with a patch of vLLM" if patched else "")
+    lives = "; or ".join(match.lives_with) or no_flag
+    return [*lines, f"lives: {lives}", f"to see it: {command}"]
 
 
 def _release_advice(status: Status) -> str:
@@ -119,9 +110,6 @@ def _release_advice(status: Status) -> str:
     if status.first_bad is not None and Version(status.first_bad) > Version(status.first_good):
         return f"declared good: {status.good}"
     return f"fixed in {status.first_good}"
-
-
-_STATUSES = {True: 1, False: 0, None: 2}
 
 
 def _command(match: Match, folders: list[str]) -> str:

@@ -111,12 +111,11 @@ def _docker() -> Iterator[Check]:
 
 
 def _gpus_in_containers(engine: Engine) -> Check:
-    what = "GPUs in containers"
     try:
         how = "by CDI" if gpu_prefix(engine) else "with --gpus"
+        return _check("GPUs in containers", f"the engine accepts a request for them, {how}")
     except (InfraError, Unsupported) as error:
-        return _check(what, "", error.with_hint)
-    return _check(what, f"the engine accepts a request for them, {how}")
+        return _check("GPUs in containers", "", error.with_hint)
 
 
 def _runnable(scenario: Scenario) -> Check:

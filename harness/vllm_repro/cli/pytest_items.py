@@ -79,9 +79,8 @@ class ScenarioItem(pytest.Item):
 
     def _run(self) -> RunReport:
         values = {name: self.config.getoption(f"--scenario-{name}") for name in _OPTIONS}
-        if values["vllm"]:
-            # here: pytest-xdist sends options as plain data
-            values["vllm"] = parse_source(values["vllm"])
+        # here: pytest-xdist sends options as plain data
+        values["vllm"] = values["vllm"] and parse_source(values["vllm"])
         options = ServerOptions(
             **{name: value for name, value in values.items() if value is not None}
         )
@@ -136,10 +135,13 @@ def _with_hint(error: ReproError) -> str:
 
 def _explain(report: RunReport, arm: ArmReport) -> str:
     trial = arm.trials[0]
-    lines = [f"{report.scenario}, arm {arm.name}, vLLM {report.vllm_version}: {trial.outcome}"]
-    if report.rehearsal:
-        lines.insert(0, "REHEARSAL")
-    if trial.death is not None:
-        lines += [f"  {frame}" for frame in trial.death.frames[-8:]]
-    lines += [trial.why, crash_summary(trial), f"report: {report.folder / 'report.md'}"]
-    return "\n".join(line for line in lines if line)
+    frames = trial.death.frames[-8:] if trial.death else ()
+    lines = [
+        "REHEARSAL" if report.rehearsal else "",
+        f"{report.scenario}, arm {arm.name}, vLLM {report.vllm_version}: {trial.outcome}",
+        *(f"  {frame}" for frame in frames),
+        trial.why,
+        crash_summary(trial),
+        f"report: {report.folder / 'report.md'}",
+    ]
+    return "\n".join(filter(None, lines))

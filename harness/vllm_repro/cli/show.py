@@ -84,7 +84,7 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     if style == "serve":
         vllm, env = _patched_locally(arm, options) if arm.patches else ("vllm", {})
-        launch = process_launch(
+        return process_launch(
             scenario,
             arm,
             vllm=(vllm,),
@@ -92,16 +92,13 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
             weights=weights,
             port=SHOWN_PORT,
             evidence=evidence,
-        )
-        return launch.render()
+        ).render()
     version = f"{options.vllm or scenario.try_with}"
     image = options.image or default_image(scenario, version)
     if _is_rehearsal(image):
-        evidence, weights = (
-            Evidence.REHEARSAL,
-            ServedModel(name=options.model or scenario.model.name),
-        )
-    made = partial(
+        evidence = Evidence.REHEARSAL
+        weights = ServedModel(name=options.model or scenario.model.name)
+    launch = partial(
         container_launch,
         scenario,
         image=image,
@@ -110,14 +107,14 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         evidence=evidence,
         version=version,
     )
-    shown = made(replace(arm, patches=()))
+    shown = launch(replace(arm, patches=()))
+    assert shown.container is not None
     if arm.patches:
         from vllm_repro.servers.overlay import patch_container
 
-        assert shown.container is not None
         source = patch_container(shown.container, arm.patches, "show", to_stderr)
-        shown = made(arm, mounts=source.mounts, more_env=source.env)
-    assert shown.container is not None
+        shown = launch(arm, mounts=source.mounts, more_env=source.env)
+        assert shown.container is not None
     if style == "compose":
         from vllm_repro.command.compose import compose_text, service
 
@@ -138,18 +135,15 @@ def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str
 
     if options.vllm and (release := ReleaseCache().get(options.vllm)):
         return str(release.executable), patch_packages(release.packages, arm.patches, to_stderr).env
-    found = None if options.vllm else local_vllm()
-    if found is None:
-        what = (
-            f"vLLM {options.vllm} is not in the cache"
-            if options.vllm
-            else "no vllm is installed here"
-        )
+    local = None if options.vllm else local_vllm()
+    if local is None:
+        missing = f"vLLM {options.vllm} is not in the cache"
         raise InfraError(
-            f"{what}, and the arm {arm.name} changes files of it",
+            f"{missing if options.vllm else 'no vllm is installed here'},"
+            f" and the arm {arm.name} changes files of it",
             hint="run it once with --server process --vllm V, or show it --as docker or --as lab",
         )
-    return str(found.executable), patch_installed(found.executable, arm.patches, to_stderr).env
+    return str(local.executable), patch_installed(local.executable, arm.patches, to_stderr).env
 
 
 def _is_rehearsal(image: str) -> bool:

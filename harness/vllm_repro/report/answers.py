@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.conversion import convert
 from vllm_repro.journal.journal import Entry, Recording
+from vllm_repro.report.format import runs
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.output import (
     Checks,
@@ -56,14 +56,14 @@ def client_views(recording: Recording, *, judged: bool = True) -> dict[TrialId, 
 
     judged: the bug is a wrong answer, so an output that cannot be judged decides nothing.
     """
-    own: dict[TrialId, dict[str, list[Entry]]] = {}
+    by_trial: dict[TrialId, dict[str, list[Entry]]] = {}
     for entry in recording.entries:
         if entry.event in ("request-sent", "answer", "client-left", "client-saw", "trial-ended"):
-            own.setdefault(trial_id(entry), {}).setdefault(entry.event, []).append(entry)
+            by_trial.setdefault(trial_id(entry), {}).setdefault(entry.event, []).append(entry)
     outputs = _outputs(recording)
     return {
         trial: _view(entries, *outputs.get(trial, (None, "")), judged=judged)
-        for trial, entries in own.items()
+        for trial, entries in by_trial.items()
     }
 
 
@@ -74,24 +74,20 @@ def _view(
     *,
     judged: bool,
 ) -> ClientView:
-    received = entries.get("answer", ())
-    words = [answer_word(entry) for entry in received]
-    left = entries.get("client-left", ())
-    words += ["left"] * len(left)
-    words += ["none"] * (len(entries.get("request-sent", ())) - len(words))
-    runs = [(word, sum(1 for _ in run)) for word, run in groupby(words)]
-    statuses = [entry["status"] for entry in received]
-    whole = Counter(
-        entry["name"] for entry, word in zip(received, words, strict=False) if word == "200"
+    sent, received, left = (
+        entries.get(event, ()) for event in ("request-sent", "answer", "client-left")
     )
-    unanswered = Counter(entry["name"] for entry in entries.get("request-sent", ())) - whole
-    unanswered -= Counter(entry["name"] for entry in left)
-    found = compared or OutputComparison()
+    words = [*map(answer_word, received), *("left" for _ in left)]
+    words += ["none"] * (len(sent) - len(words))
+    statuses = [entry["status"] for entry in received]
+    complete = [entry for entry in received if answer_word(entry) == "200"]
+    names, done = (Counter(entry["name"] for entry in part) for part in (sent, [*complete, *left]))
+    comparison = compared or OutputComparison()
     return ClientView(
-        answers=tuple(word if times == 1 else f"{word} x {times}" for word, times in runs),
+        answers=tuple(word if times == 1 else f"{word} x {times}" for word, times in runs(words)),
         refused=tuple(status for status in statuses if status is not None and 400 <= status < 500),
-        failed=tuple(unanswered),
-        compared=found if judged else replace(found, unknown=""),
+        failed=tuple(names - done),
+        compared=comparison if judged else replace(comparison, unknown=""),
         output=output,
         sdk=next((convert(entry.fields, SdkView) for entry in entries.get("client-saw", ())), None),
     )
@@ -117,28 +113,22 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
     started = recording.first("run-started")
     checks = convert(started.get("output") if started is not None else None, Checks | None)
     ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
-    alive = {
-        trial: entry for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive
+    weights = {
+        trial: convert(entry.get("weights") or None, ServedWeights | None)
+        for trial, entry in ended.items()
+        if Outcome(entry["outcome"]).facts.alive
     }
-    samples: dict[TrialId, list[OutputSample]] = {trial: [] for trial in alive}
+    samples: dict[TrialId, list[OutputSample]] = {trial: [] for trial in weights}
     for entry in recording.of("output"):
-        if trial_id(entry) in alive:
+        if trial_id(entry) in weights:
             samples[trial_id(entry)].append(convert(entry["said"], OutputSample))
-    weighed = {
-        trial: ServedWeights(entry["weights"]) if entry.get("weights") else None
-        for trial, entry in alive.items()
-    }
     if checks is None:
-        repeated = {
-            trial: compare_alone(outputs, weighed[trial])
-            for trial, outputs in samples.items()
-            if any(one.probe is Probe.ALONE for one in outputs)
-        }
         return {
-            trial: (None, "wrong" if one.wrong else "not judged" if one.unknown else "as alone")
-            for trial, one in repeated.items()
+            trial: (None, _word_alone(compare_alone(outputs, weights[trial])))
+            for trial, outputs in samples.items()
+            if any(sample.probe is Probe.ALONE for sample in outputs)
         }
-    found: dict[TrialId, tuple[OutputComparison | None, str]] = {
+    compared: dict[TrialId, tuple[OutputComparison | None, str]] = {
         trial: (None, "wrong")
         for trial, entry in ended.items()
         if entry["outcome"] == Outcome.WRONG_OUTPUT
@@ -147,23 +137,22 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
         outputs for (arm, _), outputs in samples.items() if arm == checks.baseline and outputs
     ]
     for trial, outputs in samples.items():
-        weights = weighed[trial]
-        compared = compare_output(checks, outputs, baseline, weights)
-        if compared.wrong:
+        comparison = compare_output(checks, outputs, baseline, weights[trial])
+        unjudged = not outputs or weights[trial] not in _JUDGED
+        random = bool(comparison.unknown) and weights[trial] is ServedWeights.MADE
+        if comparison.wrong:
             word = "wrong"
         elif not checks.asks:
-            word = "not judged" if compared.unknown else "alike"
-        elif (
-            not outputs
-            or weights not in _JUDGED
-            or (compared.unknown and weights is ServedWeights.MADE)
-        ):
+            word = "not judged" if comparison.unknown else "alike"
+        elif unjudged or random:
             word = "not judged"
+        elif comparison.unknown or trial[0] == checks.baseline:
+            word = "plausible"
         else:
-            word = (
-                "plausible"
-                if compared.unknown or trial[0] == checks.baseline
-                else f"as {checks.baseline}"
-            )
-        found[trial] = compared, word
-    return found
+            word = f"as {checks.baseline}"
+        compared[trial] = comparison, word
+    return compared
+
+
+def _word_alone(comparison: OutputComparison) -> str:
+    return "wrong" if comparison.wrong else "not judged" if comparison.unknown else "as alone"

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import gt
 from pathlib import Path
 from typing import Any
@@ -191,11 +191,9 @@ def _duration_s(recording: Recording) -> float:
 
 def _version(recording: Recording) -> str | None:
     """Return the version that a server reported, or the requested one."""
-    for entry in recording.of("trial-ended"):
-        if entry.get("version"):
-            return str(entry["version"])
+    reported = (entry.get("version") for entry in recording.of("trial-ended"))
     started = recording.first("run-started")
-    return started.get("version") if started else None
+    return next(filter(None, reported), started.get("version") if started else None)
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
@@ -237,11 +235,12 @@ def _verdict(
     if not started.get("imitated", True) and (
         quiet or (results and all(result.alive for result in results))
     ):
-        because = (
-            f"the rehearsal engine does not imitate {started['issue']}, so its survival says"
-            " nothing"
+        verdict = VerdictReport(
+            verdict=Verdict.INCONCLUSIVE,
+            expected=None,
+            because=f"the rehearsal engine does not imitate {started['issue']}, so its survival"
+            " says nothing",
         )
-        verdict = VerdictReport(verdict=Verdict.INCONCLUSIVE, expected=None, because=because)
     return (
         verdict
         if ended is not None and not ended["interrupted"]
@@ -264,8 +263,7 @@ def _interrupted_verdict(
     ]
     missing = [arm.name for arm in arms if not arm.trials]
     not_run = [name for name in missing if name not in cut]
-    because = verdict.because
-    because += "".join(
+    because = verdict.because + "".join(
         f"; {word}: {', '.join(names)}"
         for word, names in ((INTERRUPTED, cut), (NOT_RUN, not_run))
         if names
@@ -338,8 +336,11 @@ def _arm(
         patches=patches,
     )
     if report.patch_untried and result.result is Result.QUIET:
-        bound = "no process of the server imported a patched file, so the patch was not tested"
-        report = structs.replace(report, result=Result.INCONCLUSIVE, bound=bound)
+        return structs.replace(
+            report,
+            result=Result.INCONCLUSIVE,
+            bound="no process of the server imported a patched file, so the patch was not tested",
+        )
     return report
 
 
@@ -368,7 +369,7 @@ def _server(
     patched = list(facts.get("patched") or ())
     imports = [files for entry in ended if (files := entry.get("imported")) is not None]
     if imports:
-        imported = {file for files in imports for file in files}
+        imported = {*chain.from_iterable(imports)}
         patched = [{**file, "imported": file["file"] in imported} for file in patched]
     return convert(
         {

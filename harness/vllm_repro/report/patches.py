@@ -72,7 +72,7 @@ def _compared_reading(
 
 
 def _undecided(arm: ArmReport) -> str:
-    trial = next((one for one in arm.trials[::-1] if one.outcome is not Outcome.CLEAN), None)
+    trial = next((trial for trial in arm.trials[::-1] if trial.outcome is not Outcome.CLEAN), None)
     return f"undecided: {trial.outcome}: {trial.why}" if trial else NOT_RUN
 
 
@@ -104,15 +104,15 @@ def patches_table(report: RunReport) -> Table | None:
     rows = tuple(
         (
             (
-                one.arm
-                if one.patched
-                else f"{one.arm} ({'its own' if report.arms[0].patches else 'none'})"
+                row.arm
+                if row.patched
+                else f"{row.arm} ({'its own' if report.arms[0].patches else 'none'})"
             ),
-            f"{one.failed} of {one.boots}",
-            one.reading,
-            ", ".join(one.requests) or "-",
+            f"{row.failed} of {row.boots}",
+            row.reading,
+            ", ".join(row.requests) or "-",
         )
-        for one in report.compared_patches
+        for row in report.compared_patches
     )
     return Table(("patch", "failed", "reading", "failed requests"), rows) if rows else None
 

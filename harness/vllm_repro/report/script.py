@@ -68,10 +68,8 @@ def no_script(scenario: Scenario) -> str:
     lab_kinds = scenario.lab.shape(scenario.model).kinds if scenario.lab else ()
     if "mamba" in lab_kinds and scenario.reported().has("--num-gpu-blocks-override"):
         return "its pool is counted in blocks, whose size a real Mamba model sets by itself"
-    requests = [one for arm in scenario.arms for one in requests_of(scenario.workload_of(arm))]
-    transfers = [
-        one.fields["kv_transfer_params"] for one in requests if one.fields.get("kv_transfer_params")
-    ]
+    requests = (each for arm in scenario.arms for each in requests_of(scenario.workload_of(arm)))
+    transfers = filter(None, (each.fields.get("kv_transfer_params") for each in requests))
     if not all(transfer.get("do_remote_decode") for transfer in transfers):
         return "it loads KV blocks that must come from outside the server"
     return ""
@@ -105,13 +103,14 @@ def script(
     )
     at_boot = [boots.exception, *filter(None, _HOLE.split(boots.message))] if boots else []
     requests = list(requests_of(steps))
-    words = {"boot" if at_boot else "ready"}
-    words |= {"idle"} if any(isinstance(step, Rest) for step in steps) else set()
-    words |= (
-        {"late"}
-        if any(one.starts_after or one.leaves_after is not None for one in requests)
-        else set()
-    )
+    late = any(each.starts_after or each.leaves_after is not None for each in requests)
+    parts = {
+        "boot": bool(at_boot),
+        "ready": not at_boot,
+        "idle": any(isinstance(step, Rest) for step in steps),
+        "late": late,
+    }
+    words = [word for word, holds in parts.items() if holds]
     return Template(template_for(_TEMPLATE.read_text(encoding="utf-8"), words)).substitute(
         about=(
             "\n".join(f"# {' '.join(line.split())}" for line in _usage(scenario, report))
@@ -155,11 +154,9 @@ def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
 
 def _wrapped(argv: tuple[str, ...]) -> str:
     """Return a command for a shell, in lines of whole flags. The script adds the address itself."""
+    groups = (group for group in group_by_flag(argv[3:]) if group[0] not in ("--host", "--port"))
     lines = [shlex.join(argv[:3])]
-    for group in group_by_flag(argv[3:]):
-        flag = shlex.join(group)
-        if group[0] in ("--host", "--port"):
-            continue
+    for flag in map(shlex.join, groups):
         if len(lines[-1]) + len(flag) < _WIDTH:
             lines[-1] += f" {flag}"
         else:
@@ -224,27 +221,31 @@ def curl(scenario: Scenario, arm: Arm, port: int) -> str:
                     _curl(request, launch.command, f"{number}.0")
                     for request in requests_of((step,))
                 ]
-    tokens = [_TOKENS] if any("$(tokens " in line for line in lines) else []
-    sent = [
-        "# The requests, in another shell, once the server is ready:",
-        f"url=http://127.0.0.1:{port}",
-        *tokens,
-        *lines,
-    ]
-    return "\n".join([f"# {' '.join(scenario.title.split())}", launch.render(), "", *sent])
+    if any("$(tokens " in line for line in lines):
+        lines.insert(0, _TOKENS)
+    return "\n".join(
+        [
+            f"# {' '.join(scenario.title.split())}",
+            launch.render(),
+            "",
+            "# The requests, in another shell, once the server is ready:",
+            f"url=http://127.0.0.1:{port}",
+            *lines,
+        ]
+    )
 
 
 def _curl(request: Request, command: ServeCommand, seed: str) -> str:
-    given = _fields(request, command)
+    fields = _fields(request, command)
     path, tokens, shared = (
-        given.pop("path", _COMPLETIONS),
-        given.pop("tokens", 0),
-        given.pop("shared", 0),
+        fields.pop("path", _COMPLETIONS),
+        fields.pop("tokens", 0),
+        fields.pop("shared", 0),
     )
-    seed = given.pop("conversation", seed)
+    seed = fields.pop("conversation", seed)
     model = (command.get("--served-model-name") or command.model or "").split()[0]
-    wait, leave = given.pop("starts_after", 0), given.pop("leaves_after", None)
-    rest = {name: value for name, value in given.items() if name not in ("name", "may_fail")}
+    wait, leave = fields.pop("starts_after", 0), fields.pop("leaves_after", None)
+    rest = {name: value for name, value in fields.items() if name not in ("name", "may_fail")}
     body = {"model": model} | rest.get("body", rest)
     leaves = f" -m {leave:g}" if leave is not None else ""
     line = f"curl -s{leaves} \"$url\"{shlex.quote(path)} -H 'Content-Type: application/json' -d "
@@ -272,7 +273,7 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
     if report is not None and (notice := banner(report.evidence, report.vllm_version)):
         lines.append(f"Made from a run of vllm-repro, and itself not run. {notice}")
         if report.replaced:
-            because = "; ".join(list(dict.fromkeys(one.why for one in report.replaced))[:3])
+            because = "; ".join(list(dict.fromkeys(part.why for part in report.replaced))[:3])
             lines += wrap(
                 f"The lab replaced {len(report.replaced)} parts, which the report lists"
                 f" ({because}), and served a small model. This script does neither.",
@@ -288,20 +289,19 @@ def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
     install = f"{DISTRIBUTION if on_cpu else 'vllm'}=={release}"
     if "+" in release:
         install = f", and vLLM {release}, which is no release"
-    lines = [
+    by_hand = (
+        f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use"
+        " --url."
+    )
+    return [
         f"pip install openai {install}    # needs: {scenario.needs}",
         "python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
         (
             "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9:"
             " nine random token ids."
         ),
+        *([by_hand] if scenario.needs.nodes > 1 else []),
     ]
-    if scenario.needs.nodes > 1:
-        lines.append(
-            f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use"
-            " --url."
-        )
-    return lines
 
 
 def _steps(steps: Iterable[Step], command: ServeCommand) -> Iterable[str]:
@@ -340,27 +340,30 @@ def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
 
     The fields of its body follow, or `body` with all of them.
     """
-    found: dict[str, Any] = {"name": request.label}
     fields: dict[str, Any] = _thawed(request.fields)
-    if isinstance(request.prompt, int | Size):
-        found["tokens"] = resolve(request.prompt, command)
-        found |= {"shared": resolve(request.shared, command)} if request.shared else {}
-        found |= {"conversation": request.conversation} if request.conversation else {}
+    sized = isinstance(request.prompt, int | Size)
+    if sized:
         fields = {name: value for name, value in fields.items() if name not in _OF_TEMPLATE}
-    else:
-        found |= {"path": request.endpoint} if request.endpoint != _COMPLETIONS else {}
-    found |= {"may_fail": list(request.may_fail)} if request.may_fail else {}
-    found |= {"starts_after": request.starts_after} if request.starts_after else {}
-    found |= {"leaves_after": request.leaves_after} if request.leaves_after is not None else {}
+    path = "" if sized or request.endpoint == _COMPLETIONS else request.endpoint
+    options = {
+        "name": request.label,
+        "tokens": resolve(request.prompt, command) if isinstance(request.prompt, int | Size) else 0,
+        "shared": resolve(request.shared, command) if sized else 0,
+        "conversation": request.conversation if sized else "",
+        "path": path,
+        "may_fail": list(request.may_fail),
+        "starts_after": request.starts_after,
+    }
+    known: dict[str, Any] = {name: value for name, value in options.items() if value}
+    known |= {"leaves_after": request.leaves_after} if request.leaves_after is not None else {}
     if request.prompt is None:
-        return found | {"body": fields}
+        return known | {"body": fields}
     if isinstance(request.prompt, str) and request.endpoint != _COMPLETIONS:
-        found["messages"] = [{"role": "user", "content": request.prompt}]
+        known["messages"] = [{"role": "user", "content": request.prompt}]
     elif isinstance(request.prompt, str | tuple):
-        found["prompt"] = _thawed(request.prompt)
-    found |= {"max_tokens": resolve(request.max_tokens, command), "temperature": 0}
-    found |= {"stream": True} if request.stream else {}
-    return found | fields
+        known["prompt"] = _thawed(request.prompt)
+    known |= {"max_tokens": resolve(request.max_tokens, command), "temperature": 0}
+    return known | ({"stream": True} if request.stream else {}) | fields
 
 
 def _thawed(value: Any) -> Any:

@@ -87,15 +87,11 @@ def _moved(hunk: re.Match[str]) -> str:
 
 def untried_note(file: PatchedFile) -> str:
     """Return what of a patched file did not run, as the end of a line."""
-    note = ""
-    if file.imported is False:
-        note += "; no process of the server imported it, so its change was not tried"
-    if file.untried:
-        note += (
-            f"; the lab runs something else for {', '.join(file.untried)}, so that change was not"
-            " tried"
-        )
-    return note
+    unimported = "; no process of the server imported it, so its change was not tried"
+    replaced = (
+        f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"
+    )
+    return unimported * (file.imported is False) + replaced * bool(file.untried)
 
 
 def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
@@ -104,12 +100,12 @@ def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
     Empty for all but unchanged files of a release.
     """
     release = _TAGGED.fullmatch(arm.server.vllm_version or report.vllm_version or "")
-    own = (
+    released = (
         file.startswith("vllm/")
         and file.endswith(".py")
         and file not in {patch.file for patch in arm.patches}
     )
-    if release is None or not own or report.rehearsal or arm.server.source:
+    if release is None or not released or report.rehearsal or arm.server.source:
         return ""
     return f"https://github.com/vllm-project/vllm/blob/v{release[1]}/{quote(file)}" + (
         f"#L{line}" if line else ""

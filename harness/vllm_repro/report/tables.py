@@ -77,10 +77,11 @@ def _arm_columns(report: RunReport) -> list[_Column]:
             for arm, speed in first.items()
             if speed.ratio is not None
         }
-        columns.append((f"output tok/s at {point}", lambda arm, _: words.get(arm.name, "-")))
-        columns.append((f"to {measured.baseline}", lambda arm, _: ratios.get(arm.name, "-")))
-    columns.append(("rate, 95 % confidence", lambda arm, _: _rate(arm)))
-    return columns
+        columns += [
+            (f"output tok/s at {point}", lambda arm, _: words.get(arm.name, "-")),
+            (f"to {measured.baseline}", lambda arm, _: ratios.get(arm.name, "-")),
+        ]
+    return [*columns, ("rate, 95 % confidence", lambda arm, _: _rate(arm))]
 
 
 def _rate(arm: ArmReport) -> str:
@@ -114,7 +115,6 @@ def throughput_table(measured: MeasureReport | None) -> Table | None:
     """Return a row per arm and load; None if there is no figure to show."""
     if measured is None or not measured.shown:
         return None
-    last = ("client", "rounds, boots", f"to {measured.baseline}")
     rows = [
         (
             str(speed.figures.point),
@@ -131,7 +131,8 @@ def throughput_table(measured: MeasureReport | None) -> Table | None:
         )
         for speed in measured.shown
     ]
-    return Table(("load", "arm", "output tok/s", "req/s", *_TIMES, *last), tuple(rows))
+    heads = ("load", "arm", "output tok/s", "req/s", *_TIMES, "client", "rounds, boots")
+    return Table((*heads, f"to {measured.baseline}"), tuple(rows))
 
 
 def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
@@ -153,28 +154,29 @@ def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str)
         f" at most {100 * MOST_OFF:g} %. The ratio is output tokens per second over those of"
         f" {quote(measured.baseline)}, with its 95 % bootstrap interval."
     )
-    notes = [how]
-    notes += [
-        f"{quote(speed.arm)} has no times at {speed.figures.point}: the client was late in too many"
-        " rounds."
-        for speed in measured.shown
-        if speed.figures.ttft_s is None
-    ]
-    if any(speed.figures.boots < 2 for speed in measured.speeds):
-        notes.append(
+    once = any(speed.figures.boots < 2 for speed in measured.speeds)
+    return [
+        how,
+        *(
+            f"{quote(speed.arm)} has no times at {speed.figures.point}: the client was late in too"
+            " many rounds."
+            for speed in measured.shown
+            if speed.figures.ttft_s is None
+        ),
+        *(
             "An arm was booted once: the interval does not cover differences between boots"
             " (`--trials`)."
-        )
-    return notes
+            for _ in range(once)
+        ),
+    ]
 
 
 def throughput_section(measured: MeasureReport | None) -> str:
     """Return a section of Markdown; empty if throughput was not measured."""
     if measured is None:
         return ""
-    notes = throughput_notes(measured, code)
-    table = throughput_table(measured)
-    return Markup(plain_text("throughput.md", measured=measured, notes=notes, table=table))
+    values = {"notes": throughput_notes(measured, code), "table": throughput_table(measured)}
+    return Markup(plain_text("throughput.md", measured=measured, **values))
 
 
 _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (

@@ -6,8 +6,11 @@ that was open.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, answer_word, trial_id
+from vllm_repro.report.format import plural
 
 __all__ = ["Event", "timelines"]
 
@@ -19,70 +22,77 @@ _COUNTED = {"throughput-round": "throughput"}
 
 def timelines(recording: Recording) -> dict[TrialId, list[Event]]:
     """Return the events of each trial in the order of time, with the unfinished trials."""
-    entries: dict[TrialId, list[Entry]] = {}
-    own: list[Entry] | None = None
+    trials: dict[TrialId, list[Entry]] = {}
+    trial: list[Entry] | None = None
     for entry in recording.entries:
         if entry.event == "trial-started":
-            entries[trial_id(entry)] = own = []
-        if own is not None:
-            own.append(entry)
+            trials[trial_id(entry)] = trial = []
+        if trial is not None:
+            trial.append(entry)
             if entry.event == "trial-ended":
-                own = None
-    return {trial: _events(own) for trial, own in entries.items()}
+                trial = None
+    return {name: _events(entries) for name, entries in trials.items()}
 
 
 def _events(entries: list[Entry]) -> list[Event]:
     began = entries[0].t
     shown = {entry["detail"] for entry in entries if entry.event == "sign"}
-    found: list[Event] = []
+    events: list[Event] = []
     for entry in entries:
         # The exit of a process is a sign as well: show it once.
         if (words := _words(entry)) is not None and not (words[0] == "exit" and words[1] in shown):
             at = entry.get("at", entry.t) if entry.event == "sign" else entry.t
-            found.append((at - began, *words))
+            events.append((at - began, *words))
     for event, name in _COUNTED.items():
         if times := [entry.t - began for entry in entries if entry.event == event]:
-            found.append(
+            events.append(
                 (times[-1], name, f"{len(times)} on record, the first at {times[0]:.3f} s")
             )
-    return sorted(found, key=lambda event: event[0])
+    return sorted(events, key=lambda event: event[0])
 
 
 def _words(entry: Entry) -> tuple[str, str] | None:
     """Return what an entry observed, and its detail; None for events that are not shown."""
-    match entry.event:
-        case "sign":
-            return entry["channel"] + (" (decisive)" if entry["decisive"] else ""), entry["detail"]
-        case "ready":
-            return "ready", "/health answers 200" + (
-                f", vLLM {entry['version']}" if entry.get("version") else ""
-            )
-        case "request-sent":
-            return entry["name"], "sent"
-        case "answer":
-            tokens = (entry.get("usage") or {}).get("completion_tokens")
-            result = answer_word(entry) + (
-                f", {tokens} token{'' if tokens == 1 else 's'}" if tokens else ""
-            )
-            took = entry.get("took_s")
-            return entry["name"], result + (f", after {took:.3f} s" if took is not None else "")
-        case "canary":
-            result = "answers" if entry["ok"] else f"fails: {entry['status']}, {entry['error']}"
-            return "canary", f"a one-token completion {result}"
-        case "exited":
-            return "exit", f"{entry['detail']}{', as we asked' if entry.get('asked') else ''}"
-        case "rank-exited":
-            return "exit", f"rank {entry['rank']}: {entry['detail']}"
-        case "hung" | "channel-broken":
-            return entry.event, entry["detail"]
-        case "boot-stalled":
-            return (
-                "stalled",
-                f"no progress for {entry['seconds']:.0f} s; last line: {entry['last_line']}",
-            )
-        case "measure-stopped":
-            return "measuring", f"{entry['doing']} stopped: {entry['why']}"
-        case "trial-ended":
-            return "end", "of the trial"
-        case _:
-            return None
+    words = _WORDS.get(entry.event)
+    return words(entry) if words else None
+
+
+def _answer(entry: Entry) -> tuple[str, str]:
+    tokens = (entry.get("usage") or {}).get("completion_tokens")
+    result = answer_word(entry) + (f", {plural(tokens, 'token')}" if tokens else "")
+    took_s = entry.get("took_s")
+    return entry["name"], result + (f", after {took_s:.3f} s" if took_s is not None else "")
+
+
+def _canary(entry: Entry) -> tuple[str, str]:
+    result = "answers" if entry["ok"] else f"fails: {entry['status']}, {entry['error']}"
+    return "canary", f"a one-token completion {result}"
+
+
+_WORDS: dict[str, Callable[[Entry], tuple[str, str]]] = {
+    "sign": lambda entry: (
+        entry["channel"] + (" (decisive)" if entry["decisive"] else ""),
+        entry["detail"],
+    ),
+    "ready": lambda entry: (
+        "ready",
+        "/health answers 200" + (f", vLLM {entry['version']}" if entry.get("version") else ""),
+    ),
+    "request-sent": lambda entry: (entry["name"], "sent"),
+    "answer": _answer,
+    "canary": _canary,
+    "exited": lambda entry: (
+        "exit",
+        f"{entry['detail']}{', as we asked' if entry.get('asked') else ''}",
+    ),
+    "rank-exited": lambda entry: ("exit", f"rank {entry['rank']}: {entry['detail']}"),
+    "hung": lambda entry: ("hung", entry["detail"]),
+    "channel-broken": lambda entry: ("channel-broken", entry["detail"]),
+    "boot-stalled": lambda entry: (
+        "stalled",
+        f"no progress for {entry['seconds']:.0f} s; last line: {entry['last_line']}",
+    ),
+    "measure-stopped": lambda entry: ("measuring", f"{entry['doing']} stopped: {entry['why']}"),
+    "trial-ended": lambda _: ("end", "of the trial"),
+}
+"""What and detail of an event, by its name."""
