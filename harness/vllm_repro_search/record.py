@@ -8,22 +8,18 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import msgspec
 from markupsafe import Markup
 
-from vllm_repro.report.format import columns, limited, plural, seconds
-from vllm_repro.report.model import issue_url
-from vllm_repro.report.text import cell, fence, printable
+from vllm_repro.report.document import plain_text
+from vllm_repro.report.format import columns
+from vllm_repro.report.text import one_line
 from vllm_repro.scenario.scenario import Status
 from vllm_repro_diagnosis.evidence import banner, facts_of, simulated
 from vllm_repro_search.plan import Plan
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 __all__ = [
     "BootTable",
@@ -31,13 +27,12 @@ __all__ = [
     "SearchRecord",
     "markdown",
     "terminal",
-    "text_environment",
 ]
 
 _WIDEST = 40
 """Letters of a table's cell on a terminal."""
 
-_MOST_NUMBERS = 12
+_TEMPLATES = Path(__file__).parent / "templates"
 _CELL = "\x1f"
 """Stands between the cells of a row in `tables.txt`; `printable` removes it from values."""
 
@@ -104,14 +99,15 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def tables(self) -> list[BootTable]:
         """Return the tables of `tables.txt`: a summary line, heads and rows for each."""
-        tables = []
-        for block in self._blocks("tables.txt"):
-            summary, heads, *rows = block.strip("\n").split("\n")
-            cells = [tuple(row.split(_CELL)) for row in rows]
-            tables.append(
-                BootTable("" if summary == "-" else summary, tuple(heads.split(_CELL)), cells)
+        blocks = (block.strip("\n").split("\n") for block in self._blocks("tables.txt"))
+        return [
+            BootTable(
+                "" if summary == "-" else summary,
+                tuple(heads.split(_CELL)),
+                [tuple(row.split(_CELL)) for row in rows],
             )
-        return tables
+            for summary, heads, *rows in blocks
+        ]
 
     @property
     def release(self) -> str | None:
@@ -146,11 +142,8 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         if not (folder / template).exists():
             return []
         known = self.plan and self.plan.answer()
-        text = (
-            text_environment(folder, "line")
-            .get_template(template)
-            .render(record=self, plan=self.plan, known=known)
-        )
+        values = {"record": self, "plan": self.plan, "known": known, "row": _row}
+        text = plain_text(template, folder, kind="line", **values)
         return [block for block in text.split("\n\n") if block.strip()]
 
     def answered(self) -> list[bool]:
@@ -172,8 +165,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Return the content of the JSON file."""
         fields = msgspec.to_builtins(self)
         whole = {"schema": 1, **fields, "reading": ". ".join(self.readings), **self.derived()}
-        plain: dict[str, Any] = json.loads(msgspec.json.encode(whole))
-        return plain
+        return dict(json.loads(msgspec.json.encode(whole)))
 
 
 class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):
@@ -200,8 +192,6 @@ def markdown(record: SearchRecord) -> str:
         record,
         mark=simulated(record.evidence or "").strip(),
         notice=banner(record.evidence or "", record.release),
-        issue=Markup(f"[{record.issue}]({issue_url(record.issue)})"),
-        fence=lambda text: Markup(fence(text, "console")),
     )
 
 
@@ -221,46 +211,8 @@ def terminal(record: SearchRecord, page: str, resume: str) -> str:
 
 
 def _render(template: str, record: SearchRecord, **values: Any) -> str:
-    folder = Path(__file__).parent / "templates"
-    return (
-        text_environment(folder, "md" if template.endswith(".md") else "txt")
-        .get_template(template)
-        .render(record=record, **values)
-    )
+    return f"{plain_text(template, _TEMPLATES, record=record, **values)}\n"
 
 
-@cache
-def text_environment(folder: Path, kind: Literal["md", "txt", "line"]) -> Environment:
-    """Return the environment of templates that escape each value but markup.
-
-    line: each value on one line.
-    """
-    # here: 0.1 s of imports that only a text needs
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    escape = {"md": cell, "txt": printable, "line": _one_line}[kind]
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else escape(str(value)),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "limited": limited,
-        "number": "{:,}".format,
-        "numbers": _numbers,
-        "plural": plural,
-        "row": lambda values: Markup(_CELL.join(_one_line(str(value)) for value in values)),
-        "seconds": seconds,
-    }
-    return environment
-
-
-def _one_line(text: str) -> str:
-    return " ".join(printable(text).split())
-
-
-def _numbers(values: Iterable[int]) -> str:
-    return ", ".join(limited([f"{value:,}" for value in sorted(values)], _MOST_NUMBERS))
+def _row(values: Iterable[object]) -> Markup:
+    return Markup(_CELL.join(one_line(str(value)) for value in values))

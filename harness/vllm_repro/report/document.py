@@ -17,9 +17,18 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from vllm_repro.report.format import limited
+from vllm_repro.report.format import limited, plural, seconds
 from vllm_repro.report.model import issue_url
-from vllm_repro.report.text import cell, code, fence, markdown_table, plain, printable, shorten
+from vllm_repro.report.text import (
+    cell,
+    code,
+    fence,
+    markdown_table,
+    one_line,
+    plain,
+    printable,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -49,7 +58,12 @@ def _escaped(escape: Callable[[str], str]) -> Callable[[object], object]:
     return lambda value: value if isinstance(value, Markup) else Markup(escape(str(value)))
 
 
-_FINALIZE = {".html": clean, ".md": _escaped(cell), ".txt": _escaped(printable)}
+_FINALIZE = {
+    ".html": clean,
+    ".md": _escaped(cell),
+    ".txt": _escaped(printable),
+    "line": _escaped(one_line),
+}
 _MARKDOWN: dict[str, Callable[..., str]] = {
     "code": code,
     "fence": fence,
@@ -66,20 +80,27 @@ def _markup(filter_: Callable[..., str]) -> Callable[..., Markup]:
 
 
 @cache
-def _environment(folder: Path, suffix: str) -> Environment:
+def _environment(folder: Path, kind: str) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: it takes 0.1 s
 
     environment = Environment(
         loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_FINALIZE[suffix],
+        finalize=_FINALIZE[kind],
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"shorten": shorten, "limited": limited, "local_link": local_link}
-    if suffix == ".md":
+    environment.filters |= {
+        "limited": limited,
+        "local_link": local_link,
+        "number": "{:,}".format,
+        "plural": plural,
+        "seconds": seconds,
+        "shorten": shorten,
+    }
+    if kind == ".md":
         environment.filters |= {name: _markup(maker) for name, maker in _MARKDOWN.items()}
     return environment
 
@@ -91,12 +112,13 @@ def compile_page() -> None:
             _environment(TEMPLATES, path.suffix).get_template(path.name)
 
 
-def fragment(template: str, folder: Path = TEMPLATES, **values: Any) -> Markup:
-    """Render a template, by its suffix. Raises `jinja2.UndefinedError` for a missing value.
+def fragment(template: str, folder: Path = TEMPLATES, *, kind: str = "", **values: Any) -> Markup:
+    """Render a template. Raises `jinja2.UndefinedError` for a missing value.
 
-    folder: where a feature has its templates; they may use those of this package.
+    folder: where a feature has its templates; they may use those of this package. kind: "line" for
+    values on one line (default: the suffix decides).
     """
-    environment = _environment(folder, Path(template).suffix)
+    environment = _environment(folder, kind or Path(template).suffix)
     return Markup(environment.get_template(template).render(values))  # it is escaped
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "fence",
     "html",
     "markdown_table",
+    "one_line",
     "plain",
     "printable",
     "shorten",
@@ -87,7 +88,7 @@ def plain(text: str) -> str:
 def cell(text: str) -> str:
     """Return `text` for a table cell or the middle of a line, without markup, links or mentions."""
     # Escape before breaking mentions: a gap contains a sign that is escaped.
-    return _break_mentions(_SYNTAX.sub(lambda found: "\\" + found[0], _one_line(text)))
+    return _break_mentions(_SYNTAX.sub(lambda found: "\\" + found[0], one_line(text)))
 
 
 def code(text: str, *, in_table: bool = False) -> str:
@@ -95,7 +96,7 @@ def code(text: str, *, in_table: bool = False) -> str:
 
     In a table GitHub splits columns before it finds code.
     """
-    line = _short_ticks(_one_line(text))
+    line = _short_ticks(one_line(text))
     if not line:
         return "` `"
     if in_table:
@@ -106,10 +107,11 @@ def code(text: str, *, in_table: bool = False) -> str:
 
 def html(text: str) -> str:
     """Return `text` for the content of an HTML element, on one line."""
-    return _break_mentions(escape(_one_line(text), quote=False))
+    return _break_mentions(escape(one_line(text), quote=False))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return `text` on one line, with one space between words."""
     return " ".join(printable(text).split())
 
 

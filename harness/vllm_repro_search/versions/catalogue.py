@@ -19,14 +19,13 @@ from packaging.version import Version
 
 from vllm_repro.conversion import decode
 from vllm_repro.releases.known import NEWEST
-from vllm_repro.report.document import document, fragment
+from vllm_repro.report.document import document, fragment, plain_text
 from vllm_repro.report.model import issue_url
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_search.record import text_environment
 from vllm_repro_search.versions.record import ReleaseResult, VersionMap
 
 __all__ = ["Bug", "Sighting", "Upstream", "UpstreamState", "bugs", "markdown", "page", "upstream"]
@@ -204,8 +203,7 @@ def _values(rows: Sequence[Bug]) -> dict[str, Any]:
 
 def markdown(rows: Sequence[Bug]) -> str:
     """Return `catalogue.md`."""
-    template = text_environment(TEMPLATES, "md").get_template("catalogue.md")
-    return template.render(**_values(rows), Markup=Markup)
+    return plain_text("catalogue.md", TEMPLATES, **_values(rows), Markup=Markup) + "\n"
 
 
 def page(rows: Sequence[Bug]) -> str:
