@@ -153,15 +153,12 @@ def _bug_nights(
     scenario: str, evidence: str, pairs: Sequence[tuple[date, Run]], nights: Sequence[date]
 ) -> BugNights:
     state = bug_state(pairs)
-    runs: dict[date, list[Run]] = {night: [] for night in nights}
-    for night, run in pairs:
-        runs.setdefault(night, []).append(run)
     return BugNights(
         scenario=scenario,
         evidence=evidence,
         state=state,
         reason=state.reason,
-        nights=tuple(_cell(night, runs[night]) for night in nights),
+        nights=tuple(_cell(night, [run for day, run in pairs if day == night]) for night in nights),
     )
 
 
@@ -180,9 +177,8 @@ def _result(run: Run) -> str:
     failed_otherwise = run.verdict is Verdict.CHANGED and bool(run.leading)
     if failed_otherwise or run.died is not None or run.quiet:
         return run.verdict
-    if run.interrupted or run.journal_cut:
-        return "interrupted"
-    return "infra" if run.infra else Verdict.INCONCLUSIVE
+    undecided = "infra" if run.infra else Verdict.INCONCLUSIVE
+    return "interrupted" if run.interrupted or run.journal_cut else undecided
 
 
 def _changes(bug: BugNights, before: Verdict, last: int) -> Iterator[Change]:

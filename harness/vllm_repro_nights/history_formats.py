@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,18 +24,16 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def terminal(history: History) -> str:
     """Return the output of `vllm-repro history`."""
-    lines = [_SIMULATED] if history.simulated else []
-    lines += [_headline(history), ""]
+    lines = [*([_SIMULATED] if history.simulated else []), _headline(history), ""]
     if history.since is None:
         lines.append("There is no earlier night to compare with.")
     else:
         lines.append(f"since the night of {history.since}:")
         lines += [f"  {line}" for line in change_lines(history)] or ["  nothing changed"]
     rows = [("state", "scenario", "evidence", f"{len(history.nights)} nights", "reason")]
-    for bug in history.bugs:
-        if bug.decided:
-            letters = "".join(MARKS[cell.result].letter for cell in bug.nights)
-            rows.append((bug.state.verdict, bug.scenario, bug.evidence, letters, bug.reason))
+    for bug in filter(attrgetter("decided"), history.bugs):
+        letters = "".join(MARKS[cell.result].letter for cell in bug.nights)
+        rows.append((bug.state.verdict, bug.scenario, bug.evidence, letters, bug.reason))
     lines += ["", *columns(rows, (12, 32, 9, 14, 100))]
     if folded := _folded(history):
         lines += ["", f"without a conclusive run: {', '.join(folded)}"]
@@ -59,12 +58,12 @@ def _headline(history: History) -> str:
 
 def change_lines(history: History) -> list[str]:
     """Return a line for each change, claims about vLLM first."""
-    lines = []
-    for change in history.changes:
-        mark = facts_of(change.evidence).mark
-        kind = change.kind.upper() if change.call else change.kind
-        lines.append(f"{kind}: {change.scenario}{f' ({mark})' if mark else ''}: {change.text}")
-    return lines
+    marks = [facts_of(change.evidence).mark for change in history.changes]
+    return [
+        f"{change.kind.upper() if change.call else change.kind}: {change.scenario}"
+        f"{f' ({mark})' if mark else ''}: {change.text}"
+        for change, mark in zip(history.changes, marks, strict=True)
+    ]
 
 
 def _folded(history: History) -> list[str]:

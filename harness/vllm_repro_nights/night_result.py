@@ -90,25 +90,20 @@ class Night:
     @property
     def light(self) -> Light:
         """Return the worst light; amber if nothing ran."""
-        lights = {result.light for result in self.scenarios}
+        lights = {result.light for result in self.scenarios} - {Light.NONE}
         if Light.RED in lights:
             return Light.RED
-        undecided = lights - {Light.GREEN, Light.NONE}
-        if self.trouble or self.interrupted or undecided or Light.GREEN not in lights:
-            return Light.AMBER
-        return Light.GREEN
+        calm = lights == {Light.GREEN} and not self.trouble and not self.interrupted
+        return Light.GREEN if calm else Light.AMBER
 
     @property
     def had_trouble(self) -> bool:
         """Return True if the host had trouble, or if nothing ran: the night shows nothing."""
-        outcomes = {
-            trial.outcome for report in self.reports for arm in report.arms for trial in arm.trials
-        }
-        failed = any(
-            result.light is Light.AMBER and result.report is None for result in self.scenarios
-        )
-        tested = any(outcome.facts.tested for outcome in outcomes)
-        return bool(self.trouble) or failed or Outcome.INFRA in outcomes or not tested
+        arms = [arm for report in self.reports for arm in report.arms]
+        outcomes = {trial.outcome for arm in arms for trial in arm.trials}
+        without_run = {result.light for result in self.scenarios if result.report is None}
+        trouble = bool(self.trouble) or Light.AMBER in without_run or Outcome.INFRA in outcomes
+        return trouble or not any(outcome.facts.tested for outcome in outcomes)
 
     @property
     def headline(self) -> str:

@@ -65,18 +65,19 @@ def run_night(
             if result.report is not None:
                 interrupted = interrupted or result.report.interrupted
                 copy = folder / result.scenario
-                copy = (
-                    copy
-                    if not copy.exists()
-                    else folder / f"{copy.name}-{result.report.folder.name}"
-                )
+                if copy.exists():
+                    copy = folder / f"{copy.name}-{result.report.folder.name}"
                 near[run_id(result.report)] = f"{copy.name}/report.html"
                 trouble += _copy_reports(result.report, copy)
     except KeyboardInterrupt as signal:
         interrupted = f"{signal}" or "SIGINT"  # a run takes the signals itself
     with signals_later():  # a second Ctrl-C must not cost the summary
-        not_run = [job for job in jobs if interrupted and id(job) not in done]
-        scenarios = [*done.values(), *map(_not_run, not_run)]
+        why = "not run: the night was interrupted before"
+        scenarios = [*done.values()] + [
+            ScenarioNight(scenario=job.scenario.id, light=Light.CUT, why=why)
+            for job in jobs
+            if interrupted and id(job) not in done
+        ]
         runs, _ = read_runs(out)
         past = history(runs, None)
         names = [*private_folders(), *private_sources(job.options.vllm for job in jobs)]
@@ -217,11 +218,6 @@ def _unfit(job: Job) -> str:
     if facts.container and not scenario.needs.gpus:
         return f"it needs {scenario.needs}, and a night in containers is of the image for GPUs"
     return "" if job.elsewhere else lacking(needs_of(scenario, options), gpus())
-
-
-def _not_run(job: Job) -> ScenarioNight:
-    why = "not run: the night was interrupted before"
-    return ScenarioNight(scenario=job.scenario.id, light=Light.CUT, why=why)
 
 
 def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:

@@ -44,10 +44,8 @@ def signature_of(arm: ArmJson) -> str:
 
     Cancelled trials do not count.
     """
-    death = next(
-        (one.death for one in arm.trials if one.death and one.outcome is not Outcome.CANCELLED),
-        None,
-    )
+    counted = (trial for trial in arm.trials if trial.outcome is not Outcome.CANCELLED)
+    death = next((trial.death for trial in counted if trial.death), None)
     if death is None:
         return ""
     where = f" in {death.frames[-1].rpartition(':')[2]}" if death.frames else ""

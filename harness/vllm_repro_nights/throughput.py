@@ -37,27 +37,28 @@ def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
     for night, run in runs:
         for arm in run.arms if run.evidence == Evidence.GPU else ():
             label = f"{run.hardware}, {arm.server.weights or 'unknown'} weights"
-            setup = setup_of(arm)  # figures of other flags are not compared
             measured = [trial.throughput for trial in arm.trials if trial.throughput is not None]
             for point in (point for trial in measured for point in trial.points):
                 load = Point(point.prompt, point.output, point.concurrency)
-                key = run.scenario, arm.name, load, run.host, label, setup
+                # figures of other flags are not compared
+                key = run.scenario, arm.name, load, run.host, label, setup_of(arm)
                 if point.output_tok_s is not None:
-                    nights = figures.setdefault(key, {})
-                    nights.setdefault(night, []).append(point.output_tok_s)
-    shown: list[NightThroughput] = []
-    for (scenario, name, load, host, label, _), nights in sorted(figures.items()):
-        *earlier, last = sorted(nights)
-        shown.append(
-            NightThroughput(
-                scenario=scenario,
-                arm=name,
-                load=str(load),
-                host=host,
-                label=label,
-                night=last,
-                last=median(nights[last]),
-                before=median(nights[earlier[-1]]) if earlier else None,
-            )
-        )
-    return shown
+                    nights = figures.setdefault(key, {}).setdefault(night, [])
+                    nights.append(point.output_tok_s)
+    return [_last_two(*key[:5], nights) for key, nights in sorted(figures.items())]
+
+
+def _last_two(
+    scenario: str, arm: str, load: Point, host: str, label: str, nights: dict[date, list[float]]
+) -> NightThroughput:
+    *earlier, last = sorted(nights)
+    return NightThroughput(
+        scenario=scenario,
+        arm=arm,
+        load=str(load),
+        host=host,
+        label=label,
+        night=last,
+        last=median(nights[last]),
+        before=median(nights[earlier[-1]]) if earlier else None,
+    )

@@ -168,9 +168,10 @@ def _by_script(
     unused = {"--server": arguments.server != "auto"} | {
         f"--{name}": getattr(arguments, name) for name in ("model", "weights", "image", "arm", "on")
     }
-    if given := next((name for name, value in unused.items() if value), None):
+    if unused_option := next((name for name, value in unused.items() if value), None):
         raise UsageError(
-            f"{given} has no meaning with --script", hint="leave it out: no server is booted"
+            f"{unused_option} has no meaning with --script",
+            hint="leave it out: no server is booted",
         )
     candidates, left_out = _candidates(arguments)
     arm = scenario.leading[0]
@@ -226,8 +227,8 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
         )
     low, high = sorted((bad, good), key=Version)
     known: Sequence[str] = releases(arguments.versions) if arguments.versions else CPU_BUILDS
-    between = [one for one in known if Version(low) <= Version(one) <= Version(high)]
-    if arguments.versions and (outside := [one for one in known if one not in between]):
+    between = [name for name in known if Version(low) <= Version(name) <= Version(high)]
+    if arguments.versions and (outside := [name for name in known if name not in between]):
         text = f"--versions names {', '.join(outside)}, not between {low} and {high}"
         raise UsageError(text, hint="leave it out, or name other ends with --bad and --good")
     chosen = sorted({bad, good, *between}, key=Version)
@@ -241,20 +242,20 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
     old, new = (
         (arguments.bad, arguments.good) if arguments.find_fix else (arguments.good, arguments.bad)
     )
-    found, left_out = commits_between(checkout, old, new)
-    if len(found) < 2 and left_out:
+    changes, left_out = commits_between(checkout, old, new)
+    if len(changes) < 2 and left_out:
         raise UsageError(
             f"no commit from {old} to {new} changes vllm/",
             hint="name commits that lie further apart",
         )
-    if len(found) < 2:
+    if len(changes) < 2:
         hint = (
             "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
         )
         raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
     commits = (
         Candidate(commit.hash[:12], f"{checkout}@{commit.hash}", commit.title, commit.date)
-        for commit in found
+        for commit in changes
     )
     return tuple(commits), left_out
 

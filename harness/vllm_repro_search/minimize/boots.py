@@ -47,9 +47,9 @@ class Reducible:
     def with_units(self, kept: Sequence[int]) -> Arm:
         """Return the arm with the units `kept`, and all that is no unit."""
         removed = {
-            one.name: one.text
-            for unit, one in enumerate(self.units)
-            if one.name and unit not in kept
+            unit.name: unit.text
+            for number, unit in enumerate(self.units)
+            if unit.name and number not in kept
         }
         edit = Edit(
             f"without {', '.join(removed.values())}", lambda command: _less(command, removed)
@@ -95,7 +95,7 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
             " without that change",
             hint=(
                 "--arm with one of"
-                f" {', '.join(one.name for one in scenario.arms if not one.patches)}"
+                f" {', '.join(other.name for other in scenario.arms if not other.patches)}"
             ),
         )
     command, _, changes = edited_command(scenario, arm, kind, options)
@@ -107,12 +107,12 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
     # An edit may have a value for the lab. The reader pastes the declared one.
     flags = {name: declared.get(name, text) for name, text in booted.items() if name not in fixed}
     lab_values = {name: booted[name] for name, text in flags.items() if booted[name] != text}
-    given = dict(command.env)
+    env = dict(command.env)
     if command.container is not None and kind.facts.container:
-        given = dict(command.container.env) | given
+        env = dict(command.container.env) | env
     variables = {
         name: f"{name}={shlex.quote(value)}"
-        for name, value in given.items()
+        for name, value in env.items()
         if not is_secret_name(name)
     }
     steps = scenario.workload_of(arm)

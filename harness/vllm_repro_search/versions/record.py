@@ -181,10 +181,9 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def signature(self) -> str:
         """Return how the deaths match the signature; `unknown` if no log names a cause."""
-        deaths = [
-            trial.death for trial in self.trials if trial.death and trial.outcome.facts.tested
-        ]
-        return ", ".join(dict.fromkeys(death.signature or "unknown" for death in deaths)) or "-"
+        tested = (trial for trial in self.trials if trial.outcome.facts.tested)
+        words = dict.fromkeys(trial.death.signature or "unknown" for trial in tested if trial.death)
+        return ", ".join(words) or "-"
 
     @property
     def boot(self) -> str:
