@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -111,16 +110,14 @@ class ScriptSearch(BisectionSearch):
         try:
             release = ReleaseCache().provision(item.vllm, self.progress.line)
         except InfraError as error:
-            return (
-                self._finished(item, ReleaseResult.INFRA, self.redactor.text(f"{error}"), began),
-                None,
-            )
-        variables: dict[str, Any] = {
+            why = self.redactor.text(f"{error}")
+            return self._finished(item, ReleaseResult.INFRA, why, began), None
+        variables = {
             "VLLM_REPRO_SOURCE": item.source,
             "VLLM_REPRO_TREE": f"{release.packages}",
             "VLLM_REPRO_PYTHON": f"{release.python}",
         }
-        status = _exit_status(self._script, {**os.environ, **variables})
+        status = _exit_status(self._script, os.environ | variables)
         if status not in _RESULTS:
             return None, f"exit status {status} of the script"
         why = f"exit status {status}" if status == _SKIP else ""

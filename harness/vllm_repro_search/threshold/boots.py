@@ -137,10 +137,8 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...
 
 
 def _is_quiet(got: Entry, length: int) -> bool:
-    counted = (got["usage"] or {}).get("prompt_tokens")
-    return bool(
-        got["status"] == 200 and not got["error"] and got["finish_reason"] and counted == length
-    )
+    complete = got["status"] == 200 and not got["error"] and bool(got["finish_reason"])
+    return complete and (got["usage"] or {}).get("prompt_tokens") == length
 
 
 def _is_refused(got: Entry | None) -> bool:

@@ -289,11 +289,10 @@ def row_without_run(
 
 
 def _doubt(report: RunReport, version: str, reported: str | None, evidence: str | None) -> str:
+    other = report.evidence != evidence
     if reported is not None and not same_release(reported, version):
         return f"the server reports vLLM {reported}"
-    if report.evidence != evidence:
-        return f"this run is other evidence: {report.evidence}"
-    return ""
+    return f"this run is other evidence: {report.evidence}" if other else ""
 
 
 def _why(report: RunReport) -> str:
@@ -357,9 +356,7 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int:
-        if self.surprises:
-            return 1
-        return 2 if self.undecided else 0
+        return 1 if self.surprises else 2 if self.undecided else 0
 
     def derived(self) -> dict[str, Any]:
         return {

@@ -120,17 +120,13 @@ def run(arguments: argparse.Namespace) -> int:
         arms=find_arms(scenario, names),
         compared=bool(options.patch),
     )
-    trials = job.trials
-    if trials is None:
+    if job.trials is None:
         raise UsageError("a map needs as many boots of each release", hint="--trials N")
     job = replace(job, named_arms=names)  # so that each run is repeated with these arms
     if arguments.versions is None:
-        text = (
-            f"No --versions: the releases where the status of {scenario.id} changes"
-            f" ({scenario.status}), and the one"
-        )
         print(
-            f"{text} that it is tried with: {', '.join(versions)}.",
+            f"No --versions: the releases where the status of {scenario.id} changes"
+            f" ({scenario.status}), and the one that it is tried with: {', '.join(versions)}.",
             file=stream_of(arguments),
             flush=True,
         )
@@ -139,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
             job, repeat_command("versions", job, choice.kind, ("--versions", ",".join(versions)))
         ),
         arms=tuple(arm.name for arm in job.arms),
-        trials=trials,
+        trials=arguments.trials,
         versions=versions,
     )
     return run_search(arguments, ReleaseSweep(job, record), unfinished)
