@@ -81,14 +81,14 @@ def fence(text: str, language: str = "") -> str:
 def plain(text: str) -> str:
     """Return `text` as a paragraph on one line, without markup, links or mentions."""
     return _BLOCK.sub(
-        lambda found: found[0] + "\\" if found[0].isdigit() else "\\" + found[0], cell(text)
+        lambda sign: sign[0] + "\\" if sign[0].isdigit() else "\\" + sign[0], cell(text)
     )
 
 
 def cell(text: str) -> str:
     """Return `text` for a table cell or the middle of a line, without markup, links or mentions."""
     # Escape before breaking mentions: a gap contains a sign that is escaped.
-    return _break_mentions(_SYNTAX.sub(lambda found: "\\" + found[0], one_line(text)))
+    return _break_mentions(_SYNTAX.sub(lambda sign: "\\" + sign[0], one_line(text)))
 
 
 def code(text: str, *, in_table: bool = False) -> str:
