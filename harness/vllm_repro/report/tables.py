@@ -175,8 +175,14 @@ def throughput_section(measured: MeasureReport | None) -> str:
     """Return a section of Markdown; empty if throughput was not measured."""
     if measured is None:
         return ""
-    values = {"notes": throughput_notes(measured, code), "table": throughput_table(measured)}
-    return Markup(plain_text("throughput.md", measured=measured, **values))
+    return Markup(
+        plain_text(
+            "throughput.md",
+            measured=measured,
+            notes=throughput_notes(measured, code),
+            table=throughput_table(measured),
+        )
+    )
 
 
 _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (
