@@ -108,13 +108,13 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
         version=version,
     )
     shown = launch(replace(arm, patches=()))
-    assert shown.container is not None
     if arm.patches:
         from vllm_repro.servers.overlay import patch_container
 
+        assert shown.container is not None
         source = patch_container(shown.container, arm.patches, "show", to_stderr)
         shown = launch(arm, mounts=source.mounts, more_env=source.env)
-        assert shown.container is not None
+    assert shown.container is not None
     if style == "compose":
         from vllm_repro.command.compose import compose_text, service
 
