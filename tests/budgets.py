@@ -15,11 +15,12 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 23_000,
-    "tests": 17_500,
+    "harness": 24_050,
+    "tests": 18_800,
     "benchmarks": 1_200,
 }
-"""Most statements by folder. That of the core stays; a feature may raise the others."""
+"""Most statements by folder. The aim for `harness` is 23,000 and for `tests` 17,500: these two only
+shrink, until a feature needs more. That of the core stays."""
 
 
 def statements(source: str) -> int:

@@ -96,7 +96,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class StubGpus:
-    """The stub of nvidia-smi on PATH (fixtures/gpu_stubs), with four cards unless a test changes them."""
+    """Put the stub of nvidia-smi on PATH, with four cards unless a test changes them."""
 
     def __init__(self, folder: Path) -> None:
         self.servers = folder / "servers"

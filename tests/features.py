@@ -49,7 +49,7 @@ def copy_checkout(target: Path) -> None:
 
 
 def delete(feature: str, root: Path) -> None:
-    """Delete a feature: its package, its folder of tests, and the files and lines that name it elsewhere."""
+    """Delete a feature: its package, its tests, and the files and lines that name it elsewhere."""
     tests = feature.removeprefix("vllm_repro_")
     shutil.rmtree(root / "harness" / feature)
     shutil.rmtree(root / "tests" / tests)
@@ -63,7 +63,7 @@ def delete(feature: str, root: Path) -> None:
 
 
 def make_environment(root: Path) -> Path:
-    """Return an interpreter with the packages of this one, and with the copy in place of the checkout."""
+    """Return an interpreter with the packages of this one, and the copy for the checkout."""
     folder = root / ".venv"
     venv.create(folder, symlinks=True)
     # A path file of a folder that a path file adds is not read, so the checkout stays out.

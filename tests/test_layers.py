@@ -1,4 +1,4 @@
-"""The import rules: a folder of the core imports only folders before it; nothing of the core names a feature; no circles."""
+"""The import rules: folders of the core in order, no feature named by the core, no circles."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MOST_FOR_CHECK = 60
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return the modules of all packages by dotted name, without those that run in another process."""
+    """Return the modules by dotted name, without those that run in another process."""
     found = {}
     for path in [
         *HARNESS.glob("vllm_repro/**/*.py"),
@@ -84,7 +84,7 @@ def is_module(name: str) -> bool:
 
 @cache
 def imports(module: str) -> set[str]:
-    """Return the modules of ours that a module imports anywhere in it, also in functions and under TYPE_CHECKING."""
+    """Return our modules that a module imports, also in functions and under TYPE_CHECKING."""
     names = imported_names(modules()[module])
     return {
         found
@@ -105,7 +105,7 @@ def imported_names(path: Path) -> set[str]:
 
 
 def named(path: Path) -> Iterator[str]:
-    """Yield the packages of ours that a file names in strings, as `importlib` and `python -m` take them."""
+    """Yield our packages that a file names in strings, as for `importlib` and `python -m`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from re.findall(r"\bvllm_repro(?:_\w+)?\b", node.value)

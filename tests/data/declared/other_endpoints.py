@@ -21,8 +21,8 @@ scenario = Scenario(
     issue="vllm-project/vllm#54195",
     title="requests to other endpoints",
     command="""
-        vllm serve Qwen/Qwen3-0.6B --runner pooling --convert embed --dtype float32 --max-model-len 512 --max-num-seqs 4
-        --enforce-eager
+        vllm serve Qwen/Qwen3-0.6B --runner pooling --convert embed --dtype float32
+        --max-model-len 512 --max-num-seqs 4 --enforce-eager
     """,
     model=Model(
         "Qwen/Qwen3-0.6B",

@@ -19,8 +19,8 @@ scenario = Scenario(
     issue="vllm-project/vllm#54195",
     title="token ids, and responses",
     command="""
-        vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 2048 --max-num-batched-tokens 512 --max-num-seqs 4
-        --enforce-eager
+        vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 2048 --max-num-batched-tokens 512
+        --max-num-seqs 4 --enforce-eager
     """,
     model=Model(
         "Qwen/Qwen3-0.6B",

@@ -1,4 +1,4 @@
-"""One engine over two nodes, which a CPU can do as well: for the tests of what happens when a part of it is killed."""
+"""One engine over two nodes on a CPU, for the tests that kill a part of it."""
 
 from vllm_repro.vocabulary import (
     Model,
