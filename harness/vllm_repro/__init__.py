@@ -20,19 +20,22 @@ _HOMES = {
 `__init__.pyi` has the same names for type checkers.
 """
 
-__all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario", "run"]
+
+def _additions() -> dict[str, object]:
+    """Return the names that features add. Reading entry points takes 30 ms, so not at import."""
+    found: dict[str, object] = importlib.import_module("vllm_repro.features").additions("api")
+    return found
 
 
 def __getattr__(name: str) -> object:
-    # a feature has this name; reading entry points takes 30 ms, so read them only for it
-    if name == "frames":
-        features = importlib.import_module("vllm_repro.features")
-        if name in features.additions("api"):
-            return features.load("api", name)
+    if name == "__all__":
+        return sorted({*_HOMES, *_additions()})
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if not name.startswith("_") and name in _additions():
+        return importlib.import_module("vllm_repro.features").load("api", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES, *_additions()})

@@ -8,3 +8,4 @@ from vllm_repro_nights import frames as frames
 
 __version__: str
 __all__ = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario", "run"]
+__all__ += ["frames"]  # of vllm_repro_nights

@@ -24,20 +24,20 @@ TESTS = [block for block in BLOCKS if "def test_" in block]
 
 @pytest.mark.features
 def test_the_names_are_the_contract_for_type_checkers() -> None:
-    assert vllm_repro.__all__ == NAMES
-    assert [name for name in NAMES if not hasattr(vllm_repro, name)] == []
-    assert set(NAMES) <= set(dir(vllm_repro))
+    names = sorted({*NAMES, *additions("api")})
+    assert vllm_repro.__all__ == names
+    assert [name for name in names if not hasattr(vllm_repro, name)] == []
+    assert set(names) <= set(dir(vllm_repro))
     stub = ast.parse(Path(vllm_repro.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    assigned = [node.value for node in stub.body if isinstance(node, ast.Assign)]
-    assert [ast.literal_eval(value) for value in assigned] == [NAMES]
+    lists = [node.value for node in stub.body if isinstance(node, ast.Assign | ast.AugAssign)]
+    assert sorted(name for value in lists for name in ast.literal_eval(value)) == names
     imported = {
         alias.asname
         for node in stub.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert imported == {*NAMES, *additions("api")}
-    assert [name for name in additions("api") if not hasattr(vllm_repro, name)] == []
+    assert imported == set(names)
     assert Path(vllm_repro.__file__).with_name("py.typed").is_file()
     with pytest.raises(AttributeError, match="has no attribute 'VllmSever'"):
         vllm_repro.VllmSever  # type: ignore[attr-defined]  # noqa: B018
