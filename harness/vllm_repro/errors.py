@@ -45,7 +45,7 @@ class ReproError(Exception):
 
 
 class UsageError(ReproError):
-    """The command line asks for something that does not exist."""
+    """The user asked for something that cannot be done as asked."""
 
     exit_status = 64
 

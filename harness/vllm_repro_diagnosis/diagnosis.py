@@ -54,7 +54,7 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
             server.end_life()
             latest.clear()
             if server.died and len(streams) == 1 and not order.broken:
-                runs.only = _weaker(_evidence(server.died, server.evidence))
+                runs.only = _marks_of_weaker(_evidence(server.died, server.evidence))
         server.life.feed(line)
         order.feed(line)
         if not line.stream and (kind_here := kind_of(line.raw)):
@@ -168,8 +168,8 @@ _WEAKEST_FIRST = (
 )
 
 
-def _weaker(evidence: Evidence) -> tuple[bytes, ...]:
-    """Return the words in lines that show weaker evidence than this."""
+def _marks_of_weaker(evidence: Evidence) -> tuple[bytes, ...]:
+    """Return the texts of log lines that announce weaker evidence than this."""
     weaker = _WEAKEST_FIRST[: _WEAKEST_FIRST.index(evidence)]
     return tuple(word.encode() for word, shown in EVIDENCE_WORDS.items() if shown in weaker)
 

@@ -178,7 +178,7 @@ def _first(*lines: int | None) -> int | None:
 
 
 def _before(line: int | None, other: int | None) -> bool:
-    """Return True if `line` is known and not after `other`."""
+    """Return True if `line` is known, and before `other` if that is known."""
     return line is not None and (other is None or line < other)
 
 
@@ -223,9 +223,9 @@ def _last_words(case: _Case) -> Diagnosis | None:
     if failed is not None and not life.ready:
         not_up = "The engine did not come up"
         if cause is not None:
-            return _died(f"{not_up}: {_named(cause)}{_by_signal_code(cause.message)}.", cause)
+            return _died(f"{not_up}: {_named(cause)}{_signal_suffix(cause.message)}.", cause)
         if root is None and life.is_log:
-            return _died(f"{not_up}: {failed.text}{_by_signal_code(failed.text)}")
+            return _died(f"{not_up}: {failed.text}{_signal_suffix(failed.text)}")
         if root is not None and _is_exit(root.raised):
             return _lives("The boot was interrupted by a signal; nothing failed by itself.")
     if cause is None:
@@ -237,7 +237,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
             return _undecided(why + "sent it.")
         if worker is not None:
             why = f"A worker process ended without an exception: {worker.text}"
-            return replace(_died(why + _by_signal_code(worker.text)), lost_worker=True)
+            return replace(_died(why + _signal_suffix(worker.text)), lost_worker=True)
     if SignKind.FATAL in life and (life.is_log or root is not None):
         return _died(f"EngineCore met a fatal error: {_named(root)}.", root)
     if worker is not None and not case.ordered:
@@ -258,8 +258,8 @@ _SIGNALS = {
 }
 
 
-def _by_signal_code(text: str) -> str:
-    """Return the signal of an exit code in the text as the end of a sentence; "" without one."""
+def _signal_suffix(text: str) -> str:
+    """Return ` (SIGKILL: …)` for an exit code of a signal in the text; "" without one."""
     match = _EXIT_CODE.search(text)
     code = int(match[1] or match[2]) if match else 0
     if code not in set(signal.Signals):

@@ -231,7 +231,7 @@ class ServerLife:
         The server before was ready or had ended, or began with the same words, which a server logs
         once. A line that a collector wrote twice is no beginning.
         """
-        if (first_words := begins(line)) is None:
+        if (first_words := boot_marker(line)) is None:
             return False
         # Ranks started by a launcher each log their arguments, without a pid.
         again = self._begun.get(first_words, line.raw) != line.raw and line.pid is not None
@@ -312,7 +312,7 @@ class ServerLife:
         if line.pid is not None:
             self.pids[line.pid] = line.process
             self._known.add(line.pid)
-        if first_words := begins(line):
+        if first_words := boot_marker(line):
             self.booted = True
             self._begun[first_words] = line.raw
             self.api_pid = line.pid
@@ -424,7 +424,7 @@ def _of_engine(traceback: OpenTraceback) -> bool:
 _BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
 
 
-def begins(line: Line) -> str | None:
+def boot_marker(line: Line) -> str | None:
     """Return the words with which a server begins to boot, if the line begins with them."""
     if not line.text.startswith(_BEGINNINGS):
         return None

@@ -165,7 +165,7 @@ def read_lines(
         prefixes.learn_bare(runs.stamped - skipped)
         skipped = runs.stamped
         runs.off |= prefixes.active
-        yield from _unglued(number + runs.lines, stream, piece, prefixes.end(piece, at))
+        yield from _split_glued(number + runs.lines, stream, piece, prefixes.end(piece, at))
 
 
 # ── lines of text ───────────────────────────────────────────────────────────
@@ -328,7 +328,8 @@ def _collected(piece: str) -> tuple[str, int]:
     return stream, at
 
 
-def _unglued(number: int, stream: str, piece: str, at: int) -> tuple[Line, ...]:
+def _split_glued(number: int, stream: str, piece: str, at: int) -> tuple[Line, ...]:
+    """Return a line, or two if a second record was written into it without a line break."""
     line = _parse(number, stream, piece, at)
     # Split only a piece without vLLM's prefix: a message that quotes another log line stays whole.
     cut = None if line.level or " pid=" not in piece else _GLUED.search(piece, at + 1)

@@ -216,6 +216,7 @@ def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Sh
 
 
 def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    """Return a case in which most requests arrive at once."""
     block = setup.block
     crowd = tuple(
         replace(

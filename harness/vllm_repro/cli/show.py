@@ -123,7 +123,7 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
 
 
 def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str, str]]:
-    """Return the `vllm` to call and its variables.
+    """Return a local `vllm`, and the variables that make it import the arm's patched files.
 
     It is the named release in the cache, or the `vllm` on PATH.
 

@@ -136,9 +136,9 @@ async def sdk_view(
 
 
 async def _recorded(answer: Answer, request: Any) -> Any:
-    """Return the recorded answer to `request`, or raise its failure.
+    """Replay the recorded answer as a response of the SDK's HTTP library, or raise its error.
 
-    Use the types of the SDK's HTTP library: SDK releases use different ones.
+    SDK releases use different libraries.
     """
     library = importlib.import_module(type(request).__module__.partition(".")[0])
     body = {"error": {"message": answer.error, "code": answer.status}}

@@ -129,7 +129,7 @@ def read_arguments(words: Sequence[Word]) -> tuple[str | None, tuple[Flag, ...]]
             if served is not None or (
                 flags and not flags[-1].values and word.text.lower() in _BOOLEANS
             ):
-                raise _stray(word, served, flags)
+                raise _stray_word_error(word, served, flags)
             model = served = word.text
             continue
         flag, taken = _read_flag(word, words[i:])
@@ -175,7 +175,8 @@ def _read_flag(word: Word, following: Sequence[Word]) -> tuple[Flag, int]:
     return Flag(name=name, values=tuple(values), written=written), len(values)
 
 
-def _stray(word: Word, model: str | None, flags: Sequence[Flag]) -> CommandError:
+def _stray_word_error(word: Word, model: str | None, flags: Sequence[Flag]) -> CommandError:
+    """Return the error for a word that is no flag's value, with the likely reason."""
     if flags and not flags[-1].values and is_switch(flags[-1].name):
         name = flags[-1].written
         hint = f"{name} takes no value: write {name} or --no-{positive(flags[-1].name)[2:]}"

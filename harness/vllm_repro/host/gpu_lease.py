@@ -192,7 +192,7 @@ def _faults() -> dict[str, str]:
 
 
 def _xids() -> dict[str, str]:
-    """Return the last Xid of faulty hardware by bus and device, such as 17:00.
+    """Map a card's PCI bus and device (`17:00`) to its last Xid, NVIDIA's number of the error.
 
     Empty if this user may not read the kernel's log.
     """

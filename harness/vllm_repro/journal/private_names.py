@@ -88,11 +88,12 @@ def _is_public(word: str) -> bool:
     return word.lower() in _SAME_MACHINE or bool(_PUBLIC.fullmatch(word))
 
 
-def _url(found: re.Match[str]) -> str:
-    host = found[2]
+def _hide_url_host(match: re.Match[str]) -> str:
+    """Return a matched URL without its host, unless that is public."""
+    host = match[2]
     if _is_public(host):
-        return found[0]
-    return found[1] + (ADDRESS if _address(host.strip("[]")) is not None else HOST)
+        return match[0]
+    return match[1] + (ADDRESS if _address(host.strip("[]")) is not None else HOST)
 
 
 def _named(found: re.Match[str]) -> str:
@@ -125,7 +126,7 @@ _STEPS: tuple[
     tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
 ] = (
     (("home", "users"), _HOME, rf"\1{USER}"),
-    (("://",), _URL_HOST, _url),
+    (("://",), _URL_HOST, _hide_url_host),
     (("@",), _PROMPT, f"{USER}@{HOST}"),
     (("@",), _EMAIL, EMAIL),
     (("nccl",), _NCCL, HOST),

@@ -110,7 +110,7 @@ def assess(
         finding=finding,
         death=death,
         cancelled=seen.cancelled,
-        infra=seen.infra or _infra(seen) or (None if died or seen.hung else _between(seen)),
+        infra=seen.infra or _infra(seen) or (None if died or seen.hung else _gateway_trouble(seen)),
         unsupported=unsupported,
         hung=seen.hung if seen.ready else None,
         wrong_output=_wrong_output(seen) or check_output(scenario.output, seen.output, weights),
@@ -332,7 +332,7 @@ def _of_a_gateway(answer: Answer) -> bool:
     return answer.status in _OF_A_GATEWAY or answer.error_kind == "transport" or page
 
 
-def _between(seen: Observed) -> str | None:
+def _gateway_trouble(seen: Observed) -> str | None:
     """Return how a gateway changed a request to an attached server; None if nothing shows it."""
     if seen.facts is None or seen.facts.kind.facts.started:
         return None

@@ -71,8 +71,8 @@ async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
     work: what to do with the server once it is ready. It must return soon after
     `runner.watch.over()`.
 
-    Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Every other failure
-    is an outcome.
+    Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Any other
+    `ReproError` is an outcome.
     """
     began = time.time()
     trial.journal.write(
@@ -158,13 +158,17 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 
 
 async def _boot_and_work(trial: Trial, work: Work) -> None:
+    """Start the server, watch it, wait until it is ready, do the work, and wait for its log.
+
+    What was seen is in `trial.seen`. The server may still run when this returns.
+    """
     waited = await asyncio.to_thread(await_free_memory, trial.gpus)
     if trial.gpus:
         trial.journal.write("gpus-free", **trial.label, gpus=trial.gpus, waited_s=round(waited, 1))
     trial.notify("starting the server")
     launched = time.monotonic()
     started = trial.launch.kind.facts.started
-    beside = (
+    checks_during_boot = (
         asyncio.create_task(asyncio.to_thread(_while_booting, trial.launch.release))
         if started
         else None
@@ -190,8 +194,8 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
         try:
             ready = await watch.until_ready()
             booted_s = time.monotonic() - launched  # before the wait for the imports below
-            if beside is not None:
-                await beside
+            if checks_during_boot is not None:
+                await checks_during_boot
             # In a thread: a look into a container takes longer than any watched channel may wait.
             booted = await asyncio.to_thread(trial.server.booted, facts, ready=ready)
             if booted != facts:

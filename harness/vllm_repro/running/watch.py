@@ -7,8 +7,8 @@
 
 Channels: the process or container, the processes under it, the log as it grows, `/health`, the
 answers of requests in flight, a canary, and the counters of `/metrics`. The first decisive sign
-sets `dead`; later signs are still recorded. After `stopping()` no sign counts, because the harness
-then ends the server.
+sets `dead`, as does a channel that fails (`broken`); later signs are still recorded. After
+`stopping()` no sign counts, because the harness then ends the server.
 """
 
 from __future__ import annotations
@@ -464,7 +464,9 @@ class Watch:
                     *counted,
                 ),
             )
-            # more than the used blocks: a request recomputes them after each preemption
+            # Progress is a state of the counters that was not seen before. One that only repeats
+            # states, as a request that is preempted again and again does, makes none. New answers
+            # or generated tokens make all states new.
             if last[:-1] != before[:-1]:
                 seen.clear()
             if last not in seen or (self.in_flight == 0 and running == 0):

@@ -368,11 +368,11 @@ class WorkloadRunner:
         ):
             return
         answer, died = await asking
-        self._record_answer(
+        self._note_answer(
             index, asked, answer, answer.usage if request.one_prompt else None, died=died
         )
         if answer.ok:
-            self._keep_output(name, answer, repeated)
+            self._note_output(name, answer, repeated)
         if answer.ok and request.conversation:
             self.cached[request.conversation] = max(
                 self.cached[request.conversation], prompt.tokens
@@ -412,7 +412,7 @@ class WorkloadRunner:
         in_lab = self.trial.launch.kind.facts.in_lab
         return resolve(size, self.trial.launch.command, in_lab=in_lab)
 
-    def _record_answer(
+    def _note_answer(
         self, index: int, asked: SentRequest, answer: Answer, usage: Usage | None, *, died: bool
     ) -> None:
         trial = self.trial
@@ -431,7 +431,7 @@ class WorkloadRunner:
             trial.seen.answers.append(answer)
         self.record_answer(asked.name, answer, answer.token_times)
 
-    def _keep_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
+    def _note_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
         """Keep the output of an answer that is to be compared.
 
         repeated: its request, if its prompt is also sent alone.

@@ -356,7 +356,10 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Cause:
-    """One change of `release`."""
+    """A change of a release's source that tests what causes the bug.
+
+    With it the arm dies or lives.
+    """
 
     name: str
     release: str

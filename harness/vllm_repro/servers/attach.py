@@ -246,9 +246,9 @@ def _boot_text(url: str, log: Path | None) -> str:
 
 
 def evidence_of(version: str | None, log: str) -> Evidence:
-    """Return the evidence of an attached server, from its version and log.
+    """Return the evidence of an attached server: from its log, else CPU if its version has `+cpu`.
 
-    The needs of the scenario do not count.
+    The needs of the scenario do not count: the server may run elsewhere.
     """
     seen = evidence_in(read_lines(log))
     return Evidence.CPU if seen is Evidence.UNKNOWN and "+cpu" in (version or "") else seen

@@ -30,7 +30,7 @@ __all__ = ["Orphans", "end_orphans", "find_orphans", "sweep"]
 
 @dataclass(frozen=True, kw_only=True)
 class Orphans:
-    """Free leases, and what still exists of their servers."""
+    """Leases whose harness is gone, and the processes and containers that their servers left."""
 
     leases: dict[Path, LeaseFacts]
     # one line for each server

@@ -3,8 +3,9 @@
     trigger=chunked_prefill(chunks=2) & continuation_over(128)
 
 A condition is a pure function of `TriggerFacts` and returns evidence. A quiet trial that does not
-meet it is `untriggered`, never `clean`. All facts come from the server: prompt lengths from its
-tokenizer or `usage`, prefix-cache hits, boot lines, the scheduler's crash dump.
+meet it is `untriggered`, never `clean`. The facts come from the server: prompt lengths from its
+tokenizer or `usage`, prefix-cache hits, boot lines, the scheduler's crash dump. Where the log is
+silent, flags of the command count; cached blocks of a crashed request follow from the prompts.
 """
 
 from __future__ import annotations

@@ -150,8 +150,9 @@ class TrialFacts:
 def classify(facts: TrialFacts) -> Outcome:
     """Return the outcome of a trial.
 
-    Trouble of the host comes first, then what the machine or the release cannot do, then the
-    signature.
+    In this order: cancelled, trouble of the host, unsupported, a crash that matches the signature,
+    a server that was never ready, another crash, a hang, a wrong answer. A trial without any of
+    these is clean if the boundary was crossed.
     """
     if facts.cancelled is not None:
         return Outcome.CANCELLED

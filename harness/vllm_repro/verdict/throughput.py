@@ -267,9 +267,10 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Figures of an arm at one point, over all rounds of all its boots.
+    """Throughput and latency of an arm under one load, over all rounds of all its boots.
 
-    Times in seconds, of the rounds in which the client was timely; None if these are fewer than
+    A load is a prompt length, an answer length and a number of streams. Times are in seconds, of
+    the rounds in which the client did not delay a request; None if these are fewer than
     `LEAST_ROUNDS`.
     """
 

@@ -296,6 +296,7 @@ def _doubt(report: RunReport, version: str, reported: str | None, evidence: str 
 
 
 def _why(report: RunReport) -> str:
+    """Return why the first unclear trial is unclear, else why the verdict was not expected."""
     unclear = (
         trial.why for arm in report.arms for trial in arm.trials if trial.outcome not in _clear(arm)
     )
