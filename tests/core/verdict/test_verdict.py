@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_repro import vocabulary
 from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
 from vllm_repro.verdict.verdict import (
     ArmResult,
@@ -469,3 +470,9 @@ def test_an_arm_lives_only_if_all_its_trials_do(outcomes: tuple[Outcome, ...], a
 )
 def test_the_bound_of_an_arm(found: ArmResult, bound: str) -> None:
     assert found.bound.startswith(bound)
+
+
+@pytest.mark.parametrize("expected", Expected)
+def test_what_an_arm_can_declare_has_a_sign_and_a_word(expected: Expected) -> None:
+    assert isinstance(expected.sign, Outcome)
+    assert getattr(vocabulary, expected.value) is expected
