@@ -1,7 +1,7 @@
 """The example runs in `reports/examples`: real journals, and their reports as golden files.
 
-`UPDATE_GOLDEN=1 pytest tests/core/report` renders them again. Logs are not kept, nor are the runs of
-maps and searches: nothing links to them.
+`UPDATE_GOLDEN=1 pytest tests/core/report` renders them again. Logs are not kept, nor are the runs
+of maps and searches: nothing links to them.
 """
 
 from __future__ import annotations
