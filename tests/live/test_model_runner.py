@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "[rows[name] + place] if",
         "[rows[name]] if",
     ),
-    "every draft is accepted": ("spec", "(new[-1] != drafts[place] or place", "(place"),
+    "every draft is accepted": ("spec", "new[-1] != drafts[place] or place", "place"),
     "drafts end beyond the longest request": (
         "spec",
         'self.case["draft"] <= self.case["max_len"]',

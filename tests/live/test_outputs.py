@@ -70,14 +70,10 @@ def unaware(folder: Path) -> str:
     text = FILE.read_text(encoding="utf-8")
     for old, new in (
         ('    output=checks(alike=[("alone", "beside it")]),\n', ""),
-        ("    checks,\n", ""),
         (SCENARIO, "unaware"),
         (
-            (
-                'workload=[FILLS, ALONE, together(BUSY, completion(name="new", prompt=1000,'
-                " starts_after=0.05), BESIDE)]"
-            ),
-            "workload=[FILLS, ALONE]",
+            '        together(BUSY, completion(name="new", prompt=1000, starts_after=0.05), BESIDE),\n',
+            "",
         ),
         (' & prefilled_together("new", "beside it")', ""),
     ):
