@@ -72,8 +72,8 @@ def unaware(folder: Path) -> str:
         ('    output=checks(alike=[("alone", "beside it")]),\n', ""),
         (SCENARIO, "unaware"),
         (
-            'together(BUSY, completion(name="new", prompt=1000, starts_after=0.05), BESIDE),\n    ]',
-            "]",
+            'together(BUSY, completion(name="new", prompt=1000, starts_after=0.05), BESIDE),\n',
+            "\n",
         ),
         (' & prefilled_together("new", "beside it")', ""),
     ):
