@@ -31,6 +31,16 @@ __all__ = [
 ]
 
 
+class _Transport(httpx.AsyncHTTPTransport):
+    """Transport that reports a connection that was closed at once as a failed connection."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:  # anyio asks a closed socket for its peer
+            raise httpx.ConnectError("closed as it was opened", request=request) from error
+
+
 class Client:
     """HTTP client for one server; close it, or use it as an async context manager.
 
@@ -44,11 +54,14 @@ class Client:
             base_url=base_url,
             headers=headers,
             timeout=httpx.Timeout(10.0, read=None),
-            # One connection per request: the server may close a reused one as a request begins. If
-            # the task is cancelled, httpx loses all but one of the connections that it closes.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            # else reading the certificates takes 30 ms for nothing
-            verify=base_url.startswith("https"),
+            transport=_Transport(
+                # One connection per request: the server may close a reused one as a request begins.
+                # If the task is cancelled, httpx loses all but one of the connections it closes.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+                # else reading the certificates takes 30 ms for nothing
+                verify=base_url.startswith("https"),
+                trust_env=False,
+            ),
             trust_env=False,  # no proxy between this machine and its server
         )
         self.received = 0

@@ -350,3 +350,18 @@ def test_a_cancelled_request_closes_connections_ended_before(
                 await asyncio.gather(*opened[:5])
 
     uvloop.run(play())
+
+
+def test_a_connection_that_is_closed_at_once_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def closed(*_: object) -> httpx.Response:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    async def asked() -> Answer:
+        async with Client("http://127.0.0.1:9") as client:
+            with pytest.raises(httpx.ConnectError, match="closed as it was opened"):
+                await client.get("/metrics")
+            return await client.ask("/v1/completions", {"prompt": "x"})
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", closed)
+    answer = asyncio.run(asked())
+    assert (answer.status, answer.error_kind) == (None, "transport")
