@@ -29,12 +29,12 @@ def convert(value: object, kind: Any, *, from_attributes: bool = ...) -> Any: ..
 
 
 def convert(value: object, kind: Any, *, from_attributes: bool = False) -> Any:
-    """Return `value` as an instance of `kind`. Raises `msgspec.ValidationError` if it is none."""
+    """Return `value` as a `kind`. Raises `msgspec.ValidationError` if it does not fit."""
     with _one_thread:
         return msgspec.convert(value, kind, from_attributes=from_attributes)
 
 
 def decode(text: bytes, kind: type[T]) -> T:
-    """Return a JSON text as an instance of `kind`. Raises `msgspec.MsgspecError` if it is none."""
+    """Return a JSON text as a `kind`. Raises `msgspec.MsgspecError` if it does not fit."""
     with _one_thread:
         return msgspec.json.decode(text, type=kind)

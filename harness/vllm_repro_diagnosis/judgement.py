@@ -534,7 +534,7 @@ def _named(root: Root | None) -> str:
 
 
 def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
-    """Return the phase that the root's functions show, else the one that the log's signs show."""
+    """Return the phase by the root's functions, or by the signs of the log."""
     life = case.life
     links = () if diagnosis.root is None else diagnosis.root.raised.links
     functions = frozenset(name for link in links for name in link.functions)

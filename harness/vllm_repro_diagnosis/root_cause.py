@@ -168,7 +168,7 @@ def _is_fresh(raised: Raised, survived: int) -> bool:
 
 
 def _through_wrappers(link: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
-    """Return the exception behind a wrapper, or `link` if it is none."""
+    """Return the exception behind a wrapper, or `link` itself if it wraps nothing."""
     quoted = unwrap(link.message)
     if quoted is not None:
         text = squeeze(quoted)

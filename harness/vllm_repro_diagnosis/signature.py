@@ -177,7 +177,7 @@ def quotes(signature: Signature, text: str) -> bool:
 
 
 def _in_order(names: Sequence[str], functions: Sequence[str]) -> int | None:
-    """Return the last possible index of the frame that ends the sequence; None if there is none."""
+    """Return the last index at which `names` can end in order, or None."""
     at = len(functions)
     end: int | None = None
     for name in reversed(names):

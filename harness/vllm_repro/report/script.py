@@ -76,7 +76,7 @@ def no_script(scenario: Scenario) -> str:
 
 
 def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
-    """Return the script of a run; None if there is none.
+    """Return the script of a run, or None if it cannot have one.
 
     It shows the most important failure of an arm without patches, else the first such arm.
     """

@@ -1,4 +1,4 @@
-"""What the terminal prints at the end of a run."""
+"""Text for the terminal at the end of a run."""
 
 from __future__ import annotations
 

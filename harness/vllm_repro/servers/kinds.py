@@ -13,7 +13,7 @@ __all__ = ["KINDS", "KindFacts", "ServerKind", "kinds"]
 
 
 class ServerKind(StrEnum):
-    """Where the server of a run comes from.
+    """Kind of server that a run uses.
 
     `--server auto` takes the first one that accepts the scenario.
     """
@@ -32,7 +32,7 @@ class ServerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class KindFacts:
-    """What the rest of the package needs to know about one kind of server."""
+    """Facts about a kind of server."""
 
     # `module:class` of its `Site`, imported when it is opened
     site: str

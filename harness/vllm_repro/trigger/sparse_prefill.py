@@ -143,7 +143,7 @@ def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, token
 
 
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
-    """Return the tokens of the longest lone prompt that fits; 0 if there is none.
+    """Return the tokens of the longest lone prompt that fits, or 0.
 
     It needs no more bytes than the indexer requested.
     """

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Expected(StrEnum):
-    """What an arm is declared to do in the releases that have the bug."""
+    """Declared behaviour of an arm in the releases that have the bug."""
 
     DIES = "dies"
     LIVES = "lives"  # crosses the trigger and lives, in every release
