@@ -24,6 +24,7 @@ from vllm_repro.running.job import (
     usual_expectation,
 )
 from vllm_repro.running.run import run_one
+from vllm_repro.running.state import MeasureOptions
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
@@ -78,13 +79,15 @@ def run(
     arms: Sequence[str] = (),
     trials: int | None = 1,
     seed: int = 1,
+    throughput: bool | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> RunResult:
     """Run a scenario as `vllm-repro run` does, and return the result.
 
     The options and the reports are the same. It blocks for minutes.
 
-    trials: boots of each arm, None for as many as decide its claim. Raises `KeyboardInterrupt`
+    trials: boots of each arm, None for as many as decide its claim. throughput: as `--throughput`
+    and `--no-throughput`, None for neither. Raises `KeyboardInterrupt`
     after an interrupt, with the report written; else as the command fails: `UsageError`,
     `ScenarioError`, `Unsupported`, `InfraError`.
     """
@@ -111,6 +114,7 @@ def run(
         seed=seed,
         out=Path(out) if out is not None else default_out(),
         expect=usual_expectation(options),
+        measure=MeasureOptions(throughput),
     )
 
     def chosen(site: SiteFacts, why: str) -> None:

@@ -37,7 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--scenario-vllm", default=None, help="the vLLM release")
     group.addoption("--scenario-model", default=None, help="a model instead of the tiny model")
     group.addoption(
-        "--scenario-weights", default=None, choices=("real", "dummy"), help="real or dummy"
+        "--scenario-weights",
+        default=None,
+        choices=("real", "random", "dummy"),
+        help="as --weights of vllm-repro run",
+    )
+    group.addoption(
+        "--scenario-no-throughput", action="store_true", help="do not measure throughput"
     )
 
 

@@ -384,7 +384,7 @@ def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
 
 
 def _measured(report: RunReport) -> Iterator[_Part]:
-    heading, _, text = throughput_section(report.measured).partition("\n\n")
+    heading, _, text = throughput_section(report).partition("\n\n")
     if text:
         summary = heading.removeprefix("## ")
         yield summary, _folded(summary, text)

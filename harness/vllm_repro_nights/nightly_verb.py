@@ -69,7 +69,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_server_options(parser, which=("image", "vllm", "weights"))
     add_run_options(
-        parser, arm="only this arm; may be given again", auto=True, on="its scenarios side by side"
+        parser,
+        arm="only this arm; may be given again",
+        auto=True,
+        on="its scenarios side by side",
+        throughput=True,
     )
     parser.add_argument(
         "--max-time",

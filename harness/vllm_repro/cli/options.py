@@ -13,7 +13,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.features import additions, load
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Elsewhere, Job, refuse_unused_options, with_patches
-from vllm_repro.running.state import TimeLimits
+from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.catalogue import find, named_folders
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import kinds
@@ -36,11 +36,13 @@ def add_run_options(
     auto: bool = False,
     trials: bool = True,
     on: str = "",
+    throughput: bool = False,
 ) -> None:
     """Add the options of every verb that boots servers.
 
     arm: the help of `--arm`. auto: accept `--trials auto`. trials: have that option; without it
-    each run is one boot. on: end of the help of `--on`; empty if the verb has none.
+    each run is one boot. on: end of the help of `--on`; empty if the verb has none. throughput:
+    measure it by default, with an option to leave it out.
     """
     parser.add_argument("--arm", action="append", metavar="A", help=arm)
     if trials:
@@ -81,6 +83,18 @@ def add_run_options(
             f" {default.answer_stall:g})"
         ),
     )
+    if throughput:
+        parser.add_argument(
+            "--throughput",
+            action=argparse.BooleanOptionalAction,
+            help=(
+                "measure the scenario's loads (default: for at most a minute in each arm, on a"
+                " server that is started for the run and runs all of vLLM's own parts)."
+                " --throughput: without that limit, and on every server"
+            ),
+        )
+    else:
+        parser.set_defaults(throughput=False)
 
 
 def _trials_or_auto(text: str) -> int | None:
@@ -121,6 +135,7 @@ def job_from(
         seed=arguments.seed,
         out=arguments.out or default_out(),
         limits=TimeLimits(answer_stall=arguments.answer_stall),
+        measure=MeasureOptions(arguments.throughput, getattr(arguments, "outputs", False)),
         expect=expect,
         compared=compared,
         folders=[str(folder.absolute()) for folder in named_folders()],

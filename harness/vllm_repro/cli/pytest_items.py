@@ -23,6 +23,7 @@ from vllm_repro.report.wording import crash_summary
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job, choice_of, refuse_unused_options
 from vllm_repro.running.run import run_one
+from vllm_repro.running.state import MeasureOptions
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -97,6 +98,9 @@ class ScenarioItem(pytest.Item):
             seed=1,
             out=default_out(),
             reproduce=shlex.join(["pytest", self.nodeid]),
+            measure=MeasureOptions(
+                False if self.config.getoption("--scenario-no-throughput") else None
+            ),
         )
         return run_one(job, Progress(io.StringIO()))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from vllm_repro.errors import INTERRUPTED, InfraError, Unsupported, UsageError
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import SiteFacts, choice_of, first_line, usual_expectation
 from vllm_repro.running.run import run_one
-from vllm_repro.running.state import MeasureOptions
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -56,6 +54,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         arm="only this arm; may be given again",
         auto=True,
         on="one scenario after the other",
+        throughput=True,
     )
     parser.add_argument(
         "--expect",
@@ -74,11 +73,6 @@ def add(parser: argparse.ArgumentParser) -> None:
             "send each greedy prompt of the workload alone as well, and all of them at once; a"
             " different answer is wrong output"
         ),
-    )
-    parser.add_argument(
-        "--throughput",
-        action="store_true",
-        help="measure the scenario's loads in every arm whose engine survives its workload",
     )
     parser.add_argument(
         "--bisect-exit",
@@ -162,14 +156,6 @@ def _refuse_controls(arms: Sequence[Arm]) -> None:
 
 
 def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
-    if not scenario.loads:
-        raise UsageError(
-            f"{scenario.id} declares no load to measure",
-            hint=(
-                "throughput=throughput(prompt=128, output=512, baseline=…) in the scenario's file;"
-                " docs/scenarios.md"
-            ),
-        )
     if not any(scenario.has_own_server(arm) for arm in arms):
         names = ", ".join(arm.name for arm in scenario.arms if scenario.has_own_server(arm))
         raise UsageError(
@@ -194,7 +180,6 @@ def _run(
         expect=arguments.expect or usual_expectation(options),
         compared=len(options.patch) > 1,
     )
-    job = replace(job, measure=MeasureOptions(arguments.throughput, arguments.outputs))
     stream = sys.stderr if arguments.json else sys.stdout
 
     def announce(site: SiteFacts, why: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_repro.cli.source_option import source
 from vllm_repro.servers.kinds import kinds
-from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.options import RANDOM_WEIGHTS, ServerOptions
 
 __all__ = ["add_server_options", "server_options"]
 
@@ -51,9 +51,10 @@ def add_server_options(
             "help": "a model folder or name instead of the scenario's tiny model",
         },
         "weights": {
-            "choices": ("real", "dummy"),
+            "choices": ("real", *RANDOM_WEIGHTS),
             "help": (
-                "the model's own weights, or random ones of a tiny model with the same attention"
+                "real: the model's own; random: all its layers, without a download of weights;"
+                " dummy: random ones of a tiny model with the same attention"
             ),
         },
         "log": {

@@ -30,6 +30,7 @@ from vllm_repro.report.json_report import (
     ServerReport,
     TriggerJson,
     counters_of,
+    load_of,
     throughput_of,
     trial_throughput,
 )
@@ -334,6 +335,7 @@ def _arm(
         edits=tuple(declared.get("edits") or ()),
         requests=_requests(entries("request-sent"), ended),
         patches=patches,
+        load=load_of(measured, name),
     )
     if report.patch_untried and result.result is Result.QUIET:
         return structs.replace(

@@ -19,7 +19,13 @@ from vllm_repro.report.markdown import environment_lines, senders
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.patches import patches_table
 from vllm_repro.report.source_changes import diff_of, frame_link, how_to_apply, untried_note
-from vllm_repro.report.tables import arms_table, counters_table, throughput_notes, throughput_table
+from vllm_repro.report.tables import (
+    arms_table,
+    counters_table,
+    throughput_lead,
+    throughput_notes,
+    throughput_table,
+)
 from vllm_repro.report.text import printable
 from vllm_repro.report.timeline import Event
 from vllm_repro.report.wording import (
@@ -90,6 +96,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         throughput=measured,
         throughput_table=throughput_table(measured),
         counters_table=counters_table(measured),
+        throughput_lead=throughput_lead(report),
         throughput_notes=throughput_notes(measured) if measured else (),
         senders=[
             (names, requests[:_MOST_LISTED], len(requests))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,10 +20,10 @@ from msgspec import UNSET, Struct, UnsetType, field
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.conversion import convert
 from vllm_repro.host.machine import Gpu, GpuUse
-from vllm_repro.report.measurements import MeasureReport, PhaseCounters
+from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
-from vllm_repro.verdict.throughput import Figures, Spread, ThroughputChange
+from vllm_repro.verdict.throughput import Figures, Ratio, Spread, ThroughputChange
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "TrialJson",
     "TriggerJson",
     "counters_of",
+    "load_of",
     "plain",
     "report_dict",
     "throughput_of",
@@ -199,6 +200,8 @@ class ArmJson(Struct, frozen=True, kw_only=True):
     # vLLM's source is changed
     patched: bool
     trials: tuple[TrialJson, ...]
+    # Null if the arm was not booted for its load alone
+    load: LoadJson | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +252,26 @@ class RatioJson(Struct, frozen=True, kw_only=True):
 class ThroughputJson(Struct, frozen=True, kw_only=True):
     """The ratios of a run."""
 
+    # What the figures are of: weights and device
+    label: str = ""
     baseline_arm: str
     ratios: tuple[RatioJson, ...]
+    # The arm with the bug, and what the other arms cost beside it; null if it has no figure
+    bug_arm: str | None = None
+    prices: tuple[RatioJson, ...] = ()
+
+
+class LoadJson(Struct, frozen=True, kw_only=True):
+    """The boot of an arm for its load alone, because its trials died before it was sent."""
+
+    trial: int
+    outcome: Outcome
+    why: str
+    boot_s: float | None
+    death: Death | None
+    throughput: TrialThroughputJson | None
+    # Relative to the run's folder
+    log: str
 
 
 class RunJson(Struct, frozen=True, kw_only=True):
@@ -346,12 +367,31 @@ def _point(figures: Figures) -> PointJson:
 def throughput_of(measured: MeasureReport | None) -> ThroughputJson | None:
     if measured is None or measured.withheld or not measured.speeds:
         return None
-    ratios = tuple(
-        RatioJson(arm=speed.arm, **asdict(speed.figures.point), **asdict(speed.ratio))
-        for speed in measured.speeds
-        if speed.ratio is not None
+    return ThroughputJson(
+        label=measured.label,
+        baseline_arm=measured.baseline,
+        ratios=_ratios(measured, lambda speed: speed.ratio),
+        bug_arm=measured.bug_arm or None,
+        prices=_ratios(measured, lambda speed: speed.price),
     )
-    return ThroughputJson(baseline_arm=measured.baseline, ratios=ratios)
+
+
+def _ratios(
+    measured: MeasureReport, ratio_of: Callable[[ArmSpeed], Ratio | None]
+) -> tuple[RatioJson, ...]:
+    return tuple(
+        RatioJson(arm=speed.arm, **asdict(speed.figures.point), **asdict(ratio))
+        for speed in measured.speeds
+        if (ratio := ratio_of(speed)) is not None
+    )
+
+
+def load_of(measured: MeasureReport | None, arm: str) -> LoadJson | None:
+    """Return the boot of an arm for its load alone; None if it had none."""
+    alone = measured.alone.get(arm) if measured else None
+    if alone is None:
+        return None
+    return LoadJson(**vars(alone), throughput=trial_throughput(measured, arm, alone.trial))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files
+from vllm_repro.report.tables import throughput_lead
 from vllm_repro.report.text import printable, shorten
 from vllm_repro.report.wording import crash_summary, first_of_each, not_run_word
 from vllm_repro.verdict.outcome import Outcome
@@ -49,6 +50,7 @@ def junit(report: RunReport) -> str:
         ("notice", banner(report.evidence, report.vllm_version)),
         *([("journal_cut", "true")] if report.journal_cut else []),
         *(("patched", text) for text in changed_files(report)),
+        *(("throughput", text) for text in throughput_lead(report)),
     )
     shown = [element("property", {"name": name, "value": value}) for name, value in properties]
     suite = element(

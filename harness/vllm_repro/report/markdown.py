@@ -44,7 +44,7 @@ def markdown(report: RunReport) -> str:
         root_traceback=root_traceback,
         first_of_each=first_of_each,
         crossed_word=crossed_word,
-        throughput=throughput_section(report.measured),
+        throughput=throughput_section(report),
         counters=counters_table(report.measured),
         senders=senders(report),
         commands=[arm for arm in report.arms if arm.command],

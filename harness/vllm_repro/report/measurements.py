@@ -1,21 +1,24 @@
 """Throughput of a run, from its journal.
 
-Counted are trials whose engine lived to the end, at points that were measured completely, and whose
-token usage agrees with the server's own counters. Everything else stays in the journal.
+Counted are boots whose engine lived to the end, at points that were measured completely and became
+steady, and whose token usage agrees with the server's own counters. Everything else stays in the
+journal. An arm that died of its workload has the figures of its boot for the load alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vllm_repro.client.metrics import Counted, total
 from vllm_repro.conversion import convert
+from vllm_repro.host.host_id import hardware
 from vllm_repro.host.machine import GpuUse, worst_use
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, trial_id
-from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.outcome import Death, Outcome
 from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.throughput import (
     LEAST_ROUNDS,
@@ -24,13 +27,26 @@ from vllm_repro.verdict.throughput import (
     Point,
     Ratio,
     Round,
+    drifted,
     figures,
+    label_of,
     ratio,
     withheld,
 )
+from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["ArmSpeed", "MeasureReport", "PhaseCounters", "measurements", "merged", "phase_counters"]
+__all__ = [
+    "ArmSpeed",
+    "LoadBoot",
+    "MeasureReport",
+    "PhaseCounters",
+    "measurements",
+    "merged",
+    "phase_counters",
+]
+
+_SHAPE = re.compile(r"(?:dummy|made): (\d+) layers?\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +57,8 @@ class ArmSpeed:
     figures: Figures
     # to the baseline arm; None for the baseline, or if it was not measured there
     ratio: Ratio | None
+    # to the first arm that has the bug: what the arm costs as a workaround
+    price: Ratio | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +100,30 @@ def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadBoot:
+    """The boot of an arm for its load alone, after its trials died."""
+
+    trial: int
+    outcome: Outcome
+    why: str
+    boot_s: float | None
+    death: Death | None
+    # relative to the run's folder
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasureReport:
     """Everything that a run measured."""
 
+    # what the figures are of: weights and device; empty in a rehearsal
+    label: str
     baseline: str
+    # the arm that `ArmSpeed.price` compares with; empty if none has a figure
+    bug_arm: str
     speeds: tuple[ArmSpeed, ...]
+    # by arm
+    alone: Mapping[str, LoadBoot]
     trials: Mapping[TrialId, tuple[Figures, ...]]
     # counts of the server in the rounds of a load, by load and arm
     counted: Mapping[tuple[Point, str], PhaseCounters]
@@ -114,9 +151,10 @@ def measurements(recording: Recording) -> MeasureReport | None:
     options = started.get("wishes") if started is not None else None
     if started is None or not options or not options["throughput"] or not started.get("loads"):
         return None
-    baseline = str(started["loads"][0]["baseline"])
     parts = _parts(recording)
-    ended = {trial_id(entry): entry for entry in recording.of("trial-ended")}
+    alone = {entry["arm"]: entry for entry in recording.of("load-ended")}
+    ends = (*recording.of("trial-ended"), *alone.values())
+    ended = {trial_id(entry): entry for entry in ends}
     alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
     rounds = {key: part.rounds for key, part in parts.items() if key[0] in alive and part.counts}
     stopped = [
@@ -131,20 +169,56 @@ def measurements(recording: Recording) -> MeasureReport | None:
             "arms are not compared: their servers reported different releases:"
             f" {', '.join(versions)}"
         )
-    weights = {entry.get("weights") for trial, entry in ended.items() if trial in alive}
-    random = {ServedWeights.DUMMY, ServedWeights.MADE} & weights
-    served = ServedWeights.DUMMY if random else None if None in weights else ServedWeights.REAL
     names = [arm["name"] for arm in started["arms"]]
+    measured = {arm for (arm, _), _ in rounds}
+    with_bug = {arm["name"] for arm in started["arms"] if Expected(arm["expected"]).has_bug}
+    bug_arm = next((arm for arm in names if arm in with_bug & measured), "")
+    by_life = sorted(names, key=alone.__contains__)
+    usual = next((arm for arm in by_life if arm in measured), "")
+    baseline = str(started["loads"][0]["baseline"]) or usual
+    rehearsal = started["evidence"] == Evidence.REHEARSAL
+    compared = (baseline, bug_arm) if len(versions) < 2 else ("", "")
     return MeasureReport(
+        label="" if rehearsal else _label(recording, started, list(ended.values())),
         baseline=baseline,
-        speeds=tuple(
-            _speeds(rounds, baseline if len(versions) < 2 else "", names, started["seed"])
-        ),
+        bug_arm=bug_arm,
+        speeds=tuple(_speeds(rounds, compared, names, started["seed"])),
+        alone={arm: _load_boot(entry) for arm, entry in alone.items()},
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         counted=_round_counters(recording, ended, names),
         stopped=tuple(stopped),
-        withheld=withheld(started["evidence"], served),
-        rehearsal=started["evidence"] == Evidence.REHEARSAL,
+        withheld=withheld(started["evidence"]),
+        rehearsal=rehearsal,
+    )
+
+
+def _label(recording: Recording, started: Entry, ended: Sequence[Entry]) -> str:
+    """Return what the figures of a run are of."""
+    weights = {
+        kind for entry in ended if (kind := convert(entry.get("weights"), ServedWeights | None))
+    }
+    begun = next(recording.of("trial-started"), None)
+    depth = begun.get("depth") if begun is not None else None
+    # an older journal has the number of layers in words alone
+    if depth is None and begun is not None and (shape := _SHAPE.match(begun.get("weights") or "")):
+        depth = (int(shape[1]), 0)
+    kind = ServedWeights.REAL if ServedWeights.REAL in weights else min(weights, default=None)
+    leased = recording.first("gpus-free")
+    cards = started["machine"]["gpus"] if started["evidence"] == Evidence.GPU else []
+    if leased is not None and leased["gpus"]:
+        cards = cards[: len(leased["gpus"])]
+    device = hardware({**started["machine"], "gpus": cards})
+    return label_of(kind, depth and (depth[0], depth[1]), device)
+
+
+def _load_boot(entry: Entry) -> LoadBoot:
+    return LoadBoot(
+        trial=entry["trial"],
+        outcome=Outcome(entry["outcome"]),
+        why=entry["why"],
+        boot_s=entry["boot_s"],
+        death=convert(entry["death"], Death | None),
+        log=entry["log"],
     )
 
 
@@ -184,8 +258,14 @@ class _Part:
         return self.end is not None and self.end["counted"] not in (None, self.end["usage"])
 
     @property
+    def drifts(self) -> bool:
+        """Return True if the load never became steady."""
+        speeds = [measured.output_tok_s for measured in self.rounds]
+        return self.end is not None and drifted(self.end.get("unsteady", 0.0), speeds)
+
+    @property
     def counts(self) -> bool:
-        whole = self.end is not None and not self.miscounted
+        whole = self.end is not None and not self.miscounted and not self.drifts
         return whole and not self.limited and len(self.rounds) >= LEAST_ROUNDS
 
     def notes(self, key: _Key) -> Iterator[str]:
@@ -207,12 +287,13 @@ class _Part:
                 if few
                 else f"{where}: {late} are left out: {why}"
             )
-        if self.end is not None and (share := self.end.get("unsteady", 0.0)) > STEADY:
-            warm_ups = (
-                f"the last two of {self.end['warm_ups']} warm-up rounds differ by"
-                f" {100 * share:.0f} %"
+        if self.end is not None and self.drifts:
+            yield (
+                f"{where} is left out: it never became steady: the last two of"
+                f" {self.end['warm_ups']} warm-up rounds differ by"
+                f" {100 * self.end['unsteady']:.0f} %, and the halves of the rounds by more than"
+                f" {100 * STEADY:.0f} %"
             )
-            yield f"{where} was not steady when it was measured: {warm_ups}"
         if self.end is not None and self.miscounted:
             usage, counted = (
                 f"{tokens['prompt']:,} + {tokens['output']:,}"
@@ -255,15 +336,29 @@ def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
             yield figures(point, [measured])
 
 
-def _speeds(rounds: _Rounds, baseline: str, arms: Sequence[str], seed: int) -> Iterator[ArmSpeed]:
-    """Yield by point, then in the order of `arms`, the baseline first."""
+def _speeds(
+    rounds: _Rounds, compared: tuple[str, str], arms: Sequence[str], seed: int
+) -> Iterator[ArmSpeed]:
+    """Yield by point, then in the order of `arms`, the baseline first.
+
+    compared: the baseline, and the arm with the bug.
+    """
+    baseline, _ = compared
     points: defaultdict[Point, defaultdict[str, list[Sequence[Round]]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for ((arm, _), point), measured in rounds.items():
         points[point][arm].append(measured)
     for point, boots in points.items():
-        theirs = boots.get(baseline)
-        for arm in sorted(filter(boots.get, arms), key=lambda name: name != baseline):
-            compared = ratio(boots[arm], theirs, seed) if theirs and arm != baseline else None
-            yield ArmSpeed(arm=arm, figures=figures(point, boots[arm]), ratio=compared)
+        known = sorted(boots.keys() & set(arms), key=arms.index)
+        for arm in sorted(known, key=lambda name: name != baseline):
+            to_baseline, to_bug_arm = (
+                ratio(boots[arm], boots[other], seed) if other in boots and arm != other else None
+                for other in compared
+            )
+            yield ArmSpeed(
+                arm=arm,
+                figures=figures(point, boots[arm]),
+                ratio=to_baseline,
+                price=to_bug_arm,
+            )

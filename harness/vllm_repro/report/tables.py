@@ -10,20 +10,24 @@ from collections.abc import Callable
 
 from markupsafe import Markup
 
+from vllm_repro.client.metrics import total
 from vllm_repro.report.document import plain_text
-from vllm_repro.report.format import columns, limited, seconds
+from vllm_repro.report.format import columns, limited, plural, seconds
+from vllm_repro.report.json_report import LoadJson
 from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.text import Table, code
 from vllm_repro.report.wording import boundary, engine_word, grouped, not_run_word, outcome_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import excluded_rate, lower_bound
-from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Figures, Spread
+from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Figures, Ratio, Spread
 from vllm_repro.verdict.verdict import Expected, Result
+from vllm_repro_diagnosis.signature import How
 
 __all__ = [
     "arms_table",
     "counters_table",
+    "throughput_lead",
     "throughput_lines",
     "throughput_notes",
     "throughput_section",
@@ -111,6 +115,62 @@ _TIMES: dict[str, Callable[[Figures], Spread | None]] = {
 }
 
 
+def price_sentences(report: RunReport) -> list[str]:
+    """Return what each arm that avoids the bug costs: its speed beside the arm that has it."""
+    measured = report.measured
+    if measured is None or not measured.shown:
+        return []
+    arms = {arm.name: arm for arm in report.arms}
+    ratios: dict[str, list[str]] = {}
+    for speed in measured.shown:
+        if speed.price is not None and arms[speed.arm].expected is Expected.LIVES:
+            streams = plural(speed.figures.point.concurrency, "stream")
+            ratios.setdefault(speed.arm, []).append(f"{_interval(speed.price)} at {streams}")
+    return [
+        f"{arms[name].name_and_edits} {_avoids(arms[name], arms[measured.bug_arm])}gives"
+        f" {' and '.join(words)} of the tokens per second of {measured.bug_arm} here"
+        f" ({_boots(measured, name)}; {measured.label or 'REHEARSAL'})"
+        for name, words in ratios.items()
+    ]
+
+
+def _avoids(arm: ArmReport, bug_arm: ArmReport) -> str:
+    """Return that an arm avoids the bug; empty if the run does not show it."""
+    if not bug_arm.k or arm.k or not arm.n:
+        return ""
+    return f"avoids it in {arm.n} of {plural(arm.n, 'boot')} and "
+
+
+def _boots(measured: MeasureReport, arm: str) -> str:
+    boots = min(speed.price.boots for speed in measured.shown if speed.arm == arm and speed.price)
+    return f"{plural(boots, 'boot')} each"
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def load_sentences(report: RunReport) -> list[str]:
+    """Return what became of the arms that were booted for their load alone."""
+    return [
+        f"{arm.name} died before its load was sent, so it was booted once more for the load alone:"
+        f" {load_word(arm.load)}"
+        for arm in report.arms
+        if arm.load is not None
+    ]
+
+
+def load_word(load: LoadJson) -> str:
+    """Return the end of a boot for the load alone."""
+    if load.outcome.facts.alive:
+        return "the engine lived"
+    if load.death is None:
+        return f"{load.outcome}: {load.why}"
+    cause = f"{load.death.exception}: {load.death.message or ''}".rstrip(": ")
+    same = "as in the bug" if load.death.signature is How.MATCH else "not as in the bug"
+    return f"the engine died of the load, {same}: {cause}"
+
+
 def throughput_table(measured: MeasureReport | None) -> Table | None:
     """Return a row per arm and load; None if there is no figure to show."""
     if measured is None or not measured.shown:
@@ -135,15 +195,45 @@ def throughput_table(measured: MeasureReport | None) -> Table | None:
     return Table((*heads, f"to {measured.baseline}"), tuple(rows))
 
 
+def throughput_lead(report: RunReport) -> list[str]:
+    """Return what the figures say and what they are of; why there are none, if so."""
+    measured = report.measured
+    if measured is None:
+        return []
+    loads = load_sentences(report)
+    if not measured.shown:
+        none = (
+            "What was measured is in journal.jsonl"
+            if measured.withheld
+            else "No arm has a figure: no engine lived through its load"
+        )
+        return [none, *loads]
+    label = [f"Figures of {measured.label}"] if measured.label else []
+    return [*price_sentences(report), *loads, *label, *_doubts(measured)]
+
+
+def _doubts(measured: MeasureReport) -> list[str]:
+    """Return what figures of random weights and of fewer layers do not show."""
+    doubts = []
+    if " layers; " in measured.label:
+        doubts.append("A ratio of fewer layers is no ratio of the whole model")
+    counted = total([phase.counted for phase in measured.counted.values()])
+    if counted.draft_tokens and measured.label.startswith("random"):
+        accepted = (counted.accepted_tokens or 0) / counted.draft_tokens
+        doubts.append(
+            f"With these random weights {100 * accepted:.0f} % of the draft tokens were accepted;"
+            " with real ones it is another share, and so another speed"
+        )
+    return doubts
+
+
 def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
     """Return how the table is to be read, then what weakens its figures.
 
     quote: writes the name of an arm.
     """
     if not measured.shown:
-        if measured.withheld:
-            return ["What was measured is in journal.jsonl."]
-        return ["No arm was measured: its engine did not live through workload and measurement."]
+        return []
     how = (
         "Median over rounds, with quartiles in brackets. A round sends the load's requests at"
         " once, with salted prompts of exact length and answers of a fixed length. Tokens are"
@@ -171,14 +261,16 @@ def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str)
     ]
 
 
-def throughput_section(measured: MeasureReport | None) -> str:
+def throughput_section(report: RunReport) -> str:
     """Return a section of Markdown; empty if throughput was not measured."""
+    measured = report.measured
     if measured is None:
         return ""
     return Markup(
         plain_text(
             "throughput.md",
             measured=measured,
+            lead=throughput_lead(report),
             notes=throughput_notes(measured, code),
             table=throughput_table(measured),
         )
@@ -231,17 +323,17 @@ def counters_table(measured: MeasureReport | None) -> Table | None:
     return Table(("load", "arm", *(head for head, _ in known)), tuple(rows)) if rows else None
 
 
-def throughput_lines(measured: MeasureReport | None) -> list[str]:
+def throughput_lines(report: RunReport) -> list[str]:
     """Return throughput for the terminal."""
+    measured = report.measured
     if measured is None:
         return []
     lines = [f"{measured.withheld}."] if measured.withheld else []
+    lines += [f"{sentence}." for sentence in throughput_lead(report)]
     if table := throughput_table(measured):
         shown = [*map(table.heads.index, ("load", "arm", "output tok/s", "TTFT ms", "TPOT ms")), -1]
         rows = [tuple(row[column] for column in shown) for row in (table.heads, *table.rows)]
         lines += columns(rows, (40, 44, 28, 24, 24, 44))
-    elif not measured.withheld:
-        lines += throughput_notes(measured)
     return ["", *lines, *limited(measured.stopped, _MOST_LINES)]
 
 
@@ -261,7 +353,4 @@ def _number(value: float) -> str:
 def _ratio(speed: ArmSpeed) -> str:
     if speed.ratio is None:
         return "-"
-    return (
-        f"{speed.ratio.ratio:.2f} ({speed.ratio.low:.2f} to {speed.ratio.high:.2f}),"
-        f" {speed.ratio.change}"
-    )
+    return f"{_interval(speed.ratio)}, {speed.ratio.change}"

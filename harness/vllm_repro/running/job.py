@@ -195,8 +195,8 @@ def repeat_command(
         words += ["--expect", job.expect.value]
     if job.measure.outputs:
         words += ["--outputs"]
-    if job.measure.throughput:
-        words += ["--throughput"]
+    if job.measure.throughput is not None:
+        words += ["--throughput" if job.measure.throughput else "--no-throughput"]
     words += ["--seed", str(job.seed)]
     return shlex.join(words)
 

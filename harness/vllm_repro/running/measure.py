@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
 from vllm_repro.verdict.throughput import (
+    LEAST_ROUNDS,
     MOST_WARM_UPS,
     STEADY,
     TICK,
@@ -124,21 +126,30 @@ class Measurements:
         Do nothing without a measurement, or if the engine is dead or hung.
         """
         runner, trial = self.runner, self.runner.trial
-        scenario, options = trial.scenario, trial.measure
+        scenario = trial.scenario
         distinct = scenario.has_own_server(trial.arm)
         checks = scenario.output if distinct and scenario.output and scenario.output.asks else None
-        loads = scenario.loads if distinct and options.throughput else ()
+        loads = scenario.loads if distinct and trial.measure.applies(trial.number) else ()
         if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or runner.greedy):
             return
         if runner.greedy:
             await self._attempt("the comparison with answers alone", self._alone())
         if checks is not None:
             await self._attempt("the output check", self._probe(checks))
+        await self._finish(loads)
+
+    async def load(self) -> None:
+        """Measure the loads alone, then `finish`. Do nothing if the engine is dead or hung."""
+        if not self.runner.watch.ended and self.runner.trial.seen.canary_ok:
+            await self._finish(self.runner.trial.scenario.loads)
+
+    async def _finish(self, loads: Sequence[Load]) -> None:
+        runner = self.runner
         if loads:
             await self._attempt("throughput", self._throughput(loads))
             runner.watch.load = None
         if not runner.watch.ended:
-            trial.seen.measuring = ""
+            runner.trial.seen.measuring = ""
             await runner.finish()
 
     async def _attempt(self, what: str, part: Coroutine[Any, Any, None]) -> None:
@@ -216,24 +227,45 @@ class Measurements:
 
     async def _throughput(self, loads: Sequence[Load]) -> None:
         trial = self.runner.trial
+        ends = time.monotonic() + (trial.measure.most_s or math.inf)
         async with LoadClient(
             trial.server.base_url, api_key=trial.api_key
         ) as self.runner.watch.load:
             for load in loads:
                 for point in load.points:
-                    await self._point(point, load.rounds)
+                    await self._point(point, load.rounds, ends)
 
-    async def _point(self, point: Point, rounds: int) -> None:
+    async def _point(self, point: Point, rounds: int, ends: float) -> None:
+        """Measure a load. ends: time after which no round begins that the figure can lack."""
         trial = self.runner.trial
         trial.seen.measuring = f"throughput ({point})"
         before = await self.runner.watch.counters.scrape()
         speeds: list[float] = []
-        while len(speeds) < WARM_UPS or (unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS):
+        round_s = 0.0
+
+        def fits(number: int) -> bool:
+            return time.monotonic() + number * round_s <= ends
+
+        while len(speeds) < WARM_UPS or (
+            unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS and fits(1 + rounds)
+        ):
             trial.notify(f"{point}: warming up")
-            speeds.append((await self._round(point, "warm-up", len(speeds) + 1)).output_tok_s)
+            warm_up = await self._round(point, "warm-up", len(speeds) + 1)
+            speeds.append(warm_up.output_tok_s)
+            # the first round may compile kernels, so the second one tells more
+            round_s = warm_up.wall_s if len(speeds) > 1 else warm_up.wall_s / 2
+            if not fits(WARM_UPS - len(speeds) + LEAST_ROUNDS):
+                raise _StoppedError(
+                    f"a round takes {warm_up.wall_s:.1f} s, too long for the"
+                    f" {trial.measure.most_s:.0f} s of a boot; --throughput has no limit"
+                )
         good = limited = measured = 0
         # A late round is measured again. A round that the client limited invalidates the point.
-        while good < rounds and measured < (rounds if limited else 2 * rounds):
+        while (
+            good < rounds
+            and measured < (rounds if limited else 2 * rounds)
+            and (good < LEAST_ROUNDS or fits(1))
+        ):
             measured += 1
             trial.notify(f"{point}: round {measured}, {rounds} are needed")
             figures = await self._round(point, "rounds", measured)

@@ -24,7 +24,7 @@ from vllm_repro import __version__
 from vllm_repro.errors import ReproError, UsageError
 from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
-from vllm_repro.journal.journal import SCHEMA, Journal, json_of
+from vllm_repro.journal.journal import SCHEMA, Journal, json_of, read
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.running.boots import Boots, undecided_arms
 from vllm_repro.running.folders import (
@@ -35,22 +35,25 @@ from vllm_repro.running.folders import (
     run_folder,
 )
 from vllm_repro.running.job import Chosen, Job, repeat_command
-from vllm_repro.running.state import Trial
+from vllm_repro.running.state import ARM_S, MeasureOptions, Trial
 from vllm_repro.running.terminal import Progress
-from vllm_repro.running.trial import run_trial
+from vllm_repro.running.trial import load_alone, run_trial
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.orphans import sweep
 from vllm_repro.servers.site import Site, open_site
+from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import lower_bound
+from vllm_repro.verdict.throughput import withheld
 from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_release
-from vllm_repro_diagnosis.evidence import simulated
+from vllm_repro_diagnosis.evidence import Evidence, simulated
 
 if TYPE_CHECKING:  # they import the reports
     from vllm_repro.report.model import RunReport
     from vllm_repro.running.resume import UnfinishedRun
 
-__all__ = ["run_one", "signals_later", "signals_to", "strongest_record"]
+__all__ = ["resolve_measure", "run_one", "signals_later", "signals_to", "strongest_record"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a run, Ctrl-\\ included.
@@ -80,12 +83,31 @@ def run_one(
     repeat = job.reproduce or repeat_command(
         "run", job, site.kind, ("--vllm", job.options.vllm or job.version(site.kind))
     )
-    job = replace(job, arms=_arms(job, site, progress), reproduce=repeat)
+    job = replace(
+        job,
+        arms=_arms(job, site, progress),
+        reproduce=repeat,
+        measure=resolve_measure(job.measure, site.kind, site.evidence, job.trials),
+    )
     try:
         with site.leased(job.scenario, job.options, progress.line):
             return _run(job, site, progress, unfinished)
     finally:
         progress.close()
+
+
+def resolve_measure(
+    options: MeasureOptions, kind: ServerKind, evidence: Evidence, trials: int | None
+) -> MeasureOptions:
+    """Return the options with `throughput` decided, for at most a minute an arm by default.
+
+    trials: boots of each arm, as in `Job`.
+    """
+    if options.throughput is not None:
+        return options
+    counts = kind.facts.started and not withheld(evidence)
+    most_s = ARM_S if trials == 1 else ARM_S / 2
+    return replace(options, throughput=counts, most_s=most_s if counts else None)
 
 
 def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
@@ -286,7 +308,30 @@ class _Trials:
             for arm in self._done.in_turn(self.arms, self._wanted):
                 self._done.last[arm.name] += 1
                 if await self._boot(arm, self._done.last[arm.name]):
-                    break
+                    return
+            for arm in self._unmeasured():
+                self._done.last[arm.name] += 1
+                self.progress.line(f"{arm.name}: booted once more, for its load alone")
+                trial = self._trial(arm, self._done.last[arm.name])
+                await run_trial(trial, load_alone, "load")
+
+    def _unmeasured(self) -> list[Arm]:
+        """Return the arms to boot for their load alone: those that died before it was sent."""
+        if not (self.job.measure.throughput and self.site.kind.facts.started):
+            return []
+        recording = read(self.journal.path)
+        booted = {entry["arm"] for entry in recording.of("ready")}
+        measured = {
+            entry["arm"]
+            for event in ("throughput-point", "measure-stopped", "load-ended")
+            for entry in recording.of(event)
+            if entry.get("outcome") != Outcome.CANCELLED
+        }
+        return [
+            arm
+            for arm in self.arms
+            if arm.name in booted - measured and self.job.scenario.has_own_server(arm)
+        ]
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
         # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server
@@ -312,28 +357,8 @@ class _Trials:
 
     async def _boot(self, arm: Arm, number: int) -> bool:
         """Run one trial. Return True if no further trial makes sense."""
-        job, site = self.job, self.site
-        log = self.folder / "logs" / f"{arm.name}-{number}.log"
-        launch, server = site.server(job.scenario, arm, number, log, self.folder.name)
-        conclusion = await run_trial(
-            Trial(
-                scenario=job.scenario,
-                arm=arm,
-                number=number,
-                launch=launch,
-                server=server,
-                gpus=site.gpus,
-                log=log,
-                limits=job.limits,
-                seed=job.seed,
-                journal=self.journal,
-                requests=self.requests,
-                notify=lambda text: self.progress.notify(f"{arm.name}: {text}"),
-                # a server that we start takes it from the same environment
-                api_key=os.environ.get("VLLM_API_KEY"),
-                measure=job.measure,
-            )
-        )
+        trial = self._trial(arm, number)
+        conclusion = await run_trial(trial)
         crossed = conclusion.trigger.crossed
         self._done.finish(
             arm.name, arm.expected, conclusion.outcome, conclusion.during, crossed=crossed
@@ -341,7 +366,30 @@ class _Trials:
         self._version = conclusion.version or self._version
         self.progress.done(arm, number, conclusion)
         # A patch that does not fit does not affect the other arms.
-        return site.ends_after(conclusion.outcome, launched=conclusion.launched) and not arm.patches
+        ends = self.site.ends_after(conclusion.outcome, launched=conclusion.launched)
+        return ends and not arm.patches
+
+    def _trial(self, arm: Arm, number: int) -> Trial:
+        job, site = self.job, self.site
+        log = self.folder / "logs" / f"{arm.name}-{number}.log"
+        launch, server = site.server(job.scenario, arm, number, log, self.folder.name)
+        return Trial(
+            scenario=job.scenario,
+            arm=arm,
+            number=number,
+            launch=launch,
+            server=server,
+            gpus=site.gpus,
+            log=log,
+            limits=job.limits,
+            seed=job.seed,
+            journal=self.journal,
+            requests=self.requests,
+            notify=lambda text: self.progress.notify(f"{arm.name}: {text}"),
+            # a server that we start takes it from the same environment
+            api_key=os.environ.get("VLLM_API_KEY"),
+            measure=job.measure,
+        )
 
 
 def strongest_record(

@@ -21,13 +21,24 @@ from vllm_repro.verdict.output import OutputSample
 __all__ = ["MeasureOptions", "Observed", "TimeLimits", "Trial"]
 
 
+ARM_S = 60.0
+"""Seconds in which a run measures an arm by default."""
+
+
 @dataclass(frozen=True)
 class MeasureOptions:
     """Measurements to make on an engine that survived its workload."""
 
-    throughput: bool = False
+    # None: on a server that the harness starts, if its evidence allows a figure
+    throughput: bool | None = False
     # compare each greedy answer with answers to its prompt alone
     outputs: bool = False
+    # seconds for the loads of a boot; None for as long as they take
+    most_s: float | None = None
+
+    def applies(self, boot: int) -> bool:
+        """Return True if the loads are measured in this boot of an arm: with a limit, in two."""
+        return bool(self.throughput) and (self.most_s is None or boot <= 2)
 
 
 @dataclass(frozen=True, kw_only=True)

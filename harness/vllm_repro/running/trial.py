@@ -30,7 +30,7 @@ from vllm_repro_diagnosis.log_text import read_lines
 if TYPE_CHECKING:
     from vllm_repro.releases.provision import Release
 
-__all__ = ["run_trial"]
+__all__ = ["load_alone", "run_trial"]
 
 T = TypeVar("T")
 
@@ -63,20 +63,27 @@ async def _workload(runner: WorkloadRunner) -> None:
     await Measurements(runner).run()
 
 
-async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
+async def load_alone(runner: WorkloadRunner) -> None:
+    """Send the scenario's loads without its workload."""
+    if await runner.find_model():
+        await runner.canary()
+        await Measurements(runner).load()
+
+
+async def run_trial(trial: Trial, work: Work = _workload, what: str = "trial") -> Conclusion:
     """Run the trial and return its conclusion.
 
     When this returns or raises, the server is gone and the journal has the conclusion.
 
     work: what to do with the server once it is ready. It must return soon after
-    `runner.watch.over()`.
+    `runner.watch.over()`. what: begins the names of the first and last entry in the journal.
 
     Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Any other
     `ReproError` is an outcome.
     """
     began = time.time()
     trial.journal.write(
-        "trial-started",
+        f"{what}-started",
         **trial.label,
         expected=trial.arm.expected,
         command=trial.launch.render(),
@@ -84,6 +91,7 @@ async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
         evidence=trial.launch.evidence,
         differences=trial.launch.differences,
         weights=trial.launch.weights,
+        depth=trial.launch.depth,
     )
     cancelled = False
     try:
@@ -114,7 +122,7 @@ async def run_trial(trial: Trial, work: Work = _workload) -> Conclusion:
         )
     )
     trial.journal.write(
-        "trial-ended",
+        f"{what}-ended",
         **trial.label,
         duration_s=time.time() - began,
         log=f"logs/{trial.log.name}",

@@ -192,7 +192,7 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
         wrong(
             "throughput", f"all loads need the same baseline, not {' and '.join(sorted(baselines))}"
         )
-    named = [("throughput", name) for name in sorted(baselines)]
+    named = [("throughput", name) for name in sorted(baselines - {""})]
     if scenario.output is not None and scenario.output.baseline:
         named.append(("output", scenario.output.baseline))
     for key, name in named:

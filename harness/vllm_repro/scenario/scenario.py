@@ -17,7 +17,7 @@ from vllm_repro.scenario.workload import Step
 from vllm_repro.tiny_model import Family, Kind, TinyModel
 from vllm_repro.trigger.trigger import Condition
 from vllm_repro.verdict.output import Checks
-from vllm_repro.verdict.throughput import Load
+from vllm_repro.verdict.throughput import Load, usual_load
 from vllm_repro.verdict.verdict import Expected, Standing, from_source
 from vllm_repro_diagnosis.signature import Signature
 
@@ -436,7 +436,7 @@ class Scenario:
     # Scenario with the same signature. A log matches this one only if its release no longer has
     # that bug.
     same_death_as: str = ""
-    # Loads of `--throughput`.
+    # Loads to measure. Default: 128 tokens in, 128 out, 1 and 4 at once.
     throughput: Load | Sequence[Load] = ()
     # Checks of the answers of an engine that lived.
     output: Checks | None = None
@@ -476,7 +476,9 @@ class Scenario:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        return (self.throughput,) if isinstance(self.throughput, Load) else tuple(self.throughput)
+        if isinstance(self.throughput, Load):
+            return (self.throughput,)
+        return tuple(self.throughput) or (usual_load([arm.name for arm in self.arms]),)
 
     def has_own_server(self, arm: Arm) -> bool:
         """Return True if no earlier arm has the same server.

@@ -127,7 +127,7 @@ class LabSite(Site):
     ) -> None:
         if scenario.lab is None:
             raise no_lab(scenario)
-        if options.model or options.weights == "real":
+        if options.model or options.weights in ("real", "random"):
             raise UsageError(
                 "the lab always serves a tiny model of the scenario's shape",
                 hint="leave --model and --weights out",
@@ -142,7 +142,7 @@ class LabSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
-        if scenario.lab is None or options.model or options.weights == "real":
+        if scenario.lab is None or options.model or options.weights in ("real", "random"):
             return Offer(False)
         if lacking := _lacking_flag(scenario.lab, scenario.model):
             return Offer(False, f"the lab needs a processor with {lacking} for it")

@@ -17,7 +17,7 @@ from vllm_repro.command.container import CAPABILITIES, LOOPBACK, ContainerSpec, 
 from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import HarnessBug
 from vllm_repro.releases.families import model_config
-from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.scenario import Arm, Model, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_diagnosis.evidence import Evidence
@@ -71,6 +71,12 @@ class ServedModel:
     # shape of the tiny model in `path`
     tiny_model: TinyModel | None = None
 
+    def depth(self, reported: Model) -> tuple[int, int] | None:
+        """Return the numbers of layers served and reported; None if it is another model."""
+        if self.tiny_model is not None:
+            return self.tiny_model.layers, reported.layers
+        return (reported.layers, reported.layers) if self.name == reported.name else None
+
     def __str__(self) -> str:
         """Return which weights are served, for a report."""
         if self.tiny_model is not None:
@@ -96,6 +102,8 @@ class Launch:
     port: int = 0
     # the served weights, in words; empty if unknown
     weights: str = ""
+    # as in `ServedModel`
+    depth: tuple[int, int] | None = None
     # the one that is served, if any
     tiny_model: TinyModel | None = None
     # as in `ServerFacts`
@@ -160,11 +168,17 @@ def _with_model(
         command = command.with_model(seen_as)
     if weights.dummy:
         command = command.with_flags(_DUMMY)
-        differences.append(f"{_DUMMY}: random weights, since this death does not depend on them")
+        differences.append(f"{_DUMMY}: random weights, {_why_random(scenario)}")
     if command.has("--api-key"):
         command = command.without("--api-key")
         differences.append("--api-key is left out: server and harness take a key from VLLM_API_KEY")
     return command, differences
+
+
+def _why_random(scenario: Scenario) -> str:
+    if scenario.tiny_model is not None:
+        return "since this death does not depend on them"
+    return "which are not downloaded"
 
 
 def _in_place_of_reported(served: str, why: str) -> str:
@@ -210,6 +224,7 @@ def process_launch(
         gpus=gpus,
         port=port,
         weights=str(weights),
+        depth=weights.depth(scenario.model),
         tiny_model=weights.tiny_model,
     )
 
@@ -333,5 +348,6 @@ def container_launch(
         gpus=gpus,
         port=port,
         weights=_NO_WEIGHTS if evidence is Evidence.REHEARSAL else str(weights),
+        depth=weights.depth(scenario.model),
         tiny_model=weights.tiny_model,
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # `show` takes no time without it
     from vllm_repro.releases.sources import Source
 
 __all__ = [
+    "RANDOM_WEIGHTS",
     "ServerOptions",
     "default_image",
     "edited_command",
@@ -85,6 +86,10 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     return ""
 
 
+RANDOM_WEIGHTS = ("random", "dummy")
+"""Values of `--weights` whose model is not trained: all its layers, or a tiny one."""
+
+
 def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | None:
     """Return the tiny model to make for a run; None if an existing model is served."""
     asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
@@ -111,20 +116,20 @@ def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
                     hint="name the folder that holds config.json, or a model's name on the hub",
                 )
             return ServedModel(
-                name=folder.name, path=folder.resolve(), dummy=options.weights == "dummy"
+                name=folder.name, path=folder.resolve(), dummy=options.weights in RANDOM_WEIGHTS
             )
         if options.model.startswith(("/", "./", "../", "~")):
             raise UsageError(
                 f"there is no folder {options.model}",
                 hint="name a model folder, or a model's name on the hub",
             )
-        return ServedModel(name=options.model, dummy=options.weights == "dummy")
+        return ServedModel(name=options.model, dummy=options.weights in RANDOM_WEIGHTS)
     tiny_model = tiny_model_of(scenario, options)
     if tiny_model is not None:
         return ServedModel(
             name=tiny_model.slug, path=cached_model(tiny_model), dummy=True, tiny_model=tiny_model
         )
-    return ServedModel(name=scenario.model.name, dummy=options.weights == "dummy")
+    return ServedModel(name=scenario.model.name, dummy=options.weights in RANDOM_WEIGHTS)
 
 
 def edited_command(

@@ -8,8 +8,8 @@ Pure: the times of requests in, statistics out.
     ]
 
 A round sends a number of requests at once and ends with the last answer. Rounds count once the load
-is steady: the last two of two to five warm-up rounds agree within 5 %, or the report gives the
-difference. Each round gives one value of each figure; medians and quartiles are over
+is steady: the last two of two to five warm-up rounds agree within 5 %, or later the two halves of
+the rounds do. Each round gives one value of each figure; medians and quartiles are over
 rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws
 boots first and rounds within them, so that boots that differ widen it.
 
@@ -21,7 +21,7 @@ an arm proves no change, because its rounds agree better than those of two boots
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, pairwise
@@ -40,15 +40,19 @@ __all__ = [
     "Spread",
     "ThroughputChange",
     "Timing",
+    "drifted",
     "figures",
     "interval",
+    "label_of",
     "ratio",
     "round_of",
     "unsteady",
+    "usual_load",
     "withheld",
 ]
 
-LEAST_ROUNDS = 5
+ROUNDS, LEAST_ROUNDS = 5, 3
+"""Rounds of a load if it names no number, and the fewest that give a figure."""
 MOST_STREAMS = 16
 MOST_CPU = 0.9
 """Share of a core above which the client, not the server, may limit the rate."""
@@ -84,10 +88,10 @@ class Load:
 
     prompt: int
     output: int
-    # the arm to compare the others with
+    # the arm to compare the others with; empty for the first one that lives
     baseline: str
     concurrency: Sequence[int] = (1,)
-    rounds: int = LEAST_ROUNDS
+    rounds: int = ROUNDS
 
     def __post_init__(self) -> None:
         numbers = self.concurrency
@@ -110,6 +114,15 @@ class Load:
     @property
     def points(self) -> tuple[Point, ...]:
         return tuple(Point(self.prompt, self.output, number) for number in self.concurrency)
+
+
+def usual_load(arms: Collection[str]) -> Load:
+    """Return the load of a scenario that declares none, with `eager` as the baseline.
+
+    Without an arm of that name the baseline is the first arm that lives.
+    """
+    baseline = "eager" if "eager" in arms else ""
+    return Load(prompt=128, output=128, concurrency=(1, 4), baseline=baseline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,15 +394,37 @@ def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], s
     )
 
 
-def withheld(evidence: str, weights: str | None) -> str:
-    """Return why no throughput is claimed, as a sentence; empty if it is.
+def withheld(evidence: str) -> str:
+    """Return why no figure of such a run is claimed, as a sentence; empty if they are.
 
-    weights: "real", "dummy", None if unknown.
+    Figures of random weights count, because the speed of an engine depends on shapes, flags and
+    kernels; `label_of` names the weights.
     """
-    if why := facts_of(evidence).no_throughput:
-        return why
-    if weights == "dummy":
-        return "No throughput is claimed: the weights are random"
-    if weights is None:
-        return "No throughput is claimed: it is unknown which weights were served"
-    return ""
+    return facts_of(evidence).no_throughput
+
+
+def label_of(weights: str | None, depth: tuple[int, int] | None, device: str) -> str:
+    """Return what figures are of, as in `random weights, 1 of 32 layers; 1 x NVIDIA H200`.
+
+    weights: "real", or the name of a kind of random ones; None if unknown. depth: layers that were
+    served, and of the reported model, 0 if unknown; None for another model.
+    """
+    kind = "unknown" if weights is None else "real" if weights == "real" else "random"
+    layers = ""
+    if depth is not None and kind == "random":
+        served, reported = depth
+        full = "full depth" if served == reported else f"{served} of {reported} layers"
+        layers = f", {full}" if reported else f", {served} of the model's layers"
+    return f"{kind} weights{layers}; {device}"
+
+
+def drifted(warm_ups: float, speeds: Sequence[float]) -> bool:
+    """Return True if a load never became steady, so that its figures depend on when it ended.
+
+    warm_ups: `unsteady` of the warm-up rounds. speeds: of the rounds after them, in order. Late
+    steadiness counts: the halves of these rounds agree.
+    """
+    half = len(speeds) // 2
+    if warm_ups <= STEADY or not half:
+        return False
+    return unsteady((median(speeds[:half]), median(speeds[-half:]))) > STEADY

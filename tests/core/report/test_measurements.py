@@ -17,6 +17,7 @@ from vllm_repro.journal.journal import read
 from vllm_repro.report.build import report_of
 from vllm_repro.report.html import html_page
 from vllm_repro.report.json_report import RunJson, report_dict
+from vllm_repro.report.junit import junit
 from vllm_repro.report.markdown import markdown
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.summary import summary
@@ -147,19 +148,13 @@ def test_a_ratio_with_its_interval(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "weights", "reason"),
-    [
-        ("lab", "dummy", "LAB"),
-        ("cpu", "dummy", "weights are random"),
-        ("gpu", "dummy", "weights are random"),
-        ("gpu", "made", "weights are random"),
-        ("gpu", None, "which weights were served"),
-    ],
+    ("evidence", "reason"),
+    [("lab", "LAB"), ("scheduler", "SCHEDULER ONLY"), ("unknown", "device of this server")],
 )
 def test_where_nothing_is_claimed_no_figure_is_shown(
-    tmp_path: Path, evidence: str, weights: str | None, reason: str
+    tmp_path: Path, evidence: str, reason: str
 ) -> None:
-    report = measured(evidence, weights).report(tmp_path)
+    report = measured(evidence).report(tmp_path)
     data = report_dict(report)
     assert (data["throughput"], reason in data["throughput_withheld"]) == (None, True)
     assert all(trial["throughput"] is None for arm in data["arms"] for trial in arm["trials"])
@@ -167,6 +162,34 @@ def test_where_nothing_is_claimed_no_figure_is_shown(
         assert reason in text
         # pytest numbers its folders
         assert not re.search("tok/s|207", text.replace(str(tmp_path), ""))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "weights", "begun", "label"),
+    [
+        ("gpu", "real", {}, "real weights; 2 x H100"),
+        ("cpu", "real", {}, "real weights; 4 CPUs"),
+        ("cpu", "dummy", {"depth": [2, 32]}, "random weights, 2 of 32 layers; 4 CPUs"),
+        ("gpu", "made", {"depth": [32, 32]}, "random weights, full depth; 2 x H100"),
+        ("gpu", "dummy", {"weights": "dummy: 1 layer, 16 heads"}, "1 of the model's layers; 2 x"),
+        ("gpu", None, {}, "unknown weights; 2 x H100"),
+    ],
+)
+def test_figures_stand_beside_weights_and_device(
+    tmp_path: Path, evidence: str, weights: str | None, begun: dict[str, Any], label: str
+) -> None:
+    journal = measured(evidence, weights)
+    card = {"name": "H100", "memory_gb": 79.6, "driver": "580", "capability": 9.0}
+    journal.header["machine"] |= {"cpus": 4, "gpus": [card, card, card]}
+    fields: dict[str, Any] = {"command": "vllm serve x", "server": "process", "differences": []}
+    journal.add("trial-started", "reported", 1, **fields, **begun)
+    journal.add("gpus-free", "reported", 1, gpus=["0", "1"], waited_s=0.0)
+    report = journal.report(tmp_path)
+    assert label in report_dict(report)["throughput"]["label"]
+    for text in (markdown(report), summary(report), junit(report)):
+        assert label in text
+        fewer = "A ratio of fewer layers is no ratio of the whole model" in text
+        assert fewer is (" layers; " in label)
 
 
 @pytest.mark.parametrize(
@@ -215,14 +238,15 @@ def test_a_round_that_the_client_falsified_does_not_count(tmp_path: Path) -> Non
     rounds = journal.of("throughput-round")
     other, few = rounds[:5], rounds[5:10]
     assert {(entry["arm"], entry["trial"]) for entry in few} == {("eager", 1)}
-    few[2]["figures"]["edge_s"] = 0.03 * few[2]["figures"]["wall_s"]
+    for entry in few[:3]:
+        entry["figures"]["edge_s"] = 0.03 * entry["figures"]["wall_s"]
     # One more was measured in its place.
     spare = json.loads(json.dumps(other[0]))
     spare["figures"] |= {"output_tok_s": 1.0, "edge_s": 0.02 * other[0]["figures"]["wall_s"]}
     journal.entries.append(spare)
     report = journal.report(tmp_path)
     for words in (
-        f"eager, trial 1: {LOAD_TEXT} is left out: in 1 of 5 rounds the client was late by",
+        f"eager, trial 1: {LOAD_TEXT} is left out: in 3 of 5 rounds the client was late by",
         f"reported, trial 1: {LOAD_TEXT}: 1 of 6 rounds are left out: the client was late by",
     ):
         assert words in markdown(report)
@@ -283,15 +307,17 @@ def test_what_the_server_counted_is_a_row_of_each_load_and_arm(tmp_path: Path) -
     assert "By the server's counters" not in markdown(measured("gpu").report(tmp_path))
 
 
-def test_a_load_that_was_not_steady_is_a_line(tmp_path: Path) -> None:
+def test_a_load_that_never_became_steady_is_left_out(tmp_path: Path) -> None:
     journal = measured()
-    points = journal.of("throughput-point")
-    points[0] |= {"warm_ups": 5, "unsteady": 0.123}
-    points[1] |= {"warm_ups": 3, "unsteady": 0.05}
-    text = markdown(journal.report(tmp_path))
-    words = "was not steady when it was measured: the last two of 5 warm-up rounds differ by 12 %"
-    assert f"reported, trial 1: {LOAD_TEXT} {words}" in text
-    assert text.count("not steady") == 1
+    for point, unsteady in zip(journal.of("throughput-point"), (0.12, 0.12, 0.05), strict=False):
+        point |= {"warm_ups": 5, "unsteady": unsteady}
+    for number, entry in enumerate(journal.of("throughput-round")[:5]):
+        entry["figures"] |= figures(100 + 20 * number)
+    report = journal.report(tmp_path)
+    words = "is left out: it never became steady: the last two of 5 warm-up rounds differ by 12 %"
+    assert f"reported, trial 1: {LOAD_TEXT} {words}" in markdown(report)
+    assert markdown(report).count("never became steady") == 1
+    assert first_trial(report) is None
 
 
 def test_servers_of_different_releases_are_not_compared(tmp_path: Path) -> None:
@@ -313,7 +339,9 @@ def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal.add("measure-stopped", "reported", 1, doing="throughput (x)", why=why)
     journal.end("reported", 1, outcome="other-crash")
     report = journal.report(tmp_path)
-    assert report_dict(report)["throughput"] == {"baseline_arm": "eager", "ratios": []}
+    throughput = report_dict(report)["throughput"]
+    assert (throughput["baseline_arm"], throughput["ratios"]) == ("eager", [])
+    assert (throughput["bug_arm"], throughput["prices"]) == (None, [])
     assert first_trial(report) is None
     assert f"reported, trial 1: throughput (x) was not measured: {why}" in summary(report)
     assert "202" not in markdown(report).replace("2026", "")
@@ -333,8 +361,8 @@ def test_a_load_with_other_token_counts_is_left_out(tmp_path: Path) -> None:
 )
 def test_what_people_read(tmp_path: Path, name: str, evidence: str) -> None:
     report = measured(evidence).report(tmp_path)
-    text = throughput_section(report.measured)
-    terminal = "\n".join(throughput_lines(report.measured))
+    text = throughput_section(report)
+    terminal = "\n".join(throughput_lines(report))
     assert_golden(f"throughput-{name}.txt", f"{text}\n{terminal}\n")
 
 
@@ -406,3 +434,91 @@ def test_an_answer_that_was_not_compared_is_not_clean(tmp_path: Path) -> None:
     trial = alone.report(tmp_path / "alone").arms[0].trials[0]
     why = "there is no answer of eager to compare with (--arm eager)"
     assert (trial.outcome.value, trial.why) == ("untriggered", why)
+
+
+DIED = {
+    "detected_by": "log",
+    "latency_s": 0.1,
+    "exception": "AssertionError",
+    "message": "Workspace is locked",
+    "frames": [],
+    "signature": "match",
+    "channels": ["log"],
+}
+
+
+def died_and_loaded(outcome: str, death: dict[str, Any] | None = None) -> Journal:
+    """Return a run whose first arm crashed and was booted once more for its load alone."""
+    journal = Journal("gpu")
+    for trial in (1, 2):
+        journal.end("reported", trial, outcome="crash")
+        journal.rounds("eager", trial, *(50 + number for number in range(5)))
+        journal.end("eager", trial)
+    journal.rounds("reported", 3, *(100 + number for number in range(5)))
+    journal.end("reported", 3, outcome=outcome)
+    journal.entries[-1] |= {"event": "load-ended", "death": death, "log": "logs/reported-3.log"}
+    return journal
+
+
+def test_an_arm_that_dies_has_the_figures_of_its_load(tmp_path: Path) -> None:
+    report = died_and_loaded("untriggered").report(tmp_path)
+    data = report_dict(report)
+    reported, load = data["arms"][0], data["arms"][0]["load"]
+    assert [trial["trial"] for trial in reported["trials"]] == [1, 2]
+    assert (reported["k"], reported["n"]) == (2, 2)
+    assert (load["trial"], load["outcome"], load["throughput"]["output_tok_s"]) == (
+        3, "untriggered", 102.0,
+    )  # fmt: skip
+    assert data["arms"][1]["load"] is None
+    (price,) = data["throughput"]["prices"]
+    assert (data["throughput"]["bug_arm"], price["arm"], price["boots"]) == ("reported", "eager", 1)
+    assert price["ratio"] == pytest.approx(52 / 102)
+    said = "avoids it in 2 of 2 boots and gives 0.51 (0.50 to 0.53) at 4 streams of the tokens"
+    for text in (markdown(report), summary(report), junit(report)):
+        assert said in text
+        assert "booted once more for the load alone: the engine lived" in text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "death", "words"),
+    [
+        ("crash", DIED, "the engine died of the load, as in the bug: AssertionError: Workspace is"),
+        (
+            "other-crash",
+            DIED | {"signature": "other", "exception": "ValueError", "message": None},
+            "the engine died of the load, not as in the bug: ValueError",
+        ),
+        ("boot-failed", None, "boot-failed: "),
+        ("hang", None, "hang: "),
+    ],
+)
+def test_an_engine_that_dies_of_its_load_has_no_figure(
+    tmp_path: Path, outcome: str, death: dict[str, Any] | None, words: str
+) -> None:
+    report = died_and_loaded(outcome, death).report(tmp_path)
+    data = report_dict(report)
+    assert (data["arms"][0]["load"]["outcome"], data["arms"][0]["load"]["throughput"]) == (
+        outcome,
+        None,
+    )
+    assert (data["arms"][0]["k"], data["throughput"]["prices"]) == (2, [])
+    assert f"booted once more for the load alone: {words}" in summary(report)
+    assert "gives" not in summary(report)
+
+
+def test_drafts_of_random_weights_stand_beside_their_acceptance(tmp_path: Path) -> None:
+    journal = measured("gpu", "dummy")
+    counted = {"prompt_tokens": 512, "generation_tokens": 2048}
+    for trial in (1, 2):
+        for arm, drafts in (("reported", 100), ("eager", 60)):
+            speculated = counted | {"draft_tokens": drafts, "accepted_tokens": 4}
+            journal.add("counters", arm, trial, phase="rounds", point=POINT, counted=speculated)
+    text = markdown(journal.report(tmp_path))
+    assert "With these random weights 5 % of the draft tokens were accepted" in text
+
+
+def test_without_a_baseline_the_first_arm_that_lives_is_one(tmp_path: Path) -> None:
+    journal = died_and_loaded("untriggered")
+    journal.header["loads"] = [vars(LOAD) | {"baseline": ""}]
+    (ratio,) = report_dict(journal.report(tmp_path))["throughput"]["ratios"]
+    assert (ratio["arm"], ratio["ratio"]) == ("reported", pytest.approx(102 / 52))

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,6 +246,30 @@ def test_a_load_warms_up_until_it_is_steady(
         *range(1, warm_ups + 1),
         *range(1, 6),
     ]
+
+
+@pytest.mark.parametrize(("most_s", "rounds"), [(9.5, 5), (5.5, 4), (5.0, 3), (4.0, 3)])
+def test_a_limit_in_time_leaves_at_least_three_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_s: float, rounds: int
+) -> None:
+    """Each request takes a second on the clock of the limit."""
+    engine = Engine()
+    clock = SimpleNamespace(
+        monotonic=lambda: float(len(engine.asked)), perf_counter=perf_counter, process_time=float
+    )
+    monkeypatch.setattr("vllm_repro.running.measure.time", clock)
+    options = MeasureOptions(throughput=True, most_s=most_s)
+    _, journal, _ = concluded(tmp_path, engine, throughput=ALONE, measure=options)
+    (point,) = journal.of("throughput-point")
+    assert (point["warm_ups"], point["rounds"]) == (2, rounds)
+
+
+def test_a_load_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
+    engine, options = Engine(), MeasureOptions(throughput=True, most_s=1e-6)
+    conclusion, journal, _ = concluded(tmp_path, engine, throughput=LOADS, measure=options)
+    (stopped,) = journal.of("measure-stopped")
+    assert "too long for the 0 s of a boot; --throughput has no limit" in stopped["why"]
+    assert (conclusion.outcome, len(engine.asked)) == (Outcome.CLEAN, 1)
 
 
 def test_answers_are_written_when_none_is_awaited(

@@ -24,13 +24,15 @@ from vllm_repro.report.files import render
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.summary import summary
 from vllm_repro.running.folders import run_folder
-from vllm_repro.running.run import signals_later, strongest_record
-from vllm_repro.running.state import TimeLimits
+from vllm_repro.running.run import resolve_measure, signals_later, strongest_record
+from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.catalogue import find, scenario_files
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm
+from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
+from vllm_repro_diagnosis.evidence import Evidence
 
 TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
 
@@ -517,18 +519,68 @@ def test_arms_that_live_are_measured_and_nothing_is_claimed(
     assert "REHEARSAL" in report["throughput_withheld"]
     assert done.folder is not None
     journal = read(done.folder / "journal.jsonl")
-    # The one that died has no figure; the near miss has the server of the one that died, and would
-    # only die of the longer load.
+    # The one that died is booted once more; the near miss has the same server.
     points = list(journal.of("throughput-point"))
-    assert {entry["arm"] for entry in points} == {"eager", "bigger-chunk"}
+    assert {entry["arm"] for entry in points} == {"reported", "eager", "bigger-chunk"}
+    loads = {arm["name"]: arm["load"] for arm in report["arms"]}
+    assert [name for name, load in loads.items() if load] == ["reported"]
+    # it dies of the longer load, too
+    assert (loads["reported"]["trial"], loads["reported"]["death"]["signature"]) == (2, "match")
+    assert "the engine died of the load, as in the bug" in done.out
+    assert (done.folder / loads["reported"]["log"]).is_file()
+    assert [len(arm["trials"]) for arm in report["arms"]] == [1, 1, 1, 1]
     assert all(entry["usage"] == entry["counted"] for entry in points)
     # Each load has a figure with the mark, or the reason why not: a busy machine is late by a
     # hundredth of 15 ms.
     lines = [line for line in done.out.splitlines() if "at once" in line]
+    lines = [line for line in lines if not line.lstrip("- ").startswith("reported, trial 2")]
     shown = [line for line in lines if ", trial " not in line]
     assert len(shown) + sum("at once is left out: " in line for line in lines) == 6
     assert all("(REHEARSAL)" in line for line in shown)
     assert "--throughput" in report["reproduce"]
+
+
+def test_an_interrupted_load_is_measured_when_the_run_resumes(
+    harness: Harness, tmp_path: Path
+) -> None:
+    out, path = tmp_path / "reports", scenario(tmp_path, LOADS)
+    words = ("--server", "rehearsal", "--vllm", "0.23.0", "--arm", "reported", "--throughput")
+    process = started(out, "run", str(path), *words)
+    until(lambda: '"load-started"' in "".join(journals(out)))
+    _, folder = signalled(process, signal.SIGTERM, out)
+    done = harness("run", str(path), "--resume", str(folder))
+    (arm,) = json.loads((folder / "report.json").read_text(encoding="utf-8"))["arms"]
+    assert (done.status, arm["k"], len(arm["trials"])) == (0, 1, 1), done.out + done.err
+    assert (arm["load"]["trial"], arm["load"]["outcome"]) == (3, "crash")
+
+
+@pytest.mark.parametrize(
+    ("throughput", "trials", "kind", "evidence", "expected"),
+    [
+        (None, 1, "process", "cpu", (True, 60.0)),
+        (None, 2, "docker", "gpu", (True, 30.0)),
+        (None, None, "process", "gpu", (True, 30.0)),
+        (None, 1, "attach", "gpu", (False, None)),
+        (None, 1, "lab", "lab", (False, None)),
+        (None, 1, "rehearsal", "rehearsal", (False, None)),
+        (True, 1, "attach", "gpu", (True, None)),
+        (True, 1, "lab", "lab", (True, None)),
+        (False, 1, "process", "cpu", (False, None)),
+    ],
+)
+def test_throughput_is_measured_if_its_figures_count(
+    throughput: bool | None,
+    trials: int | None,
+    kind: str,
+    evidence: str,
+    expected: tuple[bool, float | None],
+) -> None:
+    options = resolve_measure(
+        MeasureOptions(throughput), ServerKind(kind), Evidence(evidence), trials
+    )
+    assert (options.throughput, options.most_s) == expected
+    measured = [options.applies(boot) for boot in (1, 2, 3)]
+    assert measured == [expected[0], expected[0], expected[0] and expected[1] is None]
 
 
 def test_an_engine_that_dies_while_measured_gives_no_figure(
@@ -573,7 +625,6 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
 @pytest.mark.parametrize(
     ("words", "declared", "message"),
     [
-        (("--throughput",), "", "declares no load to measure"),
         (("--throughput", "--arm", "near-miss-128"), LOADS, "the server is that of an earlier arm"),
         (("--trials", "some"), "", "is no number of boots from 1 to 200"),
     ],

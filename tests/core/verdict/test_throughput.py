@@ -21,8 +21,10 @@ from vllm_repro.verdict.throughput import (
     Spread,
     ThroughputChange,
     Timing,
+    drifted,
     figures,
     interval,
+    label_of,
     ratio,
     round_of,
     unsteady,
@@ -247,7 +249,8 @@ def test_figures_are_over_all_rounds_of_all_boots() -> None:
     ("share", "rounds", "median", "percentile"),
     [
         (0.2, 5, False, False),
-        (0.11, 1, False, False),
+        (0.11, 3, False, False),
+        (0.11, 2, True, True),
         (0.09, 5, True, False),
         (0.004, 5, True, True),
     ],
@@ -350,21 +353,54 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "weights", "message"),
+    ("evidence", "reason"),
     [
-        ("gpu", "real", ""),
-        ("cpu", "real", ""),
-        ("cpu", "dummy", "weights are random"),
-        ("gpu", None, "which weights"),
-        ("lab", "real", "LAB"),
-        ("rehearsal", "real", "REHEARSAL"),
+        ("gpu", ""),
+        ("cpu", ""),
+        ("lab", "LAB"),
+        ("scheduler", "SCHEDULER ONLY"),
+        ("rehearsal", "REHEARSAL"),
+        ("unknown", "device of this server"),
     ],
 )
-def test_throughput_is_withheld_without_real_weights(
-    evidence: str, weights: str | None, message: str
+def test_throughput_is_withheld_where_vllm_did_not_run_whole(evidence: str, reason: str) -> None:
+    assert (reason in withheld(evidence)) if reason else withheld(evidence) == ""
+
+
+@pytest.mark.parametrize(
+    ("weights", "depth", "label"),
+    [
+        ("real", (32, 32), "real weights; 2 CPUs"),
+        ("real", None, "real weights; 2 CPUs"),
+        ("dummy", (1, 32), "random weights, 1 of 32 layers; 2 CPUs"),
+        ("made", (2, 32), "random weights, 2 of 32 layers; 2 CPUs"),
+        ("dummy", (32, 32), "random weights, full depth; 2 CPUs"),
+        ("dummy", (1, 0), "random weights, 1 of the model's layers; 2 CPUs"),
+        ("dummy", None, "random weights; 2 CPUs"),
+        (None, None, "unknown weights; 2 CPUs"),
+    ],
+)
+def test_a_label_names_weights_and_device(
+    weights: str | None, depth: tuple[int, int] | None, label: str
 ) -> None:
-    reason = withheld(evidence, weights)
-    assert (message in reason) if message else reason == ""
+    assert label_of(weights, depth, "2 CPUs") == label
+
+
+@pytest.mark.parametrize(
+    ("warm_ups", "speeds", "drifts"),
+    [
+        (0.05, (100, 100, 200, 200), False),
+        (0.06, (100, 100, 200, 200), True),
+        (0.06, (100, 101, 99, 100), False),
+        (0.06, (100, 150, 106), True),
+        (0.06, (100, 150, 105), False),
+        (1.0, (100,), False),
+    ],
+)
+def test_a_load_drifts_if_neither_warm_ups_nor_halves_agree(
+    warm_ups: float, speeds: tuple[float, ...], drifts: bool
+) -> None:
+    assert drifted(warm_ups, speeds) is drifts
 
 
 @pytest.mark.parametrize(
@@ -372,7 +408,7 @@ def test_throughput_is_withheld_without_real_weights(
     [
         ({"prompt": 0, "output": 8}, "1 token or more"),
         ({"prompt": 8, "output": 1}, "2 or more"),
-        ({"prompt": 8, "output": 8, "rounds": 4}, "5 at least"),
+        ({"prompt": 8, "output": 8, "rounds": 2}, "3 at least"),
         ({"prompt": 8, "output": 8, "concurrency": []}, "concurrency"),
         ({"prompt": 8, "output": 8, "concurrency": [2, 2]}, "each number once"),
         ({"prompt": 8, "output": 8, "concurrency": [1, 17]}, "at most 16"),
