@@ -23,6 +23,7 @@ from vllm_repro.report.tables import throughput_section
 from vllm_repro.report.text import cell, code, fence, html, plain, shorten, size
 from vllm_repro.report.wording import avoids, boundary, lab_rule, not_run_word, refusals
 from vllm_repro.scenario.matching import matches, twins
+from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Result, Standing, Verdict
@@ -385,7 +386,9 @@ def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
 
 def _measured(report: RunReport) -> Iterator[_Part]:
     heading, _, text = throughput_section(report).partition("\n\n")
-    if text:
+    if not (report.measured and report.measured.shown) and (kept := kept_prices(report.scenario)):
+        yield "Throughput", "Measured in another run: " + " ".join(f"{cell(it)}." for it in kept)
+    elif text:
         summary = heading.removeprefix("## ")
         yield summary, _folded(summary, text)
 

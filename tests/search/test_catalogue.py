@@ -19,6 +19,7 @@ from vllm_repro_search.versions.catalogue import (
     bugs,
     markdown,
     page,
+    prices,
     upstream,
 )
 from vllm_repro_search.versions.record import ReleaseResult
@@ -38,6 +39,9 @@ def test_the_files_are_what_scenarios_and_reports_give(rows: dict[str, Bug]) -> 
         assert (RESULTS / name).read_text(encoding="utf-8") == render(list(rows.values())), (
             "make catalogue"
         )
+    kept = (ROOT / "scenarios" / "prices.json").read_text(encoding="utf-8")
+    assert kept == prices(REPORTS), "make catalogue"
+    assert "of the tokens per second of reported (vLLM 0.24.0; 1 boot each; random weights" in kept
 
 
 def test_each_scenario_has_a_row_of_upstream() -> None:

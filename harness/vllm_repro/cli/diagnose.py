@@ -18,6 +18,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
+from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
@@ -62,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
                         "how": match.how,
                         "fixed_in": match.scenario.status.first_good,
                         "lives_with": match.lives_with,
+                        "prices": kept_prices(match.scenario.id),
                         "other_bugs": [other.id for other in other_bugs(match.scenario, known)],
                         "run": _command(match, folders),
                     }
@@ -100,7 +102,8 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
     patched = any(arm.patches and arm.expected is Expected.LIVES for arm in match.scenario.arms)
     no_flag = "with no known change of flags" + (", only with a patch of vLLM" if patched else "")
     lives = "; or ".join(match.lives_with) or no_flag
-    return [*lines, f"lives: {lives}", f"to see it: {command}"]
+    prices = [f"price: {sentence}" for sentence in kept_prices(match.scenario.id)]
+    return [*lines, f"lives: {lives}", *prices, f"to see it: {command}"]
 
 
 def _release_advice(status: Status) -> str:

@@ -27,6 +27,7 @@ from vllm_repro_diagnosis.signature import How
 __all__ = [
     "arms_table",
     "counters_table",
+    "price_sentences",
     "throughput_lead",
     "throughput_lines",
     "throughput_notes",
@@ -128,8 +129,9 @@ def price_sentences(report: RunReport) -> list[str]:
             ratios.setdefault(speed.arm, []).append(f"{_interval(speed.price)} at {streams}")
     return [
         f"{arms[name].name_and_edits} {_avoids(arms[name], arms[measured.bug_arm])}gives"
-        f" {' and '.join(words)} of the tokens per second of {measured.bug_arm} here"
-        f" ({_boots(measured, name)}; {measured.label or 'REHEARSAL'})"
+        f" {' and '.join(words)} of the tokens per second of {measured.bug_arm}"
+        f" (vLLM {report.vllm_version}; {_boots(measured, name)};"
+        f" {measured.label or 'REHEARSAL'})"
         for name, words in ratios.items()
     ]
 

@@ -19,8 +19,10 @@ from packaging.version import Version
 
 from vllm_repro.conversion import decode
 from vllm_repro.releases.known import NEWEST
+from vllm_repro.report.build import build
 from vllm_repro.report.document import document, fragment, plain_text
 from vllm_repro.report.model import issue_url
+from vllm_repro.report.tables import price_sentences
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.scenario import Scenario
@@ -28,7 +30,17 @@ from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.record import ReleaseResult, VersionMap
 
-__all__ = ["Bug", "Sighting", "Upstream", "UpstreamState", "bugs", "markdown", "page", "upstream"]
+__all__ = [
+    "Bug",
+    "Sighting",
+    "Upstream",
+    "UpstreamState",
+    "bugs",
+    "markdown",
+    "page",
+    "prices",
+    "upstream",
+]
 
 REPORTS = Path("reports")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -216,7 +228,18 @@ def page(rows: Sequence[Bug]) -> str:
     )
 
 
+def prices(reports: Path = REPORTS) -> str:
+    """Return `prices.json`: what the kept runs measured of workarounds, by scenario."""
+    sentences: dict[str, list[str]] = {}
+    for file in sorted(reports.glob("*/*/journal.jsonl")):
+        report = build(file.parent)
+        if not report.rehearsal and (measured := price_sentences(report)):
+            sentences.setdefault(report.scenario, []).extend(measured)
+    return json.dumps(sentences, indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
+    (scenario_folder() / "prices.json").write_text(prices(), encoding="utf-8")
     folder = REPORTS / "results"
     for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
         (folder / name).write_text(render(bugs()), encoding="utf-8")

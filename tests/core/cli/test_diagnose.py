@@ -167,6 +167,7 @@ def test_the_advice_on_each_known_death() -> None:
 
 def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
     (match,) = json.loads(harness("diagnose", str(PASTED), "--json").out)["matches"]
+    (price,) = match.pop("prices")
     assert match == {
         "scenario": "tq-chunked-prefill",
         "how": "match",
@@ -179,10 +180,14 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
         ],
         "run": "vllm-repro run tq-chunked-prefill",
     }
-    *_, fixed, first, second, third, lives, see = harness("diagnose", str(PASTED)).out.splitlines()
+    *_, fixed, first, second, third, lives, costs, see = harness(
+        "diagnose", str(PASTED)
+    ).out.splitlines()
     assert fixed.strip().startswith(f"fixed in {match['fixed_in']}. That release or a later one")
     assert [line.split()[0] for line in (first, second, third)] == match["other_bugs"]
     assert lives.strip() == f"lives: {'; or '.join(match['lives_with'])}"
+    assert costs.strip() == f"price: {price}"
+    assert "--enforce-eager) gives 0." in price
     assert see.strip() == f"to see it: {match['run']}"
 
 

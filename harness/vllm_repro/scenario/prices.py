@@ -1,0 +1,19 @@
+"""Measured prices of workarounds: `prices.json` beside the scenarios, made by `make catalogue`.
+
+Each is a sentence of a kept run's report, so it has its interval and its label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_repro.conversion import decode
+from vllm_repro.resources import scenario_folder
+
+__all__ = ["kept_prices"]
+
+
+def kept_prices(scenario: str) -> Sequence[str]:
+    """Return what the kept runs measured of the scenario's workarounds, a sentence each."""
+    file = scenario_folder() / "prices.json"
+    return decode(file.read_bytes(), dict[str, tuple[str, ...]]).get(scenario, ())
