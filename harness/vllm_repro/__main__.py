@@ -13,8 +13,6 @@ from typing import Any, TextIO
 
 from vllm_repro.errors import INTERRUPTED
 
-__all__ = ["main"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -30,8 +30,6 @@ from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.options import ServerOptions
 
-__all__ = ["RunResult", "load_scenario", "run"]
-
 _LOG = logging.getLogger("vllm_repro")
 
 

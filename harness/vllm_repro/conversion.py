@@ -11,8 +11,6 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-__all__ = ["convert", "decode"]
-
 T = TypeVar("T")
 
 _one_thread = RLock()

@@ -14,17 +14,6 @@ boot) is an outcome, not an error: see `vllm_repro.verdict.outcome`.
 
 from __future__ import annotations
 
-__all__ = [
-    "INTERRUPTED",
-    "CommandError",
-    "HarnessBug",
-    "InfraError",
-    "ReproError",
-    "ScenarioError",
-    "Unsupported",
-    "UsageError",
-]
-
 INTERRUPTED = 130
 """Exit status after a signal."""
 

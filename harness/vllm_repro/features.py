@@ -13,8 +13,6 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["additions", "load"]
-
 
 @cache
 def additions(kind: str) -> dict[str, EntryPoint]:

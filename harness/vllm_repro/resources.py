@@ -6,8 +6,6 @@ from pathlib import Path
 
 from vllm_repro.errors import HarnessBug
 
-__all__ = ["rehearsal_engine", "scenario_folder"]
-
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent
 

@@ -10,8 +10,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["FAMILIES", "Family", "Kind", "TinyModel"]
-
 Family = Literal["qwen3", "llama", "gemma3", "mimo", "deepseek_v4", "blip2", "granite_hybrid"]
 """Model code of vLLM.
 

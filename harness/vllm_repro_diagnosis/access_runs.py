@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from io import BufferedReader
 
-__all__ = ["AccessRuns", "kind_of"]
-
 _BLOCK = 1 << 22
 _MOST = 256
 """Most kinds: two for each API server, a third for each engine."""

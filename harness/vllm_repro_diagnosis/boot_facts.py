@@ -18,21 +18,6 @@ from typing import Any
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import Line
 
-__all__ = [
-    "EVIDENCE_WORDS",
-    "BootFacts",
-    "BootReader",
-    "Observation",
-    "ScheduledChunk",
-    "SharedStep",
-    "boot_facts",
-    "evidence_in",
-    "imported",
-    "observed",
-    "scheduler_dump",
-    "shared_steps",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BootFacts:

@@ -8,17 +8,6 @@ from __future__ import annotations
 
 from vllm_repro_diagnosis.tracebacks import Raised
 
-__all__ = [
-    "CLEANUP",
-    "LOOPS",
-    "TEARDOWN",
-    "booting",
-    "leaves_the_engine",
-    "starting",
-    "stepping",
-    "warming_up",
-]
-
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())

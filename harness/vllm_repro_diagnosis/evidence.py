@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EVIDENCE", "Evidence", "EvidenceFacts", "banner", "facts_of", "simulated"]
-
 
 class Evidence(StrEnum):
     """Kind of evidence that a run gives."""

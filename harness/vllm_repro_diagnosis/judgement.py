@@ -30,8 +30,6 @@ from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, ServerLife, SignKind
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import Frame, OpenTraceback, Raised, bare_name
 
-__all__ = ["Diagnosis", "Phase", "judge_life"]
-
 
 class Phase(StrEnum):
     """Part of the engine's life in which it died, or in which the log of a living engine ends."""

@@ -16,8 +16,6 @@ from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
 from vllm_repro_diagnosis.tracebacks import Finder, OpenTraceback
 
-__all__ = ["HANDLER_FAILED", "ServerLife", "Sign", "SignKind"]
-
 
 class SignKind(StrEnum):
     """The meaning of a sign."""

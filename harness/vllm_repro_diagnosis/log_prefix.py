@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-__all__ = ["Prefixes"]
-
 _LONGEST = 240
 _ENOUGH = 2
 """Lines with the same pattern before it counts.

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from vllm_repro_diagnosis.access_runs import AccessRuns
 from vllm_repro_diagnosis.log_prefix import Prefixes
 
-__all__ = ["ANSI", "MAX_LINE", "Line", "read_lines"]
-
 MAX_LINE = 1 << 20
 """Longest line kept, in characters: a scheduler dump with long block lists fits."""
 

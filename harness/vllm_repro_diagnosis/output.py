@@ -5,8 +5,6 @@ from __future__ import annotations
 from vllm_repro_diagnosis.evidence import banner, facts_of
 from vllm_repro_diagnosis.judgement import Diagnosis
 
-__all__ = ["as_lines", "as_values"]
-
 _MOST_FRAMES = 12
 _DIED = {True: "died", False: "did not die", None: "cannot tell"}
 

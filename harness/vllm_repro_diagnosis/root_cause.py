@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
 from vllm_repro_diagnosis.tracebacks import Frame, Raised, bare_name
 
-__all__ = ["Root", "find_root", "squeeze", "unwrap"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Root:

@@ -19,8 +19,6 @@ from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase
 from vllm_repro_diagnosis.root_cause import squeeze, unwrap
 from vllm_repro_diagnosis.tracebacks import Frame, bare_name
 
-__all__ = ["How", "Likeness", "Signature", "compare", "failed_nodes", "quotes"]
-
 
 class How(StrEnum):
     """How a death compares with a signature."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from vllm_repro_diagnosis.log_text import Line
 
-__all__ = ["Finder", "Frame", "OpenTraceback", "Raised", "bare_name", "shorten"]
-
 _MAX_MESSAGE_LINES = 40
 """Most lines of an exception's message; further ones belong to the rest of the log."""
 

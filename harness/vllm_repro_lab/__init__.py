@@ -22,8 +22,6 @@ from pathlib import Path
 from .parts import GRAPHS, MECHANISMS, Mechanism
 from .record import Part, survey, write_once
 
-__all__ = ["register"]
-
 _done = False
 
 

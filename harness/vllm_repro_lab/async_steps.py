@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from vllm.platforms.cpu import CpuPlatform
 
-__all__ = ["install"]
-
 
 class _Nothing:
     """Stream or event of a device that has computed each step before it returns."""

@@ -31,8 +31,6 @@ from .memory import (
 from .refusals import STATE, check_call, check_operator, non_blocking, refuse, wait
 from .replay import Recording
 
-__all__ = ["CUDAGraph", "Guard", "graph", "install", "launch", "replace_waits"]
-
 _PYTHON_OPERATORS: set[str] = set()
 """Custom operators with a Python body.
 

@@ -21,8 +21,6 @@ from vllm.v1.worker.workspace import WorkspaceManager
 
 from . import dry_run, interpreter
 
-__all__ = ["install"]
-
 logger = init_logger("vllm.repro_lab")
 
 

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import vllm._custom_ops as ops
 
-__all__ = ["attend", "attend_cached", "combine", "gather"]
-
 _NARROW, _WIDE = 448, 64
 _ROW = _NARROW + 2 * _WIDE
 _GROUP, _SCALES = 64, 8

@@ -20,8 +20,6 @@ from vllm.logger import init_logger
 from vllm.v1.worker import gpu_model_runner, workspace
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-__all__ = ["capture_after_warm_up", "make_workspace", "profile_before_memory"]
-
 logger = init_logger("vllm.repro_lab")
 
 

@@ -29,8 +29,6 @@ from .capture import Guard, replace_waits
 from .memory import DEVICE, claim
 from .refusals import STATE
 
-__all__ = ["install"]
-
 logger = init_logger("vllm.repro_lab")
 
 

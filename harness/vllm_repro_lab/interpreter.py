@@ -13,8 +13,6 @@ import sys
 
 import vllm.triton_utils as triton_utils
 
-__all__ = ["insist", "install"]
-
 
 def install() -> None:
     """Give modules imported from now on the real Triton; TRITON_INTERPRET=1 must be set."""

@@ -21,16 +21,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from . import capture
 
-__all__ = [
-    "TorchKernel",
-    "decode_splits",
-    "flash_attention",
-    "merge_splits",
-    "store_fp8",
-    "store_mse",
-    "unpack_cache",
-]
-
 Grid: TypeAlias = tuple[int, ...]
 Call: TypeAlias = SimpleNamespace
 """Arguments of a call, by the names of the kernel's parameters."""

@@ -26,8 +26,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-__all__ = ["LateConnector"]
-
 # a step's shortest time, about a GPU's: steps without a pause keep the server from reading an abort
 # on a busy machine
 STEP_S = 0.005

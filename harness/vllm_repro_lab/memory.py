@@ -12,19 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "DEVICE",
-    "HOST",
-    "any_on_device",
-    "claim",
-    "claim_computed",
-    "is_pinned",
-    "on_device",
-    "pin",
-    "same_memory",
-    "tensors_in",
-]
-
 DEVICE = torch.device("cpu")
 """The simulated device. Equal to `HOST`; compare with `is`."""
 HOST = torch.device("cpu")

@@ -13,8 +13,6 @@ import importlib
 import time
 from typing import Any
 
-__all__ = ["FETCH_S", "Worker", "install", "pairs_of"]
-
 FETCH_S = 1.0
 """Seconds that a fetch takes, so that requests which come together are fetched together."""
 

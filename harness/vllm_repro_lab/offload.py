@@ -20,8 +20,6 @@ from vllm.v1.core.block_pool import BlockPool
 
 from .record import observe
 
-__all__ = ["Event", "install", "without_cuda"]
-
 _MOST_NAMED = 32
 
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Install the replacement in this process."""

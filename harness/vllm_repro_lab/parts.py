@@ -10,8 +10,6 @@ from . import parts_connectors as connectors
 from . import parts_kernels as kernels
 from .record import Part
 
-__all__ = ["GRAPHS", "MECHANISMS", "Mechanism"]
-
 GRAPHS: Mapping[str, tuple[Part, ...]] = {"guard": kernels.GUARDED, "record": kernels.RECORDED}
 """Names replaced for each value of REPRO_LAB_CAPTURE, besides those of the mechanism."""
 

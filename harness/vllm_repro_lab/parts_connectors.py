@@ -9,8 +9,6 @@ from dataclasses import replace
 
 from .record import Part
 
-__all__ = ["ASYNC", "LATE_CONNECTOR", "NIXL", "OFFLOAD", "OFFLOADING", "SCHEDULER"]
-
 _SIMPLE_WORKER = "vllm.v1.simple_kv_offload.worker"
 _BACKEND = "vllm.v1.simple_kv_offload.copy_backend"
 _POOL = "vllm.v1.core.block_pool"

@@ -7,17 +7,6 @@ from __future__ import annotations
 
 from .record import Part
 
-__all__ = [
-    "DEEPSEEK",
-    "DRY_RUN",
-    "FLASH",
-    "GUARDED",
-    "INTERPRETER",
-    "PROFILE",
-    "RECORDED",
-    "TURBOQUANT",
-]
-
 _NO_GRAPH = (
     "there is no CUDA graph to record: the same dummy batches simply run, at the same sizes and in"
     " the same order"

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Part", "Survey", "names_in", "observe", "survey", "write_once"]
-
 _logger = logging.getLogger("vllm.repro_lab")
 """Child of vLLM's logger, so that its lines look like vLLM's own."""
 

@@ -16,8 +16,6 @@ import torch
 from .memory import DEVICE, HOST, any_on_device, is_pinned, on_device
 from .replay import Recording
 
-__all__ = ["STATE", "check_call", "check_operator", "non_blocking", "refuse", "wait"]
-
 COPY = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is"
     " pinned. Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Recording"]
-
 
 class Recording:
     """Recorded steps in the order of the capture.

@@ -21,8 +21,6 @@ from vllm.v1.engine.core import EngineCoreProc
 
 from . import nixl, offload, offloading
 
-__all__ = ["GATHER", "install"]
-
 GATHER = 0.5
 """Seconds that an idle engine waits for more requests after the first."""
 

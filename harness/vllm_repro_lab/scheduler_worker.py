@@ -30,8 +30,6 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from .record import observe
 
-__all__ = ["Worker"]
-
 _MEMORY = 1 << 30
 """Bytes for the KV cache by which vLLM counts its blocks. Nothing is allocated."""
 _IDS = range(100, 4000)

@@ -22,8 +22,6 @@ from uuid import uuid4
 from vllm.engine.protocol import StreamingInput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-__all__ = ["route"]
-
 
 async def route(request: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
     """Answer `POST /segments`; pass any other request on."""

@@ -15,8 +15,6 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from . import dry_run, kernels
 
-__all__ = ["install"]
-
 logger = init_logger("vllm.repro_lab")
 
 

@@ -26,8 +26,6 @@ from vllm_repro.cli.common import WRONG_USAGE, Parser, did_you_mean, use_scenari
 from vllm_repro.errors import INTERRUPTED, InfraError, ReproError
 from vllm_repro.features import additions, load
 
-__all__ = ["CORE_VERBS", "main", "parser", "verbs"]
-
 HARNESS_FAULT = 70
 HOST_TROUBLE = InfraError.exit_status
 

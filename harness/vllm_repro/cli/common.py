@@ -10,17 +10,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-__all__ = [
-    "Parser",
-    "add_common",
-    "did_you_mean",
-    "duration",
-    "number",
-    "print_json",
-    "seconds",
-    "use_scenario_folders",
-]
-
 WRONG_USAGE = 64
 
 

@@ -14,8 +14,6 @@ from vllm_repro.cli.common import add_common, use_scenario_folders
 from vllm_repro.errors import ReproError
 from vllm_repro.scenario.catalogue import find, scenario_ids
 
-__all__ = ["complete"]
-
 _EPILOG = """
 
 In ~/.bashrc, or with zsh in ~/.zshrc:

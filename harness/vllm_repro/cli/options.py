@@ -24,8 +24,6 @@ from vllm_repro.verdict.verdict import Expect
 if TYPE_CHECKING:  # it imports the reports, which `show` does not need
     from vllm_repro.running.resume import Unfinished
 
-__all__ = ["add_run_options", "job_from", "resumed"]
-
 _MOST_TRIALS = 200
 
 

@@ -31,8 +31,6 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Result, Standing
 
-__all__ = ["ScenarioFile"]
-
 _OPTIONS = ("server", "image", "vllm", "model", "weights")
 
 

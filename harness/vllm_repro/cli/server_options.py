@@ -11,8 +11,6 @@ from vllm_repro.cli.source_option import source
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import RANDOM_WEIGHTS, ServerOptions
 
-__all__ = ["add_server_options", "server_options"]
-
 _ALL = ("server", "url", "image", "vllm", "model", "weights", "log", "patch")
 
 

@@ -10,8 +10,6 @@ from vllm_repro.errors import UsageError
 if TYPE_CHECKING:
     from vllm_repro.releases.sources import Source
 
-__all__ = ["source"]
-
 
 def source(text: str) -> Source:
     """Return the vLLM that a SOURCE on a command line names."""

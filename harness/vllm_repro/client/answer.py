@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEAD_MESSAGE", "DEAD_MESSAGES", "WHOLE", "Answer", "Usage"]
-
 WHOLE = "whole"
 """`finish_reason` of a complete answer without choices, such as an embedding."""
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-__all__ = ["Counted", "Reading", "counted_between", "read_metrics", "steps_between", "total"]
-
 _STEPS = "vllm:iteration_tokens_total"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 _NAMES = (

@@ -21,8 +21,6 @@ from typing import Any
 from vllm_repro.client.client import Client
 from vllm_repro.errors import ReproError
 
-__all__ = ["Prompt", "PromptError", "build_chat", "build_completion", "build_needle"]
-
 _WORDS = """
 time year people way day man thing woman life child world school state family student group country problem
 hand part place case week company system program question work government number night point home water room

@@ -15,8 +15,6 @@ import msgspec
 
 from vllm_repro.client.answer import WHOLE, Answer, Usage
 
-__all__ = ["MOST_BYTES", "EndlessAnswerError", "Received"]
-
 MOST_BYTES = 64 << 20
 """Longest answer that is read: a broken server may never stop sending."""
 _OTHER_EVENTS = 100

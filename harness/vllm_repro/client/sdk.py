@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from vllm_repro.client.answer import Answer
 
-__all__ = ["FailedRequest", "SdkView", "sdk_view"]
-
 _LONGEST_MESSAGE = 2_000
 
 

@@ -26,8 +26,6 @@ from vllm_repro.command.words import split_words
 from vllm_repro.errors import CommandError
 from vllm_repro.secret_names import is_secret_name
 
-__all__ = ["ReportedContainer", "ServeCommand"]
-
 _FALSE = frozenset({"false", "no", "off", "0"})
 
 

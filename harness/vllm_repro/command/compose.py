@@ -9,8 +9,6 @@ import yaml
 from vllm_repro.command.container import CAPABILITIES, SECURITY, ContainerSpec
 from vllm_repro.secret_names import is_secret_name
 
-__all__ = ["compose_text", "service"]
-
 
 def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, object]:
     """Return one service. With `profile`, only `docker compose --profile NAME up` starts it."""

@@ -19,20 +19,6 @@ from vllm_repro.command.flags import group_by_flag
 from vllm_repro.errors import UsageError
 from vllm_repro.secret_names import is_secret_name
 
-__all__ = [
-    "CAPABILITIES",
-    "CDI",
-    "CONTAINER_PORT",
-    "LOOPBACK",
-    "SECURITY",
-    "ContainerSpec",
-    "GpuRequest",
-    "Mount",
-    "Publish",
-    "Ulimit",
-    "parse_size",
-]
-
 CONTAINER_PORT = 8000
 """Port of the server inside the container, whatever port the report used outside."""
 

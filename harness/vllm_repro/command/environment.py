@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from vllm_repro.command.flags import Flag
 from vllm_repro.secret_names import is_secret_name, steers_vllm
 
-__all__ = ["loading_flags", "variable_mistakes"]
-
 _NAMES_A_PATH = re.compile(r"_(?:DIR|DIRECTORY|FILE|HOME|LIB|LIBRARY|PATH|PLUGIN|ROOT)$")
 _CALLS_OUT = re.compile(r"^(?:HF_ENDPOINT|RAY_ADDRESS|RAY_RUNTIME_ENV_HOOK)$")
 """Variables that name a machine of the reporter's choice, or a function to call.

@@ -6,18 +6,6 @@ the `--no-` form of a switch.
 
 from __future__ import annotations
 
-__all__ = [
-    "KNOWN",
-    "MULTI_VALUED",
-    "NEVER_DEFINED",
-    "SHORT_FORMS",
-    "SWITCHES",
-    "SWITCH_PREFIXES",
-    "VALUED_IN_SPITE_OF_PREFIX",
-    "VALUE_OPTIONAL",
-]
-
-
 SHORT_FORMS: dict[str, str] = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",

@@ -18,17 +18,6 @@ from vllm_repro.command import flag_table
 from vllm_repro.command.words import Word
 from vllm_repro.errors import CommandError
 
-__all__ = [
-    "Flag",
-    "canonical",
-    "flag_mistakes",
-    "group_by_flag",
-    "is_switch",
-    "parse_number",
-    "positive",
-    "read_arguments",
-]
-
 _OPTIMIZATION = re.compile(r"-O(?P<level>\w+)")
 # web pages join two dashes into a long one
 _LONG_DASH = re.compile(r"^(?:[\u2013\u2014]-?)(?=[a-z])")

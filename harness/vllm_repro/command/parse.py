@@ -15,8 +15,6 @@ from vllm_repro.command.flags import canonical, is_switch, read_arguments
 from vllm_repro.command.words import Word, split_commands
 from vllm_repro.errors import CommandError
 
-__all__ = ["parse"]
-
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 _SERVER_FILE = "vllm/entrypoints/openai/api_server.py"

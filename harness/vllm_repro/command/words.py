@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from vllm_repro.errors import CommandError
 
-__all__ = ["Word", "split_commands", "split_words"]
-
 _FENCE = r"[ \t]*(?:```|~~~)[^\n]*"
 _PROMPT = r"[ \t]*(?:\([^()\n]*\)[ \t]*)?(?:[\w.-]+@[\w.-]+[^\n$%#]*)?[$%][ \t]+"
 _CONTINUED = r"\\[ \t\r]*(?:\n|\Z)"

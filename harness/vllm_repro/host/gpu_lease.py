@@ -22,8 +22,6 @@ from typing import TextIO
 from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import Gpu, gpus, nvidia_smi
 
-__all__ = ["await_free_memory", "busy_gpus", "leased_gpus"]
-
 _BUSY_MIB = 1_024
 """Memory in use that counts as busy: a driver and a screen take some hundreds."""
 _DRAIN_S = 60.0

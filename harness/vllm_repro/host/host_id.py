@@ -15,8 +15,6 @@ from typing import Any
 from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import nvidia_smi
 
-__all__ = ["hardware", "host_id", "hosted_by"]
-
 _KEY = b"vllm-repro: the host of a run"
 _MACHINE_ID = Path("/etc/machine-id")
 

@@ -27,8 +27,6 @@ import platformdirs
 from vllm_repro.conversion import decode
 from vllm_repro.errors import InfraError
 
-__all__ = ["Lease", "LeaseFacts", "free_leases", "lease_folder", "remove_lease"]
-
 # The kernel closes the pipe when the harness exits. Only then is the package imported, by a program
 # that replaces this one. -P: nothing is imported from the working folder.
 _GUARD = """

@@ -14,21 +14,6 @@ import psutil
 
 from vllm_repro.errors import InfraError
 
-__all__ = [
-    "Gpu",
-    "GpuUse",
-    "Machine",
-    "cpu_flags",
-    "forget_failure",
-    "gpu_trouble",
-    "gpu_use",
-    "gpus",
-    "look",
-    "memory_gb",
-    "nvidia_smi",
-    "worst_use",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:

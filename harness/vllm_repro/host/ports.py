@@ -10,8 +10,6 @@ import psutil
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import InfraError
 
-__all__ = ["check_port", "free_port", "listeners"]
-
 
 def free_port(address: str = LOOPBACK) -> int:
     """Return a port of this host's `address` that nothing listens on now."""

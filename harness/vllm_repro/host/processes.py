@@ -21,8 +21,6 @@ import psutil
 from vllm_repro.errors import InfraError
 from vllm_repro.host.lease import Lease
 
-__all__ = ["Session", "end_sessions", "is_alive", "session_members", "sessions_writing_to", "start"]
-
 
 def is_alive(pid: int) -> bool:
     """Return False for a zombie, too."""

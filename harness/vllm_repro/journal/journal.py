@@ -24,18 +24,6 @@ from vllm_repro import __version__
 from vllm_repro.errors import HarnessBug, InfraError, UsageError
 from vllm_repro.journal.redact import Redactor
 
-__all__ = [
-    "SCHEMA",
-    "Entry",
-    "Journal",
-    "Recording",
-    "being_written",
-    "head_of",
-    "json_of",
-    "legible",
-    "read",
-]
-
 SCHEMA = 1
 """Version of the format. It rises with changes that an older release would misread."""
 

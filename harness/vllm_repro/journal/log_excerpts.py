@@ -14,8 +14,6 @@ from typing import BinaryIO
 
 from vllm_repro.journal.redact import Redactor
 
-__all__ = ["ALARM", "PAGE_SIZES", "Excerpt", "ExcerptSizes", "LogExcerpts", "read_excerpts"]
-
 _CONTEXT = 1_024  # bytes before an error
 _BLOCK, _OVERLAP = 1 << 20, 4_096
 _ALIGN = 8_192  # how far to search for the end of a line

@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-__all__ = ["ADDRESS", "HOST", "USER", "without_private_names"]
-
 ADDRESS, HOST, USER, EMAIL = "[address]", "[host]", "[user]", "[email]"
 
 _HOME = re.compile(

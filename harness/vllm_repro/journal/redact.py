@@ -16,8 +16,6 @@ from vllm_repro.journal.private_names import HOST, USER, without_private_names
 from vllm_repro.journal.secrets import kind_of, marker, without_secrets
 from vllm_repro.secret_names import is_secret_name
 
-__all__ = ["Redactor", "known_secrets"]
-
 _LEAST = 8
 """Shortest value that is searched for by itself.
 

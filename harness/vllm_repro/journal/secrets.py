@@ -13,8 +13,6 @@ from functools import partial
 
 from vllm_repro.secret_names import is_secret_name
 
-__all__ = ["kind_of", "marker", "without_secrets"]
-
 _MARKED = r"\[redacted:"
 
 _SHAPES = {

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from vllm_repro.errors import InfraError
 
-__all__ = ["Progress", "cache_root", "disk_usage", "human_size", "locked", "processes_using"]
-
 Progress = Callable[[str], None]
 """Receives one line of progress at a time."""
 

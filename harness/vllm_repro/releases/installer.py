@@ -23,8 +23,6 @@ from uv import find_uv_bin
 from vllm_repro.errors import InfraError
 from vllm_repro.releases.disk import Progress
 
-__all__ = ["Installer", "missing_build", "uv_settings"]
-
 _FROM_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",

@@ -16,8 +16,6 @@ from packaging.version import Version
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.versions import DISTRIBUTION, OLDEST, release_version
 
-__all__ = ["CPU_BUILDS", "NEWEST", "RELEASES", "nearest_cpu_build", "published_release"]
-
 _FILE = Path(__file__).with_name("known.json")
 _KNOWN: dict[str, list[str]] = json.loads(_FILE.read_text(encoding="utf-8"))
 

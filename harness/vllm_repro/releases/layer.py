@@ -26,8 +26,6 @@ from vllm_repro.releases.disk import Progress
 from vllm_repro.releases.installer import Installer
 from vllm_repro.releases.sources import Tree
 
-__all__ = ["lay_over", "make_runnable"]
-
 # Requirements of the wheel for GPUs that vLLM does not import on a CPU.
 _GPU_ONLY = re.compile(
     r"apache-tvm-ffi|fastsafetensors|flashinfer-.*|humming-kernels|instanttensor|nvidia-.*|nvtx"

@@ -8,8 +8,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LocalVllm", "local_vllm", "packages_of_local"]
-
 _SCRIPT = """
 import importlib.metadata, importlib.util, json, os, sys
 sys.path[:] = filter(None, sys.path)  # a server's path does not have the working directory of this script

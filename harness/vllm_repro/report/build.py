@@ -67,8 +67,6 @@ from vllm_repro.verdict.verdict import (
 )
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["build", "build_foreign", "report_of"]
-
 
 def build(folder: Path) -> RunReport:
     """Return the report of the run in `folder`.

@@ -33,8 +33,6 @@ from vllm_repro.report.text import (
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["TEMPLATES", "compile_page", "document", "fragment", "local_link", "plain_text"]
-
 TEMPLATES = Path(__file__).parent / "templates"
 _LONGEST = 1 << 18
 """Most bytes of one value on a page."""

@@ -23,8 +23,6 @@ from vllm_repro.report.source_changes import whole_diff
 from vllm_repro.scenario.catalogue import all_scenarios, find, to_stderr
 from vllm_repro.scenario.scenario import Scenario
 
-__all__ = ["FORMATS", "render", "write_diffs", "write_file", "write_reports"]
-
 FORMATS = {
     "md": "report.md",
     "html": "report.html",

@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-__all__ = ["columns", "limited", "plural", "runs", "seconds", "template_for", "truncate"]
-
 _T = TypeVar("_T")
 
 

@@ -44,8 +44,6 @@ from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome
 from vllm_repro_diagnosis.evidence import banner, simulated
 
-__all__ = ["MissingLog", "html_page", "log_names"]
-
 _MOST_LISTED = 100
 
 

@@ -26,24 +26,6 @@ from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.throughput import Figures, Ratio, Spread, ThroughputChange
 from vllm_repro.verdict.verdict import Expected, Result, Standing, Verdict
 
-__all__ = [
-    "ArmJson",
-    "ComparedPatch",
-    "Environment",
-    "PatchedFile",
-    "Replacement",
-    "RunJson",
-    "ServerReport",
-    "TrialJson",
-    "TriggerJson",
-    "counters_of",
-    "load_of",
-    "plain",
-    "report_dict",
-    "throughput_of",
-    "trial_throughput",
-]
-
 
 class TriggerJson(Struct, frozen=True, kw_only=True):
     """Evidence that the boundary was crossed, or that it was not."""

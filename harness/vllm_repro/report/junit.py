@@ -23,8 +23,6 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, counted
 from vllm_repro_diagnosis.evidence import banner
 
-__all__ = ["element", "junit", "xml_text"]
-
 _MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
 """Bytes of a message, bytes of a text, innermost frames of a traceback."""
 

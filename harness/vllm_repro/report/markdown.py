@@ -20,8 +20,6 @@ from vllm_repro.report.wording import (
 from vllm_repro.verdict.outcome import Death
 from vllm_repro_diagnosis.evidence import banner, simulated
 
-__all__ = ["environment_lines", "markdown", "root_traceback", "senders"]
-
 
 def markdown(report: RunReport) -> str:
     """Return `report.md`."""

@@ -15,17 +15,6 @@ from vllm_repro.scenario.scenario import Status
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
 
-__all__ = [
-    "ArmReport",
-    "RunReport",
-    "TrialReport",
-    "arm_fields",
-    "counted_trials",
-    "issue_url",
-    "verdict_fields",
-]
-
-
 _SHORT = 80
 """Letters of an arm's edits that fit into a sentence."""
 

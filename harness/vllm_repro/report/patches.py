@@ -14,8 +14,6 @@ from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
 from vllm_repro.verdict.statistics import clean_needed
 from vllm_repro.verdict.verdict import Result
 
-__all__ = ["compared_patches", "patches_lines", "patches_table"]
-
 
 def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
     """Return the first arm, and those with the patches of the command line."""

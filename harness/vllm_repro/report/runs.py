@@ -28,8 +28,6 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import facts_of
 
-__all__ = ["Run", "read_runs", "run_id", "run_of"]
-
 _MOST_FOLDERS = 16
 """Files in the cache."""
 

@@ -42,8 +42,6 @@ from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Phase
 from vllm_repro_diagnosis.evidence import Evidence, banner
 
-__all__ = ["curl", "no_script", "script", "script_of_run"]
-
 _TEMPLATE = Path(__file__).with_name("templates") / "repro.txt"
 _COMPLETIONS = "/v1/completions"
 _WIDTH = 120

@@ -10,15 +10,6 @@ from urllib.parse import quote
 from vllm_repro.report.json_report import PatchedFile
 from vllm_repro.report.model import ArmReport, RunReport
 
-__all__ = [
-    "changed_files",
-    "diff_of",
-    "frame_link",
-    "how_to_apply",
-    "untried_note",
-    "whole_diff",
-]
-
 _TAGGED = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)(?:\+(?:cpu|cu\d+))?")
 """A version that vLLM's repository has a tag of."""
 

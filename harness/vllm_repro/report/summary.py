@@ -30,8 +30,6 @@ from vllm_repro.report.wording import (
 )
 from vllm_repro.verdict.outcome import Outcome
 
-__all__ = ["print_summary", "summary"]
-
 _COLUMNS = {"arm": 24, "boot": 8, "boundary": 60, "engine": 28, "outcome": 32}
 """Headings of the table of trials, and the most letters of each column."""
 

@@ -24,17 +24,6 @@ from vllm_repro.verdict.throughput import MOST_LATE, MOST_LATE_P99, MOST_OFF, Fi
 from vllm_repro.verdict.verdict import Expected, Result
 from vllm_repro_diagnosis.signature import How
 
-__all__ = [
-    "arms_table",
-    "counters_table",
-    "price_sentences",
-    "throughput_lead",
-    "throughput_lines",
-    "throughput_notes",
-    "throughput_section",
-    "throughput_table",
-]
-
 _MOST_ANSWERS, _MOST_LINES = 12, 20
 
 

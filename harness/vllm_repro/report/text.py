@@ -13,21 +13,6 @@ from typing import NamedTuple
 
 from vllm_repro_diagnosis.log_text import ANSI
 
-__all__ = [
-    "LIMIT",
-    "Table",
-    "cell",
-    "code",
-    "fence",
-    "html",
-    "markdown_table",
-    "one_line",
-    "plain",
-    "printable",
-    "shorten",
-    "size",
-]
-
 LIMIT = 65_536
 """Bytes of a comment on GitHub."""
 

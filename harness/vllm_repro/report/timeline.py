@@ -12,8 +12,6 @@ from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.report.answers import TrialId, answer_word, trial_id
 from vllm_repro.report.format import plural
 
-__all__ = ["Event", "timelines"]
-
 Event = tuple[float, str, str]
 """Seconds, what, detail."""
 

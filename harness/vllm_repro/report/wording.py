@@ -14,28 +14,6 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Result, Verdict
 from vllm_repro_diagnosis.evidence import facts_of
 
-__all__ = [
-    "INTERRUPTED",
-    "NOT_RUN",
-    "avoids",
-    "boundary",
-    "crash_sentences",
-    "crash_summary",
-    "crossed_word",
-    "details",
-    "engine_word",
-    "expected_words",
-    "first_of_each",
-    "grouped",
-    "lab_rule",
-    "not_run_word",
-    "notices",
-    "outcome_word",
-    "plain_sentence",
-    "refusals",
-    "refused_words",
-]
-
 INTERRUPTED, NOT_RUN = "interrupted", "not run"
 
 _FIRST = 3

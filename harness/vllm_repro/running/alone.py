@@ -14,8 +14,6 @@ from typing import Any
 from vllm_repro.scenario.workload import Request
 from vllm_repro.verdict.output import Probe
 
-__all__ = ["MOST_PROMPTS", "Greedy", "Repeat", "alone", "burst", "greedy"]
-
 MOST_PROMPTS = 16
 """Prompts of one workload that are sent alone."""
 

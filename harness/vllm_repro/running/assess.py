@@ -37,8 +37,6 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import Line, read_lines
 from vllm_repro_diagnosis.signature import How, compare, failed_nodes
 
-__all__ = ["Conclusion", "assess", "weights_of"]
-
 _MOST_FRAMES = 40
 
 

@@ -22,8 +22,6 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import clean_needed
 from vllm_repro.verdict.verdict import ArmResult, Expected, Record, is_other, same_release
 
-__all__ = ["MOST", "Boots", "undecided_arms"]
-
 DEATHS = 5
 MOST = 20
 """Boots of one arm at most. If its claim needs more clean boots than that, none is added."""

@@ -10,8 +10,6 @@ from vllm_repro.client.metrics import Reading, read_metrics
 from vllm_repro.errors import InfraError
 from vllm_repro.running.death_signs import Channel, DeathSign
 
-__all__ = ["Counters"]
-
 _LOOKS_FOR_THE_FIRST = 4
 
 

@@ -15,8 +15,6 @@ from enum import StrEnum
 from vllm_repro.client.answer import Answer
 from vllm_repro_diagnosis.log_text import read_lines
 
-__all__ = ["LOG_SIGNS", "Channel", "DeathSign", "log_sign", "sign_of_answer"]
-
 
 class Channel(StrEnum):
     PROCESS = "process"  # the server's process exited

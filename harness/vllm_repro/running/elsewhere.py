@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from vllm_repro.running.job import Elsewhere
 
-__all__ = ["results"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

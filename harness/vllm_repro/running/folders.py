@@ -18,19 +18,6 @@ from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import named_folders
 from vllm_repro.scenario.scenario import Scenario
 
-__all__ = [
-    "default_out",
-    "link_to",
-    "private_folders",
-    "private_hosts",
-    "private_sources",
-    "private_users",
-    "redactor",
-    "run_folder",
-    "stamped_folder",
-    "with_out",
-]
-
 
 def default_out() -> Path:
     """Return `$VLLM_REPRO_REPORTS`, or `reports/` of the working directory."""

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import psutil
 
-__all__ = ["CpuSample", "engine_cpu_seconds", "is_idle", "never_idle_message"]
-
 _IDLE = 0.02
 """Largest share of one processor that an idle engine uses.
 

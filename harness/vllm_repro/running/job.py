@@ -29,19 +29,6 @@ if TYPE_CHECKING:  # they import the reports
     from vllm_repro.running.resume import UnfinishedRun
     from vllm_repro.running.terminal import Progress
 
-__all__ = [
-    "Chosen",
-    "Elsewhere",
-    "Job",
-    "SiteFacts",
-    "choice_of",
-    "first_line",
-    "refuse_unused_options",
-    "repeat_command",
-    "usual_expectation",
-    "with_patches",
-]
-
 
 class SiteFacts(Protocol):
     """Facts about a `Site`, known before its first server starts. version: as in `Site`."""

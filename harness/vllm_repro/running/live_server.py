@@ -44,8 +44,6 @@ from vllm_repro_diagnosis.evidence import Evidence, banner
 if TYPE_CHECKING:
     from openai import OpenAI
 
-__all__ = ["EngineDied", "VllmServer"]
-
 _LOG = logging.getLogger("vllm_repro")
 _FRAMES = 12
 _LOOK = 0.2

@@ -7,8 +7,6 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-__all__ = ["follow"]
-
 _TICK = 0.02
 _LONGEST_LINE = 65_536
 _MOST_BYTES = 8_000_000

@@ -18,13 +18,6 @@ from vllm_repro.running.boots import Boots
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 
-__all__ = [
-    "Unfinished",
-    "UnfinishedRun",
-    "read_run",
-    "unfinished_run",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:

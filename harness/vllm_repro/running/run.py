@@ -53,8 +53,6 @@ if TYPE_CHECKING:  # they import the reports
     from vllm_repro.report.model import RunReport
     from vllm_repro.running.resume import UnfinishedRun
 
-__all__ = ["resolve_measure", "run_one", "signals_later", "signals_to", "strongest_record"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a run, Ctrl-\\ included.
 

@@ -17,8 +17,6 @@ from vllm_repro.scenario.scenario import Arm
 if TYPE_CHECKING:
     from rich.status import Status
 
-__all__ = ["Progress"]
-
 _EVERY = 30.0
 """Seconds between two lines without a terminal."""
 

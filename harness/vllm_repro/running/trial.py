@@ -30,8 +30,6 @@ from vllm_repro_diagnosis.log_text import read_lines
 if TYPE_CHECKING:
     from vllm_repro.releases.provision import Release
 
-__all__ = ["load_alone", "run_trial"]
-
 T = TypeVar("T")
 
 Work = Callable[[WorkloadRunner], Awaitable[None]]

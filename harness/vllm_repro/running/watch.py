@@ -39,8 +39,6 @@ from vllm_repro.running.state import TimeLimits
 from vllm_repro.servers.base import Exit, Server
 from vllm_repro.servers.kinds import ServerKind
 
-__all__ = ["Watch", "gave_a_token"]
-
 _LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.2, 1.0
 """Seconds to wait after the last answer.
 

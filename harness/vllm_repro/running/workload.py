@@ -40,8 +40,6 @@ from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
 from vllm_repro.verdict.output import OutputSample, Probe, sample_output
 
-__all__ = ["WorkloadRunner"]
-
 _IDLE_POLL = 0.25
 """Seconds between two samples of an engine that should go idle."""
 

@@ -22,19 +22,6 @@ from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Arm, Scenario
 
-__all__ = [
-    "FOLDERS",
-    "all_scenarios",
-    "find",
-    "find_arms",
-    "folder_words",
-    "named_folders",
-    "scenario_files",
-    "scenario_ids",
-    "to_stderr",
-]
-
-
 FOLDERS = "VLLM_REPRO_SCENARIOS"
 """Variable with folders of more scenarios, separated by `:`. `--scenarios DIR` sets it."""
 GROUP = "vllm_repro.scenarios"

@@ -27,8 +27,6 @@ from vllm_repro.trigger.trigger import Wanted
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_lab.parts import MECHANISMS
 
-__all__ = ["Problem", "Reading", "check_fields", "check_meaning", "did_you_mean"]
-
 
 @dataclass(frozen=True, order=True)
 class Problem:

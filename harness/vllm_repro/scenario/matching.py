@@ -11,8 +11,6 @@ from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_diagnosis.diagnosis import Diagnosis
 from vllm_repro_diagnosis.signature import How, compare, quotes
 
-__all__ = ["Match", "matches", "other_bugs", "twins"]
-
 _CONNECTOR = re.compile(r'kv_connector"?: ?"(\w+)"')
 _FEATURES = (_CONNECTOR, re.compile(r"--kv-cache-dtype[ =]([^\W_]+)"))
 """Flags that select a part of vLLM: KV connector, and family of the KV cache."""

@@ -12,8 +12,6 @@ from pathlib import Path, PurePosixPath
 
 from vllm_repro.errors import Unsupported, UsageError
 
-__all__ = ["Patch", "read_diff"]
-
 
 @dataclass(frozen=True)
 class Patch:

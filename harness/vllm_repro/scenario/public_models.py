@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from vllm_repro.scenario.scenario import Model
 
-__all__ = ["public_model"]
-
 _QWEN3_SMALL = Model(
     "Qwen/Qwen3-0.6B",
     heads=16,

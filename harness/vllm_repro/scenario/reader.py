@@ -27,8 +27,6 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Size
 from vllm_repro.trigger.trigger import Condition
 
-__all__ = ["Problem", "check_file", "load_file", "read"]
-
 WORDS: Mapping[str, Any] = {name: getattr(vocabulary, name) for name in vocabulary.__all__}
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: add,

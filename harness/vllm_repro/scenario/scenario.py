@@ -21,11 +21,6 @@ from vllm_repro.verdict.throughput import Load, usual_load
 from vllm_repro.verdict.verdict import Expected, Standing, from_source
 from vllm_repro_diagnosis.signature import Signature
 
-__all__ = [
-    "Arm", "Capture", "Cause", "Causes", "Dummy", "Edit", "Lab", "LabWeights", "Lengths", "Model",
-    "Needs", "Scenario", "SourceLine", "Status",
-]  # fmt: skip
-
 Capture = Literal["", "guard", "record"]
 LabWeights = Literal["dummy", "made"]
 

@@ -26,12 +26,6 @@ from typing import Any
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import ScenarioError
 
-__all__ = [
-    "IDLE_AFTER", "Conversation", "Pause", "Request", "Rest", "Size", "Step", "Together", "chat",
-    "completion", "conversation", "flag", "pause", "request", "requests_of", "resolve", "rest",
-    "sized", "together",
-]  # fmt: skip
-
 IDLE_AFTER = 5.0
 """Seconds without work after which an engine counts as idle."""
 

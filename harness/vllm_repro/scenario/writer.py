@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ScenarioWriter", "Source", "command_text", "literal", "one_a_line"]
-
 
 @dataclass(frozen=True)
 class Source:

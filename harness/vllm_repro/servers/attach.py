@@ -33,8 +33,6 @@ from vllm_repro_diagnosis.boot_facts import evidence_in
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import read_lines
 
-__all__ = ["AttachServer", "AttachSite", "evidence_of", "find_log", "find_process", "identify"]
-
 _BOOT_LINES = (b"vLLM API server version ", b"non-default args: ")
 _BOOT_BYTES = 4_000_000
 _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}

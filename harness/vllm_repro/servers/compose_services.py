@@ -8,8 +8,6 @@ from vllm_repro.servers.launch import ServedModel, container_launch
 from vllm_repro.servers.options import default_image
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["compose_file"]
-
 _HEADING = (
     "Generated from the scenarios: make compose. One service a scenario, each with its reported"
     " flags, on loopback only:\n"

@@ -53,8 +53,6 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.witness import witnessed
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["DockerServer", "create_arguments", "exit_of"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.02

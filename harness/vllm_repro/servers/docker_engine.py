@@ -23,23 +23,6 @@ if TYPE_CHECKING:
     import docker
     from docker.types import DeviceRequest
 
-__all__ = [
-    "LEASE_LABEL",
-    "RUN_LABEL",
-    "Engine",
-    "ImageFacts",
-    "close",
-    "connect",
-    "device_request",
-    "engine_errors",
-    "explain",
-    "gpu_prefix",
-    "image_facts",
-    "missing_image",
-    "remove_container",
-    "repository_digest",
-]
-
 RUN_LABEL = "org.vllm-repro.run"
 """Id of the run, on every container of this package."""
 LEASE_LABEL = "org.vllm-repro.lease"

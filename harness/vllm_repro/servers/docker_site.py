@@ -25,8 +25,6 @@ from vllm_repro.servers.overlay import PatchedSource, patch_container
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["DockerSite"]
-
 
 class DockerSite(Site):
     """Containers of one image. An image of the rehearsal engine makes the run a rehearsal."""

@@ -23,8 +23,6 @@ from vllm_repro.servers.docker_engine import (
     image_facts,
 )
 
-__all__ = ["ImageSource", "SourceFile", "image_source"]
-
 # The first line of the `vllm` script names the interpreter. An image without the script starts
 # `python3 -m vllm…`.
 _BY_ITS_PYTHON = """

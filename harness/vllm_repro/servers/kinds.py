@@ -9,8 +9,6 @@ from enum import StrEnum
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["KINDS", "KindFacts", "ServerKind", "kinds"]
-
 
 class ServerKind(StrEnum):
     """Kind of server that a run uses.

@@ -39,8 +39,6 @@ from vllm_repro_diagnosis.evidence import Evidence, facts_of
 from vllm_repro_lab.parts import MECHANISMS
 from vllm_repro_lab.record import Part
 
-__all__ = ["LabServer", "LabSite", "SchedulerSite", "plugin_folder", "read_replaced", "untried"]
-
 _METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: vllm-repro-lab\nVersion: 0\n",
     "entry_points.txt": "[vllm.general_plugins]\nvllm_repro_lab = vllm_repro_lab:register\n",

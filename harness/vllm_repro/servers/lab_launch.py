@@ -25,9 +25,6 @@ from vllm_repro.servers.witness import PLUGIN as WITNESS
 from vllm_repro_diagnosis.evidence import facts_of
 from vllm_repro_lab.parts import MECHANISMS
 
-__all__ = ["graph_mode", "lab_launch", "no_lab"]
-
-
 _FULL_GRAPHS = "--compilation-config.cudagraph_mode FULL_DECODE_ONLY"
 _WEIGHTS = {
     "dummy": "dummy weights",

@@ -25,21 +25,6 @@ from vllm_repro_diagnosis.evidence import Evidence
 if TYPE_CHECKING:  # most servers are no release of the cache
     from vllm_repro.releases.provision import Release
 
-__all__ = [
-    "CONTAINER_MODEL",
-    "CPU_ENV",
-    "FIRST_RUNNER",
-    "NO_SOURCE_TO_CHANGE",
-    "OFFLINE_ENV",
-    "ON_CPU",
-    "Launch",
-    "ServedModel",
-    "container_launch",
-    "process_launch",
-    "rehearsal_launch",
-    "visible",
-]
-
 CONTAINER_MODEL = "/models/tiny"
 CPU_ENV = {
     # GiB: the default is a share of the host's memory for each server

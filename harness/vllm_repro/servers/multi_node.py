@@ -29,17 +29,6 @@ from vllm_repro.servers.base import Exit, RankFacts, Server, ServerFacts
 from vllm_repro.servers.launch import Launch, visible
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = [
-    "Meeting",
-    "MultiNodeServer",
-    "Nodes",
-    "container_nodes",
-    "node_count",
-    "node_log",
-    "one_server",
-    "process_nodes",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:

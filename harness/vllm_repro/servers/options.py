@@ -19,18 +19,6 @@ from vllm_repro.tiny_model import TinyModel
 if TYPE_CHECKING:  # `show` takes no time without it
     from vllm_repro.releases.sources import Source
 
-__all__ = [
-    "RANDOM_WEIGHTS",
-    "ServerOptions",
-    "default_image",
-    "edited_command",
-    "lacking",
-    "needs_of",
-    "tiny_model_of",
-    "unfit",
-    "weights_for",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:

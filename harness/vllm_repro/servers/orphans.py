@@ -25,8 +25,6 @@ from vllm_repro.servers.docker_engine import (
     remove_container,
 )
 
-__all__ = ["Orphans", "end_orphans", "find_orphans", "sweep"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Orphans:

@@ -22,8 +22,6 @@ from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.docker_source import ImageSource, image_source
 from vllm_repro.servers.witness import PLUGIN, witness_env
 
-__all__ = ["PatchedSource", "patch_container", "patch_image", "patch_installed", "patch_packages"]
-
 WITNESS_INSIDE = "/opt/vllm-repro/witness"
 NOTHING = "/dev/null"
 

@@ -31,8 +31,6 @@ from vllm_repro.servers.witness import witnessed
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["ProcessServer", "ProcessSite", "process_server"]
-
 
 class ProcessServer(Server):
     """Runs `argv`, which must make it listen on `port`.

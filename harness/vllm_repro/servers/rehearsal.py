@@ -19,8 +19,6 @@ from vllm_repro.servers.process import process_server
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["RehearsalSite"]
-
 _OLDEST, _NEWEST = (0, 7), (0, 32)
 """Oldest and newest release that its rules cover.
 

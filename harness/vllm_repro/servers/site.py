@@ -28,8 +28,6 @@ from vllm_repro.servers.overlay import PatchedSource
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["Notify", "Offer", "ServerChoice", "Site", "choose", "open_site", "site_class"]
-
 Notify = Callable[[str], None]
 
 IMITATED = frozenset(

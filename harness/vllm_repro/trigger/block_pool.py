@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["BlockPool", "Group", "blocks_of_tokens"]
-
 _STUCK = 3
 """Steps without work after which a request never gets its blocks."""
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts
 
-__all__ = ["shortest_prompt"]
-
 
 def shortest_prompt(condition: Condition, facts: TriggerFacts, longest: int) -> int | None:
     """Return the tokens of the shortest lone prompt that meets `condition`, up to `longest`.

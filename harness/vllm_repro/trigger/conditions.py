@@ -17,21 +17,6 @@ from vllm_repro.trigger.trigger import (
 )
 from vllm_repro_diagnosis.boot_facts import ScheduledChunk
 
-__all__ = [
-    "answered",
-    "attention_backend",
-    "chunked_prefill",
-    "continuation_over",
-    "drafting",
-    "graphs_captured",
-    "left_waiting",
-    "preempted",
-    "prefill_over",
-    "prefilled_together",
-    "prefix_hit",
-    "sent_with",
-]
-
 
 def _count(facts: TriggerFacts, asked: SentRequest) -> str:
     cached = ""

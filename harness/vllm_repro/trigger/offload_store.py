@@ -23,8 +23,6 @@ from vllm_repro.trigger.trigger import (
     TriggerResult,
 )
 
-__all__ = ["block_listed_twice", "offload_outgrown"]
-
 
 def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
     computed, seen = _computed(facts), _seen(facts)

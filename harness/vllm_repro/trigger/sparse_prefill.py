@@ -17,16 +17,6 @@ from enum import StrEnum
 from vllm_repro.trigger.trigger import Condition, Continuation, TriggerFacts, TriggerResult
 from vllm_repro.trigger.turboquant_workspace import aligned, crash_message, in_megabytes, megabytes
 
-__all__ = [
-    "Shapes",
-    "Sizes",
-    "indexer_bytes",
-    "lone_bytes",
-    "longest_that_fits",
-    "prefill_bytes",
-    "sparse_prefill_outgrown",
-]
-
 _HALF, _WORD = 2, 4
 _CHUNK = 4
 """Longest prompts whose rows are gathered at once."""

@@ -19,19 +19,6 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.tiny_model import Kind
 from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk, SharedStep
 
-__all__ = [
-    "Amounts",
-    "AttentionShape",
-    "Condition",
-    "Continuation",
-    "SentRequest",
-    "TriggerFacts",
-    "TriggerResult",
-    "Wanted",
-    "chunks_of",
-    "continuations",
-]
-
 
 @dataclass(frozen=True)
 class SentRequest:

@@ -21,18 +21,6 @@ from vllm_repro.trigger.trigger import (
     continuations,
 )
 
-__all__ = [
-    "aligned",
-    "capture_batch",
-    "continuation_bytes",
-    "crash_amounts",
-    "crash_message",
-    "decode_bytes",
-    "in_megabytes",
-    "megabytes",
-    "workspace_outgrown",
-]
-
 DECODE_THRESHOLD = 128
 """Longest continuation that is decoded token by token, without the two buffers."""
 

@@ -13,17 +13,6 @@ from typing import Literal
 from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro_diagnosis.signature import How
 
-__all__ = [
-    "NEVER_IDLE",
-    "Death",
-    "Outcome",
-    "Outlasted",
-    "Tone",
-    "TrialFacts",
-    "classify",
-    "is_unexplained",
-]
-
 NEVER_IDLE = "coming to rest"
 """`during` in the journal for a hang whose engine keeps working with no request left."""
 

@@ -29,22 +29,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby, takewhile
 
-__all__ = [
-    "BEGINNING",
-    "QUESTION",
-    "Checks",
-    "OutputComparison",
-    "OutputSample",
-    "Probe",
-    "ServedWeights",
-    "check_output",
-    "compare_alone",
-    "compare_output",
-    "longest_run",
-    "probes",
-    "sample_output",
-]
-
 QUESTION = (
     "The bicycle was not invented by one person on one day. Its history begins in the early"
     " nineteenth century, when"

@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil, comb, exp, fsum, lgamma, log, log1p
 
-__all__ = ["clean_needed", "clean_streak", "excluded_rate", "fisher", "lower_bound"]
-
 ALPHA = 0.05
 
 

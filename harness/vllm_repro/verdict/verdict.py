@@ -18,27 +18,6 @@ from packaging.version import InvalidVersion, Version
 from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome, Tone
 from vllm_repro.verdict.statistics import clean_needed, excluded_rate, fisher, lower_bound
 
-__all__ = [
-    "ArmResult",
-    "Expect",
-    "Expected",
-    "Record",
-    "Result",
-    "Standing",
-    "Verdict",
-    "VerdictReport",
-    "arm_result",
-    "comparisons",
-    "counted",
-    "decide",
-    "exit_status",
-    "from_source",
-    "is_other",
-    "is_strange",
-    "is_unproved",
-    "same_release",
-]
-
 
 class Expected(StrEnum):
     """Declared behaviour of an arm in the releases that have the bug."""

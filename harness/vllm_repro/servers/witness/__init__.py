@@ -14,8 +14,6 @@ from vllm_repro.servers.base import Patched
 from vllm_repro_diagnosis.boot_facts import observed
 from vllm_repro_diagnosis.log_text import read_lines
 
-__all__ = ["PLUGIN", "witness_env", "witnessed"]
-
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 """Folder for PYTHONPATH, with the plugin and its entry point."""
 

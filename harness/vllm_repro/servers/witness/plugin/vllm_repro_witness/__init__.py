@@ -21,8 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
 
-__all__ = ["register"]
-
 _done = False
 
 
