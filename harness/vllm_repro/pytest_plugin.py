@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _REHEARSAL = ("vllm-repro-evidence", "rehearsal")
 _SERVER = "vllm-repro-server"
 """Property of a test with the fixture below; `vllm-repro-evidence` is that of a scenario."""
-_SECONDS = pytest.StashKey[dict[str, float]]()
 _SERVERS = ("auto", "docker", "process", "lab", "scheduler", "rehearsal")
 
 
@@ -58,44 +57,6 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     ):
         return None
     return _scenario_file(file_path, parent)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Send the last duration of each test, in seconds, to each worker of pytest-xdist.
-
-    All workers must collect in the same order.
-    """
-    if _SECONDS not in node.config.stash:
-        from vllm_repro.report.runs import read_runs
-        from vllm_repro.running.folders import default_out
-
-        node.config.stash[_SECONDS] = {
-            f"{run.scenario}[{arm.name}]": trial.duration_s or 0.0
-            for run in read_runs(default_out())[0]
-            for arm in run.arms
-            for trial in arm.trials
-        }
-    node.workerinput["vllm_repro_seconds"] = node.config.stash[_SECONDS]
-
-
-@pytest.hookimpl(trylast=True)  # after -k and -m
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n K`, start the trials that took longest, or never ran, first.
-
-    The last trials, which run side by side, are then short.
-    """
-    given: dict[str, Any] = getattr(config, "workerinput", {})
-    seconds, workers = given.get("vllm_repro_seconds"), given.get("workercount", 1)
-    if not seconds or any(type(item).__name__ != "ScenarioItem" for item in items):
-        return
-    items.sort(key=lambda item: -seconds.get(item.name, float("inf")))
-    # xdist begins with two tests per worker: give it a long test, then a short one.
-    first, second = items[:workers], items[workers : 2 * workers]
-    if len(second) == workers:
-        items[: 2 * workers] = [
-            item for pair in zip(first, reversed(second), strict=True) for item in pair
-        ]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,16 +2,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import psutil
 import pytest
 
 from tests.commands import WITHOUT_SDK
-from vllm_repro.pytest_plugin import pytest_collection_modifyitems
 from vllm_repro.scenario.catalogue import all_scenarios
 
 pytest_plugins = ["pytester"]
@@ -144,24 +140,6 @@ def test_side_by_side(suite: pytest.Pytester) -> None:
     # `short_waits` for the workers, which are processes
     suite.makeconftest(WITHOUT_SDK)
     run(suite, "-n", "2", "-k", "min-tokens").assert_outcomes(passed=1, xfailed=1, skipped=1)
-
-
-def test_side_by_side_the_longest_trials_start_first() -> None:
-    @dataclass
-    class ScenarioItem:
-        name: str
-
-    seconds = {"a[x]": 10.0, "b[x]": 40.0, "c[x]": 20.0, "d[x]": 30.0, "e[x]": 5.0}
-    items = [ScenarioItem(name) for name in [*seconds, "new[x]"]]
-    config = SimpleNamespace(workerinput={"vllm_repro_seconds": seconds, "workercount": 2})
-    pytest_collection_modifyitems(cast(pytest.Config, config), cast(list[pytest.Item], items))
-    # xdist gives the first two to one worker and the next two to the other.
-    assert [item.name[0] for item in items] == ["n", "c", "b", "d", "a", "e"]
-    before = list(items)
-    pytest_collection_modifyitems(
-        cast(pytest.Config, SimpleNamespace()), cast(list[pytest.Item], items)
-    )
-    assert items == before
 
 
 @pytest.mark.parametrize("named", ["scenarios", "elsewhere/evil.py"])
