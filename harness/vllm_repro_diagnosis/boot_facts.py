@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -100,13 +100,46 @@ _BACKEND = re.compile(
     r"|Using (Flash Attention|Triton|FlashInfer) backend"
 )
 _TQ_LAYERS = re.compile(r"TQ hybrid: full-attention layers \[([\d, ]*)\]")
-_KV_TOKENS = re.compile(r"KV cache size\s*[:=] ?([\d,]+) tokens")
+_KV_TOKENS = re.compile(r"KV cache size\s*[:=] ?(\d[\d,]*) tokens")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 _IN_FORCE = re.compile(r"\benable_(chunked_prefill|prefix_caching)=(True|False)\b")
 _GRAPH_MODE = re.compile(r"'cudagraph_mode': (?:<CUDAGraphMode\.(\w+)|'(\w+)')")
 _RUNNER = re.compile(r"Model Runner V2\b|V2 model runner|V1 model runner")
 _LOCKED = re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]")
 _OFFLOAD = re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offload) blocks")
+_FACTS: tuple[tuple[str, re.Pattern[str], str, Callable[[re.Match[str]], object]], ...] = (
+    ("backend", _BACKEND, "attention_backend", lambda match: match[match.lastindex or 0]),
+    (
+        "TQ hybrid",
+        _TQ_LAYERS,
+        "tq_hybrid_layers",
+        lambda match: tuple(int(layer) for layer in match[1].split(",") if layer.strip()),
+    ),
+    (
+        "KV cache size",
+        _KV_TOKENS,
+        "kv_cache_tokens",
+        lambda match: int(match[1].replace(",", "")),
+    ),
+    ("cudagraph_mode", _GRAPH_MODE, "cudagraph_mode", lambda match: match[match.lastindex or 0]),
+    ("unner", _RUNNER, "runner_note", lambda match: match.string.strip()),
+    (
+        "WORKSPACE DEBUG",
+        _LOCKED,
+        "workspace_locked",
+        lambda match: _locked_bytes(match[1]),
+    ),
+    ("SimpleCPUOffload", _OFFLOAD, "offload_blocks", lambda match: int(match[1])),
+)
+"""A fixed word in the line, the pattern to search then, the fact, and its value."""
+_STATEMENTS: tuple[tuple[str, str, bool], ...] = (
+    ("Graph capturing finished", "graphs_captured", True),
+    ("Enforce eager set", "enforce_eager", True),
+    ("enforce_eager=True", "enforce_eager", True),
+    ("enforce_eager=False", "enforce_eager", False),
+    ("Application startup complete", "ready", True),
+)
+"""A text in the line, the fact, and its value."""
 _ARGS = re.compile(r"non-default args: (\{.*\})\s*$")
 _DEVICE = re.compile(r"\bLLM engine \(v.*?\bdevice_config=(\w+)")
 _DEVICES = {"cpu": Evidence.CPU, "cuda": Evidence.GPU}
@@ -122,6 +155,12 @@ EVIDENCE_WORDS = {
     **{f"device_config={device}": evidence for device, evidence in _DEVICES.items()},
 }
 """Words in the lines that show what a server is evidence of."""
+
+
+def _locked_bytes(sizes_mb: str) -> int:
+    """Return the bytes of the largest workspace in a list of sizes."""
+    sizes = [float(size) for size in sizes_mb.split(",") if size.strip()]
+    return round(max(sizes, default=0.0) * 1024 * 1024)
 
 
 class BootReader:
@@ -150,16 +189,14 @@ class BootReader:
             self._set("vllm_version", printed and printed[1])
             if self._stated is None and (stated := _STATED.search(text)):
                 self._stated = stated[1]
-        if "backend" in text and (match := _BACKEND.search(text)):
-            self._set("attention_backend", match[1] or match[2] or match[3])
-        if "TQ hybrid" in text and (match := _TQ_LAYERS.search(text)):
-            self._set(
-                "tq_hybrid_layers",
-                tuple(int(layer) for layer in match[1].split(",") if layer.strip()),
-            )
-        if "KV cache size" in text and (match := _KV_TOKENS.search(text)):
-            digits = match[1].replace(",", "")
-            self._set("kv_cache_tokens", int(digits) if digits else None)
+        for word, pattern, name, value_of in _FACTS:
+            if word in text and (match := pattern.search(text)):
+                self._set(name, value_of(match))
+        for words, name, value in _STATEMENTS:
+            if words in text:
+                self._set(name, value)
+        if "WORKSPACE DEBUG" in text and ":_reserve_workspace'" in text:
+            self._set("workspace_reserved", True)
         if "Chunked prefill" in text and (match := _CHUNKED.search(text)):
             self._set("chunked_prefill", True)
             self._facts["max_num_batched_tokens"] = int(
@@ -171,26 +208,6 @@ class BootReader:
             self._facts.update((match[1], match[2] == "True") for match in _IN_FORCE.finditer(text))
             if self.evidence is Evidence.UNKNOWN and (match := _DEVICE.search(text)):
                 self.evidence = _DEVICES.get(match[1], Evidence.UNKNOWN)
-        if "cudagraph_mode" in text and (match := _GRAPH_MODE.search(text)):
-            self._set("cudagraph_mode", match[1] or match[2])
-        if "Graph capturing finished" in text:
-            self._set("graphs_captured", True)
-        if "Enforce eager set" in text or "enforce_eager=True" in text:
-            self._set("enforce_eager", True)
-        elif "enforce_eager=False" in text:
-            self._set("enforce_eager", False)
-        if "odel " in text and "unner" in text and _RUNNER.search(text):
-            self._set("runner_note", text.strip())
-        if "WORKSPACE DEBUG" in text:
-            if match := _LOCKED.search(text):
-                sizes = [float(size) for size in match[1].split(",") if size.strip()]
-                self._set("workspace_locked", round(max(sizes, default=0.0) * 1024 * 1024))
-            if ":_reserve_workspace'" in text:
-                self._set("workspace_reserved", True)
-        if "SimpleCPUOffload" in text and (match := _OFFLOAD.search(text)):
-            self._set("offload_blocks", int(match[1]))
-        if "Application startup complete" in text:
-            self._set("ready", True)
         if (
             (at := text.find("non-default args: ")) >= 0
             and (match := _ARGS.match(text, at))

@@ -375,86 +375,53 @@ def _pasted(case: _Case) -> Diagnosis | None:
     return _program(case, frozenset({"<module>"})) or _undecided(f"{why}: {_named(root)}.", root)
 
 
-def _by_signal(case: _Case) -> Diagnosis | None:
-    """Judge the line of a shell, compose or systemd: only it can show that a signal ended vLLM."""
-    ended = case.life.first.get(SignKind.BY_SIGNAL)
-    if ended is None or case.ordered or not (case.life.booted or case.life.ready):
-        return None
-    return _died(f"What started the server reports that a signal ended it: {ended.text}")
-
-
-def _exited(case: _Case) -> Diagnosis | None:
-    ended = case.life.first.get(SignKind.EXITED)
-    if ended is None or case.ordered:
-        return None
-    return _undecided(f"The server ended, and this log does not show why: {ended.text}")
-
-
-def _unhealthy(case: _Case) -> Diagnosis | None:
-    """Judge a 503 of /health alone: a server that is scaled and a proxy return it too."""
+def _by_single_sign(case: _Case) -> Diagnosis | None:
+    """Judge a log in which nothing was raised by its signs, the strongest first."""
+    life, first, terminated = case.life, case.life.first, case.we_terminated
+    # Only the line of a shell, compose or systemd can show that a signal ended vLLM.
+    ended = first.get(SignKind.BY_SIGNAL)
+    if ended is not None and not case.ordered and (life.booted or life.ready):
+        return _died(f"What started the server reports that a signal ended it: {ended.text}")
+    # A server that is scaled and a proxy return 503 too.
     unhealthy = case.line(SignKind.HEALTH_503)
-    if unhealthy is None or _before(case.stop_asked, unhealthy):
-        return None
-    return _undecided(
-        "/health was answered with 503 and not again with 200; the engine may be dead or not."
-    )
-
-
-def _hang(case: _Case) -> Diagnosis | None:
-    """Judge a log that ends while requests or workers wait and no token comes."""
+    if unhealthy is not None and not _before(case.stop_asked, unhealthy):
+        return _undecided(
+            "/health was answered with 503 and not again with 200; the engine may be dead or not."
+        )
     # Before an ordered shutdown, a single count without a token may have been a long step.
     fewest_stalls = 2 if case.ordered else 1
-    stalled = any(stalls >= fewest_stalls for stalls in case.life.stalls.values())
-    waiting = case.life.waits > 1 and not case.ordered
-    if not stalled and not waiting:
-        return None
-    return _undecided(
-        "Where this log ends, requests or workers wait and no token comes: a hang, or one very "
-        "long step.",
-        phase=Phase.REQUEST,
-    )
-
-
-def _draining(case: _Case) -> Diagnosis | None:
-    """Judge a shutdown that waits for open requests where the log ends."""
-    life = case.life
-    if SignKind.DRAINING not in life or SignKind.CLOSED in life or case.we_terminated:
-        return None
-    return _undecided(
-        "The server was asked to stop, but requests are open where this log ends: a hang, or the "
-        "log is cut.",
-        phase=Phase.REQUEST,
-    )
-
-
-def _stopped_by_others(case: _Case) -> Diagnosis | None:
-    if case.stop_asked is None or case.we_terminated is not False:
-        return None
-    return _undecided(
-        "The server shut down in order, but not at the caller's request; this log does not show "
-        "who stopped it.",
-        phase=Phase.SHUTDOWN,
-    )
-
-
-def _engine_stopped_alone(case: _Case) -> Diagnosis | None:
-    """Judge a request to stop that EngineCore logs and the API server does not."""
-    if case.stop_asked is not None or case.we_terminated:
-        return None
-    if not case.engine_stop_asked or SignKind.SHUTDOWN in case.life:
-        return None
-    return _undecided(
-        "EngineCore was asked to stop, but the API server logs no shutdown: it was killed, or the "
-        "log is cut."
-    )
-
-
-def _orphaned(case: _Case) -> Diagnosis | None:
-    if case.ordered or case.we_terminated or SignKind.PARENT_GONE not in case.life:
-        return None
-    return _undecided(
-        "A worker outlived its parent process; this log does not show how the parent ended."
-    )
+    stalled = any(stalls >= fewest_stalls for stalls in life.stalls.values())
+    if stalled or (life.waits > 1 and not case.ordered):
+        return _undecided(
+            "Where this log ends, requests or workers wait and no token comes: a hang, or one very "
+            "long step.",
+            phase=Phase.REQUEST,
+        )
+    if SignKind.DRAINING in life and SignKind.CLOSED not in life and not terminated:
+        return _undecided(
+            "The server was asked to stop, but requests are open where this log ends: a hang, or "
+            "the log is cut.",
+            phase=Phase.REQUEST,
+        )
+    if case.stop_asked is not None and terminated is False:
+        return _undecided(
+            "The server shut down in order, but not at the caller's request; this log does not "
+            "show who stopped it.",
+            phase=Phase.SHUTDOWN,
+        )
+    by_engine_alone = case.stop_asked is None and SignKind.SHUTDOWN not in life
+    if case.engine_stop_asked and by_engine_alone and not terminated:
+        return _undecided(
+            "EngineCore was asked to stop, but the API server logs no shutdown: it was killed, or "
+            "the log is cut."
+        )
+    if SignKind.PARENT_GONE in life and not case.ordered and not terminated:
+        return _undecided(
+            "A worker outlived its parent process; this log does not show how the parent ended."
+        )
+    if (ended := first.get(SignKind.EXITED)) is not None and not case.ordered:
+        return _undecided(f"The server ended, and this log does not show why: {ended.text}")
+    return None
 
 
 def _stopped(case: _Case) -> Diagnosis | None:
@@ -512,8 +479,7 @@ def _open_end(case: _Case) -> Diagnosis:
 
 _RULES = (
     *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _pasted),
-    *(_by_signal, _unhealthy, _hang, _draining, _stopped_by_others),
-    *(_engine_stopped_alone, _orphaned, _exited, _stopped),
+    *(_by_single_sign, _stopped),
 )
 """Rules in the order in which they are tried."""
 

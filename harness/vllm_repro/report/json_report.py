@@ -21,6 +21,7 @@ from vllm_repro.client.sdk import SdkView
 from vllm_repro.conversion import convert
 from vllm_repro.host.machine import Gpu, GpuUse
 from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters
+from vllm_repro.servers.base import Patched, Replaced
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.throughput import Figures, Ratio, Spread, ThroughputChange
@@ -119,25 +120,9 @@ class TrialJson(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replacement:
-    """A name of vLLM that the lab replaced."""
-
-    name: str
-    file: str
-    sha256: str
-    why: str
-    # Effect on the bug
-    effect: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PatchedFile:
+class PatchedFile(Patched):
     """A patched file of vLLM as the server's process found it."""
 
-    file: str
-    sha256: str
-    # Changed functions for which the lab runs something else
-    untried: tuple[str, ...] = ()
     # Whether a process of the server imported it; unset if nobody looked
     imported: bool | UnsetType = UNSET
 
@@ -158,7 +143,7 @@ class ServerReport:
     argv: tuple[str, ...] = ()
     # Variables that were set on top of the environment
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    replaced: tuple[Replacement, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
     patched: tuple[PatchedFile, ...] = ()
 
 

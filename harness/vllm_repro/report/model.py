@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.report.json_report import ArmJson, Replacement, RunJson, TrialJson
+from vllm_repro.report.json_report import ArmJson, RunJson, TrialJson
 from vllm_repro.report.measurements import MeasureReport
 from vllm_repro.report.timeline import Event
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
+from vllm_repro.servers.base import Replaced
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
 
@@ -132,7 +133,7 @@ class RunReport(RunJson, frozen=True, kw_only=True):
         return sorted(failed, key=lambda pair: pair[1].severity or 0)
 
     @property
-    def replaced(self) -> tuple[Replacement, ...]:
+    def replaced(self) -> tuple[Replaced, ...]:
         """Return what the lab replaced, which is the same for all arms."""
         return next((arm.server.replaced for arm in self.arms if arm.server.replaced), ())
 

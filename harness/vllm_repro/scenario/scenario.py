@@ -445,11 +445,6 @@ class Scenario:
     about: str = field(default="", compare=False)  # set by the reader
 
     @property
-    def issue_url(self) -> str:
-        repository, _, number = self.issue.partition("#")
-        return f"https://github.com/{repository}/issues/{number}"
-
-    @property
     def try_in_lab(self) -> str:
         """Default release of a run in the lab."""
         return (self.lab.vllm if self.lab else "") or self.try_with

@@ -41,7 +41,6 @@ def test_words_may_be_imported_by_name() -> None:
 @pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
 # parametrized
 def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]
-    assert scenario.issue_url.startswith("https://github.com/vllm-project/vllm/issues/")
     assert any(arm.expected is not Expected.DIES for arm in scenario.arms)
     assert scenario.status.standing(scenario.try_with) is Standing.BAD
 
