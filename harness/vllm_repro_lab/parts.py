@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 
 from . import parts_connectors as connectors
@@ -39,16 +40,10 @@ class Mechanism:
         return self.parts + (GRAPHS[graphs] if graphs else self.dry_run)
 
 
-def _install_turboquant(graphs: str) -> None:
+def _install_turboquant(graphs: str, *, flash: bool = False) -> None:
     from . import turboquant  # here, because it imports torch and vllm
 
-    turboquant.install(graphs=bool(graphs))
-
-
-def _install_turboquant_flash(graphs: str) -> None:
-    from . import turboquant
-
-    turboquant.install(graphs=bool(graphs), flash=True)
+    turboquant.install(graphs=bool(graphs), flash=flash)
 
 
 def _installs(*modules: str) -> Callable[[str], None]:
@@ -75,7 +70,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "turboquant-flash": Mechanism(
         "turboquant-flash",
         kernels.TURBOQUANT + kernels.FLASH,
-        _install_turboquant_flash,
+        partial(_install_turboquant, flash=True),
         kernels.DRY_RUN,
         attention=False,
     ),

@@ -326,13 +326,10 @@ def _nearest_tag(checkout: Path, commit: str | None) -> str:
     return min(reversed(named), key=differing, default=NEWEST_COMPILED)
 
 
-def git(
-    checkout: Path, *arguments: str, missing: bytes | None = None, given: bytes | None = None
-) -> bytes:
+def git(checkout: Path, *arguments: str, missing: bytes | None = None) -> bytes:
     """Return git's output.
 
-    missing: returned if git fails. given: its input. Raises `UsageError` with git's message
-    otherwise.
+    missing: returned if git fails. Raises `UsageError` with git's message otherwise.
     """
     if shutil.which("git") is None:
         raise UsageError(
@@ -340,7 +337,7 @@ def git(
         )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(checkout), *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
     if done.returncode == 0:
         return done.stdout
     if missing is not None:
