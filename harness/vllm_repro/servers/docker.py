@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class DockerServer(Server):
         evidence: Evidence,
         port: int,
         grace: float = 15.0,
+        engine: Callable[[], Engine] = connect,
         patched: Mapping[str, str] | None = None,
     ) -> None:
         self.spec = replace(spec, labels=((RUN_LABEL, run),))
@@ -94,6 +95,7 @@ class DockerServer(Server):
         self.evidence = evidence
         self.grace = grace
         self.patched = dict(patched or {})
+        self._connect = engine
         self._engine: Engine | None = None
         self._container: str | None = None
         self._first_pid = 0
@@ -138,7 +140,7 @@ class DockerServer(Server):
         with self._lock:  # a concurrent `stop` waits, and then removes the container
             if self._stopped.is_set() or self._container is not None:
                 raise InfraError("the server was started or stopped before")
-            self._engine = engine = connect()
+            self._engine = engine = self._connect()
             try:
                 image = self._check(engine)
                 self._lease = Lease(f"the run {self._run}")
