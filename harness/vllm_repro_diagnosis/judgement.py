@@ -280,7 +280,9 @@ def _silent_end(case: _Case) -> Diagnosis | None:
         )
     if not life.is_log:
         return None
-    handler = next((raised for raised in case.raised if _of_handler(raised)), None)
+    # The API server's output handler failed by itself, with a live engine.
+    handlers = (raised for raised in case.raised if raised.headline == HANDLER_FAILED)
+    handler = next((raised for raised in handlers if not raised.of_dead_engine), None)
     if handler is not None and SignKind.ENGINE_GONE not in life:
         root = Root(raised=handler)
         why = f"The API server can take no more answers from its engine: {_named(root)}."
@@ -302,11 +304,6 @@ def _silent_end(case: _Case) -> Diagnosis | None:
     else:  # its lines are missing or torn, so its silence proves nothing
         how = "what it printed is not in this part of the log"
     return _died(f"EngineCore was gone before anybody asked the server to stop; {how}.")
-
-
-def _of_handler(raised: Raised) -> bool:
-    """Return True if the API server's output handler failed by itself, with a live engine."""
-    return raised.headline == HANDLER_FAILED and not raised.of_dead_engine
 
 
 def _uncaught(case: _Case) -> Diagnosis | None:

@@ -202,7 +202,8 @@ def _first_link(raised: Raised) -> Raised:
         following = links[at + 1]
         name = bare_name(link.exception)
         lookup = _LOOKUPS.fullmatch(name) or (name == "TimeoutError" and not link.message)
-        if not lookup or _in_cleanup(following):
+        in_cleanup = CLEANUP.intersection(following.functions)
+        if not lookup or in_cleanup:
             return link
     return links[-1]
 
@@ -229,10 +230,6 @@ def _is_consequence(raised: Raised) -> bool:
 
 def _misses_output(raised: Raised) -> bool:
     return any(_MISSED_OUTPUT in frame.source for frame in raised.frames[-1:])
-
-
-def _in_cleanup(raised: Raised) -> bool:
-    return bool(CLEANUP.intersection(raised.functions))
 
 
 def _of_termination(raised: Raised) -> bool:

@@ -118,12 +118,11 @@ def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -
             return Likeness(how=How.OTHER, why=why)
     match = _compiled(signature.message).search(message) if signature.message else None
     message_agrees = match is not None if signature.message else not message
-    same_class = printed.exception is None or _same_class(printed.exception, signature.exception)
+    name, expected_name = bare_name(printed.exception or ""), bare_name(signature.exception)
+    same_class = printed.exception is None or name == expected_name
     wrong = []
     if not same_class:
-        wrong.append(
-            f"{bare_name(printed.exception or '')} is not {bare_name(signature.exception)}"
-        )
+        wrong.append(f"{name} is not {expected_name}")
     if not message_agrees and signature.message:
         wrong.append("the message differs")
     elif not message_agrees:
@@ -184,10 +183,6 @@ def _in_order(names: Sequence[str], functions: Sequence[str]) -> int | None:
             return None
         end = at if end is None else end
     return end
-
-
-def _same_class(exception: str, other: str) -> bool:
-    return bare_name(exception) == bare_name(other)
 
 
 def _same_phase(phase: Phase | None, other: Phase | None) -> bool:

@@ -15,7 +15,6 @@ from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.lease import lease_folder
 from vllm_repro.host.machine import gpu_trouble, gpus, look
-from vllm_repro.host.ports import free_port
 from vllm_repro.releases.disk import human_size
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.provision import LARGEST_INSTALL, ReleaseCache
@@ -87,10 +86,6 @@ def checks() -> Iterator[Check]:
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     missing = f"none at {hub}; a real model is downloaded by the server"
     yield _check("Hugging Face cache", hub.is_dir() and str(hub), missing)
-    try:
-        yield _check("loopback ports", f"a free one is {free_port()}")
-    except OSError as error:
-        yield _check("loopback ports", "", f"none can be bound: {error.strerror}")
     orphans = find_orphans().lines
     clean = not orphans and f"leases in {lease_folder()}"
     yield _check("nothing left over", clean, f"{'; '.join(orphans)}; vllm-repro clean --yes")

@@ -138,17 +138,7 @@ class ReleaseCache:
         check_supported(version)
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
-                # another run installed it while this one waited
-                if release := self._intact(source):
-                    return release
-                if self.get(source):
-                    self._discard_damaged(folder, progress)
-                if source.release:
-                    self._install(version, folder, progress)
-                elif compiled := contents_of(source).compiled:
-                    self._lay_source(source, compiled, folder, progress)
-                else:
-                    self._install_build(version, f"{source.path}", folder, progress)
+                return self._installed(source, version, progress)
             except OSError as error:
                 raise InfraError(
                     f"cannot install vLLM {version}: {error}", hint=f"The cache is at {self.root}."
@@ -156,6 +146,21 @@ class ReleaseCache:
             finally:
                 if not _read_marker(folder):
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def _installed(self, source: Source, version: str, progress: Progress) -> Release:
+        """Return the vLLM, installed if it is not there or damaged. The lock is held."""
+        folder = self._folder(source)
+        # another run may have installed it while this one waited
+        if release := self._intact(source):
+            return release
+        if self.get(source):
+            self._discard_damaged(folder, progress)
+        if source.release:
+            self._install(version, folder, progress)
+        elif compiled := contents_of(source).compiled:
+            self._lay_source(source, compiled, folder, progress)
+        else:
+            self._install_build(version, f"{source.path}", folder, progress)
         installed = self.get(source)
         if installed is None:
             raise HarnessBug(f"{folder} is not a release after its installation")
@@ -190,15 +195,6 @@ class ReleaseCache:
             return self._releases / release_version(source.release)
         return self._sources / contents_of(source).key
 
-    def _check_unused(self, folder: Path) -> None:
-        if pids := processes_using(folder):
-            raise InfraError(
-                f"a cached vLLM is running (pid {', '.join(map(str, pids))})",
-                hint=(
-                    "Stop it first; `vllm-repro clean` stops servers that a killed run left behind."
-                ),
-            )
-
     def _intact(self, source: Source) -> Release | None:
         """Return the vLLM if it is installed, and its files and compiled parts are unchanged."""
         release, facts = self.get(source), _read_marker(self._folder(source))
@@ -210,7 +206,13 @@ class ReleaseCache:
 
     def _discard_damaged(self, folder: Path, progress: Progress) -> None:
         progress(f"files of {folder} were changed or removed: installing it again")
-        self._check_unused(folder)
+        if pids := processes_using(folder):
+            raise InfraError(
+                f"a cached vLLM is running (pid {', '.join(map(str, pids))})",
+                hint=(
+                    "Stop it first; `vllm-repro clean` stops servers that a killed run left behind."
+                ),
+            )
         shutil.rmtree(folder)
         # uv's cache shares files by hard links, so it has the same damage
         shutil.rmtree(self._uv, ignore_errors=True)
@@ -280,27 +282,16 @@ class ReleaseCache:
                 "--target",
                 scratch,
             )
-            base = self._base(nearest_cpu_build(version), progress)
+            nearest = nearest_cpu_build(version)
+            base = self._installed(Source(release=nearest), nearest, progress)
             self._lay(version, base, wheel_tree(Path(scratch)), folder, progress)
 
     def _lay_source(self, source: Source, compiled: str, folder: Path, progress: Progress) -> None:
-        base = self._base(compiled, progress)
+        base = self._installed(Source(release=compiled), compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             tree = write_tree(source, Path(scratch), base.packages)
             self._lay(source.version, base, tree, folder, progress)
         self._prune(folder)
-
-    def _base(self, version: str, progress: Progress) -> Release:
-        """Return the CPU build whose compiled parts are used. The lock is held."""
-        source = Source(release=version)
-        if not self._intact(source):
-            folder = self._folder(source)
-            if self.get(source):
-                self._discard_damaged(folder, progress)
-            self._install(version, folder, progress)
-        base = self.get(source)
-        assert base is not None
-        return base
 
     def _lay(
         self, version: str, base: Release, tree: Tree, folder: Path, progress: Progress

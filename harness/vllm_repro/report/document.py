@@ -103,13 +103,6 @@ def _environment(folder: Path, kind: str) -> Environment:
     return environment
 
 
-def compile_page() -> None:
-    """Compile the templates of a run's reports, which takes a tenth of a second."""
-    for path in TEMPLATES.iterdir():
-        if path.suffix != ".css" and path.name != "repro.txt":
-            _environment(TEMPLATES, path.suffix).get_template(path.name)
-
-
 def fragment(template: str, folder: Path = TEMPLATES, *, kind: str = "", **values: Any) -> Markup:
     """Render a template. Raises `jinja2.UndefinedError` for a missing value.
 

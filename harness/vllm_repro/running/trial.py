@@ -35,6 +35,7 @@ T = TypeVar("T")
 Work = Callable[[WorkloadRunner], Awaitable[None]]
 
 _NEEDED_LATER = (
+    "jinja2",
     "openai.types.chat",
     "vllm_repro.report.build",
     "vllm_repro.report.files",
@@ -248,8 +249,6 @@ def _while_booting(release: Release | None) -> None:
         ReleaseCache().check(release)
     for name in _NEEDED_LATER:
         importlib.import_module(name)
-    document = importlib.import_module("vllm_repro.report.document")
-    document.compile_page()
 
 
 async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | None) -> None:

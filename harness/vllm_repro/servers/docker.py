@@ -196,7 +196,7 @@ class DockerServer(Server):
     def _follow(self, engine: Engine, container: str) -> None:
         """Copy the container's log as it grows, and record how the container ended."""
         whole = True
-        while _is_running(state := self._state(engine, container)):
+        while (state := self._state(engine, container)) and state.get("Running"):
             whole = whole and self._copy_log(engine, container, follow=True)
             time.sleep(_POLL_S)
         seen = time.time()
@@ -286,10 +286,6 @@ class DockerServer(Server):
     def _join(self) -> None:
         if self._follower is not None:
             self._follower.join(_THREAD_END_S)  # it ends with the container
-
-
-def _is_running(state: dict[str, Any] | None) -> bool:
-    return bool(state and state.get("Running"))
 
 
 def _host_pid(container: str, state: dict[str, Any]) -> int:
