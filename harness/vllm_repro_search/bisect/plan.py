@@ -99,6 +99,10 @@ class BisectionPlan:
         total = sum(weights)
         return [weight / total for weight in weights]
 
+    @property
+    def state(self) -> SearchState:
+        return self.answer().state
+
     def answer(self) -> ChangePoints:
         """Return what is known by now."""
         return self._answer(self.posterior())
