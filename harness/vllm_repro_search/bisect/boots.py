@@ -28,7 +28,7 @@ from vllm_repro_search.bisect.plan import BisectionPlan, BootResult, ChangePoint
 from vllm_repro_search.boot_search import BootSearch
 from vllm_repro_search.plan import SearchState
 from vllm_repro_search.record import SearchRecord
-from vllm_repro_search.versions.record import ReleaseResult, ReleaseRow, row_of
+from vllm_repro_search.versions.record import ReleaseResult
 from vllm_repro_search.versions.verb import row_of_error, run_release
 
 __all__ = ["Bisection", "BisectionBoot", "BisectionSearch", "Candidate", "ScriptSearch"]
@@ -216,30 +216,18 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
 
     def boot(self, item: Candidate) -> tuple[BisectionBoot | None, str | None]:
         began = time.monotonic()
-        row = self._row(item.vllm)
-        if isinstance(row, str):
-            return None, row
+        try:
+            row, interrupted = run_release(self, item.vllm)
+        except UsageError as error:
+            if not self.record.boots:
+                raise
+            row, interrupted = row_of_error(self, item.vllm, error), None
+        if interrupted:
+            return None, interrupted
         (arm,) = (arm for arm in row.arms if arm.name == self.record.arm)
         boot = self._finished(item, arm.fate, row.why, began)
         why = row.why if boot.side is Side.SKIP else ""
         return replace(boot, run=row.run, why=why, ahead=item is not self._round[0]), None
-
-    def _row(self, source: Source) -> ReleaseRow | str:
-        """Run the scenario on one candidate.
-
-        Return the signal that interrupted the run, if one did.
-        """
-        try:
-            result = run_release(self, source)
-        except UsageError as error:
-            if not self.record.boots:
-                raise
-            return row_of_error(self, source, error)
-        if isinstance(result, ReleaseRow):
-            return result
-        standing = self.job.scenario.status.standing(source.version)
-        row = row_of(result, source.version, standing, self.record.evidence)
-        return result.interrupted or row
 
     def _finished(
         self, item: Candidate, fate: ReleaseResult, why: str, began: float

@@ -225,17 +225,26 @@ def for_release(options: ServerOptions, source: Source) -> ServerOptions:
     return replace(options, vllm=source, image=image)
 
 
-def run_release(search: BootSearch[Any, Any], source: Source) -> RunReport | ReleaseRow:
-    """Run the job of a search on one release; return its report, or a row without a server."""
+def run_release(search: BootSearch[Any, Any], source: Source) -> tuple[ReleaseRow, str | None]:
+    """Run the job of a search on one vLLM; return its row, and the signal that interrupted it."""
     job = replace(search.job, options=for_release(search.job.options, source))
     if job.compared:  # `run` with one patch is another command
         job = replace(
             job, reproduce=repeat_command("versions", job, job.choice.kind, ("--versions", source))
         )
     try:
-        return run_one(job, search.progress, search.chosen)
+        report = run_one(job, search.progress, search.chosen)
     except (InfraError, Unsupported) as error:
-        return row_of_error(search, source, error)
+        return row_of_error(search, source, error), None
+    return _row_of_run(search, source, report)
+
+
+def _row_of_run(
+    search: BootSearch[Any, Any], source: Source, report: RunReport
+) -> tuple[ReleaseRow, str | None]:
+    standing = search.job.scenario.status.standing(source.version)
+    row = row_of(report, source.version, standing, search.record.evidence)
+    return row, report.interrupted
 
 
 def row_of_error(search: BootSearch[Any, Any], source: Source, error: ReproError) -> ReleaseRow:
@@ -275,24 +284,17 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         return f"{item} ({number} of {len(self.record.versions)})"
 
     def boot(self, item: str) -> tuple[ReleaseRow, str | None]:
-        result: RunReport | ReleaseRow | None = self._finished_run(item)
-        if isinstance(result, RunReport):
-            self.progress.line(f"  as in {result.folder.name}")
-        else:
-            result = self._run(item)
-        if isinstance(result, ReleaseRow):
-            return result, None
-        standing = self.job.scenario.status.standing(item)
-        return row_of(result, item, standing, self.record.evidence), result.interrupted
-
-    def _run(self, version: str) -> RunReport | ReleaseRow:
+        source = Source(release=item)
+        if (finished := self._finished_run(item)) is not None:
+            self.progress.line(f"  as in {finished.folder.name}")
+            return _row_of_run(self, source, finished)
         try:
-            return run_release(self, Source(release=version))
+            return run_release(self, source)
         except UsageError as error:
-            self._refused.add(version)
+            self._refused.add(item)
             if len(self._refused) == len(self.record.versions):
                 raise
-            return row_of_error(self, Source(release=version), error)
+            return row_of_error(self, source, error), None
 
     def _finished_run(self, version: str) -> RunReport | None:
         """Return the run of a release in the map that is resumed, unless it must be repeated."""

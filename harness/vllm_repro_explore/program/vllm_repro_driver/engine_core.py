@@ -57,17 +57,12 @@ class Refused(Exception):
     """
 
 
-def _stub() -> None:
-    """Replace what would outlive a case or start another process."""
-    for name in ("freeze_gc_heap", "enable_envs_cache", "maybe_attach_gc_debug_callback"):
-        if hasattr(core, name):
-            setattr(core, name, lambda *_, **__: None)
-    for module in (core, vllm.plugins):
-        module.load_general_plugins = lambda: None
-    registry._run_in_subprocess = lambda call: call()
-
-
-_stub()
+# Replace what would outlive a case or start another process.
+for _name in ("freeze_gc_heap", "enable_envs_cache", "maybe_attach_gc_debug_callback"):
+    if hasattr(core, _name):
+        setattr(core, _name, lambda *_, **__: None)
+core.load_general_plugins = vllm.plugins.load_general_plugins = lambda: None
+registry._run_in_subprocess = lambda call: call()
 
 
 class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not installed here

@@ -125,11 +125,6 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._encoded: dict[str, list[int]] = {}
         self._random = np.random.default_rng(self.case["seed"])
 
-    @property
-    def lost(self) -> dict[str, str]:
-        """For each request that a rule of vLLM's loses KV or states of: the rule."""
-        return self._states.lost
-
     @classmethod
     def supports_async_scheduling(cls) -> bool:
         return True
@@ -151,12 +146,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         answer = [False if name == "supports_draft_weight_updates" else None]
         return Answer(answer) if non_block else answer
 
-    def check_health(self) -> None: ...
-    def shutdown(self) -> None: ...
-    def compile_or_warm_up_model(self) -> None: ...
-    def set_kv_cache_layout(self, *_: Any, **__: Any) -> None: ...
-    def reset_mm_cache(self) -> None: ...
-    def execute_dummy_batch(self) -> None: ...
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        """Answer a call that is for a model, its device or another process."""
+
+    check_health = shutdown = compile_or_warm_up_model = _do_nothing
+    set_kv_cache_layout = reset_mm_cache = execute_dummy_batch = _do_nothing
+
     def add_lora(self, *_: Any) -> bool:
         return True
 
@@ -210,6 +205,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._states = States(
             self.vllm_config, self.case["draft"], self._copy_states, second=second
         )
+        # for each request that a rule of vLLM's loses KV or states of: the rule
+        self.lost = self._states.lost
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)

@@ -86,14 +86,13 @@ def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
         (f"step {step}: {one}, the runner {other}" for step, (one, other) in pairs if one != other),
         "",
     )
-    for one in ours, theirs:  # a runner does not say which blocks and states it reads
-        names = (each["invariant"] for each in one["broken"])
-        one["shown"] = [
+    for result in ours, theirs:  # a runner does not say which blocks and states it reads
+        names = (broken["invariant"] for broken in result["broken"])
+        result["shown"] = [
             name.partition(" ")[0] for name in names if not name.startswith(("reads-", "writes-"))
         ]
-    for one in ours, theirs:
-        death = one.get("death", {})
-        one["dies"] = [death.get(name) for name in ("kind", "exception", "message", "function")]
+        death = result.get("death", {})
+        result["dies"] = [death.get(name) for name in ("kind", "exception", "message", "function")]
     if not unlike and any(
         ours.get(name) != theirs.get(name) for name in ("answers", "shown", "dies")
     ):
@@ -163,21 +162,18 @@ class _Player:
         events.sort(key=lambda event: event[:2])
         clock = 0
         self._moved = self.steps
-        while events or self._busy():
+        while events or self._engine.has_work():
             while events and events[0][0] <= clock:
                 _, _, what, ask = events.pop(0)
                 self._moved = self.steps
                 self._event(what, ask)
-            if self._busy():
+            if self._engine.has_work():
                 self._step()
                 clock += 1
             else:
                 self._idle()
                 clock = max(clock, events[0][0]) if events else clock
             self._check_progress()
-
-    def _busy(self) -> bool:
-        return bool(self._engine.has_work())
 
     def _event(self, what: str, ask: Any) -> None:
         name = f"r{ask['number']}" if ask else ""
@@ -192,7 +188,7 @@ class _Player:
                 self.seen["aborted"] += 1
                 # EngineCoreProc puts an abort into both: one is read within a step, the other
                 # before the next.
-                if ask["mid"] and self._busy():
+                if ask["mid"] and self._engine.has_work():
                     self._engine.aborts_queue.put_nowait([name])
                     self._step()
                 self._engine.abort_requests([name])
@@ -437,11 +433,11 @@ class _Player:
         """Step until the scheduler knows that no transfer is left; then check the held blocks."""
         half, quiet = self.executor.half, 0
         for _ in range(_DRAIN):
-            quiet = 0 if self._busy() or (half and half.busy) else quiet + 1
+            quiet = 0 if self._engine.has_work() or (half and half.busy) else quiet + 1
             if quiet > 4 or (quiet and not half):
                 break
             self.steps += 1
-            if self._busy():
+            if self._engine.has_work():
                 self._engine.step_fn()
                 continue
             output = self._scheduler.schedule()

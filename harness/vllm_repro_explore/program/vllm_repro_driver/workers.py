@@ -96,6 +96,8 @@ class Copier:
         self._waiting.append(begun)
         return begun
 
+    def shutdown(self) -> None: ...
+
     def _save(self, pairs: Pairs) -> None:
         self._saved.update({own: self._memory.get(gpu) for gpu, own in pairs})
 
@@ -142,8 +144,6 @@ class _SimpleCopies(Copier):
             (event_idx, self._begin("store" if is_store else "load", src_blocks, dst_blocks))
         )
 
-    def shutdown(self) -> None: ...
-
 
 class _OffloadingCopies(Copier):
     """Replacement of the offloading connector's copier, with jobs by number."""
@@ -177,8 +177,6 @@ class _OffloadingCopies(Copier):
         for job in job_ids:
             if job in self._jobs:
                 self._jobs[job].synchronize()
-
-    def shutdown(self) -> None: ...
 
 
 class _Fetches(Copier, nixl.Worker):
