@@ -120,7 +120,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return a command that is part of the answer; empty if there is none."""
+        """Return the command that is part of the answer; empty without one."""
         return ""
 
     def changes(self) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ class BootResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePoints:
-    """Where the change may be, by what is known."""
+    """Candidates at which the change may be, by what is known."""
 
     state: SearchState
     # the most probable change points that together reach the confidence, in order

@@ -25,9 +25,15 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions, edited_command
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_search.boot_search import ArmSearch
+from vllm_repro_search.boot_search import (
+    ArmSearch,
+    add_search,
+    begun,
+    common_fields,
+    job_of_one_arm,
+    run_search,
+)
 from vllm_repro_search.minimize.plan import Attempt, MinimizationPlan
-from vllm_repro_search.options import add_search, begun, common_fields, job_of_one_arm, run_search
 from vllm_repro_search.plan import SearchState
 from vllm_repro_search.record import ReleaseSearchRecord
 

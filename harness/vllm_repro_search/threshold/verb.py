@@ -22,8 +22,14 @@ from vllm_repro.trigger.boundary import shortest_prompt
 from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_search.boot_search import ArmSearch
-from vllm_repro_search.options import add_search, begun, common_fields, job_of_one_arm, run_search
+from vllm_repro_search.boot_search import (
+    ArmSearch,
+    add_search,
+    begun,
+    common_fields,
+    job_of_one_arm,
+    run_search,
+)
 from vllm_repro_search.plan import SearchState
 from vllm_repro_search.record import ReleaseSearchRecord
 from vllm_repro_search.threshold.plan import PromptResult, PromptSent, ThresholdPlan

@@ -27,8 +27,14 @@ from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro_search.boot_search import BootSearch, UnfinishedSearch
-from vllm_repro_search.options import begun, common_fields, run_search, stream_of
+from vllm_repro_search.boot_search import (
+    BootSearch,
+    UnfinishedSearch,
+    begun,
+    common_fields,
+    run_search,
+    stream_of,
+)
 from vllm_repro_search.versions.record import (
     ReleaseResult,
     ReleaseRow,
