@@ -350,12 +350,14 @@ def _read_record(out: Path, version: str, searched: Mapping[str, Any]) -> Record
             earlier = json.loads(file.read_text(encoding="utf-8"))
             if any(earlier.get(key) != value for key, value in searched.items()):
                 continue
-            found = [(one["kind"], one["site"]) for one in earlier.get("findings", ())]
+            findings = [
+                (finding["kind"], finding["site"]) for finding in earlier.get("findings", ())
+            ]
             seed = (earlier["seeds"][1] or 0) if earlier["vllm_version"] == version else 0
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
         searches, last = searches + 1, max(last, seed)
-        for key in found:
+        for key in findings:
             first.setdefault(key, file.parent.name)
     return Record(searches=searches, last=last, first=first)
 

@@ -24,14 +24,14 @@ class NoBoot(Exception):
 
 def pools_of(scheduler: Any) -> dict[str, Any]:
     """Return the block pools by name: the GPU's, and those of connectors."""
-    found = {"gpu": scheduler.kv_cache_manager.block_pool}
-    for number, one in enumerate(
+    pools = {"gpu": scheduler.kv_cache_manager.block_pool}
+    for number, child in enumerate(
         getattr(scheduler.connector, "_connectors", [scheduler.connector])
     ):
-        manager = getattr(one, "scheduler_manager", None)
+        manager = getattr(child, "scheduler_manager", None)
         if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
-            found["cpu" if not number else f"cpu{number}"] = pool
-    return found
+            pools["cpu" if not number else f"cpu{number}"] = pool
+    return pools
 
 
 def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,7 +65,7 @@ class RunnerError(Exception):
 
 @dataclass
 class _Known:
-    """What the worker knows of a request."""
+    """Facts that the worker knows of a request."""
 
     tokens: list[int]
     # tokens of its prompt; with the second runner those it came with, which may be more
@@ -212,7 +212,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self.half = worker_half(self.vllm_config, config, self, *polls)
 
     def _noise(self, shape: tuple[int, ...]) -> Any:
-        """Return what lies in memory that nobody wrote to."""
+        """Return random content, as of memory that was never written to."""
         return self._random.integers(0, 2**63, size=shape, dtype=np.uint64)
 
     def reset_encoder_cache(self) -> None:
@@ -493,15 +493,15 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self.notes.append(
                 (f"{verb}-no-block", f"{name}: index {index[-1]} of a block table of {len(table)}")
             )
-        found = table[np.minimum(index, len(table) - 1)]
-        if not found.all() and name not in self.lost:
+        chosen = table[np.minimum(index, len(table) - 1)]
+        if not chosen.all() and name not in self.lost:
             self.notes.append(
                 (
                     f"{verb}-null-block",
-                    f"{name}: index {index[found == 0][0]} of {index[0]} to {index[-1]}",
+                    f"{name}: index {index[chosen == 0][0]} of {index[0]} to {index[-1]}",
                 )
             )
-        return found
+        return chosen
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         batch, widths, fits, copied = self._pending
@@ -513,8 +513,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             names, at = grammar_output.structured_output_request_ids, 0
             counts = [1 + widths.get(name, 0) for name in names]
             # as many for each (from 0.33.0)
-            if (given := len(grammar_output.grammar_bitmask)) != sum(counts):
-                counts = [given // len(names)] * len(names)
+            if (mask_rows := len(grammar_output.grammar_bitmask)) != sum(counts):
+                counts = [mask_rows // len(names)] * len(names)
             for place, name in enumerate(names):
                 rows[name] = at
                 at += counts[place]
