@@ -175,10 +175,10 @@ class Fleet:
 
     def room(self, job: Job) -> int:
         """Return how many such jobs the nodes can run at once, at least one."""
-        wanted, hosts = self._demand(job, Unsupported)
+        demand, hosts = self._demand(job, Unsupported)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         runs = [
-            int(min(node.get(name, 0) / number for name, number in wanted.items()))
+            int(min(node.get(name, 0) / number for name, number in demand.items()))
             for node in nodes
         ]
         most = sum(runs) // hosts
@@ -270,16 +270,16 @@ class Fleet:
                 _item(job, copy.folder, demand), nodes=nodes, group=group, cluster=self._head
             )
             stream = start_item(ray, item, 0, _files(job, copy.folder))
-            began = asked = answered = time.monotonic()
+            began = looked = answered = time.monotonic()
             while not self._interrupted:
                 ready, _ = ray.wait([stream], timeout=_ASKED_EVERY_S)
                 if ready:
                     copy.take(*ray.get(next(stream)))
                     self._begun = True
                 now = time.monotonic()
-                if now - asked < _ASKED_EVERY_S:
+                if now - looked < _ASKED_EVERY_S:
                     continue
-                asked = now
+                looked = now
                 if self._head_answers():
                     answered = now
                 elif now - answered > _ANSWERS_IN_S:  # even if chunks still come
@@ -340,29 +340,29 @@ class Fleet:
         wants = counts.pop() if len(counts) == 1 and kind.started and not kind.container else 1
         for hosts in sorted({1, wants}, reverse=True):
             gpus = needs.gpus // hosts if kind.on_gpus else 0
-            wanted = {**({"GPU": gpus} if gpus else {}), RESOURCE if counted else "CPU": 1}
+            demand = {**({"GPU": gpus} if gpus else {}), RESOURCE if counted else "CPU": 1}
             able = [
                 node
                 for node in nodes
-                if all(node["Resources"].get(name, 0) >= wanted[name] for name in wanted)
+                if all(node["Resources"].get(name, 0) >= demand[name] for name in demand)
             ]
             if len(able) >= hosts:
                 break
         if not able:
             has = "; ".join(
                 f"{node['NodeManagerAddress']} has"
-                f" {_words({name: node['Resources'].get(name, 0) for name in wanted})}"
+                f" {_words({name: node['Resources'].get(name, 0) for name in demand})}"
                 for node in nodes
             )
             raise error(
-                f"no node of the cluster has {_words(wanted)}, which {job.scenario.id} needs:"
+                f"no node of the cluster has {_words(demand)}, which {job.scenario.id} needs:"
                 f" {has}",
                 hint=(
                     "add a node; `ray start --num-gpus N --resources '{\"vllm_repro\": 1}'`"
                     " declares what it has"
                 ),
             )
-        return wanted, hosts
+        return demand, hosts
 
 
 def _words(resources: Mapping[str, float]) -> str:
@@ -396,8 +396,8 @@ def _files(job: Job, folder: Path | None) -> dict[str, bytes]:
     runs, kind = job.out / job.scenario.id, job.choice.kind
     possible = [kind.facts.evidence] if kind.facts.evidence else Evidence
     records = (
-        strongest_record(job.out, job.scenario, one, job.arms, job.version(kind))
-        for one in possible
+        strongest_record(job.out, job.scenario, evidence, job.arms, job.version(kind))
+        for evidence in possible
     )
     paths = [runs / record.run / "report.json" for record in records if record]
     paths += [path for path in folder.rglob("*") if path.is_file()] if folder else []

@@ -189,11 +189,13 @@ def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
     than without Ray.
     """
     with contextlib.suppress(psutil.Error):
-        found = psutil.Process(os.getppid()).environ()
+        variables = psutil.Process(os.getppid()).environ()
         mine = {
             name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", *kept) if name in os.environ
         }
-        return {name: value for name, value in found.items() if not name.startswith("RAY_")} | mine
+        return {
+            name: value for name, value in variables.items() if not name.startswith("RAY_")
+        } | mine
     return dict(os.environ)
 
 

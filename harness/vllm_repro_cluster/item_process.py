@@ -77,7 +77,7 @@ def _run(item: Item, root: Path) -> None:
         return
     if item.nodes > 1:
         others = ClusterNodes(item, _say)
-        hosts = [one for one in (item.address, *others.prepare()) if one != LOOPBACK]
+        hosts = [host for host in (item.address, *others.prepare()) if host != LOOPBACK]
         job = replace(
             job, others=others, private={**job.private, "hosts": [*job.private["hosts"], *hosts]}
         )

@@ -158,9 +158,9 @@ class _Node(Server):
             for line in data.decode("utf-8", "replace").splitlines():
                 self._say(f"{self.address}: {line.strip()}")
         elif name == ERROR:
-            said = json.loads(data)
-            self.refused = getattr(errors, said["type"])(
-                f"{self.address}: {said['message']}", hint=said["hint"]
+            error = json.loads(data)
+            self.refused = getattr(errors, error["type"])(
+                f"{self.address}: {error['message']}", hint=error["hint"]
             )
         elif name == STARTED:
             self._started = json.loads(data)

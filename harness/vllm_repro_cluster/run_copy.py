@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from vllm_repro import errors
 from vllm_repro.errors import ReproError
@@ -63,8 +61,8 @@ class RunCopy:
         elif name == SITE:
             self._chosen(_Site(**json.loads(data)), self._job.choice.why)
         elif name == ERROR:
-            said = json.loads(data)
-            self._error = getattr(errors, said["type"])(said["message"], hint=said["hint"])
+            error = json.loads(data)
+            self._error = getattr(errors, error["type"])(error["message"], hint=error["hint"])
         else:
             run, _, path = name.partition("/")
             if self.folder is None:
@@ -95,7 +93,15 @@ class RunCopy:
 
     def record_loss(self, why: str) -> None:
         """Write the end of the boot that was lost with its node."""
-        for journal, boot in self._open_boot():
+        path = self.folder / "journal.jsonl" if self.folder else None
+        if path is None or not path.exists():
+            return
+        recording = read(path)
+        ended = {(entry["arm"], entry["trial"]) for entry in recording.of("trial-ended")}
+        for entry in recording.of("trial-started"):
+            arm, trial = entry["arm"], entry["trial"]
+            if (arm, trial) in ended:
+                continue
             conclusion = Conclusion(
                 outcome=Outcome.INFRA,
                 phase=None,
@@ -110,25 +116,16 @@ class RunCopy:
                 boot=asdict(boot_facts([])),
                 launched=True,
             )
-            log = f"logs/{boot['arm']}-{boot['trial']}.log"
-            journal.write(
-                "trial-ended",
-                **boot,
-                duration_s=0.0,
-                log=log,
-                rank_logs=[],
-                **conclusion.as_fields(),
-            )
-
-    def _open_boot(self) -> Iterator[tuple[Journal, Mapping[str, Any]]]:
-        path = self.folder / "journal.jsonl" if self.folder else None
-        if path is None or not path.exists():
-            return
-        ended = {(entry["arm"], entry["trial"]) for entry in read(path).of("trial-ended")}
-        for entry in read(path).of("trial-started"):
-            if (entry["arm"], entry["trial"]) not in ended:
-                with Journal(path) as journal:
-                    yield journal, {"arm": entry["arm"], "trial": entry["trial"]}
+            with Journal(path) as journal:
+                journal.write(
+                    "trial-ended",
+                    arm=arm,
+                    trial=trial,
+                    duration_s=0.0,
+                    log=f"logs/{arm}-{trial}.log",
+                    rank_logs=[],
+                    **conclusion.as_fields(),
+                )
 
 
 class _Site:

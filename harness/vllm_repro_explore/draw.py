@@ -321,7 +321,7 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
         of.stream, ("abort", "salt", "lora ids", "eos", "priority")
     )
     grammars = _grammars(of, count)
-    found = []
+    asks = []
     for number in range(count):
         prompt = max(
             1,
@@ -359,8 +359,8 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
         if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
             ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0
             ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=ends, stops=False)
-        found.append(ask)
-    return tuple(found)
+        asks.append(ask)
+    return tuple(asks)
 
 
 def _image_sizes(of: _Seed, block: int) -> list[int]:
@@ -372,15 +372,15 @@ def _image_sizes(of: _Seed, block: int) -> list[int]:
 def _images(of: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
     """Return the images of a prompt; prompts of a family have the same as far as they go."""
     rng, sizes = of.stream(f"images of family {family}"), _image_sizes(of, block)
-    found, at = [], 0
+    images, at = [], 0
     for _ in range(rng.randint(1, 5)):
         number = rng.randrange(len(sizes))
         at += rng.choice((0, 1, block // 2, block))
         if at + sizes[number] > prompt:
             break
-        found.append((at, sizes[number], number))
+        images.append((at, sizes[number], number))
         at += sizes[number]
-    return tuple(found)
+    return tuple(images)
 
 
 def _waves(of: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], ...]:
@@ -395,29 +395,32 @@ def _waves(of: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], .
 
 def _grammars(of: _Seed, count: int) -> list[str]:
     kinds, faulty = of.stream("grammars"), of.stream("faulty")
-    found = [
+    grammars = [
         kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and of.has("grammar") else ""
         for _ in range(count)
     ]
     if not of.has("faulty"):
-        return found
-    return [faulty.choice(_FAULTY) if one and faulty.random() < 0.3 else one for one in found]
+        return grammars
+    return [
+        faulty.choice(_FAULTY) if grammar and faulty.random() < 0.3 else grammar
+        for grammar in grammars
+    ]
 
 
 def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
-    found = []
+    operations = []
     for what in ("reset", "reset-running"):
         rng = of.stream(what)
-        found += [
+        operations += [
             (rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)
         ]
     rng = of.stream("pause")
     for _ in range(rng.randint(1, 2) if of.has("pause") else 0):
         then = rng.choice(("", "-sleep" if of.has("sleep") else "-clear"))
-        found.append(
+        operations.append(
             (
                 rng.randint(0, last + 20),
                 f"pause-{rng.choice(_PAUSES)}{then}-{rng.choice((1, 3, 10, 40))}",
             )
         )
-    return tuple(sorted(found))
+    return tuple(sorted(operations))

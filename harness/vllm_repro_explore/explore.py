@@ -8,13 +8,13 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from vllm_repro.cli.common import add_common, duration, number, print_json
 from vllm_repro.cli.source_option import source
@@ -38,11 +38,18 @@ from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
-from vllm_repro_explore.record import read_record
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
-from vllm_repro_explore.summary import SearchSummary, as_json, heading, page, searched, terminal
+from vllm_repro_explore.summary import (
+    Record,
+    SearchSummary,
+    as_json,
+    heading,
+    page,
+    searched,
+    terminal,
+)
 
 _EPILOG = """
 
@@ -198,7 +205,7 @@ class _Exploring:
 
     def run(self) -> tuple[SearchSummary, Path]:
         release, arguments = provision(self.source, self.progress.line), self.arguments
-        record = read_record(self.out, self.version, searched(self.start, self.mixes))
+        record = _read_record(self.out, self.version, searched(self.start, self.mixes))
         if arguments.go_on:
             arguments.first = record.last + 1
         folder, tally = stamped_folder(self.out, Path("explore")), Tally()
@@ -330,6 +337,29 @@ class _Exploring:
         name = shlex.quote(str(_write(path, draft(found, self.version))))
         hang = " --answer-stall 60" if found.finding.kind is FindingKind.STUCK else ""
         return f"vllm-repro run {name} --server lab --vllm {self.version}{hang}"
+
+
+def _read_record(out: Path, version: str, searched: Mapping[str, Any]) -> Record:
+    """Read the searches below `out` that searched this, in the order of their folders' names.
+
+    A file that is no such JSON is left out.
+    """
+    searches, last, first = 0, 0, dict[tuple[str, str], str]()
+    for file in sorted((out / "explore").glob("[0-9]*/explore.json")):
+        try:
+            earlier = json.loads(file.read_text(encoding="utf-8"))
+            if any(earlier.get(key) != value for key, value in searched.items()):
+                continue
+            findings = [
+                (finding["kind"], finding["site"]) for finding in earlier.get("findings", ())
+            ]
+            seed = (earlier["seeds"][1] or 0) if earlier["vllm_version"] == version else 0
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue
+        searches, last = searches + 1, max(last, seed)
+        for key in findings:
+            first.setdefault(key, file.parent.name)
+    return Record(searches=searches, last=last, first=first)
 
 
 def _json(value: object) -> str:

@@ -61,8 +61,8 @@ class Forked:
 
 def fork(python: Path, module: str, *, env: Mapping[str, str], errors: IO[bytes]) -> Forked:
     """Run `python -m module` in a process forked from a server, which starts on first use."""
-    own = {name: env[name] for name in _PER_PROCESS if name in env}
-    shared = {name: value for name, value in env.items() if name not in own}
+    variables = {name: env[name] for name in _PER_PROCESS if name in env}
+    shared = {name: value for name, value in env.items() if name not in variables}
     key = json.dumps([str(python), shared], sort_keys=True)
     with _lock:
         if key in _servers and not _servers[key].runs():
@@ -73,7 +73,7 @@ def fork(python: Path, module: str, *, env: Mapping[str, str], errors: IO[bytes]
     stdin, stdin_ours = os.pipe()
     stdout_ours, stdout = os.pipe()
     report_ours, report = os.pipe()
-    start = {"module": module, "env": own, "cwd": str(Path.cwd())}
+    start = {"module": module, "env": variables, "cwd": str(Path.cwd())}
     try:
         server.send(start, [stdin, stdout, errors.fileno(), report])
     finally:

@@ -65,10 +65,10 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     shape, block = lab.shape(scenario.model), command.number("--block-size") or 16
     transfer = json.loads(command.get("--kv-transfer-config") or "{}")
     names = {flag.name.replace("--no-", "--", 1) for flag in command.flags} - {*_PLAYED, *_UNNEEDED}
-    if (other := sorted(names)) or "kv_load_failure_policy" in transfer:
+    if (not_played := sorted(names)) or "kv_load_failure_policy" in transfer:
         raise UsageError(
             f"the server of {scenario.id} has flags that are not played:"
-            f" {', '.join(other) or 'kv_load_failure_policy'}",
+            f" {', '.join(not_played) or 'kv_load_failure_policy'}",
             hint="name another --arm, or search without a scenario: vllm-repro explore --engine",
         )
     extra: Mapping[str, Any] = transfer.get("kv_connector_extra_config", {})

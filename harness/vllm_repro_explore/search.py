@@ -137,7 +137,7 @@ class _OverError(Exception):
 
 @dataclass
 class _Searching:
-    """What the players share."""
+    """State that the players share."""
 
     cases: Iterable[tuple[int, Case]]
     go_on: Callable[[], bool]

@@ -15,7 +15,7 @@ from vllm_repro_explore.case import Case, Request, least_blocks, longest_of
 
 __all__ = ["Shrunk", "shrink"]
 
-_PLAIN: tuple[tuple[str, object], ...] = (
+_PLAIN: tuple[tuple[str, Any], ...] = (
     ("draft", 0),
     ("asynchronous", False),
     ("runner", 1),
@@ -120,10 +120,7 @@ class Shrunk:
     def switch_off(self) -> None:
         """Set options and features to their plain values."""
         for name, value in _PLAIN:
-            setup = self.case.setup
-            if getattr(setup, name) != value and not (
-                name == "layers" and not _simpler(value, setup.layers)
-            ):
+            if name != "layers" or len(value) < len(self.case.setup.layers):
                 self._take(self._with_setup(name, value))
         for operation in self.case.setup.ops:
             rest = tuple(other for other in self.case.setup.ops if other != operation)
@@ -195,7 +192,3 @@ def _has_no_room(case: Case) -> bool:
 def _tidy(ask: Request) -> Request:
     inside = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
     return replace(ask, shared=min(ask.shared, ask.prompt), images=inside)
-
-
-def _simpler(layers: object, than: tuple[str, ...]) -> bool:
-    return isinstance(layers, tuple) and len(layers) < len(than)

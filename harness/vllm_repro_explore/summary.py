@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,35 @@ from typing import Any
 
 from vllm_repro.report.document import plain_text
 from vllm_repro_explore.case import Case, Request, Setup, true_texts
-from vllm_repro_explore.finding import known
-from vllm_repro_explore.record import Record
+from vllm_repro_explore.finding import Finding, known
 from vllm_repro_explore.search import Found, Tally
 
-__all__ = ["SearchSummary", "as_json", "case_lines", "heading", "page", "searched", "terminal"]
+__all__ = [
+    "Record",
+    "SearchSummary",
+    "as_json",
+    "case_lines",
+    "heading",
+    "page",
+    "searched",
+    "terminal",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Searches of the same kind, of any vLLM."""
+
+    searches: int = 0
+    # the highest seed of those of this vLLM; 0 without one
+    last: int = 0
+    # for each finding, the folder of the search that saw it first
+    first: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def seen_in(self, finding: Finding) -> str | None:
+        """Return the folder of the first search with this finding; None if it is new."""
+        return self.first.get((finding.kind.value, finding.site))
+
 
 _FOLDER = Path(__file__).with_name("templates")
 

@@ -91,17 +91,17 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
     model: for a list of flags alone. The command that the text repeats counts most, then one below
     a heading such as "Reproduce".
     """
-    found: list[Found] = []
+    commands: list[Found] = []
     unread: list[str] = []
     for block in blocks:
         readers = (_shell(block, unread), _listed(block, model), _python(block), _logged(block))
         for match in chain(*readers):
-            same = (at for at, known in enumerate(found) if known.command == match.command)
+            same = (at for at, known in enumerate(commands) if known.command == match.command)
             if (at := next(same, None)) is None:
-                found.append(match)
+                commands.append(match)
             else:
-                found[at] = replace(found[at], times=found[at].times + 1)
-    return sorted(found, key=likelihood), list(dict.fromkeys(unread))
+                commands[at] = replace(commands[at], times=commands[at].times + 1)
+    return sorted(commands, key=likelihood), list(dict.fromkeys(unread))
 
 
 def likelihood(match: Found) -> tuple[int, int, int]:
@@ -223,8 +223,6 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
             variables = _variables(node.get("environment") or node.get("env"))
             if words and any("vllm" in word.lower() for word in (image, *words)):
                 yield _DEFAULT.sub(r"\1", image), words, variables
-            elif words:
-                yield "", words, []
             else:
                 waiting += list(node.values())[:_MOST_NODES]
         elif isinstance(node, list):

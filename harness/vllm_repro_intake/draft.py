@@ -402,7 +402,7 @@ def _put_signature(made: Draft, facts: Facts) -> None:
             "the text holds no exception of the engine: fill in the signature from the report of"
             " a run"
         )
-        found = Signature(exception="UnknownError", frames=("unknown",))
+        signature = Signature(exception="UnknownError", frames=("unknown",))
     else:
         message = diagnosis.message or ""
         frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
@@ -415,7 +415,7 @@ def _put_signature(made: Draft, facts: Facts) -> None:
             frames = ("unknown",)
         last = diagnosis.frames[-1].source if diagnosis.frames else ""
         source = last if last.startswith("assert") and not message else None
-        found = Signature(
+        signature = Signature(
             exception=diagnosis.exception or "",
             message=_template(message),
             frames=frames,
@@ -424,7 +424,7 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         if (
             frames != ("unknown",)
             and diagnosis.frames
-            and compare(found, diagnosis).how is not How.MATCH
+            and compare(signature, diagnosis).how is not How.MATCH
         ):
             made.gap("this signature does not match the text's own traceback: correct it")
     if phase is None:
@@ -433,10 +433,10 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
     parts = {
         "phase": str(phase or "request"),
-        "exception": found.exception,
-        "message": found.message,
-        "source": found.source,
-        "frames": list(found.frames),
+        "exception": signature.exception,
+        "message": signature.message,
+        "source": signature.source,
+        "frames": list(signature.frames),
     }
     stated = {key: value for key, value in parts.items() if value is not None}
     made.put("signature", made.file.block("signature", **stated))

@@ -75,7 +75,8 @@ _TITLES = (
     re.compile(r"(?mi)^(?:Subject|Title): *(?:Re: *)*(?P<title>\S[^\n]{5,})"),
 )
 _TITLE_ENDS = re.compile(
-    r"\s*(?:\[\d+ (?:pull requests?|comments?)[^\]]*\]|· Issue #\d+.*|#\d{3,6}|\(Issue #\d+\))\s*$"
+    r"(?:\s*(?:\[\d+ (?:pull requests?|comments?)[^\]]*\]|· Issue #\d+.*|#\d{3,6}"
+    r"|\(Issue #\d+\)))+\s*$"
 )
 _NO_TITLE = re.compile(
     r"[`>({\[|$#-]|\S+="
@@ -157,7 +158,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     """
     text, more = clean(text), clean(more)
     blocks = read_blocks(text)
-    said = list(statements(blocks))
+    sentences = list(statements(blocks))
     model = _model(text)
     commands, unread = find_commands(blocks, model.value if model else "")
     if not commands and more:
@@ -166,10 +167,10 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     if diagnosis.root is None and more:
         diagnosis = diagnose(more)
     command = commands[0].command if commands else ServeCommand(flags=())
-    tried, unclear = find_tried([*said, *statements(read_blocks(more))], command)
+    tried, unclear = find_tried([*sentences, *statements(read_blocks(more))], command)
     issue = issue or _issue(text)
     title = _title(text)
-    requests = find_requests(blocks, said, scheduler_dump(read_lines(text)))
+    requests = find_requests(blocks, sentences, scheduler_dump(read_lines(text)))
     return Facts(
         title=title,
         issue=issue,
@@ -190,7 +191,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         tried=tuple(tried),
         unclear=tuple(unclear),
         diagnosis=diagnosis,
-        phase=diagnosis.phase or _phase(title, requests, said),
+        phase=diagnosis.phase or _phase(title, requests, sentences),
         symptom=next(
             (word for word, rx in _SYMPTOMS if rx.search(title) and not _CRASH.search(title)),
             "dies",
@@ -207,15 +208,11 @@ def _phase(title: str, requests: Sequence[Asked], said: Sequence[str]) -> Phase 
 
 
 def _title(text: str) -> str:
-    found = next((match for rx in _TITLES if (match := rx.search(text))), None)
+    marked = next((match["title"] for rx in _TITLES if (match := rx.search(text))), None)
     first = next((line.strip() for line in text.split("\n") if line.strip()), "")
-    title, before = (
-        (found["title"] if found else "" if _NO_TITLE.match(first) or len(first) > 150 else first),
-        "",
-    )
-    while title != before:
-        before, title = title, _TITLE_ENDS.sub("", title)
-    return shortened(title, 150)
+    if marked is None and (_NO_TITLE.match(first) or len(first) > 150):
+        return ""
+    return shortened(_TITLE_ENDS.sub("", marked or first), 150)
 
 
 def _issue(text: str) -> str:
@@ -223,21 +220,23 @@ def _issue(text: str) -> str:
 
     It is in the head of the page, or in an address that the text begins with.
     """
-    if found := _OWN.search(text[:4_000]):
-        return f"{found['repository']}#{found['number']}"
-    if (found := _ISSUE_URL.search(text[:1_000])) and found["kind"] == "issues":
-        return f"{found['repository']}#{found['number']}"
+    if match := _OWN.search(text[:4_000]):
+        return f"{match['repository']}#{match['number']}"
+    if (match := _ISSUE_URL.search(text[:1_000])) and match["kind"] == "issues":
+        return f"{match['repository']}#{match['number']}"
     if ("[Bug]" in text[:400] or "Subject:" in text[:400]) and (
-        found := _HEAD_NUMBER.match(text.lstrip())
+        match := _HEAD_NUMBER.match(text.lstrip())
     ):
-        return f"vllm-project/vllm#{found['number']}"
+        return f"vllm-project/vllm#{match['number']}"
     return ""
 
 
 def _related(text: str, issue: str) -> tuple[str, ...]:
-    found = [(at.start(), f"{at['repository']}#{at['number']}") for at in _ISSUE_URL.finditer(text)]
-    found += [(at.start(), f"vllm-project/vllm#{at[1]}") for at in _MENTIONED.finditer(text)]
-    names = dict.fromkeys(name.removesuffix(".") for _, name in sorted(found))
+    mentions = [
+        (at.start(), f"{at['repository']}#{at['number']}") for at in _ISSUE_URL.finditer(text)
+    ]
+    mentions += [(at.start(), f"vllm-project/vllm#{at[1]}") for at in _MENTIONED.finditer(text)]
+    names = dict.fromkeys(name.removesuffix(".") for _, name in sorted(mentions))
     return tuple(name for name in names if name != issue)[:20]
 
 
@@ -257,8 +256,8 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
 
 
 def _model(text: str) -> Said | None:
-    found = _HUB_MODEL.search(text) or _HUB_URL.search(text)
-    return Said(found["model"].rstrip(".,"), shortened(found[0])) if found else None
+    match = _HUB_MODEL.search(text) or _HUB_URL.search(text)
+    return Said(match["model"].rstrip(".,"), shortened(match[0])) if match else None
 
 
 def _shape(text: str) -> dict[str, int | str]:
@@ -266,10 +265,10 @@ def _shape(text: str) -> dict[str, int | str]:
 
     A vision part may have others of the same name.
     """
-    found = [(name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))]
-    found += [("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))]
-    names = [name for name, _ in found]
-    return {name: size for name, size in found if names.count(name) == 1}
+    sizes = [(name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))]
+    sizes += [("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))]
+    names = [name for name, _ in sizes]
+    return {name: size for name, size in sizes if names.count(name) == 1}
 
 
 def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:

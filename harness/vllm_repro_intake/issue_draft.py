@@ -196,11 +196,11 @@ def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
 
 def _changed(report: RunReport) -> list[list[ArmReport]]:
     """Return the arms with each change of the source, changes that help first."""
-    found: dict[object, list[ArmReport]] = {}
+    by_change: dict[object, list[ArmReport]] = {}
     for arm in report.arms:
         if arm.patches:
-            found.setdefault(arm.patches, []).append(arm)
-    return sorted(found.values(), key=lambda arms: not any(map(avoids, arms)))
+            by_change.setdefault(arm.patches, []).append(arm)
+    return sorted(by_change.values(), key=lambda arms: not any(map(avoids, arms)))
 
 
 # ── what is read in half a minute
@@ -363,12 +363,12 @@ def _traceback(report: RunReport) -> str:
         f"In {code(shorten(arm.name, _NAME))}, phase:"
         f" {cell(shorten(trial.phase or 'unknown', _NAME))}."
     )
-    found = (
+    cause = (
         fence(root_traceback(death, _FRAMES, _BLOCK // 2), "text")
         if death.exception
         else cell(trial.why[:_SENTENCE])
     )
-    return _folded("Traceback", f"{lead}\n\n{found}")
+    return _folded("Traceback", f"{lead}\n\n{cause}")
 
 
 def _names(arms: Sequence[ArmReport]) -> str:

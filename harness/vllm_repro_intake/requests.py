@@ -81,6 +81,8 @@ _ORDINALS = re.compile(
     r" (?:few|chunk|token|step))|\b(?:request|prompt) (?:[A-Z]\d?|#?\d)\b|\bS\d\b",
     re.IGNORECASE,
 )
+_FIRST = ("first", "1st")
+"""Labels of a request whose size may have been stated before, without a label."""
 _COUNTED = re.compile(
     r"\b(?P<count>two|three|four|five|2|3|4|5|6|8|10|16|32|64)\b(?: \w+){0,3}?"
     r" \S*(?:requests|prompts)\b",
@@ -107,8 +109,8 @@ _MOST = 64
 
 def answer_length(text: str) -> int:
     """Return the one `max_tokens` of the text; 0 without one, or with several."""
-    found = {int(number) for number in _ANSWER.findall(text)} - {0}
-    return found.pop() if len(found) == 1 else 0
+    lengths = {int(number) for number in _ANSWER.findall(text)} - {0}
+    return lengths.pop() if len(lengths) == 1 else 0
 
 
 def find_requests(
@@ -124,14 +126,17 @@ def find_requests(
     per_block = [
         sent
         for block in blocks
-        if (sent := [one for body in _bodies(block) if (one := _asked(*body))])
+        if (sent := [request for body in _bodies(block) if (request := _asked(*body))])
     ]
     if sent := [
-        one for at, some in enumerate(per_block) if some not in per_block[:at] for one in some
+        request
+        for at, some in enumerate(per_block)
+        if some not in per_block[:at]
+        for request in some
     ]:
         return sent[:_MOST]
-    if found := _dumped(blocks, dump):
-        return found
+    if dumped := _dumped(blocks, dump):
+        return dumped
     return _benched(blocks) or _in_prose(said)
 
 
@@ -146,9 +151,9 @@ def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
         texts = [word.text for word in words]
         path = next(
             (
-                found[0]
+                match[0]
                 for one in texts
-                if (found := re.search(r"/v1/[\w/]+", one)) and "://" in one
+                if (match := re.search(r"/v1/[\w/]+", one)) and "://" in one
             ),
             "",
         )
@@ -161,10 +166,10 @@ def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
             with contextlib.suppress(ValueError, RecursionError):
                 if isinstance(body := json.loads(data[-1], strict=False), dict):
                     yield path, body
-    for found in _CREATE.finditer(text):
-        for body, unread in islice(calls(text[found.start() :], _CREATE), 1):
+    for match in _CREATE.finditer(text):
+        for body, unread in islice(calls(text[match.start() :], _CREATE), 1):
             if not set(unread) & {"messages", "prompt", "input", "**"}:
-                yield f"/v1/{found['what'].replace('.', '/')}", body | body.pop("extra_body", {})
+                yield f"/v1/{match['what'].replace('.', '/')}", body | body.pop("extra_body", {})
 
 
 def _asked(path: str, body: dict[str, Any]) -> Asked | None:
@@ -233,7 +238,7 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
 
 
 def _in_prose(said: Sequence[str]) -> list[Asked]:
-    found: list[Asked] = []
+    requests: list[Asked] = []
     labels: set[str] = set()
     for statement in said:
         sizes = [
@@ -256,25 +261,23 @@ def _in_prose(said: Sequence[str]) -> list[Asked]:
             statement[max(0, size.start("number") - 20) : size.start("number")]
         )
         tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(statement)
-        asked = Asked(tokens, answer_length(statement), shortened(statement))
-        alike = [at for at, known in enumerate(found) if _alike(tokens, known.tokens)]
+        name = label[0].lower() if label else ""
+        request = Asked(tokens, answer_length(statement), shortened(statement))
+        alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         count = _COUNTED.search(statement)
         expected = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
         if count is not None and len(alike) < expected:
-            more = replace(asked, beside=bool(_AT_ONCE.search(statement)))
-            found += [
+            more = replace(request, beside=bool(_AT_ONCE.search(statement)))
+            requests += [
                 replace(more, beside=more.beside and at > 0) for at in range(len(alike), expected)
             ]
-        elif not alike or (
-            label and label[0].lower() not in labels and not _relabelled(label[0], labels)
-        ):
-            found.append(asked)
+        elif not alike or (name not in {"", *labels} and (labels or name not in _FIRST)):
+            requests.append(request)
         elif _exact(size):  # the exact size of one that was rounded before
-            first = found[alike[0]]
-            found[alike[0]] = replace(asked, answer=asked.answer or first.answer)
-        if label is not None:
-            labels.add(label[0].lower())
-    return found[:_MOST]
+            first = requests[alike[0]]
+            requests[alike[0]] = replace(request, answer=request.answer or first.answer)
+        labels |= {name} - {""}
+    return requests[:_MOST]
 
 
 def _exact(size: re.Match[str]) -> bool:
@@ -283,11 +286,6 @@ def _exact(size: re.Match[str]) -> bool:
 
 def _alike(tokens: int, other: int) -> bool:
     return abs(tokens - other) <= _CLOSE * other
-
-
-def _relabelled(label: str, labels: set[str]) -> bool:
-    """Return True if the first label names a request whose size was stated before without one."""
-    return not labels and re.fullmatch(r"(?i)first|1st", label) is not None
 
 
 def _of_prompt(said: str, size: re.Match[str]) -> bool:
@@ -353,7 +351,7 @@ _OFF = re.compile(
 
 def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
     """Return the flags tried with a clear result, and the unclear statements about flags."""
-    found: list[Tried] = []
+    tried_flags: list[Tried] = []
     unclear: list[str] = []
     for raw in said:
         whole = GLUED.sub(" | ", raw)
@@ -364,7 +362,11 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
             works, fails = _verdicts(clause)
             for flags, removed in _flags_of(clause):
                 known = next(
-                    (tried for tried in found if (tried.flags, tried.removed) == (flags, removed)),
+                    (
+                        tried
+                        for tried in tried_flags
+                        if (tried.flags, tried.removed) == (flags, removed)
+                    ),
                     None,
                 )
                 if not _changes(flags, removed, command):
@@ -374,10 +376,10 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
                     and not _DOUBT.search(clause)
                     and (known is None or known.lives == works)
                 ):
-                    found += [] if known else [Tried(flags, works, shortened(raw), removed)]
+                    tried_flags += [] if known else [Tried(flags, works, shortened(raw), removed)]
                 elif works or fails:
                     unclear.append(shortened(raw))
-    return found, list(dict.fromkeys(unclear))
+    return tried_flags, list(dict.fromkeys(unclear))
 
 
 def _verdicts(said: str) -> tuple[bool, bool]:

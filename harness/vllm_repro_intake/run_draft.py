@@ -84,7 +84,7 @@ def _warnings(report: RunReport, made: Draft) -> list[str]:
 
 
 def text(run: Path) -> str:
-    """Return the draft of the run in a folder. Raises `UsageError` if there is none."""
+    """Return the draft of the run in a folder. Raises `UsageError` without a run."""
     return make_draft(build_foreign(run)).body
 
 

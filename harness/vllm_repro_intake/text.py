@@ -99,10 +99,10 @@ def read_blocks(text: str) -> list[Block]:
 
 def _title(block: Block) -> str:
     """Return the text of a paragraph that is a heading without `#`."""
-    found = (
+    match = (
         None if block.code or len(block.lines) != 1 else _HEADING.fullmatch(block.lines[0].strip())
     )
-    return (found["marked"] or found["bold"] or found["plain"]) if found else ""
+    return (match["marked"] or match["bold"] or match["plain"]) if match else ""
 
 
 def statements(blocks: Sequence[Block]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the runs of a folder show: the state of each bug, its last 14 nights, and what changed.
+"""History of the runs of a folder: state of each bug, its last 14 nights, and changes.
 
 A night is named for its morning and begins at 18:00 the evening before.
 """

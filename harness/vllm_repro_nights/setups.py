@@ -1,4 +1,4 @@
-"""What makes runs comparable: kind of build, signature of a death, and flags of an arm."""
+"""Facts that make runs comparable: kind of build, signature of a death, flags of an arm."""
 
 from __future__ import annotations
 

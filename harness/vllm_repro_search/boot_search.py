@@ -1,4 +1,6 @@
-"""Runner of all searches: boot what the plan asks for, and write the record after each boot.
+"""Shared part of the verbs that search: options, resume, and the runner.
+
+The runner boots what the plan asks for, and writes the record after each boot.
 
 A plan is a pure function of the boots so far, so a resumed search needs only their list. A death is
 proof; a clean boot, or a complete answer to one prompt, is evidence; nothing else counts.
@@ -6,42 +8,61 @@ proof; a clean boot, or a complete answer to one prompt, is evidence; nothing el
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import json
 import os
 import shlex
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TextIO, TypeVar
 
-from msgspec.structs import replace
+from msgspec import structs
 
+from vllm_repro import __version__
+from vllm_repro.cli.common import add_common, duration, number, print_json
+from vllm_repro.cli.options import add_run_options, job_from, resumed
+from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.conversion import convert
-from vllm_repro.errors import UsageError
+from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.elsewhere import results
-from vllm_repro.running.folders import private_sources, redactor, stamped_folder
-from vllm_repro.running.job import Job, SiteFacts, first_line
+from vllm_repro.running.folders import private_sources, redactor, stamped_folder, with_out
+from vllm_repro.running.job import Job, SiteFacts, choice_of, first_line, repeat_command
 from vllm_repro.running.resume import Unfinished
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
+from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm
-from vllm_repro_search.record import ReleaseSearchRecord, SearchRecord, markdown
+from vllm_repro_search.record import ReleaseSearchRecord, SearchRecord, markdown, terminal
 
-__all__ = ["ArmSearch", "BootSearch", "UnfinishedSearch", "read_search"]
+__all__ = [
+    "ArmSearch",
+    "BootSearch",
+    "UnfinishedSearch",
+    "add_limits",
+    "add_search",
+    "begun",
+    "common_fields",
+    "job_of_one_arm",
+    "read_search",
+    "run_search",
+    "stream_of",
+]
 
 Record = TypeVar("Record", bound=SearchRecord)
 ArmRecord = TypeVar("ArmRecord", bound=ReleaseSearchRecord)
 Item = TypeVar("Item")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UnfinishedSearch(Unfinished):
     """A search on disk."""
 
@@ -94,7 +115,9 @@ class BootSearch(ABC, Generic[Record, Item]):
         self.job = job
         self.progress = Progress()
         self.redactor = redactor(job.scenario)
-        self.record: Record = replace(record, reproduce=self.redactor.command(record.reproduce))
+        self.record: Record = structs.replace(
+            record, reproduce=self.redactor.command(record.reproduce)
+        )
         self._folder: Path | None = None
         self._announce: Callable[[str], None] | None = None
         # boots of an earlier call
@@ -129,7 +152,7 @@ class BootSearch(ABC, Generic[Record, Item]):
         """Continue in the folder of `unfinished`. Raises `UsageError` if this is another search."""
         unfinished.refuse_changed(json.loads(self._json()))
         self._folder = unfinished.folder
-        self.record = replace(self.record, **unfinished.fields())
+        self.record = structs.replace(self.record, **unfinished.fields())
         self._resumed = len(self.record.boots)
 
     def run(
@@ -165,8 +188,8 @@ class BootSearch(ABC, Generic[Record, Item]):
 
         Return the signal that interrupted one.
         """
-        for number, item in enumerate(items, len(self.record.boots) + 1):
-            self.progress.line(self.describe(item, number))
+        for place, item in enumerate(items, len(self.record.boots) + 1):
+            self.progress.line(self.describe(item, place))
         interrupted = None
         for _, (boot, signal) in results(self.boot, items, self.job.elsewhere):
             interrupted = signal or interrupted
@@ -192,7 +215,7 @@ class BootSearch(ABC, Generic[Record, Item]):
         """Announce the servers with the first of them."""
         with self._lock:
             if self._announce is not None and not any(boot.run for boot in self.record.boots):
-                self.record = replace(self.record, evidence=site.evidence.value)
+                self.record = structs.replace(self.record, evidence=site.evidence.value)
             self.announce(first_line(site, why, None))
 
     def announce(self, line: str) -> None:
@@ -212,7 +235,7 @@ class BootSearch(ABC, Generic[Record, Item]):
         The folder is made now: a refused command must leave none.
         """
         with self._lock:
-            record = self.record = replace(
+            record = self.record = structs.replace(
                 self.record, stopped=stopped, duration_s=round(duration_s, 1)
             )
             if self._folder is None:
@@ -241,7 +264,143 @@ class ArmSearch(BootSearch[ArmRecord, Item]):
         `history` must not take it for a run of the scenario's workload.
         """
         out = self.job.out / self.job.scenario.id / self.record.verb
-        job = dataclasses.replace(self.job, out=out, arms=[arm], reproduce=self.record.reproduce)
+        job = replace(self.job, out=out, arms=[arm], reproduce=self.record.reproduce)
         report = run_one(job, self.progress, self.chosen)
-        self.record = replace(self.record, version=report.vllm_version or self.record.version)
+        self.record = structs.replace(
+            self.record, version=report.vllm_version or self.record.version
+        )
         return report
+
+
+def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, more: str) -> None:
+    """Add the options of a search that boots one arm of a scenario.
+
+    For the texts see `add_common`.
+    """
+    add_common(parser, example=example, prints=prints, more=more)
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume"
+    )
+    add_limits(parser)
+    add_server_options(parser, which=("server", "image", "vllm", "model", "weights"))
+    add_run_options(parser, arm="this arm instead of the first", trials=False)
+
+
+def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
+    """Return the job of a command line with `add_search`. Raises `UsageError`."""
+    if not arguments.scenario:
+        raise UsageError(
+            "no SCENARIO is named", hint=f"vllm-repro list names them; vllm-repro {verb} --help"
+        )
+    scenario = find(arguments.scenario)
+    arms = find_arms(scenario, arguments.arm or [scenario.arms[0].name])
+    if len(arms) != 1:
+        raise UsageError(
+            f"{len(arms)} arms are named, and this follows one", hint="give --arm once"
+        )
+    options = server_options(arguments)
+    choice = choice_of(scenario, options)
+    # boots of different kinds of server are not comparable
+    options = replace(options, server=choice.kind.value)
+    job = job_from(
+        arguments,
+        name=arguments.scenario,
+        scenario=scenario,
+        options=options,
+        choice=choice,
+        arms=arms,
+    )
+    job = replace(job, named_arms=[arms[0].name])
+    release = ("--vllm", options.vllm or job.version(choice.kind))
+    return replace(job, reproduce=repeat_command(verb, job, choice.kind, release))
+
+
+def common_fields(job: Job, reproduce: str) -> dict[str, Any]:
+    """Return the fields of a `SearchRecord` for a search that has not begun."""
+    scenario, kind = job.scenario, job.choice.kind
+    return {
+        "scenario": scenario.id,
+        "issue": scenario.issue,
+        "title": scenario.title,
+        "status": scenario.status,
+        "server": kind.value,
+        "evidence": kind.facts.evidence,
+        "harness_version": __version__,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "duration_s": 0.0,
+        "reproduce": reproduce,
+    }
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add `--max-boots`, `--max-time` and `--resume`."""
+    parser.add_argument(
+        "--max-boots", type=_boots, metavar="N", help="stop after so many boots, with what is known"
+    )
+    parser.add_argument(
+        "--max-time",
+        type=duration,
+        metavar="TIME",
+        help="start no boot after this time: 90s, 30m or 2h",
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help=(
+            "continue the search in this folder with its options: --max-boots and --max-time may be"
+            " given anew"
+        ),
+    )
+
+
+def begun(
+    arguments: argparse.Namespace,
+    kind: type[SearchRecord],
+    *,
+    beside: Collection[str] = ("max_boots", "max_time"),
+) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
+    """Return the arguments of the first call, and the search that is resumed.
+
+    The options `beside` are those of this call. Raises `UsageError`.
+    """
+    if not arguments.resume:
+        return arguments, None
+    unfinished = read_search(arguments.resume, kind)
+    anew = {name: getattr(arguments, name) for name in beside if name in arguments}
+    arguments = resumed(arguments, unfinished, beside=anew)
+    vars(arguments).update(anew)
+    return arguments, unfinished
+
+
+def run_search(
+    arguments: argparse.Namespace, search: BootSearch[Any, Any], unfinished: UnfinishedSearch | None
+) -> int:
+    """Run or resume a search, print its text, and return the exit status."""
+    if unfinished is not None:
+        search.resume(unfinished)
+    limits = (getattr(arguments, "max_boots", None), getattr(arguments, "max_time", None))
+    folder = search.run(*limits, lambda line: print(line, file=stream_of(arguments), flush=True))
+    record: SearchRecord = search.record
+    script = ["--script", arguments.script] if getattr(arguments, "script", None) else []
+    resume = shlex.join(["vllm-repro", record.verb, "--resume", str(folder), *script])
+    shown = structs.replace(record, reproduce=with_out(record.reproduce, search.job.out))
+    print(
+        f"\n{terminal(shown, f'{folder / record.file}.md', resume)}",
+        end="",
+        file=stream_of(arguments),
+    )
+    if arguments.json:
+        print_json(record.as_dict())
+    return (
+        INTERRUPTED if record.stopped and record.stopped.startswith("SIG") else record.exit_status
+    )
+
+
+def stream_of(arguments: argparse.Namespace) -> TextIO:
+    """Return where text goes: with `--json` the standard output holds JSON alone."""
+    return sys.stderr if arguments.json else sys.stdout
+
+
+def _boots(text: str) -> int:
+    return number(text, least=1, most=1_000, what="number of boots")

@@ -1,18 +1,15 @@
-"""The interface of all searches: what to boot next, the plan after a boot, the answer so far. Pure.
+"""State of a search.
 
-A plan is a value: the same results give the same plan, so a resumed search needs nothing else.
+The plan of a search is a value with `next` (what to boot next, or None), `after` (the plan after
+more boots) and `state`. The same results give the same plan, so a resumed search needs nothing
+else.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Protocol, Self, TypeVar
 
-__all__ = ["Plan", "SearchState"]
-
-Item = TypeVar("Item", covariant=True)
-BootResult = TypeVar("BootResult", contravariant=True)
-PlanAnswer = TypeVar("PlanAnswer", covariant=True)
+__all__ = ["SearchState"]
 
 
 class SearchState(StrEnum):
@@ -37,16 +34,3 @@ class SearchState(StrEnum):
     @property
     def wrong_end(self) -> bool:
         return self in (SearchState.GOOD_END_WRONG, SearchState.BAD_END_WRONG)
-
-
-class Plan(Protocol[Item, BootResult, PlanAnswer]):
-    """A search as a function of the results of its boots."""
-
-    def next(self) -> Item | None:
-        """Return what to boot next; None if the search is over."""
-
-    def after(self, *results: BootResult) -> Self:
-        """Return the plan after more boots."""
-
-    def answer(self) -> PlanAnswer:
-        """Return what is known by now."""

@@ -19,7 +19,6 @@ from vllm_repro.report.format import columns
 from vllm_repro.report.text import one_line
 from vllm_repro.scenario.scenario import Status
 from vllm_repro_diagnosis.evidence import banner, facts_of, simulated
-from vllm_repro_search.plan import Plan
 
 __all__ = [
     "BootTable",
@@ -79,7 +78,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(self.sentences("heading.txt"))
 
     @property
-    def plan(self) -> Plan[Any, Any, Any] | None:
+    def plan(self) -> Any:
         """Return the plan after all boots; None if the search takes whatever is left."""
         return None
 
@@ -91,7 +90,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_status(self) -> int:
         """Return 0 for an answer, 1 for a surprise, 2 if undecided."""
-        return 2 if self.plan is None else self.plan.answer().state.exit_status
+        return 2 if self.plan is None else self.plan.state.exit_status
 
     def derived(self) -> dict[str, Any]:
         """Return what the JSON file has beside the fields."""
@@ -121,7 +120,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return a command that is part of the answer; empty if there is none."""
+        """Return the command that is part of the answer; empty without one."""
         return ""
 
     def changes(self) -> list[tuple[str, str]]:
@@ -141,9 +140,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         folder = Path(inspect.getfile(type(self))).parent
         if not (folder / template).exists():
             return []
-        known = self.plan and self.plan.answer()
-        values = {"record": self, "plan": self.plan, "known": known, "row": _row}
-        text = plain_text(template, folder, kind="line", **values)
+        text = plain_text(template, folder, kind="line", record=self, plan=self.plan, row=_row)
         return [block for block in text.split("\n\n") if block.strip()]
 
     def answered(self) -> list[bool]:

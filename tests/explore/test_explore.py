@@ -27,7 +27,7 @@ from vllm_repro.scenario.scenario import Cause, Causes
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler
-from vllm_repro_explore.cause_rows import CauseRow, case_of, lines, reading, tried
+from vllm_repro_explore.causes import CauseRow, case_of, lines, reading, tried
 from vllm_repro_explore.draft import unlike_live
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.finding import PlayResult, result_from

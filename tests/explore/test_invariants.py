@@ -18,10 +18,10 @@ from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.workload import completion
 from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.finding import template
 from vllm_repro_explore.program.vllm_repro_driver.invariants import at_rest, books, listed_twice
 from vllm_repro_explore.scenario_setup import draw_for
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
-from vllm_repro_explore.template import template
 
 
 def block(number: int, count: int = 0, *, null: bool = False) -> Any:

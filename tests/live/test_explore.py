@@ -16,7 +16,7 @@ from vllm_repro.releases.provision import Release, provision
 from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import read_diff
-from vllm_repro_explore.cause_rows import case_of, tried
+from vllm_repro_explore.causes import case_of, tried
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test

@@ -58,7 +58,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
             opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
             return report
 
-        for module in ("versions.sweep", "boot_search"):
+        for module in ("versions.verb", "boot_search"):
             monkeypatch.setattr(f"vllm_repro_search.{module}.run_one", run_one)
         return asked
 

@@ -277,7 +277,7 @@ def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
         opened(RehearsalSite(replace(job.options, vllm=None), job.scenario), job.choice.why)
         raise SystemExit
 
-    monkeypatch.setattr("vllm_repro_search.versions.sweep.run_one", killed)
+    monkeypatch.setattr("vllm_repro_search.versions.verb.run_one", killed)
     with pytest.raises(SystemExit):
         main([*TQ, *FIX, "--out", str(tmp_path)])
     assert record_in(tmp_path, "bisect")["steps"] == []

@@ -161,7 +161,7 @@ def test_a_time_limit_ends_it(
 ) -> None:
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(
-        "vllm_repro_search.threshold.boots.time.monotonic", lambda: float(next(clock))
+        "vllm_repro_search.threshold.verb.time.monotonic", lambda: float(next(clock))
     )
     assert harness(*THRESHOLD, "--max-time", "150").status == 2
     assert (record_in(tmp_path / "reports", "threshold")["stopped"], len(failing_runs)) == (

@@ -14,10 +14,10 @@ import pytest
 from tests.report_examples import MAPS, without_run_links
 from vllm_repro.conversion import convert
 from vllm_repro.scenario.catalogue import find
-from vllm_repro_search.bisect.record import Bisection
-from vllm_repro_search.minimize.record import Minimization
+from vllm_repro_search.bisect.boots import Bisection
+from vllm_repro_search.minimize.verb import Minimization
 from vllm_repro_search.record import SearchRecord, markdown
-from vllm_repro_search.threshold.record import Threshold
+from vllm_repro_search.threshold.verb import Threshold
 from vllm_repro_search.versions.record import VersionMap
 
 EXPLAINED = (Path(__file__).parents[2] / "reports" / "results" / "version-maps.md").read_text(

@@ -26,8 +26,8 @@ from vllm_repro.scenario.workload import (
 )
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro_search.minimize.boots import Reducible, reducible
 from vllm_repro_search.minimize.plan import Attempt, MinimizationPlan
+from vllm_repro_search.minimize.verb import Reducible, reducible
 from vllm_repro_search.plan import SearchState
 
 Units = tuple[int, ...]
@@ -75,7 +75,7 @@ def test_exactly_what_is_needed_is_left_after_few_boots(
     start: MinimizationPlan, needed: frozenset[int]
 ) -> None:
     found = settle(start, needs(needed))
-    assert (found.answer().state, frozenset(found.kept or ())) == (SearchState.FOUND, needed)
+    assert (found.state, frozenset(found.kept or ())) == (SearchState.FOUND, needed)
     assert_minimal(found, needs(needed))
     assert len(found.attempts) <= 1 + N + 2 * len(needed) * math.log2(N)
 
@@ -98,7 +98,7 @@ def test_no_single_unit_of_the_rest_can_go(
         return Attempt(units, crashed, refused=not crashed and frozenset(units) in refusals)
 
     found = settle(SMALL, engine)
-    assert found.answer().state is SearchState.FOUND
+    assert found.state is SearchState.FOUND
     assert_minimal(found, engine)
     assert len(found.attempts) <= 7 * 8
 
@@ -125,17 +125,14 @@ def test_refused_units_without_which_nothing_crashes_are_kept() -> None:
 
 
 def test_a_whole_command_that_does_not_crash_ends_it() -> None:
-    assert (
-        settle(SMALL, lambda units: Attempt(units, crashed=False)).answer().state
-        is SearchState.QUIET
-    )
+    assert settle(SMALL, lambda units: Attempt(units, crashed=False)).state is SearchState.QUIET
     refused = settle(SMALL, lambda units: Attempt(units, crashed=False, refused=True))
-    assert (refused.answer().state, refused.kept, len(refused.attempts)) == (
+    assert (refused.state, refused.kept, len(refused.attempts)) == (
         SearchState.STUCK,
         None,
         1,
     )
-    assert SMALL.answer().state is SearchState.OPEN
+    assert SMALL.state is SearchState.OPEN
 
 
 def test_requests_that_a_crash_left_unsent_cost_no_boot() -> None:

@@ -9,11 +9,11 @@ from tests.golden_files import missing
 from tests.search.conftest import FIELDS
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_search.bisect.record import Bisection, BisectionBoot, Candidate
-from vllm_repro_search.minimize.record import Minimization, MinimizationBoot, Unit
+from vllm_repro_search.bisect.boots import Bisection, BisectionBoot, Candidate
+from vllm_repro_search.minimize.verb import Minimization, MinimizationBoot, Unit
 from vllm_repro_search.record import markdown
 from vllm_repro_search.threshold.plan import PromptResult, PromptSent
-from vllm_repro_search.threshold.record import Threshold, ThresholdBoot
+from vllm_repro_search.threshold.verb import Threshold, ThresholdBoot
 from vllm_repro_search.versions.record import ReleaseResult
 
 LIVES, DIES, FAILS = ReleaseResult.LIVES, ReleaseResult.DIES, ReleaseResult.BOOT_FAILED

@@ -18,8 +18,8 @@ from vllm_repro.scenario.workload import chat
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro_search.plan import SearchState
-from vllm_repro_search.threshold.boots import lengths_of, probes_of
 from vllm_repro_search.threshold.plan import PromptResult, PromptSent, ThresholdPlan
+from vllm_repro_search.threshold.verb import lengths_of, probes_of
 
 
 def settle(
@@ -58,7 +58,7 @@ BOUNDS = st.tuples(st.integers(1, 50), st.integers(2, 4000), st.integers(0, 4000
 @given(BOUNDS)
 def test_a_right_formula_costs_at_most_four_crashes(search: ThresholdPlan) -> None:
     found, boots = settle(search, lambda length: length >= search.guess)
-    assert (found.answer().state, found.shortest_crash, found.longest_quiet) == (
+    assert (found.state, found.shortest_crash, found.longest_quiet) == (
         SearchState.FOUND,
         search.guess,
         search.guess - 1,
@@ -72,7 +72,7 @@ def test_any_threshold_is_found_whatever_the_formula_is(
 ) -> None:
     real = data.draw(st.integers(search.low + 1, search.high))
     found, _ = settle(search, lambda length: length >= real)
-    assert (found.answer().state, found.shortest_crash, found.longest_quiet) == (
+    assert (found.state, found.shortest_crash, found.longest_quiet) == (
         SearchState.FOUND,
         real,
         real - 1,
@@ -82,12 +82,12 @@ def test_any_threshold_is_found_whatever_the_formula_is(
 @given(BOUNDS)
 def test_an_engine_without_the_bug_takes_the_fewest_boots(search: ThresholdPlan) -> None:
     found, boots = settle(search, lambda _: False)
-    assert (found.answer().state, found.longest_quiet, boots) == (SearchState.QUIET, search.high, 1)
+    assert (found.state, found.longest_quiet, boots) == (SearchState.QUIET, search.high, 1)
 
 
 def test_an_engine_that_always_crashes_is_recognized() -> None:
     found, _ = settle(ThresholdPlan(low=1, guess=100, high=200), lambda _: True)
-    assert (found.answer().state, found.shortest_crash, found.longest_quiet) == (
+    assert (found.state, found.shortest_crash, found.longest_quiet) == (
         SearchState.ALL,
         1,
         None,
@@ -97,7 +97,7 @@ def test_an_engine_that_always_crashes_is_recognized() -> None:
 @given(BOUNDS.filter(lambda search: search.high > search.guess + 2))
 def test_a_quiet_prompt_above_the_threshold_is_a_surprise(search: ThresholdPlan) -> None:
     found, _ = settle(search, lambda length: search.guess <= length < search.high)
-    assert (found.answer().state, found.quiet_above) == (SearchState.SURPRISE, (search.high,))
+    assert (found.state, found.quiet_above) == (SearchState.SURPRISE, (search.high,))
 
 
 def test_a_crash_that_needs_the_prompts_before_it_is_a_surprise() -> None:
@@ -108,7 +108,7 @@ def test_a_crash_that_needs_the_prompts_before_it_is_a_surprise() -> None:
     )
     assert found.next() == (100,), "alone on a fresh server"
     quiet = found.after(PromptSent(100, PromptResult.QUIET, first=True))
-    assert (quiet.answer().state, quiet.longest_quiet, quiet.next()) == (
+    assert (quiet.state, quiet.longest_quiet, quiet.next()) == (
         SearchState.SURPRISE,
         99,
         None,
@@ -149,13 +149,13 @@ def test_the_prompts_of_a_search() -> None:
         100, PromptResult.CRASH
     )
     for check in (100, 150, 200):
-        assert (known.answer().state, known.next_prompt(), known.next()) == (
+        assert (known.state, known.next_prompt(), known.next()) == (
             SearchState.OPEN,
             PromptSent(check, PromptResult.CRASH),
             (check,),
         )
         known = known.after(PromptSent(check, PromptResult.CRASH, first=True))
-    assert (known.answer().state, known.next()) == (SearchState.FOUND, None)
+    assert (known.state, known.next()) == (SearchState.FOUND, None)
 
 
 def test_a_crash_is_sent_again_alone_unless_it_was_first() -> None:
@@ -180,7 +180,6 @@ def test_a_crash_is_sent_again_alone_unless_it_was_first() -> None:
             PromptSent(2, PromptResult.SKIP),
             PromptSent(3, PromptResult.CRASH),
         )
-        .answer()
         .state
         is SearchState.STUCK
     )
@@ -202,7 +201,7 @@ def test_lengths_without_an_answer_leave_it_open(
     search = ThresholdPlan(low=1, guess=2, high=3).after(
         *(PromptSent(at, one, first=True) for at, one in enumerate(answers, 1))
     )
-    assert (search.next_prompt(), search.answer().state) == (None, state)
+    assert (search.next_prompt(), search.state) == (None, state)
 
 
 def test_a_boot_has_at_most_40_prompts() -> None:
@@ -217,13 +216,11 @@ def test_skips_never_give_a_wrong_threshold(search: ThresholdPlan, data: st.Data
     real = data.draw(st.integers(search.low + 1, search.high))
     skips = frozenset(data.draw(st.sets(st.integers(search.low, search.high), max_size=6)))
     found, _ = settle(search, lambda length: length >= real, skips)
-    if found.answer().state is SearchState.FOUND:
+    if found.state is SearchState.FOUND:
         assert (found.shortest_crash, found.longest_quiet) == (real, real - 1)
     else:
-        assert found.answer().state in (SearchState.STUCK, SearchState.QUIET)
-        assert found.answer().state is not SearchState.QUIET or not found.lengths(
-            PromptResult.CRASH
-        )
+        assert found.state in (SearchState.STUCK, SearchState.QUIET)
+        assert found.state is not SearchState.QUIET or not found.lengths(PromptResult.CRASH)
 
 
 def test_a_dear_crash_is_risked_less() -> None:

@@ -41,7 +41,7 @@ class BootResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePoints:
-    """Where the change may be, by what is known."""
+    """Candidates at which the change may be, by what is known."""
 
     state: SearchState
     # the most probable change points that together reach the confidence, in order
@@ -98,6 +98,10 @@ class BisectionPlan:
             weights[point] *= survives
         total = sum(weights)
         return [weight / total for weight in weights]
+
+    @property
+    def state(self) -> SearchState:
+        return self.answer().state
 
     def answer(self) -> ChangePoints:
         """Return what is known by now."""

@@ -23,12 +23,15 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
-from vllm_repro_search.bisect.boots import BisectionSearch, ScriptSearch
-from vllm_repro_search.bisect.record import Bisection, Candidate
-from vllm_repro_search.boot_search import UnfinishedSearch
-from vllm_repro_search.options import add_limits, begun, common_fields, run_search
-from vllm_repro_search.versions.sweep import for_release
-from vllm_repro_search.versions.verb import choose_once, refuse_one_release, releases
+from vllm_repro_search.bisect.boots import Bisection, BisectionSearch, Candidate, ScriptSearch
+from vllm_repro_search.boot_search import (
+    UnfinishedSearch,
+    add_limits,
+    begun,
+    common_fields,
+    run_search,
+)
+from vllm_repro_search.versions.verb import choose_once, for_release, refuse_one_release, releases
 
 _EPILOG = """
 

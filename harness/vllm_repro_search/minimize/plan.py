@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from vllm_repro_search.plan import SearchState
 
-__all__ = ["Attempt", "MinimizationPlan", "SmallestSet"]
+__all__ = ["Attempt", "MinimizationPlan"]
 
 Units = tuple[int, ...]
 _Walk = Generator[Units, "Attempt", Units]
@@ -35,14 +35,6 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallestSet:
-    """The smallest crashing set by what is known; None without a crash."""
-
-    state: SearchState
-    kept: Units | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class MinimizationPlan:
     """The reduction of the units 0 to `requests + others` - 1, requests first."""
 
@@ -59,14 +51,13 @@ class MinimizationPlan:
         """The smallest crashing set by now; None without a crash."""
         return next((attempt.used for attempt in reversed(self.attempts) if attempt.crashed), None)
 
-    def answer(self) -> SmallestSet:
-        """Return what is known by now."""
-        state = SearchState.FOUND
+    @property
+    def state(self) -> SearchState:
         if self.next() is not None:
-            state = SearchState.OPEN
-        elif self.kept is None:
-            state = SearchState.STUCK if self.attempts[0].refused else SearchState.QUIET
-        return SmallestSet(state=state, kept=self.kept)
+            return SearchState.OPEN
+        if self.kept is None:
+            return SearchState.STUCK if self.attempts[0].refused else SearchState.QUIET
+        return SearchState.FOUND
 
     def next(self) -> Units | None:
         """Return the units of the next boot; None if the search is over."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from vllm_repro_search.plan import SearchState
 
-__all__ = ["LengthLimits", "PromptResult", "PromptSent", "ThresholdPlan"]
+__all__ = ["PromptResult", "PromptSent", "ThresholdPlan"]
 
 _MOST_PROMPTS = 40
 """Prompts in one boot."""
@@ -36,16 +36,6 @@ class PromptSent:
     answer: PromptResult
     # nothing was sent to its server before
     first: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthLimits:
-    """Where the shortest prompt that crashes lies, by what is known."""
-
-    state: SearchState
-    shortest_crash: int | None
-    # below the shortest crashing prompt
-    longest_quiet: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +91,9 @@ class ThresholdPlan:
         """Return True if the shortest crashing prompt alone crashed a fresh server."""
         return PromptSent(self.shortest_crash or 0, PromptResult.CRASH, first=True) in self.probes
 
-    def answer(self) -> LengthLimits:
-        """Return what is known by now."""
+    @property
+    def state(self) -> SearchState:
         crash, quiet = self.shortest_crash, self.longest_quiet
-        return LengthLimits(
-            state=self._state(crash, quiet), shortest_crash=crash, longest_quiet=quiet
-        )
-
-    def _state(self, crash: int | None, quiet: int | None) -> SearchState:
         if self.quiet_above:
             return SearchState.SURPRISE
         if self.next_prompt() is not None:

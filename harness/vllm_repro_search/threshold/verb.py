@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import time
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, ClassVar
 
+import msgspec
+
+from vllm_repro.errors import UsageError
+from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.running.folders import with_out
-from vllm_repro.running.job import repeat_command
-from vllm_repro_search.options import add_search, begun, common_fields, job_of_one_arm, run_search
-from vllm_repro_search.threshold.boots import ThresholdSearch, lengths_of
-from vllm_repro_search.threshold.record import Threshold
+from vllm_repro.running.job import Job, repeat_command
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.workload import Request, Size, requests_of, resolve
+from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.options import ServerOptions, edited_command
+from vllm_repro.trigger.boundary import shortest_prompt
+from vllm_repro.trigger.trigger import AttentionShape, TriggerFacts
+from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Expected
+from vllm_repro_search.boot_search import (
+    ArmSearch,
+    add_search,
+    begun,
+    common_fields,
+    job_of_one_arm,
+    run_search,
+)
+from vllm_repro_search.plan import SearchState
+from vllm_repro_search.record import ReleaseSearchRecord
+from vllm_repro_search.threshold.plan import PromptResult, PromptSent, ThresholdPlan
+
+__all__ = [
+    "PromptRange",
+    "Threshold",
+    "ThresholdBoot",
+    "ThresholdSearch",
+    "lengths_of",
+    "probes_of",
+]
 
 _EPILOG = """
 
@@ -49,3 +82,207 @@ def run(arguments: argparse.Namespace) -> int:
         guess=lengths.guess,
     )
     return run_search(arguments, ThresholdSearch(job, record, lengths.request), unfinished)
+
+
+class ThresholdBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """One boot."""
+
+    # the prompts that gave an answer or a skip, in order
+    probes: tuple[PromptSent, ...]
+    outcome: Outcome
+    why: str
+    # name of the run's folder
+    run: str
+    duration_s: float
+
+    @property
+    def tested(self) -> bool:
+        return bool(self.probes)
+
+
+class Threshold(ReleaseSearchRecord, frozen=True, kw_only=True):
+    """A search of the shortest crashing prompt among the lengths `low` to `high`, in tokens."""
+
+    verb: ClassVar[str] = "threshold"
+    file: ClassVar[str] = "threshold"
+    fixed: ClassVar[tuple[str, ...]] = ("low", "high", "guess")
+
+    low: int
+    high: int
+    # the shortest crashing prompt by the scenario's formula
+    guess: int
+    boots: tuple[ThresholdBoot, ...] = ()
+
+    @property
+    def plan(self) -> ThresholdPlan:
+        probes = (probe for boot in self.boots for probe in boot.probes)
+        return ThresholdPlan(low=self.low, high=self.high, guess=self.guess).after(*probes)
+
+    def answered(self) -> list[bool]:
+        return [
+            any(probe.answer is not PromptResult.SKIP for probe in boot.probes)
+            for boot in self.boots
+        ]
+
+    def derived(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "state": plan.state,
+            "answer": plan.shortest_crash if plan.state is SearchState.FOUND else None,
+            "shortest_crash": plan.shortest_crash,
+            "longest_quiet": plan.longest_quiet,
+        }
+
+
+_SHORTEST = 32
+"""Tokens of the first prompt if the workload has none below the boundary.
+
+A chat template alone takes up to 20.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRange:
+    """Range of a search. low, high, guess: see `Threshold`."""
+
+    # sent with other lengths
+    request: Request
+    low: int
+    high: int
+    guess: int
+
+
+def lengths_of(
+    scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str
+) -> PromptRange:
+    """Return what to search with `arm` on servers of `kind`.
+
+    Raises `UsageError` if the boundary is not a prompt length.
+
+    run: the command that runs the arm's own workload.
+    """
+    again = f"to see what this arm does: {run}"
+    if arm.expected is not Expected.DIES or scenario.signature is None or scenario.phase == "boot":
+        raise UsageError(f"no prompt crashes the arm {arm.name} of {scenario.id}", hint=again)
+    in_lab = kind.facts.in_lab
+    command, tiny_model, _ = edited_command(scenario, arm, kind, options)
+    sized = [
+        (resolve(request.prompt, command, in_lab=in_lab), request)
+        for request in requests_of(scenario.workload_of(arm))
+        if isinstance(request.prompt, int | Size)
+    ]
+    model = scenario.model
+    facts = TriggerFacts(
+        batch=command.number("--max-num-batched-tokens"),
+        chunked=command.enabled("--enable-chunked-prefill"),
+        command=command,
+        shape=(
+            AttentionShape(model.heads, model.kv_heads, model.head_dim, model.block_size)
+            if tiny_model is None
+            else AttentionShape(
+                tiny_model.heads,
+                tiny_model.kv_heads,
+                tiny_model.head_dim,
+                kinds=tiny_model.kinds,
+                window=tiny_model.window,
+            )
+        ),
+    )
+    guess = None
+    if sized:
+        longest, request = max(sized, key=itemgetter(0))
+        most = command.number("--max-model-len") or model.max_position
+        most -= resolve(request.max_tokens, command, in_lab=in_lab)
+        guess = shortest_prompt(arm.trigger or scenario.trigger, facts, most)
+    if guess is None:
+        raise UsageError(
+            f"the boundary of {scenario.id} is not the length of one prompt:"
+            f" {arm.trigger or scenario.trigger}",
+            hint=again,
+        )
+    if any(sent.shared or sent.conversation for _, sent in sized):
+        raise UsageError(
+            f"the arm {arm.name} of {scenario.id} also needs a prefix in the cache", hint=again
+        )
+    low = min((size for size, _ in sized if size < guess), default=_SHORTEST)
+    if low >= guess:
+        raise UsageError(
+            f"every prompt crosses the boundary of {scenario.id}, which is {guess} tokens",
+            hint=again,
+        )
+    return PromptRange(
+        request=request, low=low, high=min(max(2 * guess, longest), most), guess=guess
+    )
+
+
+def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...]]:
+    """Return the outcome of the last trial of a run, its reason, and what each of its prompts did.
+
+    Only a complete answer to a prompt of the exact length is quiet. If the engine did not live, its
+    last prompt is not quiet. It is a crash if the engine died of this bug and had answered every
+    prompt before. A last prompt that the host spoiled is left out: it is sent again.
+    """
+    *_, ended = recording.of("trial-ended")
+    outcome = Outcome(ended["outcome"])
+    number = ended["trial"]
+    answers = {entry["name"]: entry for entry in recording.of("answer") if entry["trial"] == number}
+    sent = [entry["name"] for entry in recording.of("request-sent") if entry["trial"] == number]
+    probes: list[PromptSent] = []
+    answered = True
+    for name in sent:
+        length, answer, last = int(name.split()[0]), answers.get(name), name == sent[-1]
+        quiet = answer is not None and _is_quiet(answer, length)
+        result = PromptResult.SKIP
+        if quiet and (outcome.facts.alive or not last):
+            result = PromptResult.QUIET
+        elif (
+            last and outcome is Outcome.CRASH and answered and not quiet and not _is_refused(answer)
+        ):
+            result = PromptResult.CRASH
+        elif last and not outcome.facts.tested:
+            break
+        probes.append(PromptSent(length, result, first=not probes))
+        answered = answered and (quiet or _is_refused(answer))
+    return outcome, str(ended["why"]), tuple(probes)
+
+
+def _is_quiet(got: Entry, length: int) -> bool:
+    complete = got["status"] == 200 and not got["error"] and bool(got["finish_reason"])
+    return complete and (got["usage"] or {}).get("prompt_tokens") == length
+
+
+def _is_refused(got: Entry | None) -> bool:
+    return got is not None and got["status"] is not None and 400 <= got["status"] < 500
+
+
+class ThresholdSearch(ArmSearch[Threshold, tuple[int, ...]]):
+    """Search of the shortest prompt that crashes. request: sent with each length."""
+
+    def __init__(self, job: Job, record: Threshold, request: Request) -> None:
+        super().__init__(job, record)
+        self._request = request
+
+    def describe(self, item: tuple[int, ...], number: int) -> str:
+        several = f"up to {len(item)} prompts of {item[0]:,} to {item[-1]:,}"
+        return f"boot {number}: {several if len(item) > 1 else f'a prompt of {item[0]:,}'} tokens"
+
+    def boot(self, item: tuple[int, ...]) -> tuple[ThresholdBoot | None, str | None]:
+        began = time.monotonic()
+        fields: dict[str, Any] = {"shared": 0, "conversation": "", "may_fail": ()}
+        workload = tuple(
+            replace(self._request, name=f"{length} tokens", prompt=length, **fields)
+            for length in item
+        )
+        (arm,) = self.job.arms
+        report = self.boot_arm(replace(arm, workload=workload))
+        if report.interrupted:
+            return None, report.interrupted
+        outcome, why, probes = probes_of(read(report.folder / "journal.jsonl"))
+        boot = ThresholdBoot(
+            probes=probes,
+            outcome=outcome,
+            why=why,
+            run=report.folder.name,
+            duration_s=round(time.monotonic() - began, 1),
+        )
+        return boot, None

@@ -75,7 +75,7 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """What the first arm of a scenario did in one release, in a kept run or map."""
+    """Result of the first arm of a scenario in one release, in a kept run or map."""
 
     release: str
     evidence: Evidence

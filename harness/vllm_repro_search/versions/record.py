@@ -289,10 +289,10 @@ def row_without_run(
 
 
 def _doubt(report: RunReport, version: str, reported: str | None, evidence: str | None) -> str:
-    other = report.evidence != evidence
+    other_evidence = report.evidence != evidence
     if reported is not None and not same_release(reported, version):
         return f"the server reports vLLM {reported}"
-    return f"this run is other evidence: {report.evidence}" if other else ""
+    return f"this run is other evidence: {report.evidence}" if other_evidence else ""
 
 
 def _why(report: RunReport) -> str:
@@ -388,19 +388,23 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
             ReleaseResult.DIES: f"{does} in",
             ReleaseResult.SOMETIMES: f"{does} in some boots of",
         }
-        asked = self.versions
-        decided = [version for version in asked if fates.get(version) in _DECIDED]
+        versions = self.versions
+        decided = [version for version in versions if fates.get(version) in _DECIDED]
         spans = [
-            (fate, ranges(list(run), asked)) for fate, run in groupby(decided, fates.__getitem__)
+            (fate, ranges(list(run), versions)) for fate, run in groupby(decided, fates.__getitem__)
         ]
         clauses = [", ".join(f"{words[fate]} {joined(names)}" for fate, names in spans)]
         for listed, verbs in _LISTED.items():
-            chosen = [version for version in asked if fates.get(version) is listed]
+            chosen = [version for version in versions if fates.get(version) is listed]
             clauses.append(
-                _clause(chosen if listed is ReleaseResult.INFRA else ranges(chosen, asked), verbs)
+                _clause(
+                    chosen if listed is ReleaseResult.INFRA else ranges(chosen, versions), verbs
+                )
             )
         # This includes releases whose run did not have the arm.
-        clauses.append(_clause([version for version in asked if version not in arms], _NOT_TRIED))
+        clauses.append(
+            _clause([version for version in versions if version not in arms], _NOT_TRIED)
+        )
         if against := [row.version for row in self.boots if name in row.surprises]:
             clauses.append(f"against what is declared: {joined(against)}")
         return "; ".join(clause for clause in clauses if clause)

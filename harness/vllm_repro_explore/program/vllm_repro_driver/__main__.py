@@ -28,15 +28,14 @@ def main() -> None:
         from vllm_repro_witness import register  # type: ignore[import-not-found]
 
         register()  # before vLLM is imported
-        from . import config
-        from .play import play
+        import vllm
 
-        version = config.version()
+        from .play import play
     except (ImportError, AttributeError) as error:
         answer({"unsupported": f"{type(error).__name__}: {error}"})
         return
     logging.disable(logging.WARNING)
-    answer({"version": version})
+    answer({"version": str(vllm.__version__)})
     for line in sys.stdin:
         case = json.loads(line)
         started = time.perf_counter()

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import vllm
 from vllm.config import KVTransferConfig, model
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-__all__ = ["NoBoot", "config_of", "layer_specs", "memory_of", "pools_of", "room_of", "version"]
+__all__ = ["NoBoot", "config_of", "layer_specs", "memory_of", "pools_of", "room_of"]
 
 _BYTES = 2 * 2 * 32 * 2
 """Bytes of one token in one layer: keys and values, 2 heads, 32 numbers, 2 bytes each."""
@@ -23,20 +22,16 @@ class NoBoot(Exception):
     """vLLM refuses to start with these flags."""
 
 
-def version() -> str:
-    return str(vllm.__version__)
-
-
 def pools_of(scheduler: Any) -> dict[str, Any]:
     """Return the block pools by name: the GPU's, and those of connectors."""
-    found = {"gpu": scheduler.kv_cache_manager.block_pool}
-    for number, one in enumerate(
+    pools = {"gpu": scheduler.kv_cache_manager.block_pool}
+    for number, child in enumerate(
         getattr(scheduler.connector, "_connectors", [scheduler.connector])
     ):
-        manager = getattr(one, "scheduler_manager", None)
+        manager = getattr(child, "scheduler_manager", None)
         if (pool := getattr(manager, "cpu_block_pool", None)) is not None:
-            found["cpu" if not number else f"cpu{number}"] = pool
-    return found
+            pools["cpu" if not number else f"cpu{number}"] = pool
+    return pools
 
 
 def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,28 +122,31 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
 
 def layer_specs(case: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """Return the KV cache spec of each layer."""
-    found = {}
+    cache, specs = config.cache_config, {}
+    shape = {
+        "block_size": case["block"],
+        "num_kv_heads": 2,
+        "head_size": 32,
+        "dtype": torch.bfloat16,
+    }
     for number, kind in enumerate(case["layers"]):
         name = f"model.layers.{number}"
-        if kind == "mamba":
-            found[f"{name}.mamba"] = _mamba_spec(case, config)
-        else:
-            found[f"{name}.self_attn.attn"] = _spec(
-                case["block"], 0 if kind == "full" else case["window"]
-            )
-    return found
-
-
-def _mamba_spec(case: Mapping[str, Any], config: Any) -> Any:
-    """Return the spec of `MambaBase.get_kv_cache_spec`, with states as large as a block."""
-    cache = config.cache_config
-    return MambaSpec(
-        block_size=cache.mamba_block_size,
-        shapes=((case["block"] * _BYTES // 8,),),
-        dtypes=(torch.int64,),
-        mamba_cache_mode=cache.mamba_cache_mode,
-        num_speculative_blocks=case["draft"],
-    )
+        match kind:
+            case "full":
+                specs[f"{name}.self_attn.attn"] = FullAttentionSpec(**shape)
+            case "sliding":
+                specs[f"{name}.self_attn.attn"] = SlidingWindowSpec(
+                    sliding_window=case["window"], **shape
+                )
+            case "mamba":  # as `MambaBase.get_kv_cache_spec`, with states as large as a block
+                specs[f"{name}.mamba"] = MambaSpec(
+                    block_size=cache.mamba_block_size,
+                    shapes=((case["block"] * _BYTES // 8,),),
+                    dtypes=(torch.int64,),
+                    mamba_cache_mode=cache.mamba_cache_mode,
+                    num_speculative_blocks=case["draft"],
+                )
+    return specs
 
 
 def memory_of(case: Mapping[str, Any]) -> int:
@@ -159,10 +157,3 @@ def memory_of(case: Mapping[str, Any]) -> int:
 def room_of(case: Mapping[str, Any]) -> int:
     """Return the bytes that a connector has room for."""
     return int(case["cpu_blocks"] * case["block"] * _BYTES)
-
-
-def _spec(block: int, window: int) -> Any:
-    shape = {"block_size": block, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
-    return (
-        SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
-    )

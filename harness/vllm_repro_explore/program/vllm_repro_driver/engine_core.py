@@ -57,17 +57,12 @@ class Refused(Exception):
     """
 
 
-def _stub() -> None:
-    """Replace what would outlive a case or start another process."""
-    for name in ("freeze_gc_heap", "enable_envs_cache", "maybe_attach_gc_debug_callback"):
-        if hasattr(core, name):
-            setattr(core, name, lambda *_, **__: None)
-    for module in (core, vllm.plugins):
-        module.load_general_plugins = lambda: None
-    registry._run_in_subprocess = lambda call: call()
-
-
-_stub()
+# Replace what would outlive a case or start another process.
+for _name in ("freeze_gc_heap", "enable_envs_cache", "maybe_attach_gc_debug_callback"):
+    if hasattr(core, _name):
+        setattr(core, _name, lambda *_, **__: None)
+core.load_general_plugins = vllm.plugins.load_general_plugins = lambda: None
+registry._run_in_subprocess = lambda call: call()
 
 
 class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not installed here
@@ -82,20 +77,20 @@ class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not install
 
 def boot(case: Mapping[str, Any]) -> Any:
     """Return vLLM's EngineCoreProc. Raise `NoBoot` if it refuses the flags."""
-    given: dict[str, Any] = {"async_scheduling": case["asynchronous"]}
+    flags: dict[str, Any] = {"async_scheduling": case["asynchronous"]}
     if case["priority"]:
-        given["scheduling_policy"] = "priority"
+        flags["scheduling_policy"] = "priority"
     if case["loras"]:
-        given |= {"enable_lora": True, "max_loras": case["loras"], "max_lora_rank": 8}
+        flags |= {"enable_lora": True, "max_loras": case["loras"], "max_lora_rank": 8}
     if case["whole_images"]:
         if case["largest_image"] > case["chunk"]:  # as `MultiModalBudget` does
             raise NoBoot("an image is larger than a chunk, and must be whole")
-        given["disable_chunked_mm_input"] = True
+        flags["disable_chunked_mm_input"] = True
     if case["threshold"]:
-        given["long_prefill_token_threshold"] = case["threshold"]
+        flags["long_prefill_token_threshold"] = case["threshold"]
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     try:
-        config = config_of(case, **given)
+        config = config_of(case, **flags)
         config.scheduler_config.async_scheduling = case["asynchronous"]
         # After the config, which refuses the second runner without Triton; `FakeExecutor` needs
         # none.
@@ -168,32 +163,32 @@ class _Late(Future[Any]):
 
 def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
     """Return the checked parameters of a request. Raise `Refused` if the frontend refuses them."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if ask["grammar"]:
-        given["structured_outputs"] = StructuredOutputsParams(**GRAMMARS[ask["grammar"]])
+        fields["structured_outputs"] = StructuredOutputsParams(**GRAMMARS[ask["grammar"]])
     if ask["stops"]:
-        given["stop_token_ids"] = list(STOPS)
+        fields["stop_token_ids"] = list(STOPS)
     if ask["remote"]:
-        params = {
+        transfer = {
             "do_remote_decode": True,
             "do_remote_prefill": False,
             "transfer_id": f"transfer {ask['number']}",
         }
-        given["extra_args"] = {"kv_transfer_params": params}
+        fields["extra_args"] = {"kv_transfer_params": transfer}
     if ask["fetch"]:
         stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
-        given["extra_args"] = {
+        fields["extra_args"] = {
             "kv_transfer_params": {"stored": True} if stored else _prefilled(engine, ask)
         }
-    found = SamplingParams(
+    params = SamplingParams(
         max_tokens=ask["answer"],
         temperature=0.0,
         ignore_eos=not (ask["eos"] or ask["grammar"]),
-        **given,
+        **fields,
     )
-    found.update_from_generation_config({}, EOS)
+    params.update_from_generation_config({}, EOS)
     if ask["grammar"]:
-        config, check = engine.vllm_config, found._validate_structured_outputs
+        config, check = engine.vllm_config, params._validate_structured_outputs
         known = {
             "model_config": config.model_config,
             "structured_outputs_config": config.structured_outputs_config,
@@ -203,7 +198,7 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
             check(**{name: known[name] for name in inspect.signature(check).parameters})
         except Exception as error:  # whatever it raises is the answer of an HTTP request
             raise Refused(str(error), False) from error
-    return found
+    return params
 
 
 def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,9 +246,9 @@ def _image_caches(room: int) -> tuple[Any, Any]:
 
 def _image(number: int, length: int) -> MultiModalKwargsItem:
     """Return an image of one color as a processor makes it: `length` bytes."""
-    found = MultiModalKwargsItem.dummy(length)
-    found["dummy"].data = torch.full((length,), number, dtype=torch.uint8)
-    return found
+    item = MultiModalKwargsItem.dummy(length)
+    item["dummy"].data = torch.full((length,), number, dtype=torch.uint8)
+    return item
 
 
 def request_of(
@@ -288,7 +283,7 @@ def request_of(
         raise Refused("the API server refuses it", False)
     request = EngineCoreRequest(**{key: value for key, value in values.items() if key in _FIELDS})
     try:
-        found: tuple[Any, int] = engine.preprocess_add_request(request)
+        added: tuple[Any, int] = engine.preprocess_add_request(request)
     except Exception as error:
         if missed := getattr(error, "mm_hashes", ()):  # MultiModalCacheMissError
             for missing in missed:
@@ -296,7 +291,7 @@ def request_of(
             # the client sends it again
             return request_of(engine, name, prompt, given, ask, resumable)
         raise Refused(str(error), not ask["grammar"]) from error
-    return found
+    return added
 
 
 def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
@@ -304,7 +299,7 @@ def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
 
     An image has no data if the engine should already have it.
     """
-    found = [
+    features = [
         MultiModalFeatureSpec(
             data=_image(number, length),
             modality="image",
@@ -314,14 +309,14 @@ def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
         for offset, length, number in images
     ]
     if sender := getattr(engine, "image_cache", None):
-        for one in found:
-            sender.touch_sender_cache_item(one.identifier)
+        for feature in features:
+            sender.touch_sender_cache_item(feature.identifier)
         try:
-            for one in found:
-                one.data, _ = sender.get_and_update_item((one.data, ()), one.identifier)
+            for feature in features:
+                feature.data, _ = sender.get_and_update_item((feature.data, ()), feature.identifier)
         except ValueError as error:  # releases before 0.29.0 refuse what is larger than the cache
             raise Refused(str(error), False) from error
-    return found
+    return features
 
 
 def compiled(engine: Any, given: SamplingParams) -> Any:

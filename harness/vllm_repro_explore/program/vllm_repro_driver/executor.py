@@ -65,7 +65,7 @@ class RunnerError(Exception):
 
 @dataclass
 class _Known:
-    """What the worker knows of a request."""
+    """Facts that the worker knows of a request."""
 
     tokens: list[int]
     # tokens of its prompt; with the second runner those it came with, which may be more
@@ -125,11 +125,6 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._encoded: dict[str, list[int]] = {}
         self._random = np.random.default_rng(self.case["seed"])
 
-    @property
-    def lost(self) -> dict[str, str]:
-        """For each request that a rule of vLLM's loses KV or states of: the rule."""
-        return self._states.lost
-
     @classmethod
     def supports_async_scheduling(cls) -> bool:
         return True
@@ -151,12 +146,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         answer = [False if name == "supports_draft_weight_updates" else None]
         return Answer(answer) if non_block else answer
 
-    def check_health(self) -> None: ...
-    def shutdown(self) -> None: ...
-    def compile_or_warm_up_model(self) -> None: ...
-    def set_kv_cache_layout(self, *_: Any, **__: Any) -> None: ...
-    def reset_mm_cache(self) -> None: ...
-    def execute_dummy_batch(self) -> None: ...
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        """Answer a call that is for a model, its device or another process."""
+
+    check_health = shutdown = compile_or_warm_up_model = _do_nothing
+    set_kv_cache_layout = reset_mm_cache = execute_dummy_batch = _do_nothing
+
     def add_lora(self, *_: Any) -> bool:
         return True
 
@@ -210,12 +205,14 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self._states = States(
             self.vllm_config, self.case["draft"], self._copy_states, second=second
         )
+        # for each request that a rule of vLLM's loses KV or states of: the rule
+        self.lost = self._states.lost
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)
 
     def _noise(self, shape: tuple[int, ...]) -> Any:
-        """Return what lies in memory that nobody wrote to."""
+        """Return random content, as of memory that was never written to."""
         return self._random.integers(0, 2**63, size=shape, dtype=np.uint64)
 
     def reset_encoder_cache(self) -> None:
@@ -496,15 +493,15 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self.notes.append(
                 (f"{verb}-no-block", f"{name}: index {index[-1]} of a block table of {len(table)}")
             )
-        found = table[np.minimum(index, len(table) - 1)]
-        if not found.all() and name not in self.lost:
+        chosen = table[np.minimum(index, len(table) - 1)]
+        if not chosen.all() and name not in self.lost:
             self.notes.append(
                 (
                     f"{verb}-null-block",
-                    f"{name}: index {index[found == 0][0]} of {index[0]} to {index[-1]}",
+                    f"{name}: index {index[chosen == 0][0]} of {index[0]} to {index[-1]}",
                 )
             )
-        return found
+        return chosen
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         batch, widths, fits, copied = self._pending
@@ -516,8 +513,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             names, at = grammar_output.structured_output_request_ids, 0
             counts = [1 + widths.get(name, 0) for name in names]
             # as many for each (from 0.33.0)
-            if (given := len(grammar_output.grammar_bitmask)) != sum(counts):
-                counts = [given // len(names)] * len(names)
+            if (mask_rows := len(grammar_output.grammar_bitmask)) != sum(counts):
+                counts = [mask_rows // len(names)] * len(names)
             for place, name in enumerate(names):
                 rows[name] = at
                 at += counts[place]

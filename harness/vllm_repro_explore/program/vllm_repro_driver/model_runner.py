@@ -186,12 +186,12 @@ class RunnerExecutor(FakeExecutor):
         self, ids: Any, multimodal_embeddings: Any = (), *, is_multimodal: Any = None
     ) -> Any:
         """Return embeddings that hold ids in three numbers, each exact in bfloat16."""
-        found = torch.zeros((len(ids), self._runner.inputs_embeds_size), dtype=torch.bfloat16)
+        embeddings = torch.zeros((len(ids), self._runner.inputs_embeds_size), dtype=torch.bfloat16)
         for place in range(3):
-            found[:, place] = ids // 256**place % 256
+            embeddings[:, place] = ids // 256**place % 256
         if len(multimodal_embeddings):
-            found[is_multimodal] = torch.cat(list(multimodal_embeddings))
-        return found
+            embeddings[is_multimodal] = torch.cat(list(multimodal_embeddings))
+        return embeddings
 
     def _model_forward(
         self, input_ids: Any, positions: Any, _: Any = None, inputs_embeds: Any = None, **__: Any
@@ -281,7 +281,9 @@ class RunnerExecutor(FakeExecutor):
         )
 
 
-def _recur(metadata: Any, place: int, own: Any, start: int, memory: Any, layer: int) -> Any:
+def _recur(
+    metadata: Any, place: int, before_layer: Any, start: int, memory: Any, layer: int
+) -> Any:
     """Compute a Mamba layer of one request; the metadata names the states to read and keep."""
     count = metadata.num_decodes
     if place >= count:
@@ -298,12 +300,12 @@ def _recur(metadata: Any, place: int, own: Any, start: int, memory: Any, layer: 
             else int(metadata.num_accepted_tokens[place]) - 1
         )
     before = state_in(memory[int(blocks[right])]) if right >= 0 else 0
-    found, kept = reference.recur(own, before, start, layer)
+    states, kept = reference.recur(before_layer, before, start, layer)
     if place >= count:
         kept = kept[-1:]
     for block, state in zip(blocks.tolist(), kept, strict=False):
         memory[block] = state
-    return found
+    return states
 
 
 @cache

@@ -48,21 +48,21 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     except NoBoot as error:
         return {"invalid": str(error)[:300]}
     player = _Player(engine, case)
-    found: dict[str, Any] = {}
+    ending: dict[str, Any] = {}
     try:
         player.play()
     except _Stuck as error:
         how, detail, states = error.args
-        found["death"] = {"kind": how, "detail": detail, "states": states}
+        ending["death"] = {"kind": how, "detail": detail, "states": states}
     except RunnerError as error:
-        found["death"] = {
+        ending["death"] = {
             "kind": "death",
             "exception": "RuntimeError",
             "message": str(error),
             **error.place,
         }
     except Exception as error:  # it would have ended EngineCore, or is a fault of this program
-        found["death"] = {"kind": "harness" if _ours(error) else "death", **_at_fault(error)}
+        ending["death"] = {"kind": "harness" if _ours(error) else "death", **_at_fault(error)}
     engine.structured_output_manager.clear_backend()
     engine.scheduler.shutdown()
     more = {"trace": player.executor.trace, "answers": player.answers} if case.get("trace") else {}
@@ -71,7 +71,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
         "broken": player.broken,
         **player.executor.seen,
         **player.seen,
-        **found,
+        **ending,
         **more,
     }
 
@@ -83,17 +83,20 @@ def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
         return theirs
     pairs = enumerate(zip_longest(ours.pop("trace"), theirs["trace"]))
     unlike = next(
-        (f"step {step}: {one}, the runner {other}" for step, (one, other) in pairs if one != other),
+        (
+            f"step {step}: {our_row}, the runner {their_row}"
+            for step, (our_row, their_row) in pairs
+            if our_row != their_row
+        ),
         "",
     )
-    for one in ours, theirs:  # a runner does not say which blocks and states it reads
-        names = (each["invariant"] for each in one["broken"])
-        one["shown"] = [
+    for result in ours, theirs:  # a runner does not say which blocks and states it reads
+        names = (broken["invariant"] for broken in result["broken"])
+        result["shown"] = [
             name.partition(" ")[0] for name in names if not name.startswith(("reads-", "writes-"))
         ]
-    for one in ours, theirs:
-        death = one.get("death", {})
-        one["dies"] = [death.get(name) for name in ("kind", "exception", "message", "function")]
+        death = result.get("death", {})
+        result["dies"] = [death.get(name) for name in ("kind", "exception", "message", "function")]
     if not unlike and any(
         ours.get(name) != theirs.get(name) for name in ("answers", "shown", "dies")
     ):
@@ -142,7 +145,7 @@ class _Player:
 
     @property
     def answers(self) -> dict[str, list[int]]:
-        return {name: one.answer for name, one in self._sent.items()}
+        return {name: sent.answer for name, sent in self._sent.items()}
 
     def play(self) -> None:
         operations = [event for at, what in self._case["ops"] for event in _operation(at, what)]
@@ -150,11 +153,11 @@ class _Player:
             self._play_wave([*operations, *_events(wave)])
             operations = []
         self._rest()
-        for name, one in self._sent.items():
-            if one.ask["segments"] or one.end:
+        for name, sent in self._sent.items():
+            if sent.ask["segments"] or sent.end:
                 continue
-            if one.aborted:
-                self._note(self._judge(name, one, ""))
+            if sent.aborted:
+                self._note(self._judge(name, sent, ""))
             else:
                 self._note([("never-answered", name)])
 
@@ -163,21 +166,18 @@ class _Player:
         events.sort(key=lambda event: event[:2])
         clock = 0
         self._moved = self.steps
-        while events or self._busy():
+        while events or self._engine.has_work():
             while events and events[0][0] <= clock:
                 _, _, what, ask = events.pop(0)
                 self._moved = self.steps
                 self._event(what, ask)
-            if self._busy():
+            if self._engine.has_work():
                 self._step()
                 clock += 1
             else:
                 self._idle()
                 clock = max(clock, events[0][0]) if events else clock
             self._check_progress()
-
-    def _busy(self) -> bool:
-        return bool(self._engine.has_work())
 
     def _event(self, what: str, ask: Any) -> None:
         name = f"r{ask['number']}" if ask else ""
@@ -192,7 +192,7 @@ class _Player:
                 self.seen["aborted"] += 1
                 # EngineCoreProc puts an abort into both: one is read within a step, the other
                 # before the next.
-                if ask["mid"] and self._busy():
+                if ask["mid"] and self._engine.has_work():
                     self._engine.aborts_queue.put_nowait([name])
                     self._step()
                 self._engine.abort_requests([name])
@@ -249,7 +249,10 @@ class _Player:
     def _idle(self) -> None:
         """Do what an idle EngineCoreProc does: end the pauses that wait for it."""
         self._engine._notify_idle_state_callbacks()
-        ended, self._pending = self._pending, [one for one in self._pending if not one[1].done()]
+        ended, self._pending = (
+            self._pending,
+            [pause for pause in self._pending if not pause[1].done()],
+        )
         for _, call in ended:
             if call.done() and (error := call.exception()):
                 self._refused(error)
@@ -259,8 +262,8 @@ class _Player:
         self.executor.traits[name] = ask["salt"], 0 if ask["grammar"] else ask["eos"]
         self.executor.remote[name] = prompt, key_of(ask["salt"], ask["lora"]), ask["fails"]
         try:
-            given = sampling(self._engine, ask)
-            request = request_of(self._engine, name, prompt, given, ask, bool(ask["segments"]))
+            params = sampling(self._engine, ask)
+            request = request_of(self._engine, name, prompt, params, ask, bool(ask["segments"]))
         except Refused as error:
             self.seen["refused requests"] += 1
             what, unexpected = error.args
@@ -269,7 +272,7 @@ class _Player:
             return
         for offset, length, number in ask["images"]:
             prompt[offset : offset + length] = image(number, length)
-        self._sent[name] = _Sent(ask, prompt, given)
+        self._sent[name] = _Sent(ask, prompt, params)
         self._send(request)
 
     def _send(self, request: tuple[Any, int]) -> None:
@@ -282,11 +285,11 @@ class _Player:
         block = self._case["block"]
         tokens = rng.choices(TEXT, k=rng.choice((1, 3, block, 2 * block)))
         sent.parts.append(tokens)
-        given = sampling(self._engine, sent.ask)
+        params = sampling(self._engine, sent.ask)
         self.seen["fed"] += 1
         more = len(sent.parts) < len(sent.ask["segments"])
         ask = {**sent.ask, "images": ()}
-        self._send(request_of(self._engine, name, tokens, given, ask, more))
+        self._send(request_of(self._engine, name, tokens, params, ask, more))
 
     def _step(self) -> None:
         self.steps += 1
@@ -294,11 +297,11 @@ class _Player:
         self._engine.post_step(executed)
         for group in (outputs or {}).values():
             self._take(group)
-        for one in self._scheduler.running:
+        for request in self._scheduler.running:
             # A request that is preempted and computed again makes no progress until it is beyond
             # where it was.
-            if one.num_computed_tokens > self._farthest.get(one.request_id, 0):
-                self._farthest[one.request_id] = one.num_computed_tokens
+            if request.num_computed_tokens > self._farthest.get(request.request_id, 0):
+                self._farthest[request.request_id] = request.num_computed_tokens
                 self._moved = self.steps
         self._note(self.executor.notes)
         self.executor.notes.clear()
@@ -378,9 +381,9 @@ class _Player:
             return
         if ask["remote"]:  # the decode server answers
             return
-        wanted = min(ask["answer"], self._case["max_len"] - len(sent.prompt))
-        if len(answer) > wanted or ("length" in end and len(answer) != wanted):
-            yield "wrong-length", f"{name}: {len(answer)} of {wanted} tokens"
+        length = min(ask["answer"], self._case["max_len"] - len(sent.prompt))
+        if len(answer) > length or ("length" in end and len(answer) != length):
+            yield "wrong-length", f"{name}: {len(answer)} of {length} tokens"
         if not answer:
             return
         key = key_of(ask["salt"], ask["lora"])
@@ -426,22 +429,25 @@ class _Player:
         if not requests:
             raise _Stuck("restless", f"no request is left after {self.steps} steps", "")
         each = [
-            f"{one.request_id} {one.status.name} {one.num_computed_tokens} of {one.num_tokens}"
-            for one in requests
+            f"{request.request_id} {request.status.name}"
+            f" {request.num_computed_tokens} of {request.num_tokens}"
+            for request in requests
         ]
         raise _Stuck(
-            "stuck", "; ".join(each[:8]), ", ".join(sorted({one.status.name for one in requests}))
+            "stuck",
+            "; ".join(each[:8]),
+            ", ".join(sorted({request.status.name for request in requests})),
         )
 
     def _rest(self) -> None:
         """Step until the scheduler knows that no transfer is left; then check the held blocks."""
         half, quiet = self.executor.half, 0
         for _ in range(_DRAIN):
-            quiet = 0 if self._busy() or (half and half.busy) else quiet + 1
+            quiet = 0 if self._engine.has_work() or (half and half.busy) else quiet + 1
             if quiet > 4 or (quiet and not half):
                 break
             self.steps += 1
-            if self._busy():
+            if self._engine.has_work():
                 self._engine.step_fn()
                 continue
             output = self._scheduler.schedule()
@@ -480,15 +486,15 @@ def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]
 
 def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
     """Return the prompt; requests of a family share their first tokens."""
-    family, own = (
+    family, rest = (
         random.Random(f"{seed}/family{ask['family']}"),
         random.Random(f"{seed}/request{ask['number']}"),
     )
     shared = min(ask["shared"], ask["prompt"])
-    found = family.choices(TEXT, k=shared) + own.choices(TEXT, k=ask["prompt"] - shared)
+    tokens = family.choices(TEXT, k=shared) + rest.choices(TEXT, k=ask["prompt"] - shared)
     for offset, length, _ in ask["images"]:
-        found[offset : offset + length] = [PLACEHOLDER] * length
-    return found
+        tokens[offset : offset + length] = [PLACEHOLDER] * length
+    return tokens
 
 
 def _ours(error: BaseException) -> bool:
@@ -499,13 +505,13 @@ def _ours(error: BaseException) -> bool:
 def _at_fault(error: Exception) -> dict[str, Any]:
     """Return where an exception was raised, without line numbers."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
-    last = own[-1]
+    in_vllm = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
+    last = in_vllm[-1]
     return {
         "exception": type(error).__name__,
         "message": str(error)[:300],
         "file": "vllm/" + last.filename.rpartition("/vllm/")[2],
         "function": last.name,
         "source": linecache.getline(last.filename, last.lineno or 0).strip(),
-        "frames": [frame.name for frame in own][-8:],
+        "frames": [frame.name for frame in in_vllm][-8:],
     }

@@ -51,10 +51,10 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens:
-            (own,) = blocks.get_block_ids()
+            (table,) = blocks.get_block_ids()
             first = self._first[request.request_id]
             places = range(first // self._block, (first + num_external_tokens) // self._block)
-            self._next.of[request.request_id] = [(own[place], place + 1) for place in places]
+            self._next.of[request.request_id] = [(table[place], place + 1) for place in places]
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         begun, self._next = self._next, _Loads()
@@ -67,13 +67,10 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
                 self.memory.lost.setdefault(name, "after a rejected load")
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        found, self._failed = self._failed, set()
-        return found
+        failed, self._failed = self._failed, set()
+        return failed
 
-    def wait_for_layer_load(self, layer_name: str) -> None: ...
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        """Every load is complete at its start, and nothing is stored."""
 
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any
-    ) -> None: ...
-
-    def wait_for_save(self) -> None: ...
+    wait_for_layer_load = save_kv_layer = wait_for_save = _do_nothing

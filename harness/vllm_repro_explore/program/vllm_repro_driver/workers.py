@@ -37,7 +37,7 @@ class Half:
 
     def take_listed(self) -> list[tuple[str, list[int]]]:
         """Return direction and GPU blocks of each transfer since the last call."""
-        return [one for copier in self._copiers for one in copier.take_listed()]
+        return [transfer for copier in self._copiers for transfer in copier.take_listed()]
 
     def before(self, output: Any) -> None:
         self.connector.handle_preemptions(output.kv_connector_metadata)
@@ -51,19 +51,19 @@ class Half:
         """Return the `KVConnectorOutput` of a step."""
         connector = self.connector
         connector.wait_for_save()
-        found = KVConnectorOutput()
+        answer = KVConnectorOutput()
         if hasattr(connector, "get_transfer_results"):
             results = connector.get_transfer_results(output.finished_req_ids)
             for name in ("finished_sending", "finished_recving", "failed_recving"):
-                setattr(found, name, getattr(results, name))
+                setattr(answer, name, getattr(results, name))
         else:
-            found.finished_sending, found.finished_recving = connector.get_finished(
+            answer.finished_sending, answer.finished_recving = connector.get_finished(
                 output.finished_req_ids
             )
-        found.invalid_block_ids = connector.get_block_ids_with_load_errors()
-        found.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        answer.invalid_block_ids = connector.get_block_ids_with_load_errors()
+        answer.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
-        return found
+        return answer
 
 
 class Copier:
@@ -79,29 +79,31 @@ class Copier:
     @property
     def busy(self) -> bool:
         """Return True while a transfer is under way."""
-        self._waiting = [one for one in self._waiting if not one.over]
+        self._waiting = [transfer for transfer in self._waiting if not transfer.over]
         return bool(self._waiting)
 
     def take_listed(self) -> list[tuple[str, list[int]]]:
-        found, self._listed = self._listed, []
-        return found
+        listed, self._listed = self._listed, []
+        return listed
 
     def _begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Transfer:
-        pairs = [(int(one), int(other)) for one, other in zip(source, target, strict=True)]
+        pairs = [(int(read), int(written)) for read, written in zip(source, target, strict=True)]
         self._listed.append(
-            (direction, [gpu if direction == "store" else other for gpu, other in pairs])
+            (direction, [gpu if direction == "store" else written for gpu, written in pairs])
         )
         copy = self._save if direction == "store" else self._load
         begun = Transfer(self._polls[direction], lambda: copy(pairs))
         self._waiting.append(begun)
         return begun
 
+    def shutdown(self) -> None: ...
+
     def _save(self, pairs: Pairs) -> None:
-        self._saved.update({own: self._memory.get(gpu) for gpu, own in pairs})
+        self._saved.update({stored: self._memory.get(gpu) for gpu, stored in pairs})
 
     def _load(self, pairs: Pairs) -> None:
-        for own, gpu in pairs:
-            self._memory.put(gpu, self._saved.get(own))
+        for stored, gpu in pairs:
+            self._memory.put(gpu, self._saved.get(stored))
 
 
 class Transfer:
@@ -142,8 +144,6 @@ class _SimpleCopies(Copier):
             (event_idx, self._begin("store" if is_store else "load", src_blocks, dst_blocks))
         )
 
-    def shutdown(self) -> None: ...
-
 
 class _OffloadingCopies(Copier):
     """Replacement of the offloading connector's copier, with jobs by number."""
@@ -177,8 +177,6 @@ class _OffloadingCopies(Copier):
         for job in job_ids:
             if job in self._jobs:
                 self._jobs[job].synchronize()
-
-    def shutdown(self) -> None: ...
 
 
 class _Fetches(Copier, nixl.Worker):
@@ -257,7 +255,8 @@ def worker_half(config: Any, groups: Any, memory: Any, store_polls: int, load_po
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
     return Half(
-        connector, [_install(one, config, groups, memory, store_polls, load_polls) for one in parts]
+        connector,
+        [_install(part, config, groups, memory, store_polls, load_polls) for part in parts],
     )
 
 
