@@ -18,7 +18,6 @@ from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import Outlasted
 from vllm_repro.verdict.output import OutputSample
 
-
 ARM_S = 60.0
 """Seconds in which a run measures an arm by default."""
 
