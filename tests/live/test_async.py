@@ -79,7 +79,15 @@ def test_a_penalty_reads_the_tokens_of_another_client(
     harness: Harness, arm: str, outcome: str, output: str
 ) -> None:
     done = harness(
-        "run", "prompt-embeds-penalty-leak", "--server", "process", "--vllm", "0.32.0", "--arm", arm
+        "run",
+        "prompt-embeds-penalty-leak",
+        "--server",
+        "process",
+        "--no-throughput",
+        "--vllm",
+        "0.32.0",
+        "--arm",
+        arm,
     )
     (trial,) = done.report["arms"][0]["trials"]
     assert (trial["outcome"], trial["output"], done.status) == (outcome, output, 0), (

@@ -39,6 +39,8 @@ def test_an_image_larger_than_the_cache_ends_the_boot(harness: Harness) -> None:
     ],
 )
 def test_what_lives(harness: Harness, scenario: str, vllm: str, arm: str, outcome: str) -> None:
-    done = harness("run", scenario, "--server", "process", "--vllm", vllm, "--arm", arm)
+    done = harness(
+        "run", scenario, "--server", "process", "--no-throughput", "--vllm", vllm, "--arm", arm
+    )
     (trial,) = done.report["arms"][0]["trials"]
     assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err

@@ -39,7 +39,9 @@ def test_0_28_0_crashes_and_lives_with_the_fix_as_overlay(
     # other tests do not wait for it
     monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 10.0)
     arms = ("--arm", "reported", "--arm", "patched")
-    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.28.0", *arms)
+    done = harness(
+        "run", SCENARIO, "--server", "process", "--no-throughput", "--vllm", "0.28.0", *arms
+    )
     assert done.status == 0, done.out + done.err
     assert "REHEARSAL" not in done.out
     report = done.report
@@ -130,7 +132,17 @@ def test_a_users_test_fails_with_the_root_exception(
 
 @pytest.mark.by_hand  # CI also boots it in test_throughput
 def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
-    done = harness("run", SCENARIO, "--server", "process", "--vllm", "0.29.0", "--arm", "reported")
+    done = harness(
+        "run",
+        SCENARIO,
+        "--server",
+        "process",
+        "--no-throughput",
+        "--vllm",
+        "0.29.0",
+        "--arm",
+        "reported",
+    )
     assert done.status == 0, done.out + done.err
     trial = done.report["arms"][0]["trials"][0]
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
@@ -141,7 +153,9 @@ def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
 def test_token_ids_and_responses_are_evidence(harness: Harness) -> None:
     provision(Source(release="0.29.0"))
     scenario = Path(__file__).parents[1] / "data" / "declared" / "responses.py"
-    done = harness("run", str(scenario), "--server", "process", "--vllm", "0.29.0")
+    done = harness(
+        "run", str(scenario), "--server", "process", "--no-throughput", "--vllm", "0.29.0"
+    )
     (trial,) = done.report["arms"][0]["trials"]
     assert (trial["outcome"], trial["requests"]) == (
         "clean",

@@ -273,7 +273,7 @@ def test_a_lost_head_ends_the_command_with_the_way_to_continue(
 
 
 def test_what_the_cluster_lacks_is_named_at_once(shared: Nodes, command: Command) -> None:
-    words = ("run", SCENARIO, "--server", "process", "--vllm", "0.23.0")
+    words = ("run", SCENARIO, "--server", "process", "--no-throughput", "--vllm", "0.23.0")
     status, text = ended(command(*words, "--on", shared.address))
     assert status == 2, text
     assert "no node of the cluster has GPU 1, vllm_repro 1" in text

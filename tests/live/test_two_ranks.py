@@ -35,7 +35,14 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     def start(*options: str, within: Sequence[str] = ()) -> Run:
         started.append(
             two_ranks.begin(
-                tmp_path, "--server", "process", "--vllm", RELEASE, *options, within=within
+                tmp_path,
+                "--server",
+                "process",
+                "--no-throughput",
+                "--vllm",
+                RELEASE,
+                *options,
+                within=within,
             )
         )
         return started[-1]
