@@ -43,8 +43,6 @@ from vllm_repro_cluster.item import Item, start_item
 from vllm_repro_cluster.run_copy import RunCopy, write_reports_of
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["Fleet", "connect"]
-
 RESOURCE = "vllm_repro"
 """Ray resource of which a run takes one.
 

@@ -34,8 +34,6 @@ from vllm_repro.servers.site import open_site
 from vllm_repro_cluster.item import ERROR, EXIT, RANK_LOG, RUNS, SITE, STARTED, Item, Rank
 from vllm_repro_cluster.ranks import ClusterNodes
 
-__all__ = ["main"]
-
 
 def main(root: Path) -> int:
     """Run the item from standard input, below `root`. Return the exit status."""

@@ -40,8 +40,6 @@ from vllm_repro_cluster.item import (
 )
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["ClusterNodes"]
-
 _BEGINS_IN_S = 120.0
 """Seconds to wait for a node. Ray may have to replace a lost one."""
 _ENDS_IN_S = 60.0

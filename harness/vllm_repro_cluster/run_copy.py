@@ -23,8 +23,6 @@ from vllm_repro_cluster.item import ERROR, NODE, OUTPUT, SITE
 from vllm_repro_diagnosis.boot_facts import boot_facts
 from vllm_repro_diagnosis.evidence import Evidence
 
-__all__ = ["RunCopy", "write_reports_of"]
-
 
 def write_reports_of(folder: Path, job: Job) -> None:
     with signals_later():

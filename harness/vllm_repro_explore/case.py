@@ -7,16 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-__all__ = [
-    "Case",
-    "Request",
-    "Setup",
-    "beyond_scheduler",
-    "least_blocks",
-    "longest_of",
-    "true_texts",
-]
-
 
 @dataclass(frozen=True)
 class Request:

@@ -38,8 +38,6 @@ from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind, PlayResult
 from vllm_repro_explore.scenario_setup import setup_from
 
-__all__ = ["CauseRow", "booted", "case_of", "lines", "reading", "tried"]
-
 _EPILOG = """
 
 exit status:

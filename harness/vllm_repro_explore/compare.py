@@ -13,8 +13,6 @@ from vllm_repro.report.format import columns
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import PlayResult
 
-__all__ = ["Comparison", "PatchTally", "Play", "compare"]
-
 Play = Callable[[Case], PlayResult]
 
 

@@ -13,8 +13,6 @@ from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler, true
 from vllm_repro_explore.finding import Finding, FindingKind, known
 from vllm_repro_explore.search import Found
 
-__all__ = ["draft", "draft_id", "drafting", "transfer_config", "unlike_live"]
-
 KV_BYTES = 256
 """Bytes of one token in one layer of the lab's model.
 

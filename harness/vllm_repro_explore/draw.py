@@ -13,8 +13,6 @@ from random import Random
 
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_of
 
-__all__ = ["MIXES", "draw"]
-
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _MULTI, _NIXL, _STORE = "MultiConnector", "NixlConnector", "StoreConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}

@@ -28,8 +28,6 @@ from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import ENDLESS, Finding, FindingKind, PlayResult, result_from
 from vllm_repro_explore.forks import Forked, fork
 
-__all__ = ["Driver", "driver_model"]
-
 PROGRAM = Path(__file__).resolve().parent / "program"
 _BOOT_S = 300.0
 _CASE_S = 120.0

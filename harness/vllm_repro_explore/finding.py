@@ -11,8 +11,6 @@ from typing import Any
 from vllm_repro_diagnosis.root_cause import squeeze
 from vllm_repro_diagnosis.tracebacks import shorten
 
-__all__ = ["ENDLESS", "Finding", "FindingKind", "PlayResult", "known", "result_from", "template"]
-
 
 class FindingKind(StrEnum):
     """One thing that went wrong."""

@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Forked", "fork"]
-
 _PROGRAM = Path(__file__).resolve().parent / "program" / "fork_server.py"
 _MOST = 2
 _PER_PROCESS = ("PYTHONPATH", "REPRO_PATCHED")

@@ -13,8 +13,6 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Conversation, Pause, Rest, Size, requests_of, resolve
 from vllm_repro_explore.case import Case, Request, Setup
 
-__all__ = ["case_from", "draw_for", "setup_from"]
-
 _STEPS_AHEAD = ("async", "scheduler")
 """Mechanisms of the lab that leave asynchronous scheduling, which is vLLM's default, as it is."""
 _PLAYED = (

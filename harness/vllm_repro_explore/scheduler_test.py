@@ -24,8 +24,6 @@ from vllm_repro_explore.draft import KV_BYTES, drafting, transfer_config
 from vllm_repro_explore.finding import ENDLESS, FindingKind
 from vllm_repro_explore.scenario_setup import case_from
 
-__all__ = ["finding_test", "folder_test", "scenario_test"]
-
 _FOLDER = Path(__file__).with_name("templates")
 _WIDTH = 118
 _SIMPLE, _OFFLOADING = "SimpleCPUOffloadConnector", "OffloadingConnector"

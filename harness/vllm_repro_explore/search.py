@@ -19,8 +19,6 @@ from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult, known
 from vllm_repro_explore.shrink import shrink
 
-__all__ = ["Found", "Tally", "search"]
-
 Play = Callable[[Case], PlayResult]
 
 

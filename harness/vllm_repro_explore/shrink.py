@@ -13,8 +13,6 @@ from typing import Any
 
 from vllm_repro_explore.case import Case, Request, least_blocks, longest_of
 
-__all__ = ["Shrunk", "shrink"]
-
 _PLAIN: tuple[tuple[str, Any], ...] = (
     ("draft", 0),
     ("asynchronous", False),

@@ -13,17 +13,6 @@ from vllm_repro_explore.case import Case, Request, Setup, true_texts
 from vllm_repro_explore.finding import Finding, known
 from vllm_repro_explore.search import Found, Tally
 
-__all__ = [
-    "Record",
-    "SearchSummary",
-    "as_json",
-    "case_lines",
-    "heading",
-    "page",
-    "searched",
-    "terminal",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Record:

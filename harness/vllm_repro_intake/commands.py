@@ -26,8 +26,6 @@ from vllm_repro.errors import CommandError
 from vllm_repro.secret_names import is_secret_name
 from vllm_repro_intake.text import LONGEST, Block, shortened
 
-__all__ = ["Found", "calls", "find_commands", "likelihood", "rendered"]
-
 _LEAD = (
     r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>]["
     r" \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"

@@ -26,8 +26,6 @@ from vllm_repro_intake.commands import likelihood, rendered
 from vllm_repro_intake.facts import Facts, parallel
 from vllm_repro_intake.text import shortened
 
-__all__ = ["Draft", "draft"]
-
 _GENERIC = LOOPS | {
     "__call__",
     "_call_impl",

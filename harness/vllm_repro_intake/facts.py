@@ -19,8 +19,6 @@ from vllm_repro_intake.commands import Found, find_commands
 from vllm_repro_intake.requests import Asked, Tried, answer_length, find_requests, find_tried
 from vllm_repro_intake.text import Block, clean, read_blocks, shortened, statements
 
-__all__ = ["Facts", "Said", "read_facts"]
-
 
 @dataclass(frozen=True)
 class Said:

@@ -32,8 +32,6 @@ from vllm_repro_diagnosis.evidence import Evidence, banner, simulated
 from vllm_repro_diagnosis.root_cause import Root
 from vllm_repro_diagnosis.tracebacks import Frame, Raised
 
-__all__ = ["MOST", "Draft", "draft", "duplicates"]
-
 MOST = 12_000
 """Bytes of a draft."""
 

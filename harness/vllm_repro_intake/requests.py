@@ -19,8 +19,6 @@ from vllm_repro_diagnosis.boot_facts import ScheduledChunk
 from vllm_repro_intake.commands import calls
 from vllm_repro_intake.text import GLUED, LONGEST, Block, shortened
 
-__all__ = ["Asked", "Tried", "answer_length", "find_requests", "find_tried"]
-
 
 @dataclass(frozen=True)
 class Asked:

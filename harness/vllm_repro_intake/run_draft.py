@@ -20,8 +20,6 @@ from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.verdict.verdict import Verdict
 from vllm_repro_intake.issue_draft import MOST, Draft, draft, duplicates
 
-__all__ = ["add", "make_draft", "run", "text"]
-
 _DRAFT = "issue.md"
 
 

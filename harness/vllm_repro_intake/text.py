@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["GLUED", "LONGEST", "Block", "clean", "read_blocks", "shortened", "statements"]
-
 _FENCE = re.compile(r"[ \t]*(?:`{3,}|~{3,})")
 _HEADING = re.compile(
     r"#{1,6} +(?P<marked>.+)|\*\*(?P<bold>[^*]+)\*\*:?|(?P<plain>[A-Z][\w ()'/-]{2,60}):?"

@@ -20,8 +20,6 @@ from vllm_repro.verdict.statistics import ALPHA, clean_streak
 from vllm_repro.verdict.verdict import Standing, Verdict
 from vllm_repro_nights.setups import Build, build_of
 
-__all__ = ["BugState", "bug_state"]
-
 # A host without a conclusive run for so long does not count.
 ABSENT = timedelta(days=14)
 _WORST_FIRST = (Verdict.REPRODUCES, Verdict.FIXED, Verdict.QUIET)

@@ -29,7 +29,6 @@ from vllm_repro_search.versions.record import VersionMap
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["as_csv", "requests", "runs", "trials", "versions"]
 
 Folder = str | os.PathLike[str]
 
@@ -78,7 +77,8 @@ def _run_frame(known: Iterable[Run]) -> pd.DataFrame:
 
 
 def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
-    boots = [trial.throughput for trial in arm.trials if trial.throughput is not None]
+    booted = [boot for boot in (*arm.trials, arm.load) if boot is not None]
+    boots = [boot.throughput for boot in booted if boot.throughput is not None]
     row = {name: getattr(run, name, None) for name in _COLUMNS["runs"].split()}
     for name in _FIGURES:
         figures = [figure for boot in boots if (figure := getattr(boot, name)) is not None]

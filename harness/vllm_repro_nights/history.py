@@ -18,8 +18,6 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_nights.bug_state import BugState, bug_state
 from vllm_repro_nights.throughput import NightThroughput, throughput
 
-__all__ = ["MARKS", "NIGHTS", "BugNights", "Cell", "Change", "History", "history", "night_of"]
-
 # Most nights in the table.
 NIGHTS = 14
 _EVENING = timedelta(hours=6)

@@ -16,8 +16,6 @@ from vllm_repro.report.text import Table
 from vllm_repro_diagnosis.evidence import facts_of
 from vllm_repro_nights.history import MARKS, History
 
-__all__ = ["as_json", "change_lines", "html_page", "terminal"]
-
 _SIMULATED = "REHEARSAL: a simulated engine. These runs say nothing about vLLM."
 _TEMPLATES = Path(__file__).parent / "templates"
 

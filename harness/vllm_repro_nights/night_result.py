@@ -22,8 +22,6 @@ from vllm_repro.report.text import LIMIT, shorten
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import banner
 
-__all__ = ["Light", "Night", "ScenarioNight", "annotation", "judged", "markdown", "suites"]
-
 # GitHub accepts 1 MiB of summaries per step.
 _SUMMARY_LIMIT = 12 * LIMIT
 

@@ -25,8 +25,6 @@ from vllm_repro.servers.site import ServerChoice
 from vllm_repro_nights.night_result import Light, Night, annotation, markdown
 from vllm_repro_nights.run_night import no_gpus_in_containers, run_night
 
-__all__ = ["jobs_from"]
-
 NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
 # Value of `--server`: for each scenario the kind that runs it without a GPU.
 CPU = "cpu"

@@ -29,8 +29,6 @@ from vllm_repro_nights.history import history
 from vllm_repro_nights.history_formats import change_lines, html_page
 from vllm_repro_nights.night_result import Light, Night, ScenarioNight, judged, markdown, suites
 
-__all__ = ["host_problems", "no_gpus_in_containers", "run_night"]
-
 _GB = 10**9
 _FREE_SPACE = "free some space"
 

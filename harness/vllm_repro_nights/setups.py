@@ -13,8 +13,6 @@ from vllm_repro.report.json_report import ArmJson
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import from_source
 
-__all__ = ["Build", "build_of", "setup_of", "signature_of"]
-
 
 class Build(StrEnum):
     """Kind of vLLM build."""

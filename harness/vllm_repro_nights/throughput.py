@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
 
+from vllm_repro.report.json_report import ArmJson, PointJson
 from vllm_repro.report.runs import Run
 from vllm_repro.verdict.throughput import Point
-from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_nights.setups import setup_of
-
-__all__ = ["NightThroughput", "throughput"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +30,13 @@ class NightThroughput:
 
 
 def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
-    """Return the newest figures, sorted. `runs` come with their nights. Only GPU runs claim any."""
+    """Return the newest figures, sorted. `runs` come with their nights."""
     figures: dict[tuple[str, str, Point, str, str, str], dict[date, list[float]]] = {}
     for night, run in runs:
-        for arm in run.arms if run.evidence == Evidence.GPU else ():
-            label = f"{run.hardware}, {arm.server.weights or 'unknown'} weights"
-            measured = [trial.throughput for trial in arm.trials if trial.throughput is not None]
-            for point in (point for trial in measured for point in trial.points):
+        for arm in run.arms if run.throughput else ():
+            # an older report has no label
+            label = (run.throughput and run.throughput.label) or run.hardware
+            for point in _points(arm):
                 load = Point(point.prompt, point.output, point.concurrency)
                 # figures of other flags are not compared
                 key = run.scenario, arm.name, load, run.host, label, setup_of(arm)
@@ -46,6 +44,13 @@ def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
                     nights = figures.setdefault(key, {}).setdefault(night, [])
                     nights.append(point.output_tok_s)
     return [_last_two(*key[:5], nights) for key, nights in sorted(figures.items())]
+
+
+def _points(arm: ArmJson) -> Iterator[PointJson]:
+    """Yield the figures of all boots of an arm, with that for its load alone."""
+    for boot in (*arm.trials, arm.load):
+        if boot is not None and boot.throughput is not None:
+            yield from boot.throughput.points
 
 
 def _last_two(

@@ -43,20 +43,6 @@ from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro_search.record import ReleaseSearchRecord, SearchRecord, markdown, terminal
 
-__all__ = [
-    "ArmSearch",
-    "BootSearch",
-    "UnfinishedSearch",
-    "add_limits",
-    "add_search",
-    "begun",
-    "common_fields",
-    "job_of_one_arm",
-    "read_search",
-    "run_search",
-    "stream_of",
-]
-
 Record = TypeVar("Record", bound=SearchRecord)
 ArmRecord = TypeVar("ArmRecord", bound=ReleaseSearchRecord)
 Item = TypeVar("Item")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["SearchState"]
-
 
 class SearchState(StrEnum):
     """How far a search is. The first word of each line is what the JSON files have."""

@@ -20,14 +20,6 @@ from vllm_repro.report.text import one_line
 from vllm_repro.scenario.scenario import Status
 from vllm_repro_diagnosis.evidence import banner, facts_of, simulated
 
-__all__ = [
-    "BootTable",
-    "ReleaseSearchRecord",
-    "SearchRecord",
-    "markdown",
-    "terminal",
-]
-
 _WIDEST = 40
 """Letters of a table's cell on a terminal."""
 

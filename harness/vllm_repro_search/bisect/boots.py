@@ -31,8 +31,6 @@ from vllm_repro_search.record import SearchRecord
 from vllm_repro_search.versions.record import ReleaseResult
 from vllm_repro_search.versions.verb import row_of_error, run_release
 
-__all__ = ["Bisection", "BisectionBoot", "BisectionSearch", "Candidate", "ScriptSearch"]
-
 _SIDES = {
     ReleaseResult.LIVES: Side.GOOD,
     ReleaseResult.DIES: Side.BAD,

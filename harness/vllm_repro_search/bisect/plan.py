@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from vllm_repro_search.plan import SearchState
 
-__all__ = ["BisectionPlan", "BootResult", "ChangePoints", "Side", "information"]
-
 _WRONG_END = 0.1
 """Prior chance that the good end is bad, and that the bad end is good."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from vllm_repro_search.plan import SearchState
 
-__all__ = ["Attempt", "MinimizationPlan"]
-
 Units = tuple[int, ...]
 _Walk = Generator[Units, "Attempt", Units]
 

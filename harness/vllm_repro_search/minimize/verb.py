@@ -37,15 +37,6 @@ from vllm_repro_search.minimize.plan import Attempt, MinimizationPlan
 from vllm_repro_search.plan import SearchState
 from vllm_repro_search.record import ReleaseSearchRecord
 
-__all__ = [
-    "Minimization",
-    "MinimizationBoot",
-    "MinimizationSearch",
-    "Reducible",
-    "Unit",
-    "reducible",
-]
-
 _EPILOG = """
 
 exit status:

@@ -13,8 +13,6 @@ from enum import StrEnum
 
 from vllm_repro_search.plan import SearchState
 
-__all__ = ["PromptResult", "PromptSent", "ThresholdPlan"]
-
 _MOST_PROMPTS = 40
 """Prompts in one boot."""
 

@@ -34,15 +34,6 @@ from vllm_repro_search.plan import SearchState
 from vllm_repro_search.record import ReleaseSearchRecord
 from vllm_repro_search.threshold.plan import PromptResult, PromptSent, ThresholdPlan
 
-__all__ = [
-    "PromptRange",
-    "Threshold",
-    "ThresholdBoot",
-    "ThresholdSearch",
-    "lengths_of",
-    "probes_of",
-]
-
 _EPILOG = """
 
 exit status:

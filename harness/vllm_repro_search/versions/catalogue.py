@@ -30,18 +30,6 @@ from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.record import ReleaseResult, VersionMap
 
-__all__ = [
-    "Bug",
-    "Sighting",
-    "Upstream",
-    "UpstreamState",
-    "bugs",
-    "markdown",
-    "page",
-    "prices",
-    "upstream",
-]
-
 REPORTS = Path("reports")
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -34,19 +34,6 @@ from vllm_repro.verdict.verdict import (
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.record import SearchRecord
 
-__all__ = [
-    "ReleaseArm",
-    "ReleaseResult",
-    "ReleaseRow",
-    "ReleaseTrial",
-    "VersionMap",
-    "joined",
-    "ranges",
-    "release_result",
-    "row_of",
-    "row_without_run",
-]
-
 
 class ReleaseResult(StrEnum):
     """The result of one arm in one release."""

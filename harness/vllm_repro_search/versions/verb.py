@@ -43,18 +43,6 @@ from vllm_repro_search.versions.record import (
     row_without_run,
 )
 
-__all__ = [
-    "VERSION",
-    "ReleaseSweep",
-    "choose_once",
-    "for_release",
-    "refuse_one_release",
-    "releases",
-    "row_of_error",
-    "run_release",
-    "status_bounds",
-]
-
 _EPILOG = """
 
 exit status:

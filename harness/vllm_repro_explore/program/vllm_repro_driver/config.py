@@ -12,8 +12,6 @@ from vllm.config import KVTransferConfig, model
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-__all__ = ["NoBoot", "config_of", "layer_specs", "memory_of", "pools_of", "room_of"]
-
 _BYTES = 2 * 2 * 32 * 2
 """Bytes of one token in one layer: keys and values, 2 heads, 32 numbers, 2 bytes each."""
 

@@ -28,8 +28,6 @@ from .config import NoBoot, config_of
 from .executor import FakeExecutor
 from .reference import EOS, STOPS
 
-__all__ = ["GRAMMARS", "Refused", "boot", "compiled", "request_of", "sampling"]
-
 _SCHEMA = (
     '{"type":"object","properties":{"n":{"type":"integer"},"ok":{"type":"boolean"}},'
     '"required":["n","ok"],"additionalProperties":false}'

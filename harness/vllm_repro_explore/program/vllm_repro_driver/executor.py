@@ -48,8 +48,6 @@ from .invariants import listed_twice
 from .mamba import States
 from .workers import Half, worker_half
 
-__all__ = ["Answer", "FakeExecutor", "RunnerError", "key_of", "state_in"]
-
 
 class RunnerError(Exception):
     """RuntimeError of vLLM's model runner with this message."""

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Broken", "at_rest", "books", "listed_twice"]
-
 Broken = tuple[str, str]
 """Name of an invariant, and what was observed."""
 

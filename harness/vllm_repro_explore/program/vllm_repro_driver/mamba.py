@@ -27,8 +27,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["States"]
-
 
 def _says(module: str, text: str) -> bool:
     """Return whether the source of a module contains a text.

@@ -33,8 +33,6 @@ from . import reference
 from .config import layer_specs
 from .executor import Answer, FakeExecutor, key_of, state_in
 
-__all__ = ["RunnerExecutor"]
-
 
 class _Attention(CPUAttentionBackend):  # type: ignore[misc]  # vLLM is not installed here
     @staticmethod

@@ -22,8 +22,6 @@ from .executor import RunnerError, key_of
 from .invariants import Broken, at_rest, books
 from .reference import EOS, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
-__all__ = ["play"]
-
 _HAS_PAUSES = hasattr(interface, "PauseState")
 
 _PATIENCE = 400

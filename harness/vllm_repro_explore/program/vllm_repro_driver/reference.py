@@ -14,21 +14,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-__all__ = [
-    "EOS",
-    "STOPS",
-    "TEXT",
-    "attend",
-    "attend_in",
-    "embed",
-    "layers",
-    "logits",
-    "pick",
-    "recur",
-    "states",
-    "write",
-]
-
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 EOS = 2

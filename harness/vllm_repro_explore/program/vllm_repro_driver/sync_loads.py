@@ -17,8 +17,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
-__all__ = ["StoreConnector"]
-
 
 @dataclass
 class _Loads(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here

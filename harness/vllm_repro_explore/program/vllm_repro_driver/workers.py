@@ -19,8 +19,6 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from vllm_repro_lab import nixl
 
-__all__ = ["Half", "worker_half"]
-
 Pairs = list[tuple[int, int]]
 
 
