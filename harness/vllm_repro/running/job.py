@@ -182,7 +182,7 @@ def repeat_command(
         words += ["--expect", job.expect.value]
     if job.measure.outputs:
         words += ["--outputs"]
-    if job.measure.throughput is not None:
+    if verb == "run" and job.measure.throughput is not None:
         words += ["--throughput" if job.measure.throughput else "--no-throughput"]
     words += ["--seed", str(job.seed)]
     return shlex.join(words)

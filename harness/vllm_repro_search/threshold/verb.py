@@ -14,6 +14,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import Job, repeat_command
+from vllm_repro.running.state import MeasureOptions
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Request, Size, requests_of, resolve
 from vllm_repro.servers.kinds import ServerKind
@@ -61,8 +62,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     arguments, unfinished = begun(arguments, Threshold)
     job = job_of_one_arm(arguments, "threshold")
+    unmeasured = replace(job, measure=MeasureOptions(throughput=None))
     shown = with_out(
-        repeat_command("run", job, job.choice.kind, ("--vllm", job.options.vllm)), job.out
+        repeat_command("run", unmeasured, job.choice.kind, ("--vllm", job.options.vllm)), job.out
     )
     lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, shown)
     record = Threshold(
