@@ -70,7 +70,7 @@ def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed:
         for chance in (0.0, 1.0):
             patch.setitem(MIXES, "plain", {"share": 0.6, feature: chance})
             cases.append(draw(seed, "plain"))
-    parts = [[asdict(part) for part in (case.setup, *case.asks)] for case in cases]
+    parts = [[asdict(case.setup), *map(asdict, case.asks)] for case in cases]
     for without, with_it in zip(*parts, strict=True):
         assert {name for name in without if without[name] != with_it[name]} <= CHANGED[feature]
 
