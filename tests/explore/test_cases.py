@@ -327,6 +327,12 @@ def test_the_budget_is_the_most_that_is_played() -> None:
     assert len(played) == 5
 
 
+def test_waves_before_and_after_the_failing_one_are_dropped() -> None:
+    case = Case(Setup(), tuple((Request(prompt, 8),) for prompt in (10, 20, 30, 40)), 1)
+    small = shrink(case, lambda candidate: any(ask.prompt >= 30 for ask in candidate.asks)).case
+    assert [ask.prompt for ask in small.asks] == [30]
+
+
 def test_requests_are_sent_in_turn_where_together_is_not_needed() -> None:
     case = Case(Setup(), ((Request(100, 8), Request(90, 8)), (Request(80, 8), Request(70, 8))), 1)
     assert [len(wave) for wave in shrink(case, lambda one: len(one.asks) >= 4).case.waves] == [
