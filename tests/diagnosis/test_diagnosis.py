@@ -312,7 +312,7 @@ def test_the_end_of_a_log_shows_what_the_whole_shows(name: str) -> None:
 def test_a_cut_log_never_turns_a_clean_end_into_a_death(name: str) -> None:
     died, exception, _ = REAL[name]
     lines = recording(name).splitlines()
-    for end in range(0, len(lines), 19):
+    for end in range(0, len(lines), 11):
         diagnosis = diagnose("\n".join(lines[:end]))
         assert died != "no" or diagnosis.died is not True, f"line {end}: {diagnosis.why}"
         assert not diagnosis.died or exception != "-" or diagnosis.exception is None
