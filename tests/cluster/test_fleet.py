@@ -100,6 +100,8 @@ class FakeRay:
         self._resources = {"CPU": 2.0} if resources is None else resources
         self.demands: list[dict[str, Any]] = []
         self.cancelled = 0
+        # Item and files that each task got.
+        self.sent: list[tuple[Item, dict[str, bytes]]] = []
         # Port of the head node; 0 if it does not answer.
         self.head = 0
 
@@ -122,7 +124,12 @@ class FakeRay:
     def remote(self, **demand: Any) -> Callable[[Any], Any]:
         self.demands.append(demand)
         task = self._tasks.pop(0)
-        return lambda _: types.SimpleNamespace(remote=lambda *words: Stream(task(*words)))
+
+        def remote(item: Item, files: Mapping[str, bytes]) -> Stream:
+            self.sent.append((item, dict(files)))
+            return Stream(task(item, files))
+
+        return lambda _: types.SimpleNamespace(remote=remote)
 
     def wait(self, streams: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return streams, []
@@ -207,17 +214,6 @@ def fails_with(kind: str, message: str, hint: str = "") -> Task:
     return lambda *_: iter([(ERROR, 0, error.encode())])
 
 
-def noting(then: Task) -> tuple[Task, list[tuple[Item, dict[str, bytes]]]]:
-    """Return a task that goes on as `then`, and the items and files that it gets."""
-    noted: list[tuple[Item, dict[str, bytes]]] = []
-
-    def task(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-        noted.append((item, dict(files)))
-        return then(item, files)
-
-    return task, noted
-
-
 def yields(folder: Path, *, lines: int | None = None, then: BaseException | None = None) -> Task:
     """Return a task that yields a run's folder, or the first lines of its journal."""
 
@@ -298,25 +294,22 @@ def test_a_run_resumes_on_another_node_and_a_lost_boot_is_infra(
     original: Path, tmp_path: Path
 ) -> None:
     cut = lines_until(original, "trial-started", 2)
-    given: dict[str, bytes] = {}
 
     def resumes(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-        given.update(files)
-        assert item.resume == original.name
-        name = f"{item.resume}/journal.jsonl"
         with Journal(tmp_path / "rest.jsonl") as rest:
             for entry in read(original / "journal.jsonl").entries[cut:]:
-                rest.write(
-                    entry.event,
-                    **{**entry.fields, **({"trial": 3} if "trial" in entry.fields else {})},
-                )
+                trial = {"trial": 3} if "trial" in entry.fields else {}
+                rest.write(entry.event, **{**entry.fields, **trial})
+        name = f"{item.resume}/journal.jsonl"
         yield name, len(files[name]), (tmp_path / "rest.jsonl").read_bytes()
 
     ray = FakeRay(yields(original, lines=cut, then=RayError("the node died")), resumes)
     (arm,) = run(Fleet(ray), job_in(tmp_path / "here")).arms
     assert [trial.outcome.value for trial in arm.trials] == ["crash", "infra", "crash"]
     assert arm.trials[1].why == "the node [address] was lost: RayError: the node died"
-    assert b"the node died" in given[f"{original.name}/journal.jsonl"]
+    _, (item, files) = ray.sent
+    assert item.resume == original.name
+    assert b"the node died" in files[f"{original.name}/journal.jsonl"]
     assert (arm.k, arm.n) == (2, 2)
 
 
@@ -391,29 +384,33 @@ def test_a_lost_head_is_an_error_with_the_way_to_continue(original: Path, tmp_pa
     assert_resumable(ray, gone, tmp_path, original)
 
 
-def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(
-    original: Path, tmp_path: Path
-) -> None:
-    cut = lines_until(original, "trial-ended", 1)
-    ray = FakeRay(yields(original, lines=cut, then=KeyboardInterrupt("SIGTERM")))
-    report = run(Fleet(ray), job_in(tmp_path / "here"))
-    assert (report.interrupted, ray.cancelled) == ("SIGTERM", 1)
-    assert (report.folder / "report.json").exists()
-    assert read_run(report.folder).boots.outcomes["reported"]
-
-
-def test_a_signal_in_a_callback_of_ray_interrupts_the_run(original: Path, tmp_path: Path) -> None:
-    cut = lines_until(original, "trial-ended", 1)
+def interrupting_a_callback(folder: Path, lines: int) -> Task:
+    """Return a task that is interrupted while Ray's compiled code runs, which swallows it."""
 
     def task(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-        yield from yields(original, lines=cut)(item, files)
-        with contextlib.suppress(KeyboardInterrupt):  # as Ray's compiled code does
+        yield from yields(folder, lines=lines)(item, files)
+        with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         yield OUTPUT, 0, b"one more line\n"
         raise AssertionError("the run goes on")
 
-    ray = FakeRay(task)
-    assert (run(Fleet(ray), job_in(tmp_path / "here")).interrupted, ray.cancelled) == ("SIGINT", 1)
+    return task
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(
+    original: Path, tmp_path: Path, name: str
+) -> None:
+    cut = lines_until(original, "trial-ended", 1)
+    tasks = {
+        "SIGTERM": yields(original, lines=cut, then=KeyboardInterrupt("SIGTERM")),
+        "SIGINT": interrupting_a_callback(original, cut),
+    }
+    ray = FakeRay(tasks[name])
+    report = run(Fleet(ray), job_in(tmp_path / "here"))
+    assert (report.interrupted, ray.cancelled) == (name, 1)
+    assert (report.folder / "report.json").exists()
+    assert read_run(report.folder).boots.outcomes["reported"]
 
 
 def test_a_run_interrupted_before_its_start_has_no_folder(original: Path, tmp_path: Path) -> None:
@@ -424,23 +421,33 @@ def test_a_run_interrupted_before_its_start_has_no_folder(original: Path, tmp_pa
     assert not (tmp_path / "here").exists()
 
 
-@pytest.mark.parametrize("kind", [InfraError, Unsupported, UsageError])
-def test_the_error_of_a_node_is_raised_here(kind: type[ReproError], tmp_path: Path) -> None:
-    fails = fails_with(kind.__name__, "no wheel", "name another")
-    with pytest.raises(kind, match="no wheel") as caught:
-        run(Fleet(FakeRay(fails)), job_in(tmp_path))
-    assert (type(caught.value), caught.value.hint) == (kind, "name another")
+def without_the_package(*_: object) -> Iterator[Chunk]:
+    raise RayTaskError(ModuleNotFoundError("No module named 'vllm_repro'"))
+    yield
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "message", "hint"),
+    [
+        *(
+            (fails_with(kind.__name__, "no wheel", "name another"), kind, "no wheel", "another")
+            for kind in (InfraError, Unsupported, UsageError)
+        ),
+        (
+            without_the_package,
+            InfraError,
+            "No module named 'vllm_repro'",
+            "install the same vllm-repro",
+        ),
+    ],
+)
+def test_the_error_of_a_node_is_raised_here(
+    task: Task, kind: type[ReproError], message: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        run(Fleet(FakeRay(task)), job_in(tmp_path))
+    assert (type(caught.value), hint in caught.value.hint) == (kind, True)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_node_without_the_package_is_named(tmp_path: Path) -> None:
-    def fails(_: Item, __: Mapping[str, bytes]) -> Iterator[Chunk]:
-        raise RayTaskError(ModuleNotFoundError("No module named 'vllm_repro'"))
-        yield
-
-    with pytest.raises(InfraError, match="No module named 'vllm_repro'") as caught:
-        run(Fleet(FakeRay(fails)), job_in(tmp_path))
-    assert "install the same vllm-repro" in caught.value.hint
 
 
 def test_a_missing_resource_is_named_with_what_the_cluster_has(tmp_path: Path) -> None:
@@ -456,20 +463,23 @@ def test_a_missing_resource_is_named_with_what_the_cluster_has(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("has", "demand"),
+    ("has", "room", "demand"),
     [
-        ({"CPU": 2.0}, {"num_gpus": 0, "num_cpus": 1, "resources": {}}),
+        ({"CPU": 2.0}, 2, {"num_gpus": 0, "num_cpus": 1, "resources": {}}),
         (
-            {"CPU": 2.0, "vllm_repro": 3.0},
+            {"CPU": 9.0, "vllm_repro": 3.0},
+            3,
             {"num_gpus": 0, "num_cpus": 0, "resources": {"vllm_repro": 1}},
         ),
     ],
 )
-def test_a_run_takes_one_of_what_nodes_declare(
-    has: dict[str, float], demand: dict[str, Any], original: Path, tmp_path: Path
+def test_a_run_takes_one_of_what_living_nodes_declare(
+    has: dict[str, float], room: int, demand: dict[str, Any], original: Path, tmp_path: Path
 ) -> None:
     ray = FakeRay(yields(original), resources=has)
-    run(Fleet(ray), job_in(tmp_path / "here"))
+    job = job_in(tmp_path / "here")
+    assert Fleet(ray).room(job) == room
+    run(Fleet(ray), job)
     assert ray.demands == [{"num_returns": "streaming", "max_retries": 0, **demand}]
 
 
@@ -477,38 +487,22 @@ def test_a_job_of_two_hosts_has_no_room_twice_on_one_large_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ray = FakeRay()
-    nodes = [
-        {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": size}}
-        for size in (7.0, 1.0)
-    ]
+    node = {"Alive": True, "NodeManagerAddress": "10.0.0.1"}
+    nodes = [{**node, "Resources": {"CPU": size}} for size in (7.0, 1.0)]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     assert Fleet(ray).room(job_in(tmp_path, **TWO_HOSTS)) == 1
-
-
-@pytest.mark.parametrize(("has", "room"), [({"CPU": 2.0}, 2), ({"CPU": 9.0, "vllm_repro": 3.0}, 3)])
-def test_the_room_for_runs_is_that_of_the_nodes_that_live(
-    has: dict[str, float], room: int, tmp_path: Path
-) -> None:
-    assert Fleet(FakeRay(resources=has)).room(job_in(tmp_path)) == room
 
 
 def test_a_scenario_of_two_hosts_takes_two_nodes_while_it_runs(
     original: Path, tmp_path: Path
 ) -> None:
-    seen = []
-
-    def task(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-        seen.append((item.nodes, item.group, item.job.scenario.needs.gpus))
-        yield from yields(original)(item, files)
-
-    ray = FakeRay(task, resources={"vllm_repro": 1.0}, alive=2)
-    Fleet(ray)._try(
-        job_in(tmp_path / "here", **TWO_HOSTS),
-        RunCopy(job_in(tmp_path), Progress(io.StringIO()), lambda *_: None, None),
-        "",
-    )
+    ray = FakeRay(yields(original), resources={"vllm_repro": 1.0}, alive=2)
+    job = job_in(tmp_path / "here", **TWO_HOSTS)
+    copy = RunCopy(job_in(tmp_path), Progress(io.StringIO()), lambda *_: None, None)
+    Fleet(ray)._try(job, copy, "")
     group = ([{"vllm_repro": 1}, {"vllm_repro": 1}], "STRICT_SPREAD")
-    assert seen == [(2, group, 1)]
+    ((item, _),) = ray.sent
+    assert (item.nodes, item.group, item.job.scenario.needs.gpus) == (2, group, 1)
     assert ray.demands[0]["scheduling_strategy"] == (group, {"placement_group_bundle_index": 0})
     assert ray.groups == []
 
@@ -549,11 +543,11 @@ def test_a_resumed_run_brings_its_folder_to_the_node(original: Path, tmp_path: P
     shutil.copytree(original, folder)
     journal = b"".join((folder / "journal.jsonl").read_bytes().splitlines(keepends=True)[:-3])
     (folder / "journal.jsonl").write_bytes(journal)
-    notes, noted = noting(yields(original))
-    run(Fleet(FakeRay(notes)), job_in(tmp_path / "here"), resume=folder)
-    ((item, files),) = noted
+    ray = FakeRay(yields(original))
+    run(Fleet(ray), job_in(tmp_path / "here"), resume=folder)
+    ((item, files),) = ray.sent
     assert item.resume == folder.name
-    assert {f"{folder.name}/journal.jsonl", f"{folder.name}/logs/reported-1.log"} <= files.keys()
+    assert f"{folder.name}/logs/reported-1.log" in files
     assert files[f"{folder.name}/journal.jsonl"] == journal
 
 
@@ -564,9 +558,9 @@ def test_an_earlier_report_and_private_names_travel_with_a_run(
     before = tmp_path / "here" / SCENARIO / "20250101T000000Z-abcdef"
     shutil.copytree(original, before)
     monkeypatch.setenv("HOME", "/home/somebody")
-    notes, noted = noting(yields(original))
-    run(Fleet(FakeRay(notes)), job_in(tmp_path / "here"))
-    ((item, files),) = noted
+    ray = FakeRay(yields(original))
+    run(Fleet(ray), job_in(tmp_path / "here"))
+    ((item, files),) = ray.sent
     assert list(files) == [f"{before.name}/report.json"]
     assert ("/home/somebody", "$HOME") in item.job.private["folders"]
     assert item.job.elsewhere is None

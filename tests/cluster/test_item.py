@@ -6,7 +6,6 @@ import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from tests.cluster.test_fleet import SCENARIO, job_in
 from tests.commands import WITHOUT_SDK, until
-from vllm_repro.errors import Unsupported
+from vllm_repro.errors import Unsupported, UsageError
 from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import read
 from vllm_repro.scenario.catalogue import find
@@ -119,10 +118,13 @@ def test_a_rank_whose_server_ends_leaves_how(tmp_path: Path) -> None:
     )
 
 
-def test_a_rank_without_an_arm_only_prepares_the_node(tmp_path: Path) -> None:
-    assert finished(started(tmp_path, second_rank(tmp_path, boots=False))) == 0
-    assert not (tmp_path / STARTED).exists()
-    assert (tmp_path / RUNS / "dsv4-tp2" / EXIT).exists()
+def test_a_rank_without_an_arm_only_prepares_the_node(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    item_process._run(second_rank(tmp_path, boots=False), root)
+    assert not (root / STARTED).exists()
+    assert (root / RUNS / "dsv4-tp2" / EXIT).exists()
 
 
 def test_a_rank_whose_node_does_not_fit_is_not_started(
@@ -137,20 +139,19 @@ def test_a_rank_whose_node_does_not_fit_is_not_started(
         item_process._run_rank(item.job, item.rank, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("more", "type_", "text"),
-    [
-        ({"version": "0.0.1"}, "InfraError", "and the command is 0.0.1"),
-        ({"resume": "20990101T000000Z-abcdef"}, "UsageError", "no journal at"),
-    ],
-)
-def test_why_there_is_no_run_is_left_in_a_file(
-    more: Mapping[str, str], type_: str, text: str, tmp_path: Path
-) -> None:
-    assert finished(started(tmp_path, item_of(tmp_path, **more))) == 0
+def test_why_there_is_no_run_is_left_in_a_file(tmp_path: Path) -> None:
+    assert finished(started(tmp_path, item_of(tmp_path, version="0.0.1"))) == 0
     error = json.loads((tmp_path / ERROR).read_text(encoding="utf-8"))
-    assert error["type"] == type_
-    assert text in error["message"]
+    assert error["type"] == "InfraError"
+    assert "and the command is 0.0.1" in error["message"]
+
+
+def test_a_resumed_run_needs_its_journal(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no journal at"):
+        item_process._run(item_of(tmp_path, resume="20990101T000000Z-abcdef"), root)
 
 
 def test_a_diff_travels_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import WITHOUT_SDK
 from tests.conftest import Harness
+from tests.golden_files import assert_refused
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Chosen, Job
@@ -76,9 +78,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_what_a_cluster_cannot_do_is_refused(
     words: tuple[str, ...], message: str, harness: Harness
 ) -> None:
-    done = harness(*words)
-    assert done.status == 64
-    assert message in done.err
+    assert_refused(harness(*words), message)
 
 
 def test_the_first_line_and_the_report_are_those_of_a_run_here(
@@ -107,7 +107,7 @@ def test_an_interrupted_run_is_resumed_on_a_cluster(cluster: Cluster, harness: H
 
 def test_nothing_imports_ray_without_the_option(tmp_path: Path) -> None:
     program = (
-        "import sys; from vllm_repro.cli import main; "
+        f"{WITHOUT_SDK}import sys; from vllm_repro.cli import main; "
         f"status = main(['versions', '{TQ}', '--server', 'rehearsal', '--versions', '0.23.0']); "
         "sys.exit(status or ('ray' in sys.modules and 'ray was imported'))"
     )

@@ -113,6 +113,8 @@ FRAME = HEAD + '  File "a.py", line 1, in f\n    g()\n'
         # Levels, headlines and sentences are no exceptions.
         ("INFO:     Shutting down\nERROR: nothing\nsee: AssertionError\nNo. ValueError: no", []),
         (FRAME + "nanobind: leaked 4 instances!\n", []),
+        # An exception without frames ends where the next one begins.
+        (HEAD + "ValueError: no\nKeyError: x\n", [("ValueError", "no", ()), ("KeyError", "x", ())]),
         *(
             (f"{FRAME}{exception}: x\n", [(exception, "x", ("f",))])
             for exception in ("zmq.error.Again", "socket.timeout", "Empty", "KeyError")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,86 +26,69 @@ SEEDS = st.integers(min_value=1, max_value=10**6)
 MIX = st.sampled_from(sorted(MIXES))
 
 
+def assert_fits(case: Case) -> None:
+    for ask in case.asks:
+        assert min(ask.prompt, ask.answer) >= 1
+        assert 0 <= ask.shared <= ask.prompt
+        assert ask.prompt + ask.answer <= case.setup.max_len
+
+
 @given(SEEDS, MIX)
 def test_a_seed_and_a_mix_are_one_case_that_fits_a_server(seed: int, mix: str) -> None:
     case = draw(seed, mix)
     assert case == draw(seed, mix)
+    assert_fits(case)
     setup = case.setup
     assert setup.blocks >= least_blocks(setup) + setup.draft
     assert setup.chunk >= setup.seqs * (setup.draft + 1)  # vLLM refuses less
-    for ask in case.asks:
-        assert min(ask.prompt, ask.answer) >= 1
-        assert 0 <= ask.shared <= ask.prompt
-        assert ask.prompt + ask.answer <= setup.max_len
-        assert not (ask.segments and ask.grammar)
-    if "mamba" in setup.layers:
-        assert setup.hybrid  # vLLM refuses one group of layers
+    assert not any(ask.segments and ask.grammar for ask in case.asks)
+    assert setup.hybrid or "mamba" not in setup.layers  # vLLM refuses one group of layers
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [
-        "salt",
-        "lora",
-        "eos",
-        "abort",
-        "grammar",
-        "reset",
-        "draft",
-        "threshold",
-        "stream",
-        "mamba",
-        "v2",
-    ],
-)
+MORE_ROOM = {"blocks", "cpu_blocks"}
+CHANGED = {
+    **{name: {name} for name in ("salt", "grammar", "threshold")},
+    "lora": {"lora", "loras"},
+    "eos": {"eos", "stops"},
+    "abort": {"abort", "mid"},
+    "reset": {"ops"},
+    # a step and the pool have room for drafts
+    "draft": {"draft", "chunk", *MORE_ROOM},
+    # a session has none of the first five, and room for its further parts
+    "stream": {"shared", "lora", "salt", "eos", "stops", "segments", "max_len", *MORE_ROOM},
+    "mamba": {"layers", "hybrid", *MORE_ROOM},
+    "v2": {"runner"},
+}
+"""Fields that a feature of a mix may change."""
+
+
+@pytest.mark.parametrize("feature", CHANGED)
 @given(seed=SEEDS)
 def test_one_feature_more_leaves_the_other_draws_as_they_are(feature: str, seed: int) -> None:
-    owned: dict[str, set[str]] = {
-        "eos": {"stops"},
-        "abort": {"mid"},
-        "lora": {"loras"},
-        "reset": {"ops"},
-    }
-    # A session has neither of these, and room for its further parts.
-    owned["stream"] = {
-        "segments",
-        "shared",
-        "lora",
-        "salt",
-        "eos",
-        "stops",
-        "max_len",
-        "blocks",
-        "cpu_blocks",
-    }
-    owned["draft"] = {"chunk", "blocks", "cpu_blocks"}  # a step and the pool have room for drafts
-    owned["v2"] = {"runner"}
-    owned["mamba"] = {"layers", "hybrid", "blocks", "cpu_blocks"}
-    own = owned.get(feature, set()) | {feature}
+    cases = []
     with pytest.MonkeyPatch.context() as patch:
-        found = []
         for chance in (0.0, 1.0):
             patch.setitem(MIXES, "plain", {"share": 0.6, feature: chance})
-            found.append(draw(seed, "plain"))
-    without, with_it = found
-    pairs: list[tuple[Any, Any]] = [
-        (without.setup, with_it.setup),
-        *zip(without.asks, with_it.asks, strict=True),
-    ]
-    for one, other in pairs:
-        changed = {name for name, value in asdict(one).items() if value != asdict(other)[name]}
-        assert changed <= own
+            cases.append(draw(seed, "plain"))
+    parts = [[asdict(case.setup), *map(asdict, case.asks)] for case in cases]
+    for without, with_it in zip(*parts, strict=True):
+        assert {name for name in without if without[name] != with_it[name]} <= CHANGED[feature]
+
+
+def noting(played: list[Case], condition: Callable[[Case], bool]) -> Callable[[Case], bool]:
+    """Return `condition`, which adds each case to `played`."""
+
+    def fails(candidate: Case) -> bool:
+        played.append(candidate)
+        return condition(candidate)
+
+    return fails
 
 
 @given(SEEDS, MIX)
 def test_shrinking_drops_features_and_keeps_room(seed: int, mix: str) -> None:
     played: list[Case] = []
-
-    def fails(candidate: Case) -> bool:
-        played.append(candidate)
-        return True
-
-    small = shrink(draw(seed, mix), fails, budget=2000).case
+    small = shrink(draw(seed, mix), noting(played, lambda _: True), budget=2000).case
     assert all(one.setup.blocks >= least_blocks(one.setup) + one.setup.draft for one in played)
     setup, (ask,) = small.setup, small.asks
     assert (setup.ops, setup.loras, setup.priority, setup.asynchronous, setup.draft) == (
@@ -136,25 +120,19 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
         case.setup, ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute"
     )
     text = "\n".join(case_lines(Case(setup, ((ask,),), 1)))
-    for words in (
+    words = (
         "priorities",
         "1 LoRA adapters at once",
         "reset-running at step 7",
         "grammar json",
         "priority 2",
-    ):
-        assert words in text
-    assert (
-        missing(
-            text,
-            "a session with more after 4, 9 steps",
-            "a failed load: recompute",
-            "from a prefill server, which fails",
-            "images: 1 of 4 tokens at 0, refused after them",
-            "gone within the step after 3",
-        )
-        == []
+        "a session with more after 4, 9 steps",
+        "a failed load: recompute",
+        "from a prefill server, which fails",
+        "images: 1 of 4 tokens at 0, refused after them",
+        "gone within the step after 3",
     )
+    assert missing(text, *words) == []
 
 
 @pytest.mark.parametrize(
@@ -230,48 +208,54 @@ def test_the_docs_name_every_mix() -> None:
     assert MIXES.keys() <= {*re.findall(r"`([\w-]+)`", " ".join(table))}
 
 
-SEEDS = st.integers(min_value=1, max_value=10**6)
-
-
 def test_the_server_of_a_scenario_is_the_setup() -> None:
     scenario = find("sco-hybrid")
-    setup = setup_from(scenario, scenario.arms[0])
-    assert (setup.layers, setup.window, setup.block, setup.blocks) == (
-        ("full", "sliding"),
-        128,
-        32,
-        330,
-    )
-    assert (setup.chunk, setup.seqs, setup.max_len) == (2048, 8, 7600)
-    assert (setup.connector, setup.lazy, setup.hybrid, setup.cpu_blocks) == (
-        "SimpleCPUOffloadConnector",
-        False,
-        True,
-        1320,
-    )
     arms = {arm.name: setup_from(scenario, arm) for arm in scenario.arms}
-    assert arms["small-cpu-pool"].cpu_blocks == 160
-    assert arms["lazy"].lazy
-    assert arms["sco-off"].connector == ""
-    assert not arms["hybrid-off"].hybrid
-
-
-def test_unsupported_flags_and_prefill_servers_are_refused() -> None:
-    waits = find("sco-window-loads-wait")
-    with pytest.raises(UsageError, match="not played: --prefix-cache-retention-interval"):
-        setup_from(waits, next(arm for arm in waits.arms if arm.name == "all-kept"))
-    fetches = find("nixl-failed-fetch-reserves")
-    with pytest.raises(UsageError, match="not played: kv_load_failure_policy"):
-        setup_from(fetches, fetches.arms[0])
-    readmitted = {
-        arm.name: setup_from(find("offloading-readmitted"), arm)
-        for arm in find("offloading-readmitted").arms
+    reported = {
+        "layers": ("full", "sliding"),
+        "window": 128,
+        "block": 32,
+        "blocks": 330,
+        "chunk": 2048,
+        "seqs": 8,
+        "max_len": 7600,
+        "connector": "SimpleCPUOffloadConnector",
+        "lazy": False,
+        "hybrid": True,
+        "cpu_blocks": 1320,
     }
+    setup = asdict(arms["reported"])
+    assert {name: setup[name] for name in reported} == reported
+    changed = (
+        arms["small-cpu-pool"].cpu_blocks,
+        arms["lazy"].lazy,
+        arms["sco-off"].connector,
+        arms["hybrid-off"].hybrid,
+    )
+    assert changed == (160, True, "", False)
+
+
+def setups(scenario: str) -> dict[str, Setup]:
+    return {arm.name: setup_from(find(scenario), arm) for arm in find(scenario).arms}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "flag"),
+    [
+        ("sco-window-loads-wait", "--prefix-cache-retention-interval"),
+        ("nixl-failed-fetch-reserves", "kv_load_failure_policy"),
+    ],
+)
+def test_unsupported_flags_and_prefill_servers_are_refused(scenario: str, flag: str) -> None:
+    with pytest.raises(UsageError, match=f"not played: {flag}"):
+        setups(scenario)
+
+
+def test_options_of_a_scenario_are_played() -> None:
+    readmitted = setups("offloading-readmitted")
     assert [readmitted[name].asynchronous for name in ("reported", "synchronous")] == [True, False]
     assert readmitted["reported"].store_polls == 8
-    urgent = setup_from(
-        find("priority-uncomputed-blocks"), find("priority-uncomputed-blocks").arms[0]
-    )
+    urgent = setups("priority-uncomputed-blocks")["reported"]
     assert (urgent.priority, urgent.threshold) == (True, 512)
     assert len({ask.priority for seed in range(9) for ask in draw_for(urgent, seed).asks}) == 4
 
@@ -281,9 +265,7 @@ def test_workloads_for_a_server_fit_it(seed: int) -> None:
     setup = Setup(max_len=300, connector="SimpleCPUOffloadConnector")
     case = draw_for(setup, seed)
     assert case.setup == setup
-    for ask in case.asks:
-        assert 1 <= ask.prompt <= ask.prompt + ask.answer <= setup.max_len
-        assert 0 <= ask.shared <= ask.prompt
+    assert_fits(case)
 
 
 @given(SEEDS, st.integers(min_value=8, max_value=400))
@@ -318,8 +300,8 @@ def test_what_a_failure_needs_is_kept() -> None:
         )
 
     small = shrink(case, fails).case
-    assert small.setup.asynchronous
-    assert (small.setup.layers, small.setup.runner) == (("sliding", "full"), 1)
+    setup = small.setup
+    assert (setup.asynchronous, setup.layers, setup.runner) == (True, ("sliding", "full"), 1)
     assert [ask.shared for ask in small.asks] == [20, 20]
     assert [ask.prompt for ask in small.asks] == [
         20,
@@ -332,28 +314,23 @@ def test_every_case_on_the_way_could_be_served(seed: int, length: int) -> None:
     case = draw(seed, "sco")
     blocks, prompt = min(4, case.setup.blocks), min(8, *(ask.prompt for ask in case.asks))
     played: list[Case] = []
-
-    def fails(candidate: Case) -> bool:
-        played.append(candidate)
-        return any(ask.prompt + ask.shared >= length for ask in candidate.asks)
-
-    shrink(case, fails)
+    shrink(case, noting(played, lambda one: any(a.prompt + a.shared >= length for a in one.asks)))
     for candidate in played:
+        assert_fits(candidate)
         assert candidate.setup.blocks >= blocks
-        for ask in candidate.asks:
-            assert ask.prompt >= prompt
-            assert 0 <= ask.shared <= ask.prompt
-            assert 1 <= ask.answer <= candidate.setup.max_len - ask.prompt
+        assert all(ask.prompt >= prompt for ask in candidate.asks)
 
 
 def test_the_budget_is_the_most_that_is_played() -> None:
-    played = []
+    played: list[Case] = []
+    assert shrink(draw(3, "plain"), noting(played, lambda _: True), budget=5).tried == 5
+    assert len(played) == 5
 
-    def fails(candidate: Case) -> bool:
-        played.append(candidate)
-        return True
 
-    assert shrink(draw(3, "plain"), fails, budget=5).tried == 5 == len(played)
+def test_waves_before_and_after_the_failing_one_are_dropped() -> None:
+    case = Case(Setup(), tuple((Request(prompt, 8),) for prompt in (10, 20, 30, 40)), 1)
+    small = shrink(case, lambda candidate: any(ask.prompt >= 30 for ask in candidate.asks)).case
+    assert [ask.prompt for ask in small.asks] == [30]
 
 
 def test_requests_are_sent_in_turn_where_together_is_not_needed() -> None:

@@ -23,7 +23,7 @@ from vllm_repro.running.resume import read_run
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.reader import check_file, read
-from vllm_repro.scenario.scenario import Cause, Causes
+from vllm_repro.scenario.scenario import Cause
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler
@@ -120,42 +120,35 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(
     playing: Any, tmp_path: Path, capsys: Any
 ) -> None:
     playing(lambda _: dies_of_long_prompts)
-    words = [
-        "explore",
-        "--engine",
-        "--mix",
-        "plain,v2",
-        "--vllm",
-        "v0.20.2",
-        "--seeds",
-        "9",
-        "--json",
-    ]
-    assert main(words) == 1
-    shown = capsys.readouterr()
-    given = json.loads(shown.out)
+    words = ["explore", "--engine", "--mix", "off,stream", "--vllm", "v0.32.0", "--seeds", "40"]
+    assert main([*words, "--json"]) == 1
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
     folder = folder_of(tmp_path)
-    assert given == json.loads((folder / "explore.json").read_text(encoding="utf-8"))
-    assert (given["vllm_version"], given["trials"], given["seeds"], given["mixes"][0]) == (
-        "0.20.2",
-        9,
-        [1, 9],
-        "plain",
-    )
-    (one,) = given["findings"]
+    assert record == json.loads((folder / "explore.json").read_text(encoding="utf-8"))
+    expected = {
+        "evidence": "engine",
+        "vllm_version": "0.32.0",
+        "trials": 40,
+        "seeds": [1, 40],
+        "mixes": ["off", "stream"],
+        "reproduce": "vllm-repro explore --engine --mix off,stream --vllm 0.32.0 --seeds 40",
+    }
+    assert {name: record[name] for name in expected} == expected
+    assert "vLLM 0.32.0's EngineCore without a model, mixes off, stream" in printed.err
+    (finding,) = record["findings"]
     (line,) = (folder / "findings.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["case"] == one["case"]
-    assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
-    assert one["live"].endswith("explored_popleft_n_0_20_2.py --server lab --vllm 0.20.2")
-    assert check_file(folder / "explored_popleft_n_0_20_2.py") == []
-    assert one["test"].endswith("test_explored_popleft_n_0_20_2.py")
+    assert json.loads(line)["case"] == finding["case"]
+    assert [ask["prompt"] for wave in finding["case"]["waves"] for ask in wave] == [41]
+    connector = "" if finding["seed"] % 2 else "OffloadingConnector"
+    assert (finding["case"]["connector"], finding["model_runner"]) == (connector, "the same")
+    assert finding["live"].endswith("explored_popleft_n_0_32_0.py --server lab --vllm 0.32.0")
+    assert check_file(folder / "explored_popleft_n_0_32_0.py") == []
+    assert finding["test"].endswith("test_explored_popleft_n_0_32_0.py")
     assert main(["report", str(folder), "--format", "pytest"]) == 0
-    printed = capsys.readouterr().out
-    assert printed == (folder / "test_explored_popleft_n_0_20_2.py").read_text(encoding="utf-8")
-    assert "WAVES = [[dict(prompt=41, answer=1)]]" in printed
-    assert (
-        given["reproduce"] == "vllm-repro explore --engine --mix plain,v2 --vllm 0.20.2 --seeds 9"
-    )
+    test = capsys.readouterr().out
+    assert test == (folder / "test_explored_popleft_n_0_32_0.py").read_text(encoding="utf-8")
+    assert "WAVES = [[dict(prompt=41, answer=1)]]" in test
 
 
 def test_a_finding_with_a_scenario_file_is_booted_at_once(
@@ -189,46 +182,6 @@ def test_a_finding_with_a_scenario_file_is_booted_at_once(
     )
     assert check_file(Path(scenario)) == []
     assert f"$ vllm-repro run {scenario}" in capsys.readouterr().out
-
-
-def test_a_finding_in_the_whole_engine_can_be_played_again(
-    playing: Any, tmp_path: Path, capsys: Any
-) -> None:
-    playing(lambda _: dies_of_long_prompts)
-    assert (
-        main(
-            [
-                "explore",
-                "--engine",
-                "--mix",
-                "off,stream",
-                "--vllm",
-                "0.32.0",
-                "--seeds",
-                "40",
-                "--json",
-            ]
-        )
-        == 1
-    )
-    shown = capsys.readouterr()
-    given = json.loads(shown.out)
-    assert (given["evidence"], given["mixes"]) == ("engine", ["off", "stream"])
-    (one,) = given["findings"]
-    assert (one["case"]["connector"], one["seed"] % 2, one["model_runner"]) in {
-        ("OffloadingConnector", 0, "the same"),
-        ("", 1, "the same"),
-    }
-    assert one["live"].endswith("explored_popleft_n_0_32_0.py --server lab --vllm 0.32.0")
-    assert check_file(folder_of(tmp_path) / "explored_popleft_n_0_32_0.py") == []
-    assert [ask["prompt"] for wave in one["case"]["waves"] for ask in wave] == [41]
-    assert "vLLM 0.32.0's EngineCore without a model, mixes off, stream" in shown.err
-    assert (
-        given["reproduce"]
-        == "vllm-repro explore --engine --mix off,stream --vllm 0.32.0 --seeds 40"
-    )
-    assert main(["report", str(folder_of(tmp_path)), "--format", "pytest"]) == 0
-    assert "WAVES = [[dict(prompt=41, answer=1)]]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -306,27 +259,6 @@ def test_a_continued_search_fails_only_for_new_findings(
     assert (status, "seeds 1 to 40" in out) == (1, True)
 
 
-def test_nothing_found_exits_0_and_says_what_was_played(playing: Any, capsys: Any) -> None:
-    playing(lambda _: quiet)
-    assert main(["explore", "sco-hybrid", "--seeds", "4", "--from", "11"]) == 0
-    out = capsys.readouterr().out
-    assert (
-        missing(
-            out,
-            "vLLM 0.21.0's EngineCore without a model, on the server of sco-hybrid",
-            "nothing in 4 cases",
-            "again:   vllm-repro explore sco-hybrid --vllm 0.21.0 --seeds 4 --from 11",
-        )
-        == []
-    )
-
-
-def test_a_server_that_would_not_start_decides_nothing(playing: Any, capsys: Any) -> None:
-    playing(lambda _: lambda _: PlayResult(invalid="ValueError: no such connector"))
-    assert main(["explore", "--engine", "--mix", "off", "--seeds", "2"]) == 2
-    assert "2 of them were refused by vLLM at start" in capsys.readouterr().out
-
-
 def test_an_interrupted_search_keeps_and_tells_what_it_has(
     playing: Any, tmp_path: Path, capsys: Any
 ) -> None:
@@ -349,6 +281,12 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(
     )
 
 
+PAIR = [
+    Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff"
+    for name in ("fix", "hide")
+]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -369,7 +307,10 @@ def test_an_interrupted_search_keeps_and_tells_what_it_has(
             ["explore", "--engine", "--boot", "--json"],
             "--boot is for a search without --patch and --json",
         ),
+        (["explore", "sco-hybrid", *["--patch", str(PAIR[0])] * 2], "given twice"),
         (["causes", "min-tokens-stop-ids"], "names no changes to try"),
+        # the scheduler alone has no server
+        (["causes", "sco-hybrid", "--server", "lab"], "leave --server out"),
     ],
 )
 def test_what_cannot_be_searched_is_wrong_usage(
@@ -381,21 +322,6 @@ def test_what_cannot_be_searched_is_wrong_usage(
 
 # --- patches
 # --------------------------------------------------------------------------------------------------
-
-PAIR = [
-    Path(__file__).parents[2] / "fixtures" / "patches" / f"sco-hybrid-{name}.diff"
-    for name in ("fix", "hide")
-]
-
-
-def compared(
-    player: Callable[[Release], Play], playing: Any, capsys: Any, *more: str
-) -> tuple[int, dict[str, Any], str]:
-    playing(player)
-    words = ["explore", "sco-hybrid", *more, "--seeds", "9", "--json"]
-    status = main([*words, "--patch", str(PAIR[0]), "--patch", str(PAIR[1])])
-    shown = capsys.readouterr()
-    return status, json.loads(shown.out), shown.err
 
 
 def patch_of(release: Release) -> str:
@@ -420,8 +346,11 @@ def test_two_patches_are_told_apart_on_the_same_cases(
 
         return play
 
-    status, given, shown = compared(player, playing, capsys)
-    assert status == 0, "one patch fixes every failing case"
+    playing(player)
+    words = ["explore", "sco-hybrid", "--seeds", "9", "--json"]
+    assert main([*words, "--patch", str(PAIR[0]), "--patch", str(PAIR[1])]) == 0
+    printed = capsys.readouterr()
+    given = json.loads(printed.out)
     assert seen[""] == seen["fix"] == seen["hide"]
     assert (given["trials"], given["seeds"]) == (9, [1, 9])
     failing = sum(any(ask.prompt > 2000 for ask in case.asks) for case in seen[""])
@@ -434,7 +363,7 @@ def test_two_patches_are_told_apart_on_the_same_cases(
     assert given["reproduce"].index(PAIR[0].name) < given["reproduce"].index(PAIR[1].name)
     assert (
         missing(
-            shown,
+            printed.err,
             "fixes every failing case and breaks none",
             "fixes no case, and hides some: they fail in another way",
         )
@@ -442,27 +371,64 @@ def test_two_patches_are_told_apart_on_the_same_cases(
     )
 
 
-def test_a_patch_that_breaks_sound_cases_is_no_fix(playing: Any, capsys: Any) -> None:
-    def player(release: Release) -> Play:
-        if not patch_of(release):
-            return dies_of_long_prompts
-        return lambda case: (
-            PlayResult(invalid="refused") if all(a.prompt <= 40 for a in case.asks) else quiet(case)
-        )
-
-    playing(player)
-    assert (
-        main(["explore", "--engine", "--mix", "plain,v2", "--seeds", "60", "--patch", str(PAIR[0])])
-        == 1
+def broken_by_a_patch(release: Release) -> Play:
+    """Return an engine that dies of long prompts, and with a patch refuses short ones."""
+    if not patch_of(release):
+        return dies_of_long_prompts
+    return lambda case: (
+        PlayResult(invalid="refused") if all(a.prompt <= 40 for a in case.asks) else quiet(case)
     )
-    out = capsys.readouterr().out
-    assert missing(out, "newly fails:", "refused at start", "breaks cases") == []
 
 
-def test_cases_that_never_fail_tell_nothing_of_a_patch(playing: Any, capsys: Any) -> None:
-    status, given, shown = compared(lambda _: quiet, playing, capsys)
-    assert (status, given["failing"]) == (2, 0)
-    assert "nothing to tell: no case fails as released" in shown
+ENGINE = ("explore", "--engine", "--mix", "plain,v2", "--seeds")
+
+
+@pytest.mark.parametrize(
+    ("player", "words", "status", "texts"),
+    [
+        (
+            lambda _: quiet,
+            ["explore", "sco-hybrid", "--seeds", "4", "--from", "11"],
+            0,
+            [
+                "vLLM 0.21.0's EngineCore without a model, on the server of sco-hybrid",
+                "nothing in 4 cases",
+                "again:   vllm-repro explore sco-hybrid --vllm 0.21.0 --seeds 4 --from 11",
+            ],
+        ),
+        (
+            lambda _: lambda _: PlayResult(invalid="ValueError: no such connector"),
+            [*ENGINE, "2"],
+            2,
+            ["2 of them were refused by vLLM at start"],
+        ),
+        (
+            broken_by_a_patch,
+            [*ENGINE, "60", "--patch", str(PAIR[0])],
+            1,
+            ["newly fails:", "refused at start", "breaks cases"],
+        ),
+        (
+            lambda _: quiet,
+            [*ENGINE, "9", "--patch", str(PAIR[0])],
+            2,
+            ["nothing to tell: no case fails as released"],
+        ),
+        # a change that does not do what is declared
+        (lambda _: quiet, ["causes", "sco-hybrid", "--trials", "3"], 1, ["A SURPRISE"]),
+    ],
+)
+def test_a_search_has_a_status_and_a_reading(
+    playing: Any,
+    capsys: Any,
+    player: Callable[[Release], Play],
+    words: list[str],
+    status: int,
+    texts: list[str],
+) -> None:
+    playing(player)
+    assert main(words) == status
+    assert missing(capsys.readouterr().out, *texts) == []
 
 
 @pytest.mark.parametrize(
@@ -504,11 +470,6 @@ def test_a_patch_that_is_not_loaded_is_not_called_tested(
     )
 
 
-def test_the_same_patch_is_not_compared_with_itself(capsys: Any) -> None:
-    assert main(["explore", "sco-hybrid", "--patch", str(PAIR[0]), "--patch", str(PAIR[0])]) == 64
-    assert "given twice" in capsys.readouterr().err
-
-
 # --- causes
 # --------------------------------------------------------------------------------------------------
 
@@ -543,12 +504,6 @@ def test_each_change_is_compared_with_its_own_release(playing: Any, capsys: Any)
     assert (
         "0 crashes in 20 such workloads: the true rate is below 14% (95 % confidence)" in shown.err
     )
-
-
-def test_a_change_that_does_not_do_what_is_declared_exits_1(playing: Any, capsys: Any) -> None:
-    playing(lambda _: quiet)
-    assert main(["causes", "sco-hybrid", "--trials", "3"]) == 1
-    assert "A SURPRISE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("loads", "status"), [(None, 1), ([], 2)])
@@ -630,7 +585,6 @@ def test_a_cause_without_arm_or_change_is_a_mistake() -> None:
         ),
         "cause 'nothing' changes nothing: add patched(…)",
     ]
-    assert isinstance(find("sco-hybrid").causes, Causes)
 
 
 CRASH, CLEAN = Outcome.CRASH, Outcome.CLEAN
@@ -702,41 +656,50 @@ def test_each_change_is_booted_beside_its_release(
     assert "0 crashes in 2 boots: the true rate is below 78% (95 % confidence)" in shown.err
 
 
-def test_a_change_that_does_nothing_is_a_surprise(
-    made_up: Callable[[Answer], list[Job]], capsys: pytest.CaptureFixture[str]
+def without_a_wheel(job: Job) -> RunReport:
+    if str(job.options.vllm) == "0.32.0":
+        raise InfraError("no such wheel", hint="look at the index")
+    return as_declared(job)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "runs", "counts"),
+    [
+        (
+            lambda job: run_of("0.23.0", [CRASH if str(job.options.vllm) == "0.23.0" else CLEAN]),
+            1,
+            7,
+            {
+                "1 boot of each, lab servers": 1,
+                "changes nothing that was seen  A SURPRISE": 4,
+            },
+        ),
+        (
+            without_a_wheel,
+            2,
+            7,
+            {
+                "UNDECIDED": 2,
+                "unknown: no conclusive trial with it, or without it": 1,
+                "no such wheel (look at the index)": 2,
+            },
+        ),
+        (lambda job: replace(as_declared(job), interrupted="SIGTERM"), 130, 1, {}),
+    ],
+    ids=["a change that does nothing", "nothing could be booted", "interrupted"],
+)
+def test_runs_of_changes_have_a_status_and_a_table(
+    made_up: Callable[[Answer], list[Job]],
+    capsys: pytest.CaptureFixture[str],
+    answer: Answer,
+    status: int,
+    runs: int,
+    counts: dict[str, int],
 ) -> None:
-    made_up(lambda job: run_of("0.23.0", [CRASH if str(job.options.vllm) == "0.23.0" else CLEAN]))
-    assert main(["causes", "tq-chunked-prefill"]) == 1
-    out = capsys.readouterr().out
-    assert "1 boot of each, lab servers" in out
-    assert out.count("changes nothing that was seen  A SURPRISE") == 4
-
-
-def test_what_could_not_be_booted_says_nothing(
-    made_up: Callable[[Answer], list[Job]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def answer(job: Job) -> RunReport:
-        if str(job.options.vllm) == "0.32.0":
-            raise InfraError("no such wheel", hint="look at the index")
-        return as_declared(job)
-
-    made_up(answer)
-    assert main(["causes", "tq-chunked-prefill"]) == 2
-    shown = capsys.readouterr()
-    assert shown.out.count("UNDECIDED") == 2
-    assert "unknown: no conclusive trial with it, or without it" in shown.out
-    assert "no such wheel (look at the index)" in shown.out + shown.err
-
-
-def test_an_interrupted_run_ends_the_table(made_up: Callable[[Answer], list[Job]]) -> None:
-    asked = made_up(lambda job: replace(as_declared(job), interrupted="SIGTERM"))
-    assert main(["causes", "tq-chunked-prefill"]) == 130
-    assert len(asked) == 1
-
-
-def test_the_scheduler_has_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["causes", "sco-hybrid", "--server", "lab"]) == 64
-    assert "leave --server out" in capsys.readouterr().err
+    asked = made_up(answer)
+    assert (main(["causes", "tq-chunked-prefill"]), len(asked)) == (status, runs)
+    shown = "".join(capsys.readouterr())
+    assert {text: shown.count(text) for text in counts} == counts
 
 
 def test_a_run_of_a_change_is_not_gone_on_with_alone(tmp_path: Path) -> None:

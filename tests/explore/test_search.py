@@ -18,6 +18,7 @@ from tests.fake_package import fake_release
 from tests.golden_files import assert_golden
 from vllm_repro.errors import HarnessBug, InfraError, Unsupported
 from vllm_repro.scenario.reader import read
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.scenario.workload import Rest
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore import driver as driver_module
@@ -52,15 +53,15 @@ def test_an_outcome_is_as_bad_as_its_worst() -> None:
     outcome = result_from(
         {"steps": 9, "broken": [TWICE, LEAK], "death": POPLEFT, "preempted": 2, "ms": 3}
     )
-    assert [finding.kind.value for finding in outcome.findings] == ["death", "corrupted", "leak"]
-    worst = outcome.worst
-    assert worst is not None
+    death, *others = outcome.findings
+    assert [finding.kind.value for finding in others] == ["corrupted", "leak"]
+    assert (outcome.worst, death.kind.value) == (death, "death")
     assert (
-        worst.site
+        death.site
         == "AssertionError in popleft_n (vllm/v1/core/kv_cache_utils.py): assert curr_block is not"
         " None"
     )
-    assert known(worst) == "vllm-project/vllm#42085"
+    assert known(death) == "vllm-project/vllm#42085"
     assert outcome.counts == {"preempted": 2}
     stuck = result_from({"broken": [TWICE], "death": STUCK}).worst
     assert (stuck and stuck.kind, stuck and stuck.site) == (
@@ -266,6 +267,15 @@ def test_the_account_of_a_search() -> None:
     assert "nothing in 2 cases" in terminal(empty)
 
 
+def drafted(found: Found, release: str) -> Scenario:
+    """Return the scenario of a draft, in which `check` finds nothing wrong."""
+    name = draft_id(found.finding, release).replace("-", "_")
+    scenario, problems = read(Path(f"{name}.py"), draft(found, release))
+    assert problems == []
+    assert scenario is not None
+    return scenario
+
+
 @pytest.mark.parametrize(
     ("death", "shows", "looks"),
     [
@@ -277,12 +287,7 @@ def test_the_account_of_a_search() -> None:
 def test_a_draft_expects_what_a_server_would_show(
     death: dict[str, Any], shows: Expected, looks: bool
 ) -> None:
-    one = found(alone(60), result_from({"death": death}))
-    scenario, problems = read(
-        Path(f"{draft_id(one.finding, '0.32.0').replace('-', '_')}.py"), draft(one, "0.32.0")
-    )
-    assert problems == []
-    assert scenario is not None
+    scenario = drafted(found(alone(60), result_from({"death": death})), "0.32.0")
     assert scenario.arms[0].expected is shows
     assert isinstance(scenario.workload[-1], Rest) is looks
     assert (scenario.signature is None) is (shows is not Expected.DIES)
@@ -298,20 +303,15 @@ def found(case: Case, outcome: PlayResult | None = None) -> Found:
 def test_every_draft_is_a_scenario_file_without_a_mistake(seed: int) -> None:
     message = 'no {block} of "9" \\ left'
     death = result_from({"death": POPLEFT | {"message": message}}) if seed % 2 else None
-    one = found(
-        draw_for(Setup(connector="SimpleCPUOffloadConnector" if seed % 3 else ""), seed), death
-    )
-    name = draft_id(one.finding, "0.20.2").replace("-", "_")
-    scenario, problems = read(Path(f"{name}.py"), draft(one, "0.20.2"))
-    assert problems == []
-    assert scenario is not None
-    requests = list(scenario.workload)
-    assert len(requests) == len(one.shrunk.waves)
+    setup = Setup(connector="SimpleCPUOffloadConnector" if seed % 3 else "")
+    case = draw_for(setup, seed)
+    scenario = drafted(found(case, death), "0.20.2")
+    assert len(scenario.workload) == len(case.waves)
     assert scenario.lab is not None
     # a draft names each layer
-    assert tuple(scenario.lab.layers) == one.shrunk.setup.layers  # type: ignore[arg-type]
+    assert tuple(scenario.lab.layers) == case.setup.layers  # type: ignore[arg-type]
     command = scenario.command_in_lab(scenario.arms[0])
-    assert command.number("--num-gpu-blocks-override") == one.shrunk.setup.blocks
+    assert command.number("--num-gpu-blocks-override") == case.setup.blocks
 
 
 def test_what_a_live_server_cannot_be_told_is_said() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -314,25 +313,33 @@ def test_hardware(said: str, flags: str, needs: str) -> None:
     assert str(checked(drafted(f"{SERVE} {flags}\n\n{said}")).needs) == needs
 
 
-def test_the_model_is_stated_or_known_or_a_gap() -> None:
-    shape = (
-        "num_attention_heads: 16, num_key_value_heads: 4, head_dim: 256, num_hidden_layers: 32,"
-        " vocab_size: 1000"
-    )
-    known = Model("org/model", heads=8, kv_heads=2, head_dim=64, layers=3, vocab_size=9)
+SHAPE = (
+    "num_attention_heads: 16, num_key_value_heads: 4, head_dim: 256, num_hidden_layers: 32,"
+    " vocab_size: 1000"
+)
+KNOWN = Model("org/model", heads=8, kv_heads=2, head_dim=64, layers=3, vocab_size=9)
 
-    def sizes(text: str, models: Sequence[Model] = ()) -> tuple[tuple[int, ...], int]:
-        made = drafted(f"{SERVE}\n\n{text}", models=models)
-        model = checked(made).model
-        return (model.heads, model.kv_heads, model.head_dim, model.layers, model.vocab_size), len(
-            made.gaps
-        )
 
-    most = sizes("")[1]
-    assert sizes(shape) == ((16, 4, 256, 32, 1000), most - 1)
-    assert sizes("", [known]) == ((8, 2, 64, 3, 9), most - 1)
-    assert sizes(f"{shape}\n\nvision: num_hidden_layers: 27") == ((16, 4, 256, 1, 1000), most)
-    assert sizes("num_attention_heads: 7, num_key_value_heads: 2") == ((1, 1, 1, 1, 1), most)
+@pytest.mark.parametrize(
+    ("text", "models", "sizes", "closed"),
+    [
+        (SHAPE, [], (16, 4, 256, 32, 1000), 1),
+        ("", [KNOWN], (8, 2, 64, 3, 9), 1),
+        (f"{SHAPE}\n\nvision: num_hidden_layers: 27", [], (16, 4, 256, 1, 1000), 0),
+        ("num_attention_heads: 7, num_key_value_heads: 2", [], (1, 1, 1, 1, 1), 0),
+    ],
+)
+def test_the_model_is_stated_or_known_or_a_gap(
+    text: str, models: list[Model], sizes: tuple[int, ...], closed: int
+) -> None:
+    made = drafted(f"{SERVE}\n\n{text}", models=models)
+    model = checked(made).model
+    shape = (model.heads, model.kv_heads, model.head_dim, model.layers, model.vocab_size)
+    assert shape == sizes
+    assert len(made.gaps) == len(drafted(SERVE).gaps) - closed
+
+
+def test_a_public_name_of_a_model_is_taken_with_a_guess() -> None:
     made = drafted("vllm serve /models/x --enforce-eager\n\nModel: org/public")
     assert checked(made).model.name == "org/public"
     assert any("org/public" in guess for guess in made.guesses)
@@ -461,20 +468,19 @@ def test_a_prompt_that_does_not_fit_is_left_out() -> None:
     assert any("exceeds --max-model-len 1000" in guess for guess in made.guesses)
 
 
-def test_the_trigger_follows_from_the_sizes() -> None:
-    def trigger(text: str) -> str:
-        return next(
-            line.strip()
-            for line in drafted(text).text.splitlines()
-            if line.strip().startswith("trigger=")
-        )
-
-    assert trigger(f"{SERVE}\n\nA prompt of 5000 tokens.") == "trigger=chunked_prefill(chunks=2),"
-    assert trigger(f"{SERVE}\n\nA prompt of 4096 tokens.") == "trigger=prefill_over(4095),"
-    assert (
-        trigger("vllm serve a/b\n\nA prompt of 50 tokens.")
-        == "trigger=chunked_prefill(chunks=2) | prefill_over(49),"
-    )
+@pytest.mark.parametrize(
+    ("text", "trigger"),
+    [
+        (f"{SERVE}\n\nA prompt of 5000 tokens.", "chunked_prefill(chunks=2)"),
+        (f"{SERVE}\n\nA prompt of 4096 tokens.", "prefill_over(4095)"),
+        (
+            "vllm serve a/b\n\nA prompt of 50 tokens.",
+            "chunked_prefill(chunks=2) | prefill_over(49)",
+        ),
+    ],
+)
+def test_the_trigger_follows_from_the_sizes(text: str, trigger: str) -> None:
+    assert f" trigger={trigger},\n" in drafted(text).text
 
 
 TRIED = [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,7 +30,7 @@ from vllm_repro.running.state import Observed
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Capture, Scenario
-from vllm_repro.scenario.workload import Request, Size, sized
+from vllm_repro.scenario.workload import Size, sized
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab import LabServer, LabSite, lab_model, plugin_folder, read_replaced
@@ -67,20 +69,80 @@ def server(tmp_path: Path) -> LabServer:
 def test_each_change_of_the_command_has_its_reason() -> None:
     launch = launch_of("reported")
     assert TQ.lab is not None
-    for change in TQ.lab.changes:
-        assert f"{change}: {change.why}" in launch.differences
+    reasons = (f"{change}: {change.why}" for change in TQ.lab.changes)
+    assert missing(launch.differences, *reasons) == []
     assert launch.argv[:3] == ("/r/bin/vllm", "serve", "/m/tiny")
-    assert launch.command.number("--max-num-seqs") == 2
-    assert launch.command.get("--kv-cache-dtype") == "turboquant_4bit_nc"
-    assert launch.command.get("--tool-call-parser") == "qwen3_coder"
-    assert not launch.command.has("--gpu-memory-utilization")
     assert (launch.kind, launch.evidence) == (ServerKind.LAB, Evidence.LAB)
     assert launch.env["PYTHONPATH"] == str(plugin_folder())
 
 
-def test_the_plugin_is_told_when_graphs_are_turned_off() -> None:
-    assert launch_of("graphs-off").env["REPRO_LAB_GRAPHS"] == "NONE"
-    assert "REPRO_LAB_GRAPHS" not in launch_of("reported").env
+SCO = find("sco-hybrid")
+PROMPTS = "prompts of {} tokens in place of {}, sized for the tiny model"
+TRANSFER = (
+    '--kv-transfer-config \'{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both",'
+    '"kv_connector_extra_config":{"cpu_bytes_to_use":%s}}\''
+)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "arm", "present", "absent"),
+    [
+        (
+            TQ,
+            "reported",
+            (
+                "--kv-cache-dtype turboquant_4bit_nc",
+                "--tool-call-parser qwen3_coder",
+                "--max-num-seqs 2",
+            ),
+            ("--gpu-memory-utilization", "REPRO_LAB_GRAPHS", "REPRO_LAB_CAPTURE", "prompts"),
+        ),
+        # an arm overrides the lab's changes
+        (TQ, "bigger-chunk", ("--max-num-batched-tokens 8192",), ()),
+        (TQ, "eager", ("--enforce-eager",), ()),
+        (TQ, "graphs-off", ("REPRO_LAB_GRAPHS NONE",), ()),
+        (
+            SCO,
+            "reported",
+            (
+                "--no-disable-hybrid-kv-cache-manager",
+                "--enable-prefix-caching",
+                "--block-size 32",
+                "--num-gpu-blocks-override 330",
+                "--max-num-batched-tokens 2048",
+                TRANSFER % 268435456,
+                "REPRO_LAB_MECHANISM offload",
+                PROMPTS.format(5693, 90109),
+            ),
+            (),
+        ),
+        (SCO, "near-miss-length", (PROMPTS.format(5664, 90112),), ()),
+        (SCO, "hybrid-off", ("--disable-hybrid-kv-cache-manager",), ()),
+        (SCO, "lazy", (TRANSFER % '268435456,"lazy_offload":true',), ()),
+        (SCO, "small-cpu-pool", (TRANSFER % (160 * 8192),), ()),
+        (SCO, "sco-off", (), ("--kv-transfer-config",)),
+        (
+            SCO,
+            "bigger-pool",
+            (
+                "--num-gpu-blocks-override 1000",
+                (
+                    "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override"
+                    " 50000, sized for the tiny model's pool"
+                ),
+            ),
+            (),
+        ),
+    ],
+)
+def test_flags_variables_and_differences_of_an_arm(
+    scenario: Scenario, arm: str, present: Sequence[str], absent: Sequence[str]
+) -> None:
+    launch = launch_of(arm, scenario, "0.23.0" if scenario is TQ else "0.21.0")
+    flags = [line.strip(" \\") for line in launch.command.render().splitlines()]
+    lines = [*flags, *launch.differences, *(f"{name} {launch.env[name]}" for name in launch.env)]
+    assert [lines.count(line) for line in present] == [1] * len(present)
+    assert missing([line.split()[0] for line in lines], *absent) == [*absent]
 
 
 @pytest.mark.parametrize(
@@ -104,19 +166,14 @@ def test_graphs_are_turned_off_in_several_ways(flags: str, mode: str) -> None:
 @pytest.mark.parametrize("capture", ["guard", "record"])
 def test_the_guard_captures_full_graphs(capture: Capture) -> None:
     lab = replace(TQ.lab, capture=capture)  # type: ignore[type-var]  # it has one
-    launch = launch_of(lab=lab)
-    assert launch.env["REPRO_LAB_CAPTURE"] == capture
-    assert launch.command.get("--compilation-config.cudagraph_mode") == "FULL_DECODE_ONLY"
+    launches = [launch_of(arm, lab=lab) for arm in ("reported", "graphs-off", "eager")]
+    modes = [launch.command.get("--compilation-config.cudagraph_mode") for launch in launches]
+    assert modes == ["FULL_DECODE_ONLY", "none", None]
+    assert launches[0].env["REPRO_LAB_CAPTURE"] == capture
     assert any(
         text.startswith("with --compilation-config.cudagraph_mode FULL")
-        for text in launch.differences
+        for text in launches[0].differences
     )
-    assert (
-        launch_of("graphs-off", lab=lab).command.get("--compilation-config.cudagraph_mode")
-        == "none"
-    )
-    assert not launch_of("eager", lab=lab).command.has("--compilation-config.cudagraph_mode")
-    assert "REPRO_LAB_CAPTURE" not in launch_of("reported").env
 
 
 def test_weights_that_were_made_are_loaded() -> None:
@@ -127,17 +184,11 @@ def test_weights_that_were_made_are_loaded() -> None:
     )
 
 
-def test_an_arm_overrides_the_lab_changes() -> None:
-    assert launch_of("bigger-chunk").command.number("--max-num-batched-tokens") == 8192
-    assert launch_of("eager").command.has("--enforce-eager")
-
-
 def test_a_scenario_without_a_lab_names_other_servers() -> None:
     other = find("min-tokens-stop-ids")
-    with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
-        LabSite(ServerOptions(), other)
-    with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
-        launch_of(scenario=other, version="0.28.0")
+    for start in (partial(LabSite, ServerOptions()), partial(launch_of, "reported")):
+        with pytest.raises(UsageError, match="cannot run in the lab: it has no lab="):
+            start(other)
 
 
 def test_the_lab_refuses_other_weights() -> None:
@@ -282,68 +333,30 @@ def test_auto_falls_back_to_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> No
         open_site(TQ, ServerOptions(server="lab"), ServerChoice(ServerKind.LAB, ""), print)
 
 
-def test_check_finds_mistakes_in_lab() -> None:
-    def problems_of(old: str, new: str) -> list[str]:
-        return [text for _, text in broken(old, new)]
-
-    assert problems_of('mechanism="turboquant"', 'mechanism="turboquent"') == [
-        "the lab has no mechanism 'turboquent'; did you mean 'turboquant'?"
-    ]
-    why = ', why="on a CPU this is a share of the host\'s memory"'
-    assert problems_of(why, "") == [
-        "lab: `without --gpu-memory-utilization` has no why=: add the reason for the report"
-    ]
-    found = problems_of('without("--language-model-only"', 'without("--language-only"')
-    assert found
-    assert all("does not carry --language-only" in text for text in found)
-
-
-SCO = find("sco-hybrid")
-
-
-def sco_launch(name: str) -> Launch:
-    return launch_of(name, SCO, "0.21.0")
-
-
-def test_differing_prompt_sizes_are_listed() -> None:
-    shown = "prompts of 5693 tokens in place of 90109, sized for the tiny model"
-    assert sco_launch("reported").differences.count(shown) == 1
-    assert (
-        sco_launch("near-miss-length").differences.count(
-            shown.replace("5693", "5664").replace("90109", "90112")
-        )
-        == 1
-    )
-    assert not any(text.startswith("prompts of") for text in launch_of().differences)
-
-
-def test_the_lab_command_keeps_what_the_bug_needs() -> None:
-    command = sco_launch("reported").command
-    assert command.enabled("--disable-hybrid-kv-cache-manager") is False
-    assert command.has("--enable-prefix-caching")
-    assert (command.number("--block-size"), command.number("--num-gpu-blocks-override")) == (
-        32,
-        330,
-    )
-    assert command.number("--max-num-batched-tokens") == 2048
-    transfer = json.loads(command.get("--kv-transfer-config") or "")
-    assert (transfer["kv_connector"], transfer["kv_role"]) == (
-        "SimpleCPUOffloadConnector",
-        "kv_both",
-    )
-    assert sco_launch("reported").env["REPRO_LAB_MECHANISM"] == "offload"
-
-
-def test_the_arms_differ_by_what_their_names_say() -> None:
-    assert not sco_launch("sco-off").command.has("--kv-transfer-config")
-    assert sco_launch("hybrid-off").command.enabled("--disable-hybrid-kv-cache-manager") is True
-    assert sco_launch("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
-    for name, key, value in (
-        ("lazy", "lazy_offload", True),
-        ("small-cpu-pool", "cpu_bytes_to_use", 160 * 8192),
-    ):
-        transfer = json.loads(sco_launch(name).command.get("--kv-transfer-config") or "")
-        assert transfer["kv_connector_extra_config"][key] == value
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'mechanism="turboquant"',
+            'mechanism="turboquent"',
+            "the lab has no mechanism 'turboquent'; did you mean 'turboquant'?",
+        ),
+        (
+            ', why="on a CPU this is a share of the host\'s memory"',
+            "",
+            "lab: `without --gpu-memory-utilization` has no why=: add the reason for the report",
+        ),
+        (
+            'without("--language-model-only"',
+            'without("--language-only"',
+            "does not carry --language-only",
+        ),
+    ],
+)
+def test_check_finds_mistakes_in_lab(old: str, new: str, message: str) -> None:
+    texts = [text for _, text in broken(old, new)]
+    assert texts
+    assert all(message in text for text in texts)
 
 
 def test_each_model_shape_has_its_own_folder(
@@ -395,42 +408,22 @@ def test_the_boundary_is_computed_for_the_model_that_is_served(
     tmp_path: Path, kind: ServerKind, outcome: Outcome
 ) -> None:
     asked = [SentRequest("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
-    seen = Observed(
-        ServerFacts(kind=kind, evidence=Evidence.LAB, argv=()),
-        ready=True,
-        asked=asked,
-        canary_ok=True,
-    )
-    assert assess(SCO, sco_launch("reported").command, seen, tmp_path / "no log").outcome is outcome
+    facts = ServerFacts(kind=kind, evidence=Evidence.LAB, argv=())
+    seen = Observed(facts, ready=True, asked=asked, canary_ok=True)
+    command = launch_of("reported", SCO, "0.21.0").command
+    assert assess(SCO, command, seen, tmp_path / "no log").outcome is outcome
 
 
 def test_near_misses_differ_from_the_report_by_one_thing() -> None:
-    lengths = {
-        request.prompt
-        for request in arm_of(SCO, "near-miss-length").workload or ()
-        if isinstance(request, Request)
-    }
-    answers = {
-        request.max_tokens
-        for request in arm_of(SCO, "near-miss-answer").workload or ()
-        if isinstance(request, Request)
-    }
+    lengths, answers = (
+        {getattr(step, field) for step in arm_of(SCO, name).workload or ()}
+        for name, field in (("near-miss-length", "prompt"), ("near-miss-answer", "max_tokens"))
+    )
     (length,) = lengths
     assert isinstance(length, Size)
     assert length.lab is not None
     assert (length.plus % 256, length.lab % 32) == (0, 0)
     assert answers == {3}
-
-
-def test_differing_flags_are_listed() -> None:
-    assert SCO.command_of(arm_of(SCO, "bigger-pool")).number("--num-gpu-blocks-override") == 50_000
-    assert sco_launch("bigger-pool").command.number("--num-gpu-blocks-override") == 1000
-    shown = (
-        "with --num-gpu-blocks-override 1000 in place of --num-gpu-blocks-override 50000, sized for"
-        " the tiny model's pool"
-    )
-    assert sco_launch("bigger-pool").differences.count(shown) == 1
-    assert shown not in sco_launch("reported").differences
 
 
 DSV4 = find("dsv4-tp2")
@@ -562,14 +555,10 @@ def test_auto_prefers_the_lab_for_a_cpu_bug_with_a_mechanism(
     )
     monkeypatch.setattr("vllm_repro.servers.process.local_vllm", lambda: None)
     monkeypatch.setattr(ReleaseCache, "get", lambda _, version: f"release {version}")
-    for memory in (16.0, 1024.0):
+    for memory in (1024.0, 16.0):
         monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda memory=memory: memory)
-        assert choose(ON_A_CPU, ServerOptions(), download=False).kind is ServerKind.LAB
-        assert (
-            choose(ON_A_CPU, ServerOptions(vllm=Source(release="0.32.0")), download=False).kind
-            is ServerKind.LAB
-        )
-    monkeypatch.setattr("vllm_repro.servers.options.memory_gb", lambda: 16.0)
+        for options in (ServerOptions(), ServerOptions(vllm=Source(release="0.32.0"))):
+            assert choose(ON_A_CPU, options, download=False).kind is ServerKind.LAB
     assert (
         choose(ON_A_CPU, ServerOptions()).why
         == "the scenario needs CPU, 256 GB, and this machine has 16 GB"

@@ -12,13 +12,13 @@ import queue
 import subprocess
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import Enum
 from importlib.metadata import distributions
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -29,120 +29,36 @@ from vllm_repro_diagnosis.boot_facts import Observation, observed
 from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_lab import nixl
 from vllm_repro_lab.parts import GRAPHS, MECHANISMS
-from vllm_repro_lab.record import Part, names_in, survey, write_once
+from vllm_repro_lab.record import Part, Survey, names_in, survey, write_once
 
 
-class AsyncPlatform:
-    """The part of vLLM's CPU platform that the plugin replaces."""
+class Stub(ModuleType):
+    """Module of vLLM: every name is a class without methods."""
 
-    checked: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, type(name, (), {}))
+        return getattr(self, name)
+
+
+class CpuPlatform:
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        cls.checked.append(cls.__name__)
+        vllm_config.checked_by = cls.__name__
         vllm_config.scheduler_config.async_scheduling = False
-        vllm_config.scheduler_config.other = "changed"
+        vllm_config.parallel_config.distributed_executor_backend = "mp"
 
 
-def load_plugin(monkeypatch: pytest.MonkeyPatch, name: str, modules: dict[str, object]) -> Any:
-    for parent in ("vllm", "vllm.platforms", "vllm.engine", "fastapi"):
-        modules.setdefault(parent, ModuleType(parent))
-    for module, content in modules.items():
-        monkeypatch.setitem(sys.modules, module, content)
-    monkeypatch.delitem(sys.modules, f"vllm_repro_lab.{name}", raising=False)
-    plugin = importlib.import_module(f"vllm_repro_lab.{name}")
-    sys.modules.pop(f"vllm_repro_lab.{name}")
-    return plugin
-
-
-def install_async(monkeypatch: pytest.MonkeyPatch, platform: object) -> tuple[Any, Any]:
-    """Install the mechanism over stubs; return torch and the model runner's module."""
-    torch: Any = ModuleType("torch")
-    torch.cuda, torch.device = SimpleNamespace(), str
-    runner, worker = ModuleType("runner"), ModuleType("vllm.v1.worker")
-    worker.cpu_model_runner = runner  # type: ignore[attr-defined]  # a stub
-    modules: dict[str, object] = {
-        "torch": torch,
-        "vllm.platforms.cpu": SimpleNamespace(CpuPlatform=platform),
-        "vllm.v1": ModuleType("vllm.v1"),
-        "vllm.v1.worker": worker,
-        "vllm.v1.worker.cpu_worker": ModuleType("cpu_worker"),
-    }
-    load_plugin(monkeypatch, "async_steps", modules).install()
-    return torch, runner
-
-
-def test_streams_and_events_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, runner = install_async(monkeypatch, type("CpuPlatform", (AsyncPlatform,), {}))
-    with runner._torch_cuda_wrapper():
-        stream, event = torch.cuda.Stream(), torch.cuda.Event(blocking=True)
-    stream.wait_stream(torch.cuda.current_stream())
-    event.record(stream)
-    event.synchronize()
-    assert torch.Event is torch.cuda.Event
-
-
-@pytest.mark.parametrize("decided", [True, False, None])
-def test_the_platform_keeps_decisions_and_changes_the_rest(
-    monkeypatch: pytest.MonkeyPatch, decided: bool | None
-) -> None:
-    platform = type("CpuPlatform", (AsyncPlatform,), {})
-    install_async(monkeypatch, platform)
-    config = SimpleNamespace(async_scheduling=decided, other="")
-    # made above
-    platform.check_and_update_config(SimpleNamespace(scheduler_config=config))  # type: ignore[attr-defined]
-    assert (config.async_scheduling, config.other) == (decided, "changed")
-    assert AsyncPlatform.checked.pop() == "CpuPlatform"
-
-
-class SegmentEngine:
-    """Engine that answers each segment with its length."""
-
+class EngineCoreProc:
     def __init__(self) -> None:
-        self.given: list[Any] = []
+        self.input_queue: Any = queue.Queue()
 
-    async def generate(
-        self, inputs: AsyncIterator[Any], params: Any, request_id: str
-    ) -> AsyncIterator[Any]:
-        self.given.append(params)
-        assert request_id
-        async for one in inputs:
-            yield SimpleNamespace(
-                outputs=[SimpleNamespace(token_ids=[len(one.prompt["prompt_token_ids"])])]
-            )
-
-
-def test_segments_are_fed_to_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules: dict[str, object] = {
-        "vllm.engine.protocol": SimpleNamespace(StreamingInput=SimpleNamespace),
-        "vllm.sampling_params": SimpleNamespace(
-            SamplingParams=SimpleNamespace(from_optional=dict),
-            RequestOutputKind=SimpleNamespace(DELTA="delta"),
-        ),
-        "fastapi.responses": SimpleNamespace(JSONResponse=lambda content: json.dumps(content)),
-    }
-    plugin, engine = load_plugin(monkeypatch, "segments", modules), SegmentEngine()
-    state = SimpleNamespace(engine_client=engine)
-
-    async def body() -> dict[str, Any]:
-        return {"model": "m", "segments": [[7, 8, 9], 0, [10]], "max_tokens": 2}
-
-    async def passed_on(request: Any) -> str:
-        return f"passed on {request.url.path}"
-
-    def asked(path: str) -> Any:
-        request = SimpleNamespace(
-            url=SimpleNamespace(path=path), json=body, app=SimpleNamespace(state=state)
-        )
-        return asyncio.run(plugin.route(request, passed_on))
-
-    assert asked("/v1/completions") == "passed on /v1/completions"
-    assert engine.given == []
-    assert json.loads(asked("/segments")) == {"token_ids": [3, 1]}
-    assert engine.given == [{"max_tokens": 2, "output_kind": "delta"}]
-
-
-OFFLOAD = "vllm_repro_lab.offload"
+    def _process_input_queue(self) -> None: ...
 
 
 class Link:
@@ -179,17 +95,170 @@ class BlockPool:
             link = link.next_free_block
 
 
+Kind = Enum("Kind", "ADD ABORT UTILITY")
+CORE, CPU = "vllm.v1.engine.core", "vllm.platforms.cpu"
+POOL, WORKER = "vllm.v1.core.block_pool", "vllm.v1.simple_kv_offload.worker"
+NAMES = (
+    "fastapi",
+    "fastapi.responses",
+    "numpy",
+    "torch",
+    "torch.cuda",
+    "vllm",
+    "vllm.distributed",
+    "vllm.distributed.kv_transfer",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker",
+    "vllm.engine",
+    "vllm.engine.protocol",
+    "vllm.forward_context",
+    "vllm.platforms",
+    CPU,
+    "vllm.sampling_params",
+    "vllm.v1",
+    "vllm.v1.core",
+    POOL,
+    "vllm.v1.engine",
+    CORE,
+    "vllm.v1.kv_cache_interface",
+    "vllm.v1.kv_offload",
+    "vllm.v1.kv_offload.cpu",
+    "vllm.v1.kv_offload.cpu.spec",
+    "vllm.v1.outputs",
+    "vllm.v1.simple_kv_offload",
+    WORKER,
+    "vllm.v1.worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.kv_connector_model_runner_mixin",
+    "vllm.v1.worker.worker_base",
+)
+IMPORT_VLLM = (
+    "async_steps",
+    "nixl",
+    "offload",
+    "offloading",
+    "scheduler",
+    "scheduler_worker",
+    "segments",
+)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Put stubs in place of vLLM's modules and return them. The plugin is imported anew."""
+    modules: dict[str, Any] = {name: Stub(name) for name in NAMES}
+    modules["torch"].device = str
+    for module, stub in ((CPU, CpuPlatform), (CORE, EngineCoreProc), (POOL, BlockPool)):
+        # a copy, because the plugin changes it
+        setattr(modules[module], stub.__name__, type(stub.__name__, (stub,), dict(vars(stub))))
+    modules["vllm.v1.engine"].EngineCoreRequestType = Kind
+    modules["vllm.v1.worker.gpu_worker"].Worker.get_kv_connector_handshake_metadata = None
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+        parent, _, child = name.rpartition(".")
+        if parent in modules:
+            setattr(modules[parent], child, module)
+    for name in IMPORT_VLLM:
+        monkeypatch.delitem(sys.modules, f"vllm_repro_lab.{name}", raising=False)
+    yield modules
+    for name in IMPORT_VLLM:
+        sys.modules.pop(f"vllm_repro_lab.{name}", None)
+
+
+def load(name: str) -> Any:
+    """Import a module of the plugin and install its replacements, if it has any."""
+    module = importlib.import_module(f"vllm_repro_lab.{name}")
+    getattr(module, "install", lambda: None)()
+    return module
+
+
+def config_of(*, asynchronous: bool | None) -> Any:
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(distributed_executor_backend="uni", worker_cls="auto"),
+        scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
+    )
+
+
+def test_streams_and_events_do_nothing(vllm: dict[str, Any]) -> None:
+    load("async_steps")
+    torch = vllm["torch"]
+    with vllm["vllm.v1.worker.cpu_model_runner"]._torch_cuda_wrapper():
+        stream, event = torch.cuda.Stream(), torch.cuda.Event(blocking=True)
+    stream.wait_stream(torch.cuda.current_stream())
+    event.record(stream)
+    event.synchronize()
+    assert torch.Event is torch.cuda.Event
+
+
+@pytest.mark.parametrize("decided", [True, False, None])
+def test_the_platform_keeps_decisions_and_changes_the_rest(
+    vllm: dict[str, Any], decided: bool | None
+) -> None:
+    load("async_steps")
+    config = config_of(asynchronous=decided)
+    vllm[CPU].CpuPlatform.check_and_update_config(config)
+    assert config.scheduler_config.async_scheduling is decided
+    assert config.parallel_config.distributed_executor_backend == "mp"
+    assert config.checked_by == "CpuPlatform"
+
+
+class SegmentEngine:
+    """Engine that answers each segment with its length."""
+
+    def __init__(self) -> None:
+        self.params: list[Any] = []
+
+    async def generate(
+        self, inputs: AsyncIterator[Any], params: Any, request_id: str
+    ) -> AsyncIterator[Any]:
+        self.params.append(params)
+        assert request_id
+        async for segment in inputs:
+            length = len(segment.prompt["prompt_token_ids"])
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[length])])
+
+
+def test_segments_are_fed_to_one_request(vllm: dict[str, Any]) -> None:
+    vllm["vllm.engine.protocol"].StreamingInput = SimpleNamespace
+    vllm["vllm.sampling_params"].SamplingParams.from_optional = dict
+    vllm["vllm.sampling_params"].RequestOutputKind.DELTA = "delta"
+    vllm["fastapi.responses"].JSONResponse = dict
+    plugin, engine = load("segments"), SegmentEngine()
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+
+    async def body() -> dict[str, Any]:
+        return {"model": "m", "segments": [[7, 8, 9], 0, [10]], "max_tokens": 2}
+
+    async def passed_on(request: Any) -> str:
+        return f"passed on {request.url.path}"
+
+    def answer(path: str) -> Any:
+        request = SimpleNamespace(url=SimpleNamespace(path=path), json=body, app=app)
+        return asyncio.run(plugin.route(request, passed_on))
+
+    assert answer("/v1/completions") == "passed on /v1/completions"
+    assert engine.params == []
+    assert answer("/segments") == {"token_ids": [3, 1]}
+    assert engine.params == [{"max_tokens": 2, "output_kind": "delta"}]
+
+
 class Log(list[str]):
     def info(self, text: str, *values: object) -> None:
         self.append(text % values)
 
     @property
     def observed(self) -> tuple[Observation, ...]:
-        return observed(
-            read_lines(
-                "\n".join(f"(Worker pid=1) INFO 11-21 20:43:24 [o.py:1] {line}" for line in self)
-            )
-        )
+        prefix = "(Worker pid=1) INFO 11-21 20:43:24 [o.py:1]"
+        return observed(read_lines("\n".join(f"{prefix} {line}" for line in self)))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    lines = Log()
+    monkeypatch.setattr("vllm_repro_lab.record._logger", lines)
+    return lines
 
 
 class Rows(dict[int, bytes]):
@@ -205,223 +274,83 @@ class Rows(dict[int, bytes]):
             super().__setitem__(place, row)
 
 
-Installed = tuple[Any, ModuleType, Log, type[BlockPool]]
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Installed]:
-    def installed(**names: object) -> Installed:
-        class Pool(BlockPool):
-            get_num_free_blocks = BlockPool.get_num_free_blocks
-
-        log = Log()
-        worker = ModuleType("vllm.v1.simple_kv_offload.worker")
-        torch = SimpleNamespace(
-            cuda=SimpleNamespace(Stream="CUDA's", other="torch's"), zeros="torch's", Event="CUDA's"
-        )
-        vars(worker).update({"DmaCopyBackend": None, "torch": torch, **names})
-        modules = {
-            "torch": torch,
-            "vllm": ModuleType("vllm"),
-            "vllm.v1": ModuleType("vllm.v1"),
-            "vllm.v1.core": ModuleType("vllm.v1.core"),
-            "vllm.v1.core.block_pool": SimpleNamespace(BlockPool=Pool),
-            "vllm.v1.simple_kv_offload": SimpleNamespace(worker=worker),
-            "vllm.v1.simple_kv_offload.worker": worker,
-        }
-        for name, module in modules.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.setattr("vllm_repro_lab.record._logger", log)
-        monkeypatch.delitem(sys.modules, OFFLOAD, raising=False)
-        plugin = importlib.import_module(OFFLOAD)
-        plugin.install()
-        sys.modules.pop(OFFLOAD)
-        return plugin, worker, log, Pool
-
-    return installed
-
-
-def test_only_cuda_names_are_replaced_and_only_in_that_module(
-    install: Callable[..., Installed],
-) -> None:
-    plugin, worker, _, _ = install(is_pin_memory_available=lambda: True)
-    assert worker.DmaCopyBackend is plugin.CopyBackend
-    assert worker.is_pin_memory_available() is False
-    assert not hasattr(worker, "PIN_MEMORY")
-    assert (worker.torch.zeros, worker.torch.cuda.other) == ("torch's", "torch's")
+def test_only_cuda_names_are_replaced_and_only_in_that_module(vllm: dict[str, Any]) -> None:
+    torch, worker, plugin = vllm["torch"], vllm[WORKER], load("offload")
+    assert (worker.DmaCopyBackend, worker.PIN_MEMORY) == (plugin.CopyBackend, False)
+    assert (worker.torch.zeros, worker.torch.cuda.other) == (torch.zeros, torch.cuda.other)
     low, _high = worker.torch.cuda.Stream.priority_range()
     worker.torch.Event().record(worker.torch.cuda.current_stream())
-    assert worker.torch.cuda.Stream(priority=low) is not None
-    assert sys.modules["torch"].cuda.Stream == "CUDA's"
+    assert isinstance(worker.torch.cuda.Stream(priority=low), worker.torch.cuda.Stream)
+    assert torch.cuda.Stream is not worker.torch.cuda.Stream
+    without_constant = SimpleNamespace()
+    plugin.without_cuda(without_constant)
+    assert without_constant.is_pin_memory_available() is False
 
 
-def test_a_release_that_pins_by_a_constant(install: Callable[..., Installed]) -> None:
-    _, worker, _, _ = install(PIN_MEMORY=True)
-    assert worker.PIN_MEMORY is False
-    assert not hasattr(worker, "is_pin_memory_available")
-
-
-def test_copies_are_immediate_and_stores_complete_later(
-    install: Callable[..., Installed],
-) -> None:
-    plugin, _, log, _ = install(PIN_MEMORY=True)
-    gpu, cpu = (
-        {"kv": Rows({n: b"g%d" % n for n in range(5)})},
-        {"kv": Rows(dict.fromkeys(range(5), b"c"))},
-    )
-    backend = plugin.CopyBackend()
+@pytest.mark.usefixtures("vllm")
+def test_copies_are_immediate_and_stores_complete_later(log: Log) -> None:
+    gpu = {"kv": Rows({n: b"g%d" % n for n in range(5)})}
+    cpu = {"kv": Rows(dict.fromkeys(range(5), b"c"))}
+    backend = load("offload").CopyBackend()
     backend.init(gpu, cpu, None, None, None)
-    stores: list[tuple[int, Any]] = []
-    loads: list[tuple[int, Any]] = []
+    copies: list[tuple[int, Any]] = []
     backend.launch_copy(
-        [3, 1, 3], [0, 1, 2], is_store=True, event_idx=7, events_list=stores, wait_event=object()
+        [3, 1, 3], [0, 1, 2], is_store=True, event_idx=7, events_list=copies, wait_event=object()
     )
     assert cpu["kv"][[0, 1, 2, 3]] == [b"g3", b"g1", b"g3", b"c"]
-    backend.launch_copy([2], [4], is_store=False, event_idx=8, events_list=loads)
+    backend.launch_copy([2], [4], is_store=False, event_idx=8, events_list=copies)
     assert gpu["kv"][[4]] == [b"g3"]
-    (index, store), (_, load) = stores[0], loads[0]
-    assert (index, store.query(), store.query(), load.query()) == (7, False, True, True)
+    (index, store), (_, fetched) = copies
+    assert (index, store.query(), store.query(), fetched.query()) == (7, False, True, True)
     assert log.observed == (
         Observation("store", {"event": 7, "blocks": 3, "distinct": 2, "twice": [3]}),
     )
 
 
-def test_synchronize_completes_a_store(install: Callable[..., Installed]) -> None:
-    plugin, _, _, _ = install(PIN_MEMORY=True)
-    event = plugin.Event(polls=1)
+@pytest.mark.usefixtures("vllm")
+def test_synchronize_completes_a_store() -> None:
+    event = load("offload").Event(polls=1)
     event.synchronize()
     assert event.query()
 
 
-def test_not_more_than_32_blocks_are_named(install: Callable[..., Installed]) -> None:
-    plugin, _, log, _ = install(PIN_MEMORY=True)
-    plugin._observe_store(0, [*range(100), *range(50)])
-    (seen,) = log.observed
-    assert (seen.values["blocks"], seen.values["distinct"], seen.values["twice"]) == (
-        150,
-        100,
-        list(range(32)),
-    )
+@pytest.mark.usefixtures("vllm")
+def test_not_more_than_32_blocks_are_named(log: Log) -> None:
+    load("offload")._observe_store(0, [*range(100), *range(50)])
+    values = {"event": 0, "blocks": 150, "distinct": 100, "twice": list(range(32))}
+    assert log.observed == (Observation("store", values),)
 
 
-def test_a_short_free_list_is_logged_without_a_lab_frame(
-    install: Callable[..., Installed],
-) -> None:
-    _, _, log, pool = install(PIN_MEMORY=True)
+def test_a_short_free_list_is_logged_without_a_lab_frame(vllm: dict[str, Any], log: Log) -> None:
+    load("offload")
     with pytest.raises(AssertionError) as death:
-        pool(counter=106, real=34).get_new_blocks(50)
+        vllm[POOL].BlockPool(counter=106, real=34).get_new_blocks(50)
     assert log.observed == (Observation("free_list", {"counter": 106, "walked": 34, "asked": 50}),)
     frames = [frame.name for frame in traceback.extract_tb(death.value.__traceback__)]
     assert frames[1:] == ["get_new_blocks", "popleft_n"]
 
 
-def test_a_long_enough_free_list_is_not_logged(install: Callable[..., Installed]) -> None:
-    _, _, log, pool = install(PIN_MEMORY=True)
-    right = pool(counter=34, real=34)
-    right.get_new_blocks(34)
-    assert right.get_num_free_blocks() == 34
-    assert pool(counter=106, real=34).get_num_free_blocks() == 106
+def test_a_long_enough_free_list_is_not_logged(vllm: dict[str, Any], log: Log) -> None:
+    load("offload")
+    pool = vllm[POOL].BlockPool(counter=34, real=34)
+    pool.get_new_blocks(34)
+    assert pool.get_num_free_blocks() == 34
+    assert vllm[POOL].BlockPool(counter=106, real=34).get_num_free_blocks() == 106
     with pytest.raises(ValueError, match="Cannot get"):
-        right.get_new_blocks(35)
+        pool.get_new_blocks(35)
     assert not log
 
 
-Kind = Enum("Kind", "ADD ABORT UTILITY")
-
-
-class Stub(ModuleType):
-    """Module of vLLM: every name is a class without methods."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__ = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, type(name, (), {}))
-        return getattr(self, name)
-
-
-class Platform:
-    @classmethod
-    def check_and_update_config(cls, vllm_config: Any) -> None:
-        vllm_config.scheduler_config.async_scheduling = False
-        vllm_config.parallel_config.distributed_executor_backend = "mp"
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.input_queue: Any = queue.Queue()
-
-    def _process_input_queue(self) -> None: ...
-
-
-NAMES = (
-    "numpy",
-    "torch",
-    "vllm",
-    "vllm.distributed",
-    "vllm.distributed.kv_transfer",
-    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
-    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker",
-    "vllm.forward_context",
-    "vllm.platforms",
-    "vllm.platforms.cpu",
-    "vllm.v1",
-    "vllm.v1.core",
-    "vllm.v1.core.block_pool",
-    "vllm.v1.engine",
-    "vllm.v1.engine.core",
-    "vllm.v1.kv_cache_interface",
-    "vllm.v1.kv_offload",
-    "vllm.v1.kv_offload.cpu",
-    "vllm.v1.kv_offload.cpu.spec",
-    "vllm.v1.outputs",
-    "vllm.v1.simple_kv_offload",
-    "vllm.v1.simple_kv_offload.worker",
-    "vllm.v1.worker",
-    "vllm.v1.worker.gpu_worker",
-    "vllm.v1.worker.kv_connector_model_runner_mixin",
-    "vllm.v1.worker.worker_base",
-)
-RELOADED = ("nixl", "offload", "offloading", "scheduler", "scheduler_worker")
-
-
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    modules: dict[str, Any] = {name: Stub(name) for name in NAMES}
-    modules["vllm.platforms.cpu"].CpuPlatform = type(
-        "CpuPlatform", (Platform,), dict(vars(Platform))
-    )
-    modules["vllm.v1.engine.core"].EngineCoreProc = type(
-        "EngineCoreProc", (Engine,), dict(vars(Engine))
-    )
-    modules["vllm.v1.engine"].EngineCoreRequestType = Kind
-    modules["vllm.v1.worker.gpu_worker"].Worker.get_kv_connector_handshake_metadata = None
-    modules["vllm.v1.core.block_pool"].BlockPool.get_num_free_blocks = None
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-        parent, _, child = name.rpartition(".")
-        if parent in modules:
-            setattr(modules[parent], child, module)
-    for name in RELOADED:
-        monkeypatch.delitem(sys.modules, f"vllm_repro_lab.{name}", raising=False)
-    yield modules
-    for name in RELOADED:
-        sys.modules.pop(f"vllm_repro_lab.{name}", None)
-
-
 def test_the_simple_connector_copies_nothing_and_reports_it(vllm: dict[str, Any]) -> None:
-    importlib.import_module("vllm_repro_lab.scheduler").install()
-    worker = vllm["vllm.v1.simple_kv_offload.worker"].SimpleCPUOffloadWorker()
+    load("scheduler")
+    worker = vllm[WORKER].SimpleCPUOffloadWorker()
     worker.register_kv_caches({})
     done: list[tuple[int, Any]] = []
     worker._backend.launch_copy([1, 2], [3, 4], is_store=True, event_idx=7, events_list=done)
     worker._backend.launch_copy([3], [1], is_store=False, event_idx=8, events_list=done)
-    assert [(number, [event.query(), event.query()]) for number, event in done] == [
-        (7, [False, True]),
-        (8, [True, True]),
+    assert [(number, event.query(), event.query()) for number, event in done] == [
+        (7, False, True),
+        (8, True, True),
     ]
 
 
@@ -432,9 +361,8 @@ def added(*prompt: int) -> tuple[Kind, Any]:
 def test_a_burst_enters_an_idle_engine_shorter_prompts_first(
     vllm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin = importlib.import_module("vllm_repro_lab.scheduler")
-    plugin.install()
-    engine = vllm["vllm.v1.engine.core"].EngineCoreProc()
+    plugin = load("scheduler")
+    engine = vllm[CORE].EngineCoreProc()
     engine._process_input_queue()
     late, waits = added(1), []
 
@@ -455,12 +383,9 @@ def test_a_burst_enters_an_idle_engine_shorter_prompts_first(
 
 
 def test_the_platform_chooses_the_worker_alone(vllm: dict[str, Any]) -> None:
-    importlib.import_module("vllm_repro_lab.scheduler").install()
-    config = SimpleNamespace(
-        parallel_config=SimpleNamespace(distributed_executor_backend="uni", worker_cls="auto"),
-        scheduler_config=SimpleNamespace(async_scheduling=True),
-    )
-    vllm["vllm.platforms.cpu"].CpuPlatform.check_and_update_config(config)
+    load("scheduler")
+    config = config_of(asynchronous=True)
+    vllm[CPU].CpuPlatform.check_and_update_config(config)
     assert vars(config.parallel_config) == {
         "distributed_executor_backend": "uni",
         "worker_cls": "vllm_repro_lab.scheduler_worker.Worker",
@@ -494,7 +419,7 @@ def step(
 
 @pytest.mark.usefixtures("vllm")
 def test_a_token_is_the_same_after_a_preemption() -> None:
-    worker = importlib.import_module("vllm_repro_lab.scheduler_worker").Worker()
+    worker = load("scheduler_worker").Worker()
     worker._prompts = {}
     prompt = list(range(10))
     assert worker._sampled(step({"a": 8}, new={"a": (prompt, 0)})) == {"a": []}
@@ -512,7 +437,7 @@ def test_a_token_is_the_same_after_a_preemption() -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_a_transfer_is_reported_after_polls_or_a_wait() -> None:
-    plugin = importlib.import_module("vllm_repro_lab.offloading")
+    plugin = importlib.import_module("vllm_repro_lab.offloading")  # not installed
     spec = SimpleNamespace(extra_config={"store_polls": 2})
     transfers = plugin._transfers_of(spec)
     assert plugin._transfers_of(spec) is transfers
@@ -619,65 +544,46 @@ if LIMIT:
 """
 
 
-def find(part: Part, folder: Path) -> tuple[str, Path] | None:
-    path = folder / f"{part.module}.py"
-    return (path.name, path) if path.exists() else None
+def surveyed(folder: Path, *parts: Part) -> Survey:
+    """Look up parts in a release that has one module, `worker`."""
+    path = folder / "worker.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    return survey(parts, lambda part: (path.name, path) if part.module == "worker" else None)
 
 
 def test_names_are_those_that_a_module_has_with_their_parameters() -> None:
-    names = dict(names_in(SOURCE))
-    assert names["Worker.init_device"] == ("self", "first", "second", "third")
-    assert names["kernel"] == ("Key_ptr", "D")
-    assert set(names) == {
-        "here",
-        "LIMIT",
-        "Worker",
-        "Worker.slots",
-        "Worker.init_device",
-        "fast",
-        "kernel",
+    assert dict(names_in(SOURCE)) == {
+        **dict.fromkeys(("here", "LIMIT", "Worker", "Worker.slots", "fast"), ()),
+        "Worker.init_device": ("self", "first", "second", "third"),
+        "kernel": ("Key_ptr", "D"),
     }
 
 
 def test_a_release_that_has_every_part(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
-    parts = (
+    found = surveyed(
+        tmp_path,
         Part("worker", "Worker.init_device", "no GPU", "none"),
         Part("worker", "kernel", "no Triton", "none", ("Key_ptr",)),
         Part("worker", "here"),
     )
-    found = survey(parts, lambda part: find(part, tmp_path))
-    assert found.missing == ()
-    digest = hashlib.sha256(SOURCE.encode()).hexdigest()
-    assert [dict(part) for part in found.replaced] == [
-        {
-            "name": "worker.Worker.init_device",
-            "file": "worker.py",
-            "sha256": digest,
-            "why": "no GPU",
-            "effect": "none",
-        },
-        {
-            "name": "worker.kernel",
-            "file": "worker.py",
-            "sha256": digest,
-            "why": "no Triton",
-            "effect": "none",
-        },
-    ]
-    assert "unsupported" not in found.as_fields()
+    file = {"file": "worker.py", "sha256": hashlib.sha256(SOURCE.encode()).hexdigest()}
+    reasons = {"worker.Worker.init_device": "no GPU", "worker.kernel": "no Triton"}
+    assert found.as_fields() == {
+        "replaced": [
+            {"name": name, **file, "why": why, "effect": "none"} for name, why in reasons.items()
+        ]
+    }
 
 
 def test_missing_names_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
-    parts = (
+    lacking = surveyed(
+        tmp_path,
         Part("gone", "anything", "w", "e"),
         Part("worker", "Worker.warm_up", "w", "e"),
         Part("worker", "kernel", "w", "e", ("Key_ptr", "KPS")),
         Part("worker", "renamed"),
     )
-    missing = survey(parts, lambda part: find(part, tmp_path)).missing
-    assert missing == (
+    assert lacking.missing == (
         "gone.anything",
         "worker.Worker.warm_up",
         "worker.kernel(KPS)",
@@ -686,10 +592,8 @@ def test_missing_names_are_listed(tmp_path: Path) -> None:
 
 
 def test_an_optional_part_is_listed_if_a_release_has_it(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(SOURCE, encoding="utf-8")
-    parts = tuple(Part(module, "kernel", "w", "e", needed=False) for module in ("worker", "gone"))
-    parts += (Part("worker", "renamed", "w", "e", needed=False),)
-    found = survey(parts, lambda part: find(part, tmp_path))
+    names = (("worker", "kernel"), ("gone", "kernel"), ("worker", "renamed"))
+    found = surveyed(tmp_path, *(Part(*name, "w", "e", needed=False) for name in names))
     assert ([part["name"] for part in found.replaced], found.missing) == (["worker.kernel"], ())
 
 
@@ -710,42 +614,30 @@ def test_each_replacement_has_a_reason_and_an_effect() -> None:
         assert all(part.why for part in replaced)
 
 
-def raising(tree: ast.AST) -> list[str]:
-    """Return the functions that raise or assert."""
-    functions = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    return [
-        one.name
-        for one in functions
-        for node in ast.walk(one)
-        if isinstance(node, ast.Raise | ast.Assert)
-    ]
-
-
 @pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
 def test_only_refuse_raises(module: Path) -> None:
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    assert raising(tree) == (["refuse"] if module.stem == "refusals" else [])
+    raising = [
+        function.name
+        for function in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Raise | ast.Assert)
+    ]
+    assert raising == (["refuse"] if module.stem == "refusals" else [])
 
 
 @pytest.mark.parametrize("module", ["memory", "refusals", "replay", "capture"])
 def test_the_guard_does_not_import_vllm(module: str) -> None:
     tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
     imported = [
-        node.module or ""
+        f"{getattr(node, 'module', '')} {alias.name}"
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and not node.level
-    ]
-    imported += [
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
+        if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0)
         for alias in node.names
     ]
-    assert not [name for name in imported if name.startswith("vllm")]
-    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    assert not [name for name in named if "turbo" in name.lower() or "prefill" in name.lower()]
+    assert not [name for name in imported if name.strip().startswith("vllm")]
+    names = {node.id.lower() for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert not [name for name in names if "turbo" in name or "prefill" in name]
 
 
 def test_vllm_finds_it_by_its_entry_point() -> None:
@@ -786,84 +678,61 @@ def register(path: Path, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_plugin_does_nothing_without_a_mechanism(tmp_path: Path) -> None:
-    done = register(tmp_path)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
-
-
-def test_a_release_without_the_names_exits_with_a_message(tmp_path: Path) -> None:
-    (tmp_path / "vllm" / "platforms").mkdir(parents=True)
-    (tmp_path / "vllm" / "__init__.py").touch()
-    (tmp_path / "vllm" / "platforms" / "cpu.py").write_text(
-        "class CpuPlatform: ...\n", encoding="utf-8"
-    )
-    facts = tmp_path / "lab.json"
-    done = register(tmp_path, REPRO_LAB_MECHANISM="turboquant", REPRO_LAB_FACTS=str(facts))
-    assert done.returncode == 1
-    assert done.stderr.startswith(
-        "the lab cannot run this release: it has no vllm.platforms.cpu.CpuPlatform.get_attn"
-    )
-    written = json.loads(facts.read_text(encoding="utf-8"))
-    assert "vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls" in written["unsupported"]
-    assert written["mechanism"] == "turboquant"
-
-
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("environment", "result"),
     [
+        ({}, (0, "False\n", "")),
         (
             {"MECHANISM": "turbo"},
-            f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}",
+            (1, "", f"the lab has no mechanism 'turbo'; choose one of {', '.join(MECHANISMS)}\n"),
         ),
         (
             {"MECHANISM": "turboquant", "CAPTURE": "guarded"},
-            "REPRO_LAB_CAPTURE is 'guarded'; it must be guard or record",
+            (1, "", "REPRO_LAB_CAPTURE is 'guarded'; it must be guard or record\n"),
         ),
     ],
 )
-def test_unknown_settings_are_refused(
-    tmp_path: Path, environment: dict[str, str], message: str
+def test_without_a_mechanism_it_does_nothing_and_unknown_settings_are_refused(
+    tmp_path: Path, environment: dict[str, str], result: tuple[int, str, str]
 ) -> None:
     done = register(tmp_path, **{f"REPRO_LAB_{name}": value for name, value in environment.items()})
-    assert (done.returncode, done.stderr.strip()) == (1, message)
+    assert (done.returncode, done.stdout, done.stderr) == result
 
 
 @pytest.mark.parametrize("graphs", ["", *GRAPHS])
-def test_the_checked_names_depend_on_the_capture_mode(tmp_path: Path, graphs: str) -> None:
+def test_a_release_without_the_names_exits_with_a_message(tmp_path: Path, graphs: str) -> None:
+    """Which names are checked depends on the capture mode."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     facts = tmp_path / "lab.json"
-    register(
+    done = register(
         tmp_path,
         REPRO_LAB_MECHANISM="turboquant",
         REPRO_LAB_CAPTURE=graphs,
         REPRO_LAB_FACTS=str(facts),
     )
-    lacking = json.loads(facts.read_text(encoding="utf-8"))["unsupported"]
-    wrapper = "vllm.compilation.cuda_graph.CUDAGraphWrapper"
-    assert (wrapper in lacking, "vllm.config.vllm.VllmConfig._set_cudagraph_sizes" in lacking) == (
-        bool(graphs),
-        not graphs,
-    )
+    written = json.loads(facts.read_text(encoding="utf-8"))
+    message = "the lab cannot run this release: it has no vllm."
+    assert (done.returncode, done.stderr[: len(message)]) == (1, message)
+    assert written["mechanism"] == "turboquant"
+    checked = {
+        "vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls": True,
+        "vllm.compilation.cuda_graph.CUDAGraphWrapper": bool(graphs),
+        "vllm.config.vllm.VllmConfig._set_cudagraph_sizes": not graphs,
+    }
+    assert {name: name in written["unsupported"] for name in checked} == checked
 
 
 def test_called_names_are_marked_as_running() -> None:
-    idle = {
+    idle = " ".join(
         f"{part.module}.{part.name}"
-        for one in MECHANISMS.values()
-        for part in one.parts_with("")
+        for mechanism in MECHANISMS.values()
+        for part in mechanism.parts_with("")
         if not part.runs
-    }
-    assert (
-        missing(
-            idle,
-            "vllm.v1.attention.ops.triton_decode_attention._fwd_kernel_stage2",
-            "vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy",
-        )
-        == []
     )
-    assert not {
-        name
-        for name in idle
-        if "CPUWorker" in name or "BlockPool" in name or "capture_model" in name
-    }
+    names = (
+        "vllm.v1.attention.ops.triton_decode_attention._fwd_kernel_stage2",
+        "vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy",
+    )
+    running = ("CPUWorker", "BlockPool", "capture_model")
+    assert missing(idle, *names, *running) == [*running]

@@ -65,37 +65,6 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
     )
 
 
-BY_HAND = pytest.mark.by_hand
-
-
-@pytest.mark.parametrize(
-    ("arm", "outcome"),
-    [
-        ("near-miss-128", "untriggered"),
-        pytest.param(
-            "near-miss-129", "crash", marks=BY_HAND
-        ),  # the shortest prompt that dies; the reported one is above
-        # CI also boots it in the README's first command
-        pytest.param("eager", "clean", marks=BY_HAND),
-        # A prefix hit dies with the same message; a growing chat is another way to get one.
-        pytest.param("prefix-hit", "crash", marks=BY_HAND),
-        pytest.param("growing-chat", "crash", marks=BY_HAND),
-    ],
-)
-def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
-    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.23.0", "--arm", arm)
-    trial = done.report["arms"][0]["trials"][0]
-    assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
-
-
-@BY_HAND  # CI also boots it in test_causes
-def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
-    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.24.0", "--arm", "reported")
-    assert done.status == 0, done.out + done.err
-    trial = done.report["arms"][0]["trials"][0]
-    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
-
-
 def test_the_hole_in_the_reservation_and_its_fix(harness: Harness) -> None:
     done = harness(
         "run",

@@ -130,25 +130,6 @@ def test_a_users_test_fails_with_the_root_exception(
     assert [segment for segment in segments if Path(segment).exists()] == []
 
 
-@pytest.mark.by_hand  # CI also boots it in test_throughput
-def test_the_engine_of_0_29_0_refuses_it_and_lives(harness: Harness) -> None:
-    done = harness(
-        "run",
-        SCENARIO,
-        "--server",
-        "process",
-        "--no-throughput",
-        "--vllm",
-        "0.29.0",
-        "--arm",
-        "reported",
-    )
-    assert done.status == 0, done.out + done.err
-    trial = done.report["arms"][0]["trials"][0]
-    assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
-    assert done.report["verdict"] == "quiet"
-
-
 @pytest.mark.by_hand
 def test_token_ids_and_responses_are_evidence(harness: Harness) -> None:
     provision(Source(release="0.29.0"))

@@ -64,16 +64,6 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
     assert replaced == ["DmaCopyBackend", "torch", "is_pin_memory_available", "get_num_free_blocks"]
 
 
-@pytest.mark.parametrize(
-    ("arm", "outcome"),
-    [("near-miss-length", "untriggered"), pytest.param("lazy", "clean", marks=pytest.mark.by_hand)],
-)
-def test_the_arms_around_it(harness: Harness, arm: str, outcome: str) -> None:
-    done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.21.0", "--arm", arm)
-    trial = done.report["arms"][0]["trials"][0]
-    assert (trial["outcome"], done.status) == (outcome, 0), done.out + done.err
-
-
 def test_the_fixed_release_lives_with_the_boundary_crossed(harness: Harness) -> None:
     done = harness("run", SCENARIO, "--server", "lab", "--vllm", "0.24.0", "--arm", "reported")
     assert done.status == 0, done.out + done.err

@@ -139,14 +139,21 @@ def test_the_summary_of_a_night() -> None:
     assert_golden("nightly-trouble.md", markdown(night(trouble=(trouble,), changes=())), "nights")
 
 
-def test_the_light_of_a_run() -> None:
-    for expected, light in ((True, Light.GREEN), (False, Light.RED), (None, Light.AMBER)):
-        assert judged(ended(Verdict.INCONCLUSIVE, expected, "because")).light is light
-    for fields, light in (
-        ({"imitated": False}, Light.NONE),
-        ({"interrupted": "SIGINT"}, Light.CUT),
-    ):
-        assert judged(ended(Verdict.INCONCLUSIVE, None, "because", **fields)).light is light
+@pytest.mark.parametrize(
+    ("expected", "fields", "light"),
+    [
+        (True, {}, Light.GREEN),
+        (False, {}, Light.RED),
+        (None, {}, Light.AMBER),
+        (None, {"imitated": False}, Light.NONE),
+        (None, {"interrupted": "SIGINT"}, Light.CUT),
+    ],
+)
+def test_the_light_of_a_run(expected: bool | None, fields: dict[str, object], light: Light) -> None:
+    assert judged(ended(Verdict.INCONCLUSIVE, expected, "because", **fields)).light is light
+
+
+def test_a_run_that_is_unsupported_has_no_light() -> None:
     assert of_outcome(Outcome.UNSUPPORTED).light is Light.NONE
 
 

@@ -27,7 +27,13 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro_nights import run_night
 from vllm_repro_nights.nightly_verb import jobs_from
 
-pytestmark = pytest.mark.usefixtures("short_waits")
+pytestmark = pytest.mark.usefixtures("short_waits", "reports")
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+
 
 NIGHT = (
     "nightly",
@@ -45,7 +51,6 @@ def night(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, list[Job], str]]:
     """Return exit status, jobs and summary of a night whose runs raise `ends` in turn."""
-    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
 
     def called(*words: str, ends: tuple[BaseException, ...]) -> tuple[int, list[Job], str]:
         jobs: list[Job] = []
@@ -114,10 +119,9 @@ def test_without_a_gpu_each_scenario_runs_where_it_can() -> None:
 
 
 def test_a_night_ends_in_time_and_runs_the_oldest_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Start no run that would end too late, by its last duration, or without time left."""
-    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
     night = (
         "nightly",
         "--server",
@@ -148,10 +152,7 @@ def test_a_night_ends_in_time_and_runs_the_oldest_first(
     )
 
 
-def test_a_night_with_a_run_without_a_script_is_green(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
+def test_a_night_with_a_run_without_a_script_is_green(tmp_path: Path) -> None:
     scenarios = ("min-tokens-stop-ids", "async-streaming-stop")
     assert main([NIGHT[0], *scenarios, *NIGHT[3:], "--arm", "reported"]) == 0
     night = tmp_path / "nightly" / "latest"
@@ -168,7 +169,6 @@ def test_reports_that_cannot_be_copied_leave_the_night_its_light(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setenv("VLLM_REPRO_REPORTS", str(tmp_path))
     monkeypatch.setattr("shutil.copyfile", full)
     assert main([*NIGHT[:2], *NIGHT[3:], "--arm", "near-miss"]) == 2
     text = (tmp_path / "nightly" / "latest" / "summary.md").read_text(encoding="utf-8")

@@ -30,18 +30,12 @@ from tests.web import httpx
 BRANCH = "0.20.1rc1.dev12+g363ffa145"
 
 
-def test_every_log_and_answer_says_what_it_is(start: Start) -> None:
+def test_endpoints_say_what_they_are(start: Start) -> None:
     server = start("0.23.0").ready()
-    assert server.log.splitlines()[0].startswith(
-        "REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0"
-    )
-    for path in ("/health", "/version", "/nowhere"):
-        assert server.client.get(path).headers["x-vllm-rehearsal"] == "1"
-    assert server.complete("a", stream=True).headers["x-vllm-rehearsal"] == "1"
-
-
-def test_endpoints(start: Start) -> None:
-    server = start("0.23.0").ready()
+    assert server.log.startswith("REHEARSAL engine of vllm-repro, behaving as vLLM 0.23.0")
+    answers = [server.client.get(path) for path in ("/health", "/version", "/nowhere")]
+    answers.append(server.complete("a", stream=True))
+    assert {answer.headers["x-vllm-rehearsal"] for answer in answers} == {"1"}
     assert server.client.get("/version").json() == {"version": "0.23.0"}
     (card,) = server.client.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"]) == ("tiny/model", 4096)
@@ -58,9 +52,8 @@ def test_endpoints(start: Start) -> None:
         3,
         3,
     )
-    assert server.complete("hello", max_tokens=3).json()["choices"][0]["text"] == choice["text"], (
-        "greedy"
-    )
+    again = server.complete("hello", max_tokens=3).json()
+    assert again["choices"][0]["text"] == choice["text"], "greedy"
 
 
 def test_chats_are_streamed_with_usage(start: Start) -> None:
@@ -316,14 +309,27 @@ def test_a_hung_engine_is_healthy_and_gives_no_token(start: Start) -> None:
     assert server.exit_code() == 0
 
 
-def test_a_killed_engine_logs_no_fatal_line(start: Start) -> None:
-    server = start("0.23.0", fault="kill:2").ready()
-    assert server.complete("a").status_code == 200
-    answer = server.complete("a")
-    assert (answer.status_code, answer.json()) == (500, DEAD_BODY)
-    assert server.exit_code() == 0
-    assert "fatal error" not in server.log
-    in_order(server.log, "AsyncLLM output_handler failed.", "EngineDeadError", "Shutting down")
+@pytest.mark.parametrize(
+    ("fault", "answered", "texts"),
+    [
+        ("kill:2", 1, ("AsyncLLM output_handler failed.", "EngineDeadError", "Shutting down")),
+        # it matches no known bug
+        (
+            "other",
+            0,
+            ("EngineCore encountered a fatal error.", "in allocate_slots", "AssertionError\n"),
+        ),
+    ],
+)
+def test_only_an_engine_that_dies_itself_logs_a_fatal_line(
+    start: Start, fault: str, answered: int, texts: tuple[str, ...]
+) -> None:
+    server = start("0.23.0", fault=fault).ready()
+    answers = [server.complete("a") for _ in range(answered + 1)]
+    assert [answer.status_code for answer in answers] == [*[200] * answered, 500]
+    assert (answers[-1].json(), server.exit_code()) == (DEAD_BODY, 0)
+    assert ("fatal error" in server.log) is (fault == "other")
+    in_order(server.log, *texts)
 
 
 @pytest.mark.parametrize(
@@ -346,14 +352,6 @@ def test_a_process_that_is_killed_takes_the_engine_along(
     os.kill(pid, signal.SIGKILL)
     assert server.exit_code() == 0
     in_order(server.log, *texts)
-
-
-def test_another_death_matches_no_known_bug(start: Start) -> None:
-    server = start("0.23.0", fault="other").ready()
-    assert (server.complete("a").json(), server.exit_code()) == (DEAD_BODY, 0)
-    in_order(
-        server.log, "EngineCore encountered a fatal error.", "in allocate_slots", "AssertionError\n"
-    )
 
 
 def test_garbage_is_one_token_over_and_over(start: Start) -> None:

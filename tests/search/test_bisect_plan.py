@@ -22,11 +22,17 @@ def searched(
 ) -> BisectionPlan:
     """Boot what the search asks for until it is over."""
     for _ in range(60 * search.size):
-        candidate = search.next(cost)
-        if candidate is None:
+        if (candidate := search.next(cost)) is None:
             return search
         search = search.after(BootResult(candidate, boot(candidate)))
     raise AssertionError("the search does not end")
+
+
+def after(search: BisectionPlan, *boots: tuple[int, Side]) -> BisectionPlan:
+    """Return the search after these boots."""
+    for boot in boots:
+        search = search.after(BootResult(*boot))
+    return search
 
 
 def history(bad: Sequence[bool], skipped: frozenset[int] = frozenset()) -> Callable[[int], Side]:
@@ -151,9 +157,9 @@ def test_95_percent_confidence_is_right_in_95_percent(rate: float) -> None:
 
 
 def test_a_cheap_candidate_is_preferred() -> None:
-    search = BisectionPlan(size=100).after(BootResult(99, BAD)).after(BootResult(0, GOOD))
-    assert (search.next(), search.next(lambda one: 1.0 if one == 30 else 5.0)) == (49, 30)
-    assert search.next(lambda one: 1.0 if one == 1 else 5.0) == 49, (
+    search = after(BisectionPlan(size=100), (99, BAD), (0, GOOD))
+    assert (search.next(), search.next(lambda place: 1.0 if place == 30 else 5.0)) == (49, 30)
+    assert search.next(lambda place: 1.0 if place == 1 else 5.0) == 49, (
         "it says too little to be worth it"
     )
 
@@ -182,9 +188,7 @@ def test_behind_a_skip_the_search_goes_further_away() -> None:
     ],
 )
 def test_both_ends_are_checked(answers: list[tuple[int, Side]], state: SearchState) -> None:
-    search = BisectionPlan(size=10)
-    for one in answers:
-        search = search.after(BootResult(*one))
+    search = after(BisectionPlan(size=10), *answers)
     assert search.answer().state is state
     assert state.wrong_end is (search.next() is None)
     assert (search.boots_left() == 0) is state.wrong_end
@@ -198,42 +202,24 @@ def test_a_flaky_bad_end_is_booted_until_it_crashes() -> None:
 
 
 def test_a_flaky_good_end_is_called_wrong_only_by_a_death() -> None:
-    search = (
-        BisectionPlan(size=1_000, rate=0.5)
-        .after(BootResult(999, BAD))
-        .after(BootResult(0, GOOD))
-        .after(BootResult(1, BAD))
-    )
-    assert search.answer().state is SearchState.OPEN
-    assert search.next() == 0
-    assert search.after(BootResult(0, BAD)).answer().state is SearchState.GOOD_END_WRONG
+    search = after(BisectionPlan(size=1_000, rate=0.5), (999, BAD), (0, GOOD), (1, BAD))
+    assert (search.answer().state, search.next()) == (SearchState.OPEN, 0)
+    assert after(search, (0, BAD)).answer().state is SearchState.GOOD_END_WRONG
     assert searched(search, lambda _: GOOD).answer().left == (1,)
 
 
 def test_good_behind_bad_is_said() -> None:
     """Whichever came first: a death proves what it proves, and the answer is the first change."""
-    search = (
-        BisectionPlan(size=10)
-        .after(BootResult(9, BAD))
-        .after(BootResult(0, GOOD))
-        .after(BootResult(5, GOOD))
-        .after(BootResult(3, BAD))
-    )
+    boots = ((9, BAD), (0, GOOD), (5, GOOD), (3, BAD))
+    search = after(BisectionPlan(size=10), *boots)
     assert search.answer().good_again == (5,)
-    done = searched(search, history([one >= 2 for one in range(10)]))
-    assert (done.answer().left, done.answer().good_again) == ((2,), (5,))
-    flaky = (
-        BisectionPlan(size=10, rate=0.5)
-        .after(BootResult(9, BAD))
-        .after(BootResult(0, GOOD))
-        .after(BootResult(5, GOOD))
-        .after(BootResult(3, BAD))
-    )
+    done = searched(search, history([place >= 2 for place in range(10)])).answer()
+    assert (done.left, done.good_again) == ((2,), (5,))
+    flaky = after(BisectionPlan(size=10, rate=0.5), *boots)
     assert flaky.answer().good_again == (), "one clean boot of a flaky bug is no contradiction"
-    for _ in range(4):
-        flaky = flaky.after(BootResult(5, GOOD))
+    flaky = after(flaky, *[(5, GOOD)] * 4)
     assert flaky.answer().good_again == (5,)
-    assert flaky.after(BootResult(5, BAD)).answer().good_again == ()
+    assert after(flaky, (5, BAD)).answer().good_again == ()
 
 
 def test_equally_probable_points_are_left_together() -> None:
@@ -243,14 +229,9 @@ def test_equally_probable_points_are_left_together() -> None:
 
 def test_the_probability_of_each_change_point() -> None:
     assert BisectionPlan(size=5).posterior() == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.2, 0.1])
-    flaky = (
-        BisectionPlan(size=5, rate=0.5)
-        .after(BootResult(2, GOOD))
-        .after(BootResult(3, BAD))
-        .after(BootResult(4, GOOD))
-    )
+    flaky = after(BisectionPlan(size=5, rate=0.5), (2, GOOD), (3, BAD), (4, GOOD))
     assert BisectionPlan(size=4).answer().probability == 1.0, "also where the sum is a little more"
-    assert flaky.posterior() == pytest.approx([one / 0.45 for one in (0.05, 0.1, 0.1, 0.2, 0, 0)])
+    assert flaky.posterior() == pytest.approx([part / 0.45 for part in (0.05, 0.1, 0.1, 0.2, 0, 0)])
 
 
 def test_information_of_a_boot() -> None:

@@ -38,6 +38,19 @@ def booted(record: Mapping[str, Any]) -> list[str]:
     return [step["candidate"] for step in record["steps"]]
 
 
+def bisected(out: Path, *words: str, status: int = 0) -> dict[str, Any]:
+    """Bisect with reports in `out`; return the record."""
+    assert main([*TQ, *words, "--out", str(out)]) == status
+    return record_in(out, "bisect")
+
+
+def resumed(out: Path, *words: str, status: int = 0) -> dict[str, Any]:
+    """Resume the only bisection in `out`; return the record."""
+    (folder,) = out.glob("*/bisect/latest")
+    assert main(["bisect", "--resume", str(folder), *words]) == status
+    return record_in(out, "bisect")
+
+
 def test_the_first_fixed_release_is_found_over_failed_boots(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -114,8 +127,7 @@ OLD = ("0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0", "0.22.1")
 
 def test_the_first_bad_release_is_found(made_up: MadeUp, tmp_path: Path) -> None:
     asked = made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
-    assert main([*TQ, "--good", "v0.22", "--bad", "0.32.0", "--out", str(tmp_path)]) == 0
-    record = record_in(tmp_path, "bisect")
+    record = bisected(tmp_path, "--good", "v0.22", "--bad", "0.32.0")
     assert (record["answer"], record["candidates"][0]["label"], len(record["candidates"])) == (
         "0.30.0",
         "0.22.0",
@@ -142,56 +154,35 @@ class Room:
         return 3
 
 
-def test_a_cluster_with_room_boots_ahead_and_says_what_it_cost(
-    made_up: MadeUp,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def on_a_cluster(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Replace a cluster, and return the words of a bisection on it."""
     monkeypatch.setattr("vllm_repro_cluster.fleet.connect", lambda _: Room())
     made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
-    assert (
-        main(
-            [
-                *TQ,
-                "--good",
-                "v0.22",
-                "--bad",
-                "0.32.0",
-                "--on",
-                "10.0.0.1:6379",
-                "--out",
-                str(tmp_path),
-            ]
-        )
-        == 0
-    )
-    record = record_in(tmp_path, "bisect")
+    return ("--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379")
+
+
+def test_a_cluster_with_room_boots_ahead_and_says_what_it_cost(
+    on_a_cluster: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = bisected(tmp_path, *on_a_cluster)
     assert record["answer"] == "0.30.0"
     rounds = [step["candidate"] for step in record["steps"] if "ahead" not in step]
     assert "0.32.0" in rounds
     assert len(rounds) <= 3, "one after the other it takes six boots"
     assert len(set(booted(record))) == len(booted(record)) <= 9
-    said = capsys.readouterr().err
-    assert missing(said, ", beside boot 1", "  0.32.0: bad: ") == []
+    assert missing(capsys.readouterr().err, ", beside boot 1", "  0.32.0: bad: ") == []
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
     assert f"they were known to be needed: {len(booted(record)) - len(rounds)}, " in text
 
 
-def test_boots_ahead_count_for_the_limit(
-    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vllm_repro_cluster.fleet.connect", lambda _: Room())
-    made_up(by_release(["0.30.0", "0.31.0", "0.32.0"]))
-    words = ["--good", "v0.22", "--bad", "0.32.0", "--on", "10.0.0.1:6379", "--max-boots", "4"]
-    assert main([*TQ, *words, "--out", str(tmp_path)]) == 2
-    assert len(booted(record_in(tmp_path, "bisect"))) == 4
+def test_boots_ahead_count_for_the_limit(on_a_cluster: tuple[str, ...], tmp_path: Path) -> None:
+    assert len(booted(bisected(tmp_path, *on_a_cluster, "--max-boots", "4", status=2))) == 4
 
 
 def test_what_cannot_be_tried_leaves_a_set(made_up: MadeUp, tmp_path: Path) -> None:
     made_up(by_release(OLD, ["0.23.0", "0.24.0"]))
-    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 2
-    record = record_in(tmp_path, "bisect")
+    record = bisected(tmp_path, *FIX, status=2)
     assert (record["state"], record["answer"], record["left"]) == (
         "stuck",
         None,
@@ -206,21 +197,20 @@ def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
     made_up: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = made_up(by_release(OLD))
-    assert main([*TQ, *FIX, "--max-boots", "3", "--out", str(tmp_path)]) == 2
-    first = record_in(tmp_path, "bisect")
-    assert (releases_of(asked), first["stopped"], first["state"]) == (
-        booted(first),
-        "--max-boots 3",
-        "open",
-    )
-    assert len(asked) == 3
-    printed = capsys.readouterr().out
-    assert "Undecided: the first fixed one is one of " in printed
+    first = bisected(tmp_path, *FIX, "--max-boots", "3", status=2)
+    assert (first["stopped"], first["state"], len(asked)) == ("--max-boots 3", "open", 3)
+    assert releases_of(asked) == booted(first)
     assert "--max-boots" not in first["reproduce"]
-    folder = str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")
-    assert f"resume:   vllm-repro bisect --resume {Path(folder).resolve()}" in printed
-    assert main(["bisect", "--resume", folder, "--max-time", "1h"]) == 0
-    whole = record_in(tmp_path, "bisect")
+    folder = (tmp_path / "tq-chunked-prefill" / "bisect" / "latest").resolve()
+    assert (
+        missing(
+            capsys.readouterr().out,
+            "Undecided: the first fixed one is one of ",
+            f"resume:   vllm-repro bisect --resume {folder}",
+        )
+        == []
+    )
+    whole = resumed(tmp_path, "--max-time", "1h")
     assert (whole["answer"], whole["stopped"], booted(whole)) == (
         "0.23.0",
         None,
@@ -228,9 +218,9 @@ def test_a_limit_ends_it_and_a_resume_repeats_no_boot(
     )
     assert whole["steps"][:3] == first["steps"]
     assert (len(set(booted(whole))), whole["started_at"]) == (len(asked), first["started_at"])
-    assert main(["bisect", "--resume", folder]) == 0
+    assert resumed(tmp_path)["steps"] == whole["steps"]
     assert len(asked) == len(whole["steps"]), "nothing is left to boot"
-    assert main(["bisect", "--resume", folder, "--rate", "0.5"]) == 64
+    resumed(tmp_path, "--rate", "0.5", status=64)
     assert "--rate would change them" in capsys.readouterr().err
 
 
@@ -240,9 +230,8 @@ def test_a_time_limit_ends_it(
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr("vllm_repro_search.bisect.boots.time.monotonic", lambda: float(next(clock)))
     asked = made_up(by_release(OLD))
-    assert main([*TQ, *FIX, "--max-time", "10m", "--out", str(tmp_path)]) == 2
-    assert record_in(tmp_path, "bisect")["stopped"] == "--max-time 600s"
-    assert 1 <= len(asked) <= 3
+    record = bisected(tmp_path, *FIX, "--max-time", "10m", status=2)
+    assert (record["stopped"], 1 <= len(asked) <= 3) == ("--max-time 600s", True)
 
 
 def test_an_interrupt_keeps_steps_and_infra_is_retried(made_up: MadeUp, tmp_path: Path) -> None:
@@ -254,20 +243,15 @@ def test_an_interrupt_keeps_steps_and_infra_is_retried(made_up: MadeUp, tmp_path
         return by_release(OLD)(job)
 
     asked = made_up(troubled)
-    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == 130
-    cut = record_in(tmp_path, "bisect")
+    cut = bisected(tmp_path, *FIX, status=130)
     assert (cut["stopped"], [step["fate"] for step in cut["steps"]]) == (
         "SIGTERM",
         ["dies", "lives", "infra"],
     )
     assert cut["steps"][2]["why"] == "no wheel in ./wheels"
     again = made_up(by_release(OLD))
-    assert (
-        main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")])
-        == 0
-    )
+    assert resumed(tmp_path)["answer"] == "0.23.0"
     assert releases_of(again)[0] == cut["steps"][2]["candidate"]
-    assert record_in(tmp_path, "bisect")["answer"] == "0.23.0"
 
 
 def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
@@ -279,28 +263,28 @@ def test_one_that_is_killed_in_its_first_boot_can_be_resumed(
 
     monkeypatch.setattr("vllm_repro_search.versions.verb.run_one", killed)
     with pytest.raises(SystemExit):
-        main([*TQ, *FIX, "--out", str(tmp_path)])
+        bisected(tmp_path, *FIX)
     assert record_in(tmp_path, "bisect")["steps"] == []
     made_up(by_release(OLD))
-    assert (
-        main(["bisect", "--resume", str(tmp_path / "tq-chunked-prefill" / "bisect" / "latest")])
-        == 0
-    )
-    assert record_in(tmp_path, "bisect")["answer"] == "0.23.0"
+    assert resumed(tmp_path)["answer"] == "0.23.0"
 
 
-@pytest.mark.parametrize("change", [{"source": "0.19.9"}, {"date": "2026-05-01"}])
+@pytest.mark.parametrize(("key", "value", "status"), [("source", "0.19.9", 64), ("date", "x", 0)])
 def test_only_another_source_is_another_bisection(
-    made_up: MadeUp, tmp_path: Path, change: dict[str, str], capsys: pytest.CaptureFixture[str]
+    made_up: MadeUp,
+    tmp_path: Path,
+    key: str,
+    value: str,
+    status: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made_up(by_release(OLD))
-    assert main([*TQ, *FIX, "--max-boots", "1", "--out", str(tmp_path)]) == 2
+    record = bisected(tmp_path, *FIX, "--max-boots", "1", status=2)
+    record["candidates"][3][key] = value
     (path,) = tmp_path.glob("*/bisect/2*/bisection.json")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record["candidates"][3] |= change
     path.write_text(json.dumps(record), encoding="utf-8")
-    assert main(["bisect", "--resume", str(path.parent)]) == (64 if "source" in change else 0)
-    assert ("its candidates has changed" in capsys.readouterr().err) is ("source" in change)
+    resumed(tmp_path, status=status)
+    assert ("its candidates has changed" in capsys.readouterr().err) is bool(status)
 
 
 def test_a_flaky_bug_is_booted_again_with_a_probability(made_up: MadeUp, tmp_path: Path) -> None:
@@ -309,8 +293,7 @@ def test_a_flaky_bug_is_booted_again_with_a_probability(made_up: MadeUp, tmp_pat
         return outcome_of(job, Outcome.CRASH if dies else Outcome.CLEAN)
 
     asked = made_up(answer)
-    assert main([*TQ, *FIX, "--rate", "0.5", "--out", str(tmp_path)]) == 0
-    record = record_in(tmp_path, "bisect")
+    record = bisected(tmp_path, *FIX, "--rate", "0.5")
     assert (record["answer"], 0.95 <= record["probability"] < 1) == ("0.23.0", True)
     assert releases_of(asked).count("0.23.0") >= 4
     text = next(tmp_path.glob("*/bisect/2*/bisection.md")).read_text(encoding="utf-8")
@@ -362,8 +345,7 @@ def test_an_end_that_is_not_as_named_ends_it(
     reading: str,
 ) -> None:
     asked = made_up(by_release(bad, skipped))
-    assert main([*TQ, *FIX, "--out", str(tmp_path)]) == status
-    assert record_in(tmp_path, "bisect")["reading"] == reading
+    assert bisected(tmp_path, *FIX, status=status)["reading"] == reading
     assert len(asked) <= 2
 
 
@@ -376,9 +358,8 @@ def test_an_unsupported_release_is_a_skip(
         return by_release(OLD)(job)
 
     made_up(answer)
-    assert main([*TQ, *FIX, "--versions", "0.22.0,0.24.0", "--out", str(tmp_path)]) == 2
+    record = bisected(tmp_path, *FIX, "--versions", "0.22.0,0.24.0", status=2)
     assert "--vllm" not in capsys.readouterr().err
-    record = record_in(tmp_path, "bisect")
     assert record["left"] == ["0.22.0", "0.24.0", "0.32.0"]
     assert {step["fate"] for step in record["steps"][2:]} == {"unsupported"}
 
@@ -391,9 +372,8 @@ def test_a_cached_release_is_booted_before_one_to_install(
         lambda _, source: "a release" if source.release == "0.23.0" else None,
     )
     asked = made_up(by_release(OLD))
-    words = ["bisect", "tq-chunked-prefill", "--server", "lab", *FIX, "--out", str(tmp_path)]
-    assert main(words) == 0
-    assert (releases_of(asked)[2], record_in(tmp_path, "bisect")["answer"]) == ("0.23.0", "0.23.0")
+    record = bisected(tmp_path, *FIX, "--server", "lab")
+    assert (releases_of(asked)[2], record["answer"]) == ("0.23.0", "0.23.0")
 
 
 @pytest.fixture
@@ -599,25 +579,6 @@ def test_a_script_skips_with_125_and_leaves_no_process(
     ]
 
 
-@pytest.mark.parametrize("words", [("--server", "lab"), ("--model", "m"), ("--arm", "reported")])
-def test_a_script_takes_no_options_of_a_server(
-    harness: Harness, words: tuple[str, str], history: tuple[Path, list[str]]
-) -> None:
-    given = [
-        "bisect",
-        "tq-chunked-prefill",
-        "--repo",
-        str(history[0]),
-        "--bad",
-        "main",
-        "--good",
-        "0.23.0",
-    ]
-    assert_refused(
-        harness(*given, "--script", "true", *words), f"{words[0]} has no meaning with --script"
-    )
-
-
 def test_again_names_the_folders_of_scenarios(
     made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,19 +601,34 @@ def test_again_names_the_folders_of_scenarios(
     assert {job.scenario.id for job in asked} == {"mine"}
 
 
+SCRIPT_OF_MAIN = ("--bad", "main", "--good", "0.23.0", "--script", "true")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--bad", "main~3", "--good", "main"], "main~3 is not newer than main"),
-        (["--bad", "main", "--good", "main~1"], "no commit from main~1 to main changes vllm/"),
-        (["--bad", "main", "--good", "0.22.0"], "is no git checkout with a commit 0.22.0"),
-        (
-            ["--bad", "main", "--good", "0.23.0", "--versions", "0.24.0"],
-            "--versions has no meaning with --repo",
+        *(
+            (["--server", "lab", *words], message)
+            for words, message in (
+                (["--bad", "main~3", "--good", "main"], "main~3 is not newer than main"),
+                (
+                    ["--bad", "main", "--good", "main~1"],
+                    "no commit from main~1 to main changes vllm/",
+                ),
+                (["--bad", "main", "--good", "0.22.0"], "is no git checkout with a commit 0.22.0"),
+                (
+                    ["--bad", "main", "--good", "0.23.0", "--versions", "0.24.0"],
+                    "--versions has no meaning with --repo",
+                ),
+                (
+                    ["--bad", "main", "--good", "0.23.0", "--server", "rehearsal"],
+                    "--server rehearsal runs releases only",
+                ),
+            )
         ),
-        (
-            ["--bad", "main", "--good", "0.23.0", "--server", "rehearsal"],
-            "--server rehearsal runs releases only",
+        *(
+            ([*SCRIPT_OF_MAIN, option, value], f"{option} has no meaning with --script")
+            for option, value in (("--server", "lab"), ("--model", "m"), ("--arm", "reported"))
         ),
     ],
 )
@@ -660,11 +636,7 @@ def test_wrong_usage_of_a_checkout(
     harness: Harness, words: list[str], message: str, history: tuple[Path, list[str]]
 ) -> None:
     assert_refused(
-        harness(
-            "bisect", "tq-chunked-prefill", "--server", "lab", "--repo", str(history[0]), *words
-        ),
-        message,
-        "next:",
+        harness("bisect", "tq-chunked-prefill", "--repo", str(history[0]), *words), message, "next:"
     )
 
 

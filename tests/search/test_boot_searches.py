@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.conftest import Harness
 from tests.golden_files import assert_refused
 from tests.report_examples import replace, run_of
-from tests.search.conftest import record_in
+from tests.search.conftest import Answer, MadeUp, record_in
 from vllm_repro.errors import Unsupported
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
@@ -171,12 +171,9 @@ def test_a_time_limit_ends_it(
 
 
 def test_a_server_that_cannot_run_leaves_no_folder(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, tmp_path: Path, made_up: MadeUp
 ) -> None:
-    def run_one(*_: object) -> RunReport:
-        raise Unsupported("the lab cannot run this release")
-
-    monkeypatch.setattr("vllm_repro_search.boot_search.run_one", run_one)
+    made_up(Mock(side_effect=Unsupported("the lab cannot run this release")))
     assert_refused(
         harness(*THRESHOLD), "the lab cannot run this release", status=Unsupported.exit_status
     )
@@ -314,8 +311,15 @@ def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(
 
 
 def test_requests_that_the_crash_does_not_need_are_dropped(
-    harness: Harness, tmp_path: Path
+    harness: Harness, tmp_path: Path, made_up: MadeUp
 ) -> None:
+    def needs_two(job: Job) -> RunReport:
+        (arm,) = job.arms
+        names = {getattr(step, "name", "") for step in arm.workload or ()}
+        crashes = "long chat" in names and job.scenario.command_of(arm).has("--kv-cache-dtype")
+        return run_of("0.23.0", [Outcome.CRASH if crashes else Outcome.UNTRIGGERED])
+
+    made_up(needs_two)
     done = harness("minimize", "tq-chunked-prefill", "--server", "rehearsal")
     assert done.status == 0, done.err
     record = record_in(tmp_path / "reports", "minimize")
@@ -331,35 +335,22 @@ def test_a_release_without_the_bug_is_a_surprise(harness: Harness, tmp_path: Pat
     assert "clean: the boundary was crossed and the engine lived" in record["reading"]
 
 
-RunsOf = Callable[[Sequence[Outcome]], list[Job]]
+def in_turn(*outcomes: Outcome) -> Answer:
+    """Return runs with these outcomes. A run after the last one is interrupted."""
+    left = iter(outcomes)
 
+    def answer(_: Job) -> RunReport:
+        if (outcome := next(left, None)) is None:
+            raise KeyboardInterrupt("SIGTERM")
+        return run_of("0.23.0", [outcome])
 
-@pytest.fixture
-def runs_of(monkeypatch: pytest.MonkeyPatch) -> RunsOf:
-    """Replace runs by made-up outcomes, and return the list of their jobs.
-
-    A run after the last one is interrupted.
-    """
-
-    def put(outcomes: Sequence[Outcome]) -> list[Job]:
-        jobs: list[Job] = []
-
-        def run_one(job: Job, *_: object) -> RunReport:
-            jobs.append(job)
-            if len(jobs) > len(outcomes):
-                raise KeyboardInterrupt("SIGTERM")
-            return run_of("0.23.0", [outcomes[len(jobs) - 1]])
-
-        monkeypatch.setattr("vllm_repro_search.boot_search.run_one", run_one)
-        return jobs
-
-    return put
+    return answer
 
 
 def test_two_boots_without_an_outcome_end_it(
-    harness: Harness, tmp_path: Path, runs_of: RunsOf
+    harness: Harness, tmp_path: Path, made_up: MadeUp
 ) -> None:
-    jobs = runs_of([Outcome.CRASH, Outcome.INFRA, Outcome.INFRA, Outcome.CRASH])
+    jobs = made_up(in_turn(Outcome.CRASH, Outcome.INFRA, Outcome.INFRA, Outcome.CRASH))
     assert (harness(*MINIMIZE).status, len(jobs)) == (2, 3)
     record = record_in(tmp_path / "reports", "minimize")
     assert (record["stopped"], len(record["boots"])) == ("two boots in a row without an answer", 3)
@@ -374,9 +365,9 @@ def test_two_boots_without_an_outcome_end_it(
 
 
 def test_a_refused_command_keeps_its_flags(
-    harness: Harness, tmp_path: Path, runs_of: RunsOf
+    harness: Harness, tmp_path: Path, made_up: MadeUp
 ) -> None:
-    runs_of([Outcome.CRASH, *[Outcome.BOOT_FAILED] * 60])
+    made_up(in_turn(Outcome.CRASH, *[Outcome.BOOT_FAILED] * 60))
     done = harness(*MINIMIZE)
     assert done.status == 0, done.err
     record = record_in(tmp_path / "reports", "minimize")
@@ -386,13 +377,13 @@ def test_a_refused_command_keeps_its_flags(
 
 
 def test_a_secret_in_a_flag_is_printed_nowhere(
-    harness: Harness, tmp_path: Path, runs_of: RunsOf
+    harness: Harness, tmp_path: Path, made_up: MadeUp
 ) -> None:
     source = Path(__file__).parents[2] / "scenarios" / "tq_mtp_cudagraphs.py"
     text = source.read_text(encoding="utf-8")
     mine = tmp_path / source.name
     mine.write_text(text.replace("--trust-remote-code", "--api-key sk-abcdefghijklmnop"))
-    runs_of([Outcome.CRASH, *[Outcome.CLEAN] * 60])
+    made_up(in_turn(Outcome.CRASH, *[Outcome.CLEAN] * 60))
     done = harness("minimize", str(mine), "--server", "rehearsal")
     assert done.status == 0, done.err
     written = "".join(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.commands import journals, started, until
 from tests.conftest import Harness
-from tests.golden_files import assert_refused
+from tests.golden_files import assert_refused, missing
 from tests.patched_rehearsal import DIFF, Diffs
 from tests.report_examples import run_of
 from tests.search.conftest import MadeUp
@@ -373,24 +373,26 @@ def test_an_arm_that_errs_is_mapped_with_its_reference() -> None:
 ON_REHEARSAL = ("tq-chunked-prefill", "--server", "rehearsal")
 
 
-def test_a_map_has_an_arm_for_each_patch(harness: Harness, diffs: Diffs, tmp_path: Path) -> None:
+def test_a_map_has_an_arm_for_each_patch(
+    harness: Harness, diffs: Diffs, tmp_path: Path, made_up: MadeUp
+) -> None:
     words = ("versions", *ON_REHEARSAL, "--versions", "0.23.0,0.24.0", *diffs("fix", "hide"))
     done = harness(*words)
     assert done.status == 1
-    for line in (
+    readings = (
         "reported: dies in 0.23.0, lives in 0.24.0",
         "fix: lives in 0.23.0 and 0.24.0",
         "hide: dies in 0.23.0, lives in 0.24.0; against what is declared: 0.23.0",
-    ):
-        assert line in done.out
+    )
+    assert missing(done.out, *readings) == []
     assert done.folder is not None
     again = build(done.folder).reproduce
     assert again.startswith("vllm-repro versions")
     assert "--expect" not in again
+    jobs = made_up(living)
     (folder,) = (tmp_path / "reports/tq-chunked-prefill/versions").glob("2*")
-    kept = harness("versions", "--resume", str(folder))
-    assert kept.err.count("  as in ") == 2
+    assert harness("versions", "--resume", str(folder)).err.count("  as in ") == 2
+    assert jobs == []
     (tmp_path / "hide.diff").write_text(DIFF.format("fix"), encoding="utf-8")
-    assert "as in" not in harness("versions", "--resume", str(folder)).err, (
-        "what another diff did is run again"
-    )
+    harness("versions", "--resume", str(folder))
+    assert len(jobs) == 2, "what another diff did is run again"
