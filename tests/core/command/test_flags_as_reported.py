@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.core.servers.docker_helpers import running
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.parse import parse
 from vllm_repro.scenario.catalogue import find
@@ -35,6 +35,7 @@ def reported(issue: str) -> ServeCommand:
     return parse("\n".join(lines))
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("scenario", "issue"),
     [
@@ -44,7 +45,7 @@ def reported(issue: str) -> ServeCommand:
         ("sco-hybrid", "42085"),
     ],
 )
-def test_the_flags_of_the_issue_are_those_of_the_process(
+async def test_the_flags_of_the_issue_are_those_of_the_process(
     tmp_path: Path, scenario: str, issue: str
 ) -> None:
     declared = find(scenario)
@@ -54,17 +55,10 @@ def test_the_flags_of_the_issue_are_those_of_the_process(
         declared, ServerOptions(server="rehearsal"), ServerChoice(ServerKind.REHEARSAL, ""), print
     )
 
-    async def started() -> list[str]:
-        _, server = site.server(declared, declared.arms[0], 1, tmp_path / "log", "run")
-        facts = await server.start()
-        try:
-            words: list[str] = []
-            while not words:  # empty for a moment after exec
-                words = psutil.Process(facts.pid).cmdline()
-            return words
-        finally:
-            await server.stop()
-
-    words = asyncio.run(started())
-    running = parse(shlex.join(["vllm", *words[words.index("serve") :]]))
-    assert flags(running) == flags(declared.reported())
+    _, server = site.server(declared, declared.arms[0], 1, tmp_path / "log", "run")
+    words: list[str] = []
+    async with running(server) as facts:
+        while not words:  # empty for a moment after exec
+            words = psutil.Process(facts.pid).cmdline()
+    process = parse(shlex.join(["vllm", *words[words.index("serve") :]]))
+    assert flags(process) == flags(declared.reported())

@@ -217,11 +217,7 @@ def test_lines_of_earlier_servers_are_skipped(
 ) -> None:
     log = tmp_path / "server.log"
     log.write_text("".join(lines).format(pid=os.getpid()), encoding="utf-8")
-    server = AttachServer(
-        "http://127.0.0.1:1", log=log, copy_to=tmp_path / "copy", evidence=Evidence.CPU
-    )
-    server.pid = os.getpid()
-    rest = log.read_bytes()[own_lines_begin(log, server.pid) :]
+    rest = log.read_bytes()[own_lines_begin(log, os.getpid()) :]
     assert rest.decode() == "".join(lines[len(lines) - kept :]).format(pid=os.getpid())
 
 
@@ -281,7 +277,8 @@ def test_unknown_flags_are_no_evidence_of_an_attached_server(
     assert ("the batch size is not known" in conclusion.why) is (kind is ServerKind.ATTACH)
 
 
-def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
     source, copy = tmp_path / "server.log", tmp_path / "copy.log"
     boot = "(APIServer pid=1) INFO 11-20 08:24:00 [a.py:1] vLLM API server version 0.28.0\n"
     source.write_text(boot, encoding="utf-8")
@@ -291,18 +288,13 @@ def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
             while not copy.read_text(encoding="utf-8").endswith(text):
                 await asyncio.sleep(0.02)
 
-    async def follow() -> None:
-        server = AttachServer(
-            "http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN
-        )
-        await server.start()
-        await copied(boot)
-        source.write_text("", encoding="utf-8")
-        source.write_text("after\n", encoding="utf-8")
-        await copied(boot + "after\n")
-        await server.stop()
-
-    asyncio.run(follow())
+    server = AttachServer("http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN)
+    await server.start()
+    await copied(boot)
+    source.write_text("", encoding="utf-8")
+    source.write_text("after\n", encoding="utf-8")
+    await copied(boot + "after\n")
+    await server.stop()
 
 
 def test_the_first_line_names_the_release_that_runs_already() -> None:

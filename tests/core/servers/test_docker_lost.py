@@ -15,13 +15,13 @@ from tests.core.servers.docker_proxy import Proxy
 from tests.skipping import cannot_run
 from vllm_repro.command.container import ContainerSpec, Mount
 from vllm_repro.servers import docker as docker_server
-from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine, connect
 from vllm_repro.servers.orphans import sweep
 
 pytestmark = [
     pytest.mark.docker,
+    pytest.mark.anyio,
     # The Docker SDK drops a socket that could not connect without closing it.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
@@ -43,7 +43,7 @@ def proxy(tmp_path: Path, docker_engine: Engine) -> Iterator[Proxy]:
     proxy.close()
 
 
-def test_an_engine_that_is_gone_says_nothing_about_the_server(
+async def test_an_engine_that_is_gone_says_nothing_about_the_server(
     proxy: Proxy,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
@@ -54,19 +54,13 @@ def test_an_engine_that_is_gone_says_nothing_about_the_server(
 ) -> None:
     monkeypatch.setattr(docker_server, "_RETRY_S", 0.5)
     server = serve(program(IDLE), engine=lambda: connect({"DOCKER_HOST": proxy.host}))
-
-    async def run() -> Exit:
-        await server.start()
-        await until_logged(server, "up")
-        proxy.close()
-        ended = await asyncio.wait_for(server.exited(), 30)
-        with caplog.at_level(logging.WARNING):
-            await server.stop()
-        return ended
-
-    ended = asyncio.run(run())
-    assert ended.lost
-    assert ended.code is None
+    await server.start()
+    await until_logged(server, "up")
+    proxy.close()
+    ended = await asyncio.wait_for(server.exited(), 30)
+    with caplog.at_level(logging.WARNING):
+        await server.stop()
+    assert (ended.lost, ended.code) == (True, None)
     (left,) = containers_of(docker_engine, run_id)
     assert left["State"] == "running", "it lives on, whatever its output's end looked like"
     assert f"container {left['Id'][:12]} may be left for `vllm-repro clean`" in caplog.text
@@ -85,7 +79,7 @@ for i in range(3000):
 """
 
 
-def test_connections_that_are_cut_cost_no_line_of_the_log(
+async def test_connections_that_are_cut_cost_no_line_of_the_log(
     proxy: Proxy,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
@@ -97,17 +91,13 @@ def test_connections_that_are_cut_cost_no_line_of_the_log(
     server = serve(
         program(COUNT, mounts=mounts), engine=lambda: connect({"DOCKER_HOST": proxy.host})
     )
-
-    async def run() -> Exit:
-        async with running(server):
-            await until_logged(server, "line 1000\n")
-            await until_logged(server, "error 1000\n")
-            proxy.cut()
-            await asyncio.sleep(0.3)
-            (folder / "now").touch()
-            return await asyncio.wait_for(server.exited(), 30)
-
-    ended = asyncio.run(run())
+    async with running(server):
+        await until_logged(server, "line 1000\n")
+        await until_logged(server, "error 1000\n")
+        proxy.cut()
+        await asyncio.sleep(0.3)
+        (folder / "now").touch()
+        ended = await asyncio.wait_for(server.exited(), 30)
     assert (ended.code, ended.lost) == (0, False)
     lines = server.log_path.read_text().splitlines()
     for name in ("line", "error"):

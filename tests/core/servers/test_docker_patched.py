@@ -16,13 +16,13 @@ from tests.fake_package import BEFORE, FILE, PATCH, PROGRAM
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.host.ports import free_port
-from vllm_repro.servers.base import Patched, ServerFacts
+from vllm_repro.servers.base import Patched
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine
 from vllm_repro.servers.docker_source import image_source
-from vllm_repro.servers.overlay import PatchedSource, patch_image
+from vllm_repro.servers.overlay import patch_image
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
 DIGEST = hashlib.sha256(b"ANSWER = 42\n").hexdigest()
 
@@ -69,22 +69,6 @@ def spec(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contain
     return ContainerSpec(image=image, entrypoint=("vllm",), publish=(Publish(free_port()),))
 
 
-def with_overlay(
-    engine: Engine, spec: ContainerSpec, run: str
-) -> tuple[ContainerSpec, PatchedSource]:
-    source = patch_image(image_source(engine, spec, [FILE], run), [PATCH], print)
-    return replace(spec, mounts=source.mounts, env=tuple(source.env.items())), source
-
-
-def booted(server: DockerServer, answer: str) -> ServerFacts:
-    async def run() -> ServerFacts:
-        async with running(server) as facts:
-            await until_logged(server, f"ANSWER {answer}")
-            return await asyncio.to_thread(server.booted, facts, ready=True)
-
-    return asyncio.run(run())
-
-
 def test_an_image_is_asked_by_the_python_of_its_command(
     docker_engine: Engine, spec: ContainerSpec, run_id: str
 ) -> None:
@@ -97,11 +81,15 @@ def test_an_image_is_asked_by_the_python_of_its_command(
     assert (source.files[FILE].text, containers_of(docker_engine, run_id)) == (BEFORE, [])
 
 
-def test_the_server_runs_the_changed_file(
+async def test_the_server_runs_the_changed_file(
     docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
 ) -> None:
-    changed, source = with_overlay(docker_engine, spec, run_id)
-    facts = booted(serve(changed, patched=source.digests), "42")
+    source = patch_image(image_source(docker_engine, spec, [FILE], run_id), [PATCH], print)
+    changed = replace(spec, mounts=source.mounts, env=tuple(source.env.items()))
+    server = serve(changed, patched=source.digests)
+    async with running(server) as started:
+        await until_logged(server, "ANSWER 42")
+        facts = await asyncio.to_thread(server.booted, started, ready=True)
     assert facts.patched == (Patched(file=FILE, sha256=DIGEST),)
 
 
