@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import Harness
 from tests.core.running.test_idle import SPINS
 from tests.fake_vllm import FakeVllm
+from tests.golden_files import assert_refused
 from tests.web import httpx
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
@@ -94,18 +95,11 @@ def test_the_bug_is_seen_on_a_server_that_runs_already(
     url, _, _ = running
     done = harness("run", "min-tokens-stop-ids", "--server", "attach", "--url", url)
     assert done.status == 0, done.out + done.err
-    report = done.report
-    assert report["evidence"] == "rehearsal", (
-        "a rehearsal must not pass for a vLLM because it was attached to"
-    )
-    arms = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
-    assert (arms["reported"]["outcome"], arms["reported"]["death"]["signature"]) == (
-        "crash",
-        "match",
-    )
-    assert arms["near-miss"]["outcome"] == "untriggered", (
-        "an old fatal line in the file is not this server's"
-    )
+    # A rehearsal must not pass for a vLLM because it was attached to.
+    assert done.report["evidence"] == "rehearsal"
+    # An old fatal line in the file is not this server's.
+    assert done.outcomes == {"reported": ["crash"], "near-miss": ["untriggered"]}
+    assert done.trial["death"]["signature"] == "match"
 
 
 @pytest.mark.parametrize("running", ["busy"], indirect=True)
@@ -134,17 +128,16 @@ def test_a_server_with_other_clients_is_not_reported_as_busy(
         done.set()
         if others:
             other.join()
-    (trial,) = ended.report["arms"][0]["trials"]
-    assert trial["outcome"] == outcome, trial["why"]
-    assert ("other clients are using this server" in trial["why"]) is others
+    why = ended.trial["why"]
+    assert ended.trial["outcome"] == outcome, why
+    assert ("other clients are using this server" in why) is others
 
 
 def test_an_attached_server_keeps_its_flags_and_is_left_running(
     running: tuple[str, Path, int], harness: Harness
 ) -> None:
     refused = harness("run", "tq-chunked-prefill", "--url", running[0], "--arm", "eager")
-    assert refused.status == 64
-    assert "changes the server's flags" in refused.err
+    assert_refused(refused, "changes the server's flags")
     done = harness("run", "min-tokens-stop-ids", "--url", running[0], "--arm", "near-miss")
     assert done.status == 0, done.out + done.err
     assert httpx.get(f"{running[0]}/health", timeout=5).status_code == 200
@@ -158,7 +151,7 @@ def test_without_a_log_the_cause_is_not_guessed(harness: Harness) -> None:
         done = harness("run", "min-tokens-stop-ids", "--url", url, "--arm", "reported")
     drain.join(timeout=10)
     process.stdout.close()
-    trial = done.report["arms"][0]["trials"][0]
+    trial = done.trial
     assert (trial["outcome"], trial["death"]["signature"]) == ("other-crash", None)
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "no log names the cause" in trial["why"]
@@ -175,16 +168,15 @@ def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
         )
         server.shutdown()
         thread.join()
-    assert done.status == 64
-    assert "it is not a vLLM" in done.err
+    assert_refused(done, "it is not a vLLM")
     assert done.folder is None
 
 
 def test_a_gateway_without_health_cannot_be_watched(harness: Harness, tmp_path: Path) -> None:
     with FakeVllm(tmp_path / "log", {"/health": lambda exchange: exchange.answer(404)}) as fake:
         done = harness("run", "min-tokens-stop-ids", "--url", fake.base_url)
-    assert (done.status, done.folder) == (64, None)
-    assert "answers 404 to /health" in done.err
+    assert_refused(done, "answers 404 to /health")
+    assert done.folder is None
 
 
 BOOT = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] vLLM API server version 0.28.0\n"

@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.commands import lives
 from tests.core.servers.docker_helpers import running
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.command.parse import parse
@@ -104,11 +104,6 @@ WITH_CHILD = (
 )
 
 
-def runs(pid: int) -> bool:
-    """Return True unless the process is gone or a zombie."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def server(tmp_path: Path, head: str, *others: str) -> MultiNodeServer:
     def process(name: str, code: str) -> ProcessServer:
         return ProcessServer(
@@ -139,7 +134,7 @@ async def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
     assert ranked.processes()[0] == facts.pid, "the API server's process comes first"
     await ranked.stop()
     await ranked.stop()
-    assert (len(pids), [pid for pid in pids if runs(pid)]) == (4, [])
+    assert (len(pids), [pid for pid in pids if lives(pid)]) == (4, [])
 
 
 async def test_an_exit_of_another_node_is_reported_with_its_rank(tmp_path: Path) -> None:
