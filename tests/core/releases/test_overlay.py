@@ -69,7 +69,7 @@ sys.stdin.read()
 
 def test_the_overlays_used_last_are_kept_and_those_in_use(tmp_path: Path, packages: Path) -> None:
     def maker(first: int, count: int) -> tuple[subprocess.Popen[str], list[str]]:
-        words = [sys.executable, "-c", MAKER, tmp_path, packages]
+        words = [sys.executable, "-c", MAKER, f"{tmp_path}", f"{packages}"]
         words += map(str, range(first, first + count))
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout

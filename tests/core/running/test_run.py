@@ -15,6 +15,8 @@ import pytest
 
 from tests.commands import journals, signalled, started, until
 from tests.conftest import Done, Harness
+from tests.golden_files import assert_refused
+from tests.report_examples import REHEARSAL, report
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError
 from vllm_repro.host.processes import session_members
@@ -73,12 +75,17 @@ def test_a_fixed_release_is_quiet_and_no_crash_is_expected(
     for version, words, status in (
         ("0.24.0", ("--expect", "crash"), 1),
         ("0.23.0", ("--expect", "alive"), 1),
-        ("0.23.0", ("--bisect-exit",), 1),
-        ("0.23.0", ("--bisect-exit", "fix"), 0),
     ):
         assert harness(*TQ, "--vllm", version, "--arm", "reported", *words).status == status
-    refused = harness(*TQ, "--vllm", "0.23.0", "--arm", "eager", "--bisect-exit")
-    assert (refused.status, "eager lives in every release" in refused.err) == (64, True)
+
+
+def test_git_bisect_gets_the_status_of_the_verdict(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro.cli.run.run_one", lambda *_: report(REHEARSAL))
+    words = (*TQ, "--vllm", "0.23.0", "--bisect-exit")
+    assert [harness(*words, *fix).status for fix in ((), ("fix",))] == [1, 0]
+    assert_refused(harness(*words, "--arm", "eager"), "eager lives in every release")
 
 
 def recorded(
@@ -222,7 +229,6 @@ def test_both_ranks_of_two_are_named(harness: Harness) -> None:
         ("exit", "boot-failed", "process"),
         ("stuck-boot", "boot-failed", None),
         ("restart:2", "other-crash", "restart"),
-        ("slow-boot:0.5", "clean", None),
     ],
 )
 def test_every_fault_has_its_outcome(
@@ -546,5 +552,5 @@ def test_wishes_that_cannot_be_fulfilled(
 ) -> None:
     path = scenario(tmp_path, declared) if declared else "min-tokens-stop-ids"
     done = harness("run", path, "--server", "rehearsal", *words)
-    assert (done.status, done.folder) == (64, None)
-    assert message in done.err
+    assert_refused(done, message)
+    assert done.folder is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ from docker.types import DeviceRequest
 
 from tests.commands import journals, signalled, started, until
 from tests.conftest import Harness
+from tests.core.servers.conftest import build
 from tests.core.servers.docker_helpers import containers_of
 from tests.golden_files import missing
 from vllm_repro.command.parse import parse
 from vllm_repro.host.ports import free_port
+from vllm_repro.scenario.catalogue import scenario_ids
 from vllm_repro.servers.docker_engine import Engine
 
 pytestmark = pytest.mark.docker
@@ -171,3 +174,23 @@ def test_after_a_sigkill_the_container_goes_too(
     time.sleep(3)  # the engine may still be creating what it was asked for
     until(lambda: not containers_of(engine, folder.name), seconds=15)
     assert containers_of(engine, folder.name) == []
+
+
+def test_the_image_lists_scenarios_and_reaches_the_engine(
+    docker_engine: Engine,
+) -> None:
+    image = build("harness")
+    run = ["docker", "run", "--rm", "--network", "none"]
+    listed = subprocess.run(
+        [*run, image, "list", "--json"], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert {row["scenario"] for row in json.loads(listed.stdout)} == set(scenario_ids())
+    socket = docker_engine.host.removeprefix("unix://")
+    assert socket.startswith("/"), docker_engine.host
+    words = [*run, "--volume", f"{socket}:/var/run/docker.sock", image, "doctor", "--json"]
+    found = json.loads(
+        subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    )
+    checks = {check["what"]: check for check in found}
+    assert checks["docker"]["ok"], checks["docker"]
+    assert checks["C++ compiler"]["ok"]
