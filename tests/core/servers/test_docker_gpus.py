@@ -50,8 +50,8 @@ def engine(docker_engine: Engine, base_image: str) -> Iterator[Engine]:
 
 def asked(container: str) -> str:
     """Return the cards that the engine asked the hook for."""
-    request: dict[str, str] = json.loads((CALLS / f"{container}.json").read_text(encoding="utf-8"))
-    return request["NVIDIA_VISIBLE_DEVICES"]
+    request = (CALLS / f"{container}.json").read_text(encoding="utf-8")
+    return str(json.loads(request)["NVIDIA_VISIBLE_DEVICES"])
 
 
 @pytest.mark.parametrize(
