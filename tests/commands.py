@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
 WITHOUT_SDK = """
 from vllm_repro.running import trial
 trial._SDK_TOTAL, trial._NEEDED_LATER = 0.0, ()
@@ -45,6 +47,14 @@ def until(happened: Callable[[], object], *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    """Return False if the process is gone, or is a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def journals(out: Path) -> list[str]:

@@ -53,12 +53,26 @@ class Done:
     kept: bool = False
 
     @property
-    def report(self) -> dict[str, Any]:
+    def run(self) -> Path:
+        """Folder of the run that the command must have made."""
         assert self.folder is not None, self.err
-        loaded: dict[str, Any] = json.loads(
-            (self.folder / "report.json").read_text(encoding="utf-8")
-        )
-        return loaded
+        return self.folder
+
+    @property
+    def report(self) -> Any:
+        """Content of `report.json`."""
+        return json.loads((self.run / "report.json").read_text(encoding="utf-8"))
+
+    @property
+    def trial(self) -> Any:
+        """First trial of the first arm in `report.json`."""
+        return self.report["arms"][0]["trials"][0]
+
+    @property
+    def outcomes(self) -> dict[str, list[str]]:
+        """Outcomes of the trials by arm."""
+        arms = self.report["arms"]
+        return {arm["name"]: [trial["outcome"] for trial in arm["trials"]] for arm in arms}
 
 
 Harness = Callable[..., Done]
@@ -136,6 +150,12 @@ def _reported(out: Path) -> dict[Path, int]:
         for run in runs
         if (run / "report.json").exists()
     }
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run tests that are coroutines (`pytest.mark.anyio`) on asyncio alone."""
+    return "asyncio"
 
 
 @pytest.fixture

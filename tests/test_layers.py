@@ -78,10 +78,6 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def is_module(name: str) -> bool:
-    return name in modules()
-
-
 @cache
 def imports(module: str) -> set[str]:
     """Return our modules that a module imports, also in functions and under TYPE_CHECKING."""
@@ -89,10 +85,11 @@ def imports(module: str) -> set[str]:
     return {
         found
         for name in names
-        if is_module(found := name if is_module(name) else name.rpartition(".")[0])
+        if (found := name if name in modules() else name.rpartition(".")[0]) in modules()
     }
 
 
+@cache
 def imported_names(path: Path) -> set[str]:
     """Return all names that a file imports, with their modules."""
     found = set()
@@ -123,45 +120,41 @@ def test_each_folder_imports_only_folders_below_it() -> None:
     core = [
         module for module in modules() if package(module) == "vllm_repro" and module != "vllm_repro"
     ]
-    broken = {
+    assert not {
         (module, name)
         for module in core
         for name in imports(module)
         if package(name) == "vllm_repro" and name != "vllm_repro" and layer(name) > layer(module)
     }
-    assert not broken
 
 
 def test_nothing_imports_a_feature() -> None:
-    broken = {
+    assert not {
         (module, name)
         for module in modules()
         for name in imports(module)
         if package(name) in FEATURES - {package(module)} - MAY_IMPORT.get(package(module), set())
     }
-    assert not broken
 
 
 def test_what_the_core_stands_on_imports_none_of_it() -> None:
-    broken = {
+    assert not {
         (module, name)
         for module in modules()
         if package(module) in BELOW_THE_CORE
         for name in imports(module)
         if package(name) != package(module)
     }
-    assert not broken
 
 
 def test_no_string_of_the_core_names_a_feature() -> None:
-    broken = {
+    assert not {
         (module, name)
         for module, path in modules().items()
         if package(module) not in FEATURES
         for name in named(path)
         if name in FEATURES
     }
-    assert not broken
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -53,64 +53,47 @@ def test_an_open_bug_that_reproduces_is_xfailed(suite: pytest.Pytester) -> None:
     )
 
 
-def test_a_fixed_release_passes(suite: pytest.Pytester) -> None:
-    run(
-        suite, "-k", "tq-chunked-prefill and (reported or eager)", "--scenario-vllm", "0.24.0"
-    ).assert_outcomes(passed=2)
-
-
-def test_a_bug_that_no_longer_reproduces_is_xpassed(suite: pytest.Pytester) -> None:
-    path = suite.path / "scenarios" / "tq_chunked_prefill.py"
-    path.write_text(
-        path.read_text(encoding="utf-8").replace(
-            'bad=">=0.21.0,<0.24.0", good=">=0.24.0"', 'bad=">=0.21.0"'
+@pytest.mark.parametrize(
+    ("declared", "version", "outcome", "lines"),
+    [
+        ({}, "0.24.0", "passed", []),
+        (
+            {'bad=">=0.21.0,<0.24.0", good=">=0.24.0"': 'bad=">=0.21.0"'},
+            "0.24.0",
+            "xpassed",
+            ["*NO LONGER REPRODUCES*", "REHEARSAL: *the engine lived*"],
         ),
-        encoding="utf-8",
-    )
-    result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.24.0")
-    result.assert_outcomes(xpassed=1)
-    result.stdout.fnmatch_lines(["*NO LONGER REPRODUCES*", "REHEARSAL: *the engine lived*"])
-
-
-def test_a_bug_without_an_imitation_is_skipped(
-    suite: pytest.Pytester,
+        (
+            {"vllm#41726": "vllm#39702", "<0.24.0": "<0.25.0", ">=0.24.0": ">=0.25.0"},
+            "0.24.0",
+            "skipped",
+            ["SKIPPED*undecided: the rehearsal engine does not imitate vllm-project/vllm#39702*"],
+        ),
+        (
+            {"<0.24.0": "<0.23.0", ">=0.24.0": ">=0.23.0", 'with="0.23.0"': 'with="0.22.1"'},
+            "0.23.0",
+            "failed",
+            ["REHEARSAL", "*_continuation_prefill", "AssertionError*Workspace is locked*"],
+        ),
+    ],
+    ids=["fixed", "no longer reproduces", "not imitated", "dies and should live"],
+)
+def test_the_declared_status_decides(
+    suite: pytest.Pytester, declared: dict[str, str], version: str, outcome: str, lines: list[str]
 ) -> None:
     path = suite.path / "scenarios" / "tq_chunked_prefill.py"
-    text = (
-        path.read_text(encoding="utf-8")
-        .replace("vllm#41726", "vllm#39702")
-        .replace("<0.24.0", "<0.25.0")
-    )
-    path.write_text(text.replace('good=">=0.24.0"', 'good=">=0.25.0"'), encoding="utf-8")
-    result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.24.0")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(
-        ["SKIPPED*undecided: the rehearsal engine does not imitate vllm-project/vllm#39702*"]
-    )
-
-
-def test_an_engine_that_should_live_and_dies_is_a_failure(suite: pytest.Pytester) -> None:
-    path = suite.path / "scenarios" / "tq_chunked_prefill.py"
-    text = path.read_text(encoding="utf-8").replace('try_with="0.23.0"', 'try_with="0.22.1"')
-    text = text.replace("<0.24.0", "<0.23.0").replace('good=">=0.24.0"', 'good=">=0.23.0"')
+    text = path.read_text(encoding="utf-8")
+    for old, new in declared.items():
+        text = text.replace(old, new)
     path.write_text(text, encoding="utf-8")
-    result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", "0.23.0")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["REHEARSAL", "*_continuation_prefill", "AssertionError*Workspace is locked*"]
-    )
+    result = run(suite, "-k", "tq-chunked-prefill and reported", "--scenario-vllm", version)
+    result.assert_outcomes(**{outcome: 1})
+    result.stdout.fnmatch_lines(lines)
 
 
 def test_what_cannot_run_here_is_skipped_with_the_reason(suite: pytest.Pytester) -> None:
-    words = (
-        "--scenario-server",
-        "process",
-        "--scenario-vllm",
-        "0.23.0",
-        "-k",
-        "tq-chunked-prefill and eager",
-    )
-    result = suite.runpytest_inprocess("scenarios", "-rs", *words)
+    words = ("--scenario-server", "process", "--scenario-vllm", "0.23.0")
+    result = run(suite, *words, "-k", "tq-chunked-prefill and eager")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*the scenario needs 1 GPU*"])
 
@@ -119,9 +102,7 @@ def test_trouble_of_the_host_is_an_error(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{suite.path}/none.sock")
-    result = suite.runpytest_inprocess(
-        "scenarios", "--scenario-server", "docker", "-k", "min-tokens and near-miss"
-    )
+    result = run(suite, "--scenario-server", "docker", "-k", "min-tokens and near-miss")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*no Docker Engine answers*"])
     monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "boot")
@@ -252,8 +233,5 @@ def test_a_test_fails_with_the_death_of_its_engine(
         ]
     )
     assert "httpcore" not in result.stdout.str(), "the client's frames are not the cause"
-    assert not [
-        one
-        for one in psutil.Process().children(recursive=True)
-        if "rehearsal" in " ".join(one.cmdline())
-    ]
+    children = psutil.Process().children(recursive=True)
+    assert not any("rehearsal" in " ".join(child.cmdline()) for child in children)

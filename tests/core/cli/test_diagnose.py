@@ -166,7 +166,10 @@ def test_the_advice_on_each_known_death() -> None:
 
 
 def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
-    (match,) = json.loads(harness("diagnose", str(PASTED), "--json").out)["matches"]
+    diagnosis = json.loads(harness("diagnose", str(PASTED), "--json").out)
+    assert {"exception", "message", "frames", "wrapped", "vllm_version"} <= diagnosis.keys()
+    assert (diagnosis["died"], diagnosis["phase"]) == (True, "request")
+    (match,) = diagnosis["matches"]
     (price,) = match.pop("prices")
     assert match == {
         "scenario": "tq-chunked-prefill",

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,6 +57,12 @@ def parts(words: list[str]) -> set[str]:
     return {words[1], *forms}
 
 
+@cache
+def dry_run(*words: str) -> None:
+    """Check that `make` knows the targets."""
+    subprocess.run([*words, "--dry-run"], check=True, capture_output=True, timeout=60)
+
+
 HERE = {*verbs(), *STYLES, *FORMATS, *additions("show_forms"), *additions("report_forms")}
 DOCUMENTED = [(page, words) for page in PAGES for words in commands(page)]
 ALL = [
@@ -86,9 +93,7 @@ def test_a_command_of_the_documentation_exists(
 ) -> None:
     monkeypatch.chdir(ROOT)
     if words[0] == "make":
-        subprocess.run(
-            ["make", "--dry-run", *words[1:]], check=True, capture_output=True, timeout=60
-        )
+        dry_run(*words)
     if words[0] != "vllm-repro":
         return
     # no such checkout is here
@@ -127,9 +132,7 @@ def test_a_command_in_a_table_works_as_it_is_printed(
     if words[0] == "vllm-repro":
         parser(words[1]).parse_args(words[1:])
     elif words[0] == "make":
-        subprocess.run(
-            ["make", "--dry-run", *words[1:]], check=True, capture_output=True, timeout=60
-        )
+        dry_run(*words)
     else:
         options = words[words.index("pytest") + 1 :]
         collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]

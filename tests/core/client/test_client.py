@@ -11,7 +11,7 @@ import uvloop
 from tests.web import httpx
 from vllm_repro.client.answer import DEAD_MESSAGES, Answer
 from vllm_repro.client.client import Client, release_of
-from vllm_repro.running.death_signs import Channel, DeathSign, sign_of_answer
+from vllm_repro.running.death_signs import Channel, sign_of_answer
 
 Result = TypeVar("Result")
 DEAD = {
@@ -54,10 +54,10 @@ def ask(
     return with_client(handle, lambda client: client.ask(path, body))
 
 
-def sign_of(answer: Answer) -> DeathSign:
+def sign_of(answer: Answer) -> tuple[Channel, bool] | None:
+    """Return the channel of the sign of death in an answer, and whether it is decisive."""
     sign = sign_of_answer(answer)
-    assert sign is not None
-    return sign
+    return (sign.channel, sign.decisive) if sign else None
 
 
 def events(items: Iterable[object], *, done: bool = True) -> httpx.Response:
@@ -115,8 +115,7 @@ def test_a_whole_answer_without_choices_is_a_success(
 ) -> None:
     stream = b"data" in response.content[:4]
     answer = ask(response, stream=stream, path="/v1/responses", max_tokens="many", n=None)
-    assert answer.ok
-    assert sign_of_answer(answer) is None
+    assert (answer.ok, sign_of(answer)) == (True, None)
     assert (answer.usage.prompt_tokens if answer.usage else None) == tokens
     assert not ask(response, stream=stream).ok, "a completion needs choices"
 
@@ -134,28 +133,26 @@ def test_a_whole_answer_without_choices_is_a_success(
 def test_an_answer_without_choices_can_fail_too(response: httpx.Response | Exception) -> None:
     answer = ask(response, stream=True, path="/v1/responses")
     assert not answer.ok
-    assert sign_of_answer(answer) is not None or answer.error == "no"
+    assert sign_of(answer) or answer.error == "no"
 
 
 def test_a_stream_that_ends_well() -> None:
     answer = ask(events([chunk("a"), chunk("b", "length"), USAGE]), stream=True)
-    assert answer.ok
-    assert (answer.text, answer.finish_reason, answer.done) == ("ab", "length", True)
-    assert answer.usage is not None
+    assert (answer.ok, answer.done, sign_of(answer)) == (True, True, None)
+    assert (answer.text, answer.finish_reason, len(answer.token_times)) == ("ab", "length", 2)
+    assert answer.usage
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (7, 3)
-    assert len(answer.token_times) == 2
-    assert sign_of_answer(answer) is None
 
 
 def test_a_dying_stream_is_a_200_with_an_error_event_and_done() -> None:
     answer = ask(events([chunk("a"), DEAD]), stream=True)
     assert (answer.status, answer.ok, answer.done) == (200, False, True)
-    sign = sign_of(answer)
-    assert (sign.channel, sign.decisive) == (Channel.STREAM, True)
+    assert sign_of(answer) == (Channel.STREAM, True)
 
 
 def test_a_plain_request_in_flight_gets_the_dead_message() -> None:
-    sign = sign_of(ask(httpx.Response(500, json=DEAD), stream=False))
+    sign = sign_of_answer(ask(httpx.Response(500, json=DEAD), stream=False))
+    assert sign
     assert (sign.channel, sign.decisive) == (Channel.ANSWER, True)
     assert sign.detail.startswith("HTTP 500: EngineCore encountered an issue.")
 
@@ -185,9 +182,7 @@ def test_what_does_not_decide_alone(
     response: httpx.Response | Exception, stream: bool, channel: Channel
 ) -> None:
     answer = ask(response, stream=stream)
-    assert not answer.ok
-    sign = sign_of(answer)
-    assert (sign.channel, sign.decisive) == (channel, False)
+    assert (answer.ok, sign_of(answer)) == (False, (channel, False))
 
 
 async def endless(piece: bytes) -> AsyncIterator[bytes]:
@@ -216,8 +211,7 @@ def test_an_answer_that_never_stops_is_cut_off(
 @pytest.mark.parametrize("status", [400, 401, 404])
 def test_a_refusal_is_no_sign(status: int) -> None:
     answer = ask(httpx.Response(status, json={"error": {"message": "no"}}), stream=False)
-    assert answer.error == "no"
-    assert sign_of_answer(answer) is None
+    assert (answer.error, sign_of(answer)) == ("no", None)
 
 
 def test_a_refusal_within_a_stream_has_the_status_in_it() -> None:
@@ -225,7 +219,7 @@ def test_a_refusal_within_a_stream_has_the_status_in_it() -> None:
         events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True
     )
     assert (answer.status, answer.error) == (400, "stop_token_ids out of range")
-    assert sign_of_answer(answer) is None
+    assert sign_of(answer) is None
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,11 @@ PAGES = Path(__file__).parents[2] / "data" / "metrics"
 @pytest.mark.parametrize("name", ["v0.20.2-metrics.txt", "v0.32.0-metrics.txt"])
 def test_pages_of_real_servers(name: str) -> None:
     reading = read_metrics((PAGES / name).read_text(encoding="utf-8"))
-    assert reading.started is not None
-    assert reading.prompt_tokens > 0
-    assert reading.generation_tokens > 0
-    assert reading.step_count > 0
+    assert reading.started
+    assert min(reading.prompt_tokens, reading.generation_tokens, reading.step_count) > 0
     assert (reading.steps[float("inf")], reading.preemptions) == (reading.step_count, 0.0)
-    assert (reading.cache_hits, reading.cache_queries, reading.kv_most) == (
-        0.0,
-        reading.prompt_tokens,
-        0.0,
-    )
+    cache = (reading.cache_hits, reading.cache_queries, reading.kv_most)
+    assert cache == (0.0, reading.prompt_tokens, 0.0)
     assert (reading.draft_tokens, reading.accepted_tokens) == (None, None)  # served without drafts
 
 

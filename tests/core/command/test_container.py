@@ -87,8 +87,7 @@ class TestFromCommand:
         self, text: str, entrypoint: tuple[str, ...] | None
     ) -> None:
         spec = ContainerSpec.from_command(parse(text), image="i", port=1, env={})
-        assert spec.entrypoint == entrypoint
-        assert spec.argv == ("m",)
+        assert (spec.entrypoint, spec.argv) == (entrypoint, ("m",))
 
 
 class TestRender:

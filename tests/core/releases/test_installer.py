@@ -10,10 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.commands import until
+from tests.commands import lives, until
 from vllm_repro.errors import InfraError
 from vllm_repro.releases import installer
 from vllm_repro.releases.installer import Installer, uv_settings
@@ -132,17 +131,13 @@ def test_uv_ends_with_the_run(tmp_path: Path) -> None:
     try:
         until(started.exists)
         pid = int(started.read_text())
-        assert psutil.pid_exists(pid)
+        assert lives(pid)
         run.send_signal(signal.SIGKILL)
         until(lambda: not lives(pid))
         assert not lives(pid)
     finally:
         run.kill()
         run.wait()
-
-
-def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def script(folder: Path, text: str) -> Path:

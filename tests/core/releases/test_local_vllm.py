@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.releases.local_vllm import local_vllm
+from vllm_repro.releases.local_vllm import LocalVllm, local_vllm
 
 STARTED = "raise SystemExit('vllm itself was started')\n"
 
@@ -36,9 +36,7 @@ def test_the_version_comes_from_the_scripts_own_python(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     path = script(tmp_path / "bin", head + STARTED)
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    found = local_vllm(path)
-    assert found is not None
-    assert (found.executable, found.version) == (tmp_path / "bin" / "vllm", "0.24.0")
+    assert local_vllm(path) == LocalVllm(tmp_path / "bin" / "vllm", "0.24.0")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +44,4 @@ def test_the_version_comes_from_the_scripts_own_python(
     ["#!/bin/sh\nexec something\n", "#!/nowhere/python3\n", f"#!{sys.executable}\n", "\x7fELF", ""],
 )
 def test_an_unknown_version_is_none(tmp_path: Path, text: str) -> None:
-    found = local_vllm(script(tmp_path, text))
-    assert found is not None
-    assert found.version is None
+    assert local_vllm(script(tmp_path, text)) == LocalVllm(tmp_path / "vllm", None)

@@ -69,14 +69,8 @@ sys.stdin.read()
 
 def test_the_overlays_used_last_are_kept_and_those_in_use(tmp_path: Path, packages: Path) -> None:
     def maker(first: int, count: int) -> tuple[subprocess.Popen[str], list[str]]:
-        words = [
-            sys.executable,
-            "-c",
-            MAKER,
-            str(tmp_path),
-            str(packages),
-            *map(str, range(first, first + count)),
-        ]
+        words = [sys.executable, "-c", MAKER, f"{tmp_path}", f"{packages}"]
+        words += map(str, range(first, first + count))
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout
         return process, [process.stdout.readline().strip() for _ in range(count)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.fake_package import fake_release
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.releases.provision import Release
 from vllm_repro.releases.request_fields import request_fields, server_flags
 from vllm_repro.releases.sources import Source
 from vllm_repro.resources import scenario_folder
@@ -47,18 +48,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "packages" / "vllm" / "entrypoints"
     (folder / "openai").mkdir(parents=True)
     (folder / "openai" / "cli_args.py").write_text(ARGUMENTS, encoding="utf-8")
-    source = Source(release="0.23.0")
-    release = Release(
-        source=source,
-        version="0.23.0",
-        torch="2",
-        python=Path(sys.executable),
-        packages=tmp_path / "packages",
-        executable=tmp_path / "vllm",
-    )
+    release = replace(fake_release("0.23.0", tmp_path), python=Path(sys.executable))
     monkeypatch.setattr(
         "vllm_repro.releases.provision.ReleaseCache.get",
-        lambda _, asked: release if asked == source else None,
+        lambda _, source: release if source == release.source else None,
     )
     return folder
 

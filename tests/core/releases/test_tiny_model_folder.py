@@ -43,9 +43,8 @@ MODELS = [
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
-def read(folder: Path, name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / name).read_text())
-    return content
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.report_examples import EXAMPLES, REHEARSAL
+from tests.report_examples import DIED, EXAMPLES, REHEARSAL, report
 from vllm_repro.cli import main
 from vllm_repro.errors import UsageError
-from vllm_repro.journal.journal import read
+from vllm_repro.journal.journal import Entry, Recording, read
 from vllm_repro.report import files
-from vllm_repro.report.build import build, build_foreign
+from vllm_repro.report.build import build, build_foreign, report_of
 from vllm_repro.report.files import FORMATS, render
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.summary import summary
@@ -104,8 +105,7 @@ def test_a_kill_and_an_interrupt_give_the_same_report(tmp_path: Path) -> None:
         " prefix-hit, growing-chat"
     )
     for made, word in ((killed, "interrupted"), (interrupted, "cancelled")):
-        assert made.verdict is Verdict.REPRODUCES
-        assert made.as_expected is None
+        assert (made.verdict, made.as_expected) == (Verdict.REPRODUCES, None)
         assert made.because.endswith(rest)
         rows = [row[-2] for row in arms_table(made).rows]
         assert rows == ["crash, match", word, *["not run"] * 6]
@@ -219,3 +219,71 @@ def test_whatever_a_journal_lacks_is_no_fault_of_the_harness(tmp_path: Path) -> 
 )
 def test_what_does_not_hold_the_start_of_a_run_is_wrong_usage(tmp_path: Path, raw: bytes) -> None:
     assert rendered([raw], tmp_path) is None
+
+
+WHOLE = read(REHEARSAL / "journal.jsonl")
+
+
+def resumed(*, outcome: str, sent: bool) -> Iterator[Entry]:
+    """Yield the example's run with its first boot repeated.
+
+    outcome: of the first one. sent: whether it had sent a request.
+    """
+    first = next(WHOLE.of("trial-started"))
+    ended = next(entry for entry in WHOLE.of("trial-ended") if entry["arm"] == first["arm"])
+
+    def changed(entry: Entry, **fields: object) -> Entry:
+        return replace(entry, fields={**entry.fields, **fields})
+
+    for entry in WHOLE.entries:
+        if entry is first:
+            yield entry
+            if sent:
+                yield changed(next(WHOLE.of("request-sent")), name="interrupted")
+            yield changed(ended, outcome=outcome, death=None, why="a signal, or a full disk")
+            if outcome == "cancelled":
+                yield replace(WHOLE.entries[-1], t=entry.t, fields={"interrupted": "SIGINT"})
+                yield replace(WHOLE.entries[0], t=entry.t, event="run-resumed")
+        repeated = entry.get("arm") == first["arm"] and entry.get("trial") is not None
+        yield changed(entry, trial=2) if repeated else entry
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sent"), [("cancelled", False), ("cancelled", True), ("infra", True)]
+)
+def test_a_repeated_boot_is_shown_and_not_counted(outcome: str, sent: bool) -> None:
+    made = report_of(Recording(tuple(resumed(outcome=outcome, sent=sent)), cut=False), REHEARSAL)
+    arm = made.arms[0]
+    assert [trial.outcome for trial in arm.trials] == [outcome, "crash"]
+    assert arm.counted.outcomes == ("crash",)
+    assert arm.requests == report_of(WHOLE, REHEARSAL).arms[0].requests != ()
+    assert [row[-2] for row in arms_table(made).rows if row[0] == "reported"] == [
+        f"{outcome}, repeated",
+        "crash, match",
+    ]
+    first, second = [line for line in summary(made).splitlines() if line.startswith("reported ")]
+    assert (first.endswith(f"{outcome}, repeated"), second.endswith("crash, match")) == (True, True)
+    root = ET.fromstring(render(made, "junit"))
+    assert next((one.get("name"), one.find("error")) for one in root.iter("testcase")) == (
+        "reported",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arm", "events"),
+    [
+        (
+            "reported",
+            [
+                *("ready", "short chat", "long chat", "log", "stream (decisive)"),
+                *("engine-process (decisive)", "health (decisive)", "process (decisive)", "end"),
+            ],
+        ),
+        ("eager", ["ready", "short chat", "long chat", "canary", "end"]),
+    ],
+)
+def test_the_events_of_a_trial_in_the_order_of_time(arm: str, events: list[str]) -> None:
+    timeline = report(DIED).timelines[arm, 1]
+    assert [at for at, _, _ in timeline] == sorted(at for at, _, _ in timeline)
+    assert list(dict.fromkeys(what for _, what, _ in timeline)) == events

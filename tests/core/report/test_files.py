@@ -246,16 +246,13 @@ def test_host_trouble_does_not_test_the_boundary() -> None:
 
 def test_a_report_says_whose_server_stayed_and_where_each_log_is() -> None:
     example = report(REHEARSAL)
-    arm = next(arm for arm in example.arms if arm.trials[0].death)
+    died, *others = example.arms
     trial = replace(
-        arm.trials[0],
+        died.trials[0],
         rank_logs=("logs/reported-1.rank1.log",),
         outlasted=(Outlasted(rank=1, watched_s=10.0, silent=True, ended_s=9.04),),
     )
-    ranked = replace(
-        example,
-        arms=tuple(replace(one, trials=(trial,)) if one is arm else one for one in example.arms),
-    )
+    ranked = replace(example, arms=(replace(died, trials=(trial,)), *others))
     shown = (
         "The server of rank 1 kept running for 10 s after that of rank 0 was gone and logged"
         " nothing; stopping it took 9.0 s."

@@ -83,8 +83,7 @@ def test_junitparser_reads_what_was_meant(source: RunReport, tmp_path: Path) -> 
     counted(suite)  # its own count of what it read
     assert before == (suite.tests, suite.failures, suite.errors, suite.skipped)
     properties = {one.name: one.value for one in listed(suite)}
-    assert properties["issue"] == source.issue
-    assert properties["verdict"] == source.verdict
+    assert (properties["issue"], properties["verdict"]) == (source.issue, source.verdict)
     if source.scenario == EXAMPLE.scenario and source.verdict is Verdict.REGRESSED:
         kinds = [KINDS[type(case.result[0])] if case.result else "passed" for case in cases]
         assert kinds == ["passed", "failure", "error", "skipped"]

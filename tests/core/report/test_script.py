@@ -17,6 +17,7 @@ import pytest
 
 from tests.core.report.script_process import run_script
 from tests.report_examples import EXAMPLES
+from tests.scenario_texts import arm_of
 from vllm_repro.errors import UsageError
 from vllm_repro.report.script import curl, no_script, script
 from vllm_repro.resources import rehearsal_engine
@@ -130,9 +131,8 @@ def test_it_finds_what_the_harness_finds(
     tmp_path: Path, scenario: str, arm: str, version: str, fault: str, status: int, printed: str
 ) -> None:
     known = find(scenario)
-    found = known.arm(arm)
-    assert found is not None
-    ended, shown = run_on_rehearsal(tmp_path, script(known, found), version, fault)
+    text = script(known, arm_of(known, arm))
+    ended, shown = run_on_rehearsal(tmp_path, text, version, fault)
     assert (ended, printed in shown) == (status, True), shown
 
 
@@ -164,10 +164,9 @@ def test_what_goes_wrong_in_it_is_no_crash(tmp_path: Path) -> None:
 
 
 def test_an_arm_that_changes_the_source_has_none() -> None:
-    patched = find("tq-prefix-hit-unreserved").arm("patched")
-    assert patched is not None
+    known = find("tq-prefix-hit-unreserved")
     with pytest.raises(UsageError, match="changes vLLM's source"):
-        script(find("tq-prefix-hit-unreserved"), patched)
+        script(known, arm_of(known, "patched"))
 
 
 def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:

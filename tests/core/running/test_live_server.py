@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.commands import lives
 from vllm_repro.errors import CommandError, HarnessBug, Unsupported, UsageError
 from vllm_repro.running import live_server
 from vllm_repro.running.live_server import EngineDied, VllmServer
@@ -48,15 +49,8 @@ def complete(server: VllmServer, **more: Any) -> str:
 
 
 def gone(pids: tuple[int, ...]) -> bool:
+    """Return True if there were processes, and none lives."""
     return bool(pids) and not any(map(lives, pids))
-
-
-def lives(pid: int) -> bool:
-    try:
-        # whose parent is gone: init reaps it in a moment
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def kill_engine(server: VllmServer) -> None:
@@ -95,9 +89,9 @@ def test_the_root_exception_replaces_what_the_program_saw(tmp_path: Path) -> Non
     assert (died.exception, died.message) == ("IndexError", message)
     assert died.frames[-1] == "vllm/v1/sample/logits_processor/builtin.py:apply"
     assert died.log == tmp_path / "logs" / "server-1.log"
-    text = str(died).splitlines()
-    assert text[0] == f"IndexError: {died.message}"
-    assert text[-2].startswith("REHEARSAL: ")
+    head, *_, simulated, _ = str(died).splitlines()
+    assert head == f"IndexError: {died.message}"
+    assert simulated.startswith("REHEARSAL: ")
     assert gone(pids)
 
 

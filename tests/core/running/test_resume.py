@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -55,13 +54,15 @@ def boot(arm: str, number: int, outcome: str | None = "crash") -> list[tuple[str
 
 def remaining(boots: Boots, trials: int) -> list[str]:
     """Return the arms in the order of their boots, each of which crashes."""
-    found = []
-    for arm in boots.in_turn(
-        ARMS, lambda: [one.name for one in ARMS if len(boots.outcomes[one.name]) < trials]
-    ):
+    booted = []
+
+    def undecided() -> list[str]:
+        return [arm.name for arm in ARMS if len(boots.outcomes[arm.name]) < trials]
+
+    for arm in boots.in_turn(ARMS, undecided):
         boots.outcomes[arm.name].append(Outcome.CRASH)
-        found.append(arm.name)
-    return found
+        booted.append(arm.name)
+    return booted
 
 
 @given(st.integers(1, 6), st.integers(0, 12))
@@ -84,21 +85,18 @@ def test_an_interrupted_boot_is_repeated_with_a_new_number() -> None:
 
 
 def test_a_hang_of_a_spinning_arm_is_no_bug_after_resume() -> None:
-    assert dict(
-        unfinished_run(
-            recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run")
-        ).boots.strange
-    ) == {"c": 1}
+    left = unfinished_run(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run"))
+    assert dict(left.boots.strange) == {"c": 1}
 
 
 def test_a_finished_run_is_not_resumed() -> None:
-    with pytest.raises(UsageError, match="is finished"):
-        unfinished_run(
-            recording(*boot("a", 1), ("run-ended", {"interrupted": None}), cut=False), Path("run")
-        )
-    unfinished_run(
-        recording(*boot("a", 1), ("run-ended", {"interrupted": "SIGINT"}), cut=False), Path("run")
+    finished, interrupted = (
+        recording(*boot("a", 1), ("run-ended", {"interrupted": signal}), cut=False)
+        for signal in (None, "SIGINT")
     )
+    with pytest.raises(UsageError, match="is finished"):
+        unfinished_run(finished, Path("run"))
+    unfinished_run(interrupted, Path("run"))
 
 
 @pytest.mark.parametrize("name", ["scenario", "machine"])
@@ -154,15 +152,14 @@ def test_the_log_of_a_lost_boot_is_not_reused(
     harness: Harness,
 ) -> None:
     done = harness("run", *WORDS[:-1], "1")
-    assert done.folder is not None
-    journal, logs = done.folder / "journal.jsonl", done.folder / "logs"
+    journal, logs = done.run / "journal.jsonl", done.run / "logs"
     lines = journal.read_bytes().splitlines(keepends=True)
     starts = [number for number, line in enumerate(lines) if b'"trial-started"' in line]
     journal.write_bytes(b"".join(lines[: starts[1]]))
     died = (logs / "reported-1.log").read_bytes()
     (logs / "eager-1.log").write_bytes(died)
-    assert harness("run", "--resume", str(done.folder)).status == 0
-    (trial,) = build(done.folder).arms[1].trials
+    assert harness("run", "--resume", str(done.run)).status == 0
+    (trial,) = build(done.run).arms[1].trials
     assert (trial.number, trial.outcome) == (2, Outcome.CLEAN)
     assert (logs / "eager-1.log").read_bytes() == died
 
@@ -179,16 +176,11 @@ def test_a_killed_run_resumes_to_a_whole_report(
     named = () if number is signal.SIGINT else ("tq-chunked-prefill",)
     done = harness("run", *named, "--resume", str(folder))
     assert (done.status, done.folder) == (0, folder), done.out + done.err
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert (report["verdict"], report["interrupted"], report["journal_cut"]) == (
-        "reproduces",
-        None,
-        False,
-    )
-    assert [(arm["name"], arm["k"], arm["n"]) for arm in report["arms"]] == [
-        ("reported", 2, 2),
-        ("eager", 0, 2),
-    ]
+    report = done.report
+    ended = {"verdict": "reproduces", "interrupted": None, "journal_cut": False}
+    assert report.items() >= ended.items()
+    counts = [(arm["name"], arm["k"], arm["n"]) for arm in report["arms"]]
+    assert counts == [("reported", 2, 2), ("eager", 0, 2)]
     numbers = {arm["name"]: [trial["trial"] for trial in arm["trials"]] for arm in report["arms"]}
     assert numbers == {
         "reported": [1, 2],
@@ -221,57 +213,28 @@ def boots(
     return {arm.name: done.last[arm.name] for arm in arms}
 
 
-def fixed(**outcomes: Outcome) -> Callable[[str, int], Outcome]:
-    return lambda name, _: outcomes[name]
-
-
 @pytest.mark.parametrize(
     ("arms", "outcomes", "record", "expected"),
     [
-        ([REPORTED], {"reported": CRASH}, None, {"reported": 1}),
-        (
-            [REPORTED, EAGER, NEAR],
-            {"reported": CRASH, "eager": CLEAN, "near": UNTRIGGERED},
-            None,
-            (5, 4, 1),
-        ),
-        ([REPORTED, EAGER], {"reported": CRASH, "eager": CRASH}, None, (1, 1)),
-        ([REPORTED, EAGER], {"reported": CRASH, "eager": UNTRIGGERED}, None, (1, 1)),
-        ([REPORTED, EAGER], {"reported": CLEAN, "eager": CLEAN}, None, (4, 1)),
-        (
-            [REPORTED],
-            {"reported": CLEAN},
-            Record(crashed=5, boots=5, run="r", version="0.23.0"),
-            (4,),
-        ),
-        (
-            [REPORTED],
-            {"reported": CLEAN},
-            Record(crashed=3, boots=5, run="r", version="0.23.0"),
-            (15,),
-        ),
+        ([REPORTED], [CRASH], None, [1]),
+        ([REPORTED, EAGER, NEAR], [CRASH, CLEAN, UNTRIGGERED], None, [5, 4, 1]),
+        ([REPORTED, EAGER], [CRASH, CRASH], None, [1, 1]),
+        ([REPORTED, EAGER], [CRASH, UNTRIGGERED], None, [1, 1]),
+        ([REPORTED, EAGER], [CLEAN, CLEAN], None, [4, 1]),
+        ([REPORTED], [CLEAN], Record(crashed=5, boots=5, run="r", version="0.23.0"), [4]),
+        ([REPORTED], [CLEAN], Record(crashed=3, boots=5, run="r", version="0.23.0"), [15]),
         # Fifty-nine boots would be needed, so none is added.
-        (
-            [REPORTED],
-            {"reported": CLEAN},
-            Record(crashed=1, boots=1, run="r", version="0.23.0"),
-            (1,),
-        ),
-        ([REPORTED], {"reported": Outcome.INFRA}, None, (2,)),
-        ([REPORTED], {"reported": Outcome.OTHER_CRASH}, None, (1,)),
-        ([REPORTED, EAGER], {"reported": Outcome.HANG, "eager": CLEAN}, None, (1, 1)),
+        ([REPORTED], [CLEAN], Record(crashed=1, boots=1, run="r", version="0.23.0"), [1]),
+        ([REPORTED], [Outcome.INFRA], None, [2]),
+        ([REPORTED], [Outcome.OTHER_CRASH], None, [1]),
+        ([REPORTED, EAGER], [Outcome.HANG, CLEAN], None, [1, 1]),
     ],
 )
 def test_boots_until_it_is_decided(
-    arms: list[Arm],
-    outcomes: dict[str, Outcome],
-    record: Record | None,
-    expected: tuple[int, ...] | dict[str, int],
+    arms: list[Arm], outcomes: list[Outcome], record: Record | None, expected: list[int]
 ) -> None:
-    found = boots(arms, fixed(**outcomes), record)
-    assert tuple(found.values()) == (
-        tuple(expected.values()) if isinstance(expected, dict) else expected
-    )
+    fixed = {arm.name: outcome for arm, outcome in zip(arms, outcomes, strict=True)}
+    assert list(boots(arms, lambda name, _: fixed[name], record).values()) == expected
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pytest
 from tests.commands import WITHOUT_SDK, until
 from tests.conftest import GPU_STUBS, Harness, StubGpus
 from tests.scenario_texts import text_of
+from vllm_repro.journal.journal import read
 
 
 @pytest.fixture
@@ -46,18 +47,10 @@ def suite(
 def scenarios_with(workers: int, tmp_path: Path) -> subprocess.Popen[str]:
     """Start `pytest scenarios -n WORKERS` on the stub vllm."""
     (tmp_path / "conftest.py").write_text(WITHOUT_SDK, encoding="utf-8")
-    words = [
-        "scenarios",
-        "-k",
-        "near-miss",
-        "--scenario-server",
-        "process",
-        "--scenario-weights",
-        "real",
-    ]
-    words += ["-n", str(workers), "-p", "no:cacheprovider", "-rA"]
+    words = "scenarios -k near-miss --scenario-server process --scenario-weights real"
+    options = f"-n {workers} -p no:cacheprovider -rA"
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words],
+        [sys.executable, "-m", "pytest", *words.split(), *options.split()],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -116,32 +109,12 @@ def test_a_card_that_is_not_free_between_boots_is_infra(
     monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 4.0)
     suite("leaks", seconds=0)
     stub_gpus.say(cards=[{"memory.used": [4, 4, 50000, 4, 60000]}])
-    path = str(tmp_path / "scenarios" / "leaks.py")
-    done = harness(
-        "run",
-        path,
-        "--server",
-        "process",
-        "--weights",
-        "real",
-        "--arm",
-        "near-miss",
-        "--trials",
-        "3",
-    )
+    words = "--server process --weights real --arm near-miss --trials 3"
+    done = harness("run", str(tmp_path / "scenarios" / "leaks.py"), *words.split())
     assert done.status == 2, done.out + done.err
-    trials = done.report["arms"][0]["trials"]
-    assert [trial["outcome"] for trial in trials] == [
-        "untriggered",
-        "untriggered",
-        "infra",
-        "infra",
-    ]
-    assert "GPU 0 (stub of an H200) is busy: 60,000 MiB of it are in use" in trials[-1]["why"]
-    assert "vllm-repro clean" in trials[-1]["why"]
-    assert done.folder is not None
-    journal = (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-    waited = [
-        event["waited_s"] for line in journal if (event := json.loads(line))["event"] == "gpus-free"
-    ]
+    assert done.outcomes == {"near-miss": [*["untriggered"] * 2, *["infra"] * 2]}
+    why = done.report["arms"][0]["trials"][-1]["why"]
+    assert "GPU 0 (stub of an H200) is busy: 60,000 MiB of it are in use" in why
+    assert "vllm-repro clean" in why
+    waited = [event["waited_s"] for event in read(done.run / "journal.jsonl").of("gpus-free")]
     assert (len(waited), [server["cards"] for server in servers(stub_gpus)]) == (2, [["0"], ["0"]])

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.core.running.test_trial import ARM, LAUNCH, concluded, tried
+from tests.core.running.test_trial import ARM, LAUNCH, concluded, journaled, tried
 from tests.fake_vllm import COMPLETION, METRICS, Exchange, answering, keeping
-from vllm_repro.journal.journal import read
 from vllm_repro.scenario.workload import chat, completion, conversation, request, sized, together
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.trigger.conditions import answered, left_waiting
@@ -26,10 +25,6 @@ def tokenize(exchange: Exchange) -> None:
     words = sum(len(str(message["content"]).split()) for message in body["messages"])
     extra = 7 * len(body.get("tools", ())) + 5 * len(body.get("chat_template_kwargs", ()))
     exchange.answer(200, {"count": words + extra})
-
-
-def journaled(folder: Path, event: str, field: str) -> list[Any]:
-    return [entry.get(field) for entry in read(folder / "journal.jsonl").of(event)]
 
 
 def test_a_chat_is_counted_with_its_tools_and_template(tmp_path: Path) -> None:
@@ -74,8 +69,8 @@ def test_a_shared_head_has_the_size_that_was_sent(
     arm = replace(ARM, workload=(request, request))
     _, trial = tried(tmp_path, {"/tokenize": tokenize}, arm=arm, launch=replace(LAUNCH, kind=kind))
     assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
-    sent = journaled(tmp_path, "request-sent", "body")
-    assert {body["prompt"] for body in sent} == {f"(128 tokens, the first {repeats} shared)"}
+    sent = {entry["body"]["prompt"] for entry in journaled(tmp_path, "request-sent")}
+    assert sent == {f"(128 tokens, the first {repeats} shared)"}
 
 
 def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) -> None:
@@ -96,18 +91,12 @@ def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) ->
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(first, second)))
     assert sent[1].items() >= {**stated, "prompt": [*[7] * 48, 8]}.items()
     asked = trial.seen.asked
-    assert [(one.prompt_tokens, one.counted_by, one.repeats) for one in asked] == [
-        (64, "ids", 0),
-        (49, "ids", 48),
-    ]
-    assert asked[1].fields == {
-        **stated,
-        "stop": (),
-    }, "what the scenario states can be the evidence of a trigger"
-    entry = next(
-        entry for entry in read(tmp_path / "journal.jsonl").entries if entry.get("name") == "second"
-    )
-    assert entry["body"]["prompt"] == [*[7] * 48, 8]
+    counts = [(request.prompt_tokens, request.counted_by, request.repeats) for request in asked]
+    assert counts == [(64, "ids", 0), (49, "ids", 48)]
+    # What the scenario states can be the evidence of a trigger.
+    assert asked[1].fields == {**stated, "stop": ()}
+    bodies = {entry["name"]: entry["body"] for entry in journaled(tmp_path, "request-sent")}
+    assert bodies["second"]["prompt"] == [*[7] * 48, 8]
 
 
 EMBEDDED = {
@@ -134,12 +123,10 @@ def test_a_server_without_completions_can_be_asked(tmp_path: Path) -> None:
     assert (conclusion.outcome, conclusion.sent, conclusion.ok) == (Outcome.CLEAN, 2, 2)
     assert (sent[0], sent[1]["model"]) == ({"model": "tiny", **body}, "adapter")
     assert sent[2]["input"] == "hello", "the canary"
-    assert [one.prompt_tokens for one in trial.seen.asked] == [
-        3,
-        None,
-    ], "two prompts are no prompt of their sum"
+    # Two prompts are no prompt of their sum.
+    assert [asked.prompt_tokens for asked in trial.seen.asked] == [3, None]
     bodies = [body, {"model": "adapter", "input": [[1], [2, 3]]}]
-    assert journaled(tmp_path, "request-sent", "body") == bodies
+    assert [entry["body"] for entry in journaled(tmp_path, "request-sent")] == bodies
 
 
 @pytest.mark.parametrize(
@@ -149,12 +136,8 @@ def test_a_server_without_completions_can_be_asked(tmp_path: Path) -> None:
 def test_the_failure_of_any_request_counts(tmp_path: Path, status: int, outcome: Outcome) -> None:
     paths = {"/score": answering(status, {} if status == 200 else {"error": "no"})}
     scored = request(path="/score", body={"text_1": "a", "text_2": "b"}, name="score")
-    assert (
-        concluded(
-            tmp_path, paths, arm=replace(ARM, workload=(scored,), trigger=answered("score", 400))
-        ).outcome
-        is outcome
-    )
+    arm = replace(ARM, workload=(scored,), trigger=answered("score", 400))
+    assert concluded(tmp_path, paths, arm=arm).outcome is outcome
 
 
 @pytest.mark.parametrize(("hits", "cached"), [(96, 96), (0, 0), (128, None), (5000, None)])
@@ -209,4 +192,5 @@ def test_a_client_may_leave_before_its_answer(
     )
     assert (conclusion.outcome, conclusion.sent - conclusion.ok) == (outcome, 0)
     assert [body["prompt"] for body in came[:2]] == ["long", "short"]
-    assert journaled(tmp_path, "client-left", "waiting") == ([waiting] if takes else [])
+    left = [entry["waiting"] for entry in journaled(tmp_path, "client-left")]
+    assert left == ([waiting] if takes else [])

@@ -28,11 +28,9 @@ def engine_or_reason(environment: Mapping[str, str]) -> Engine:
         )
 
 
-def containers_of(engine: Engine, run: str) -> list[dict[str, Any]]:
+def containers_of(engine: Engine, run: str) -> Any:
     """Return all containers of a run."""
-    filters = {"label": f"{RUN_LABEL}={run}"}
-    found: list[dict[str, Any]] = engine.client.api.containers(all=True, filters=filters)
-    return found
+    return engine.client.api.containers(all=True, filters={"label": f"{RUN_LABEL}={run}"})
 
 
 async def until_logged(server: DockerServer, text: str, *, seconds: float = 30) -> None:

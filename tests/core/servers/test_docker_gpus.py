@@ -5,7 +5,6 @@ A stub of NVIDIA's hook accepts or refuses them (fixtures/gpu_stubs).
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from tests.skipping import cannot_run
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.gpu_lease import leased_gpus
+from vllm_repro.journal.journal import read
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine, gpu_prefix
@@ -26,7 +26,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import choose
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
 TQ = find("tq-chunked-prefill")
 CALLS = Path("/tmp/vllm-repro-gpu-stub")
@@ -50,29 +50,25 @@ def engine(docker_engine: Engine, base_image: str) -> Iterator[Engine]:
 
 def asked(container: str) -> str:
     """Return the cards that the engine asked the hook for."""
-    request: dict[str, str] = json.loads((CALLS / f"{container}.json").read_text(encoding="utf-8"))
-    return request["NVIDIA_VISIBLE_DEVICES"]
+    request = (CALLS / f"{container}.json").read_text(encoding="utf-8")
+    return str(json.loads(request)["NVIDIA_VISIBLE_DEVICES"])
 
 
 @pytest.mark.parametrize(
     ("gpus", "cards"),
     [("all", "all"), ("1", "0"), ("2", "0,1"), ("device=3", "3"), ("device=1,3", "1,3")],
 )
-def test_what_the_engine_makes_of_a_request(
+async def test_what_the_engine_makes_of_a_request(
     engine: Engine,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
     gpus: str,
     cards: str,
 ) -> None:
-    async def start() -> str:
-        async with running(
-            serve(program("import time; time.sleep(60)", gpus=gpus), grace=0.0)
-        ) as facts:
-            return str(facts.container_id)
-
     assert engine.local
-    assert asked(asyncio.run(start())) == cards
+    server = serve(program("import time; time.sleep(60)", gpus=gpus), grace=0.0)
+    async with running(server) as facts:
+        assert asked(f"{facts.container_id}") == cards
 
 
 @pytest.mark.parametrize(
@@ -95,7 +91,7 @@ def test_what_the_engine_makes_of_a_request(
         ),
     ],
 )
-def test_a_refusal_quotes_the_hook_and_has_its_own_hint(
+async def test_a_refusal_quotes_the_hook_and_has_its_own_hint(
     engine: Engine,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
@@ -108,7 +104,7 @@ def test_a_refusal_quotes_the_hook_and_has_its_own_hint(
     assert engine.local
     server = serve(program("pass", gpus=gpus, env=tuple(env.items())))
     with pytest.raises(error, match=words) as caught:
-        asyncio.run(server.start())
+        await server.start()
     assert "nvidia-container-cli" in str(caught.value)
     assert hint in caught.value.hint
 
@@ -142,20 +138,13 @@ def test_a_run_gets_its_leased_cards_and_is_no_evidence(
     )
     with leased_gpus(2, lambda _: ""):
         done = harness(*run, "--weights", "dummy")
-    assert done.folder is not None
-    started = [
-        event
-        for line in (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-        if (event := json.loads(line))["event"] == "server-started"
-    ]
+    started = [event["facts"] for event in read(done.run / "journal.jsonl").of("server-started")]
     assert started
-    for event in started:
-        argv = event["facts"]["argv"]
-        assert argv[argv.index("--gpus") + 1] == "device=2"
-        assert asked(event["facts"]["container_id"]) == "2"
-    trial = done.report["arms"][0]["trials"][0]
-    assert (trial["outcome"], done.status) == ("infra", 2)
-    assert "this server is the rehearsal engine, not vLLM" in trial["why"]
+    for facts in started:
+        assert facts["argv"][facts["argv"].index("--gpus") + 1] == "device=2"
+        assert asked(facts["container_id"]) == "2"
+    assert (done.trial["outcome"], done.status) == ("infra", 2)
+    assert "this server is the rehearsal engine, not vLLM" in done.trial["why"]
 
     stub_gpus.say(cards=[{"memory.used": 4}])
     assert (

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.core.servers.docker_helpers import IDLE, containers_of, running, until_logged
-from tests.core.servers.docker_proxy import Proxy
 from tests.skipping import cannot_run
 from vllm_repro.command.container import ContainerSpec, Mount
 from vllm_repro.servers import docker as docker_server
-from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import Engine, connect
 from vllm_repro.servers.orphans import sweep
 
 pytestmark = [
     pytest.mark.docker,
+    pytest.mark.anyio,
     # The Docker SDK drops a socket that could not connect without closing it.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
@@ -43,7 +45,7 @@ def proxy(tmp_path: Path, docker_engine: Engine) -> Iterator[Proxy]:
     proxy.close()
 
 
-def test_an_engine_that_is_gone_says_nothing_about_the_server(
+async def test_an_engine_that_is_gone_says_nothing_about_the_server(
     proxy: Proxy,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
@@ -54,19 +56,13 @@ def test_an_engine_that_is_gone_says_nothing_about_the_server(
 ) -> None:
     monkeypatch.setattr(docker_server, "_RETRY_S", 0.5)
     server = serve(program(IDLE), engine=lambda: connect({"DOCKER_HOST": proxy.host}))
-
-    async def run() -> Exit:
-        await server.start()
-        await until_logged(server, "up")
-        proxy.close()
-        ended = await asyncio.wait_for(server.exited(), 30)
-        with caplog.at_level(logging.WARNING):
-            await server.stop()
-        return ended
-
-    ended = asyncio.run(run())
-    assert ended.lost
-    assert ended.code is None
+    await server.start()
+    await until_logged(server, "up")
+    proxy.close()
+    ended = await asyncio.wait_for(server.exited(), 30)
+    with caplog.at_level(logging.WARNING):
+        await server.stop()
+    assert (ended.lost, ended.code) == (True, None)
     (left,) = containers_of(docker_engine, run_id)
     assert left["State"] == "running", "it lives on, whatever its output's end looked like"
     assert f"container {left['Id'][:12]} may be left for `vllm-repro clean`" in caplog.text
@@ -85,7 +81,7 @@ for i in range(3000):
 """
 
 
-def test_connections_that_are_cut_cost_no_line_of_the_log(
+async def test_connections_that_are_cut_cost_no_line_of_the_log(
     proxy: Proxy,
     program: Callable[..., ContainerSpec],
     serve: Callable[..., DockerServer],
@@ -97,17 +93,13 @@ def test_connections_that_are_cut_cost_no_line_of_the_log(
     server = serve(
         program(COUNT, mounts=mounts), engine=lambda: connect({"DOCKER_HOST": proxy.host})
     )
-
-    async def run() -> Exit:
-        async with running(server):
-            await until_logged(server, "line 1000\n")
-            await until_logged(server, "error 1000\n")
-            proxy.cut()
-            await asyncio.sleep(0.3)
-            (folder / "now").touch()
-            return await asyncio.wait_for(server.exited(), 30)
-
-    ended = asyncio.run(run())
+    async with running(server):
+        await until_logged(server, "line 1000\n")
+        await until_logged(server, "error 1000\n")
+        proxy.cut()
+        await asyncio.sleep(0.3)
+        (folder / "now").touch()
+        ended = await asyncio.wait_for(server.exited(), 30)
     assert (ended.code, ended.lost) == (0, False)
     lines = server.log_path.read_text().splitlines()
     for name in ("line", "error"):
@@ -115,3 +107,58 @@ def test_connections_that_are_cut_cost_no_line_of_the_log(
             f"{name} {i}" for i in range(3000)
         ]
     assert len(lines) == 6000
+
+
+class Proxy:
+    """Proxy on a unix socket.
+
+    cut: end all connections, as a restart of dockerd does. close: also refuse new ones.
+    """
+
+    def __init__(self, path: Path, engine: str) -> None:
+        self.host = f"unix://{path}"
+        self._engine = engine.removeprefix("unix://")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        for end in self._open:
+            with contextlib.suppress(OSError):  # the other side has closed it
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # never listened on
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        for end in self._open:
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near = self._listener.accept()[0]
+            except OSError:
+                return
+            far = socket.socket(socket.AF_UNIX)
+            far.connect(self._engine)
+            self._open += [near, far]
+            for one, other in ((near, far), (far, near)):
+                thread = threading.Thread(target=self._pass_on, args=(one, other), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the connection was cut
+            while data := one.recv(65536):
+                other.sendall(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):  # the other side has closed it
+                end.shutdown(socket.SHUT_RDWR)

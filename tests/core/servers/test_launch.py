@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.scenario_texts import arm_of
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.scenario.catalogue import find
-from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.launch import (
     CONTAINER_MODEL,
     FIRST_RUNNER,
@@ -28,12 +29,6 @@ ON_GPU: dict[str, Any] = {"port": 1, "evidence": Evidence.GPU}
 
 def made(scenario: Scenario) -> ServedModel:
     return ServedModel(name="made", path=FOLDER, dummy=True, tiny_model=scenario.tiny_model)
-
-
-def arm_of(scenario: Scenario, name: str) -> Arm:
-    arm = scenario.arm(name)
-    assert arm is not None
-    return arm
 
 
 def container_of(launch: Launch) -> ContainerSpec:

@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.commands import lives
 from tests.core.servers.docker_helpers import running
 from vllm_repro.command.container import ContainerSpec, Publish
 from vllm_repro.command.parse import parse
@@ -29,6 +29,7 @@ from vllm_repro.servers.multi_node import (
 from vllm_repro.servers.process import ProcessServer
 from vllm_repro_diagnosis.evidence import Evidence
 
+pytestmark = pytest.mark.anyio
 MEETING = Meeting(port=9000)
 
 
@@ -56,8 +57,7 @@ def test_every_node_has_a_rank_and_only_the_first_has_http(nodes: int) -> None:
     head, *followers = process_nodes(
         launch(f"--nnodes {nodes} --tensor-parallel-size {nodes}"), MEETING
     )
-    lines = [head.argv, *(follower.argv for follower in followers)]
-    commands = [parse(f"vllm serve {' '.join(argv[2:])}") for argv in lines]
+    commands = [parse(f"vllm serve {' '.join(node.argv[2:])}") for node in (head, *followers)]
     assert [command.number("--node-rank") for command in commands] == list(range(nodes))
     assert [command.has("--headless") for command in commands] == [False, *[True] * (nodes - 1)]
     assert [command.has("--port") for command in commands] == [True, *[False] * (nodes - 1)]
@@ -68,22 +68,13 @@ def test_every_node_has_a_rank_and_only_the_first_has_http(nodes: int) -> None:
 
 
 def test_on_gpus_each_node_gets_its_own() -> None:
-    head, follower = process_nodes(
-        launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), MEETING
-    )
+    whole = launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU)
+    head, follower = process_nodes(whole, MEETING)
     assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
-    assert (head.env["CUDA_VISIBLE_DEVICES"], follower.env["CUDA_VISIBLE_DEVICES"]) == (
-        "0,1",
-        "2,3",
-    )
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in (head, follower)] == ["0,1", "2,3"]
     assert "GLOO_SOCKET_IFNAME" not in head.env
-    leased = replace(
-        launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU), gpus=("1", "4", "5", "7")
-    )
-    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in process_nodes(leased, MEETING)] == [
-        "1,4",
-        "5,7",
-    ]
+    leased = process_nodes(replace(whole, gpus=("1", "4", "5", "7")), MEETING)
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in leased] == ["1,4", "5,7"]
 
 
 def test_containers_share_the_network_of_the_first() -> None:
@@ -113,22 +104,15 @@ WITH_CHILD = (
 )
 
 
-def runs(pid: int) -> bool:
-    """Return True unless the process is gone or a zombie."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def server(tmp_path: Path, head: str, *others: str) -> MultiNodeServer:
     def process(name: str, code: str) -> ProcessServer:
-        argv = (sys.executable, "-c", code)
-        kind, evidence = ServerKind.PROCESS, Evidence.CPU
         return ProcessServer(
-            argv,
+            (sys.executable, "-c", code),
             port=free_port(),
             log=tmp_path / name,
             env={},
-            kind=kind,
-            evidence=evidence,
+            kind=ServerKind.PROCESS,
+            evidence=Evidence.CPU,
             grace=2.0,
         )
 
@@ -138,58 +122,42 @@ def server(tmp_path: Path, head: str, *others: str) -> MultiNodeServer:
     )
 
 
-def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
-    async def run() -> tuple[list[int], list[bool]]:
-        ranked = server(tmp_path, SLEEP, SLEEP, WITH_CHILD)
-        facts = await ranked.start()
-        assert [rank.rank for rank in facts.ranks] == [1, 2]
-        assert [path.name for path in ranked.rank_logs] == [
-            "reported-1.rank1.log",
-            "reported-1.rank2.log",
-        ]
-        while len(ranked.processes()) < 2:
-            await asyncio.sleep(0.05)
-        pids = [facts.pid or 0, *(rank.pid or 0 for rank in facts.ranks), *ranked.processes()]
-        assert ranked.processes()[0] == facts.pid, "the API server's process comes first"
-        await ranked.stop()
-        await ranked.stop()
-        return pids, [runs(pid) for pid in pids]
-
-    pids, alive = asyncio.run(run())
-    assert len(set(pids)) == 4
-    assert not any(alive)
+async def test_all_are_started_named_and_ended(tmp_path: Path) -> None:
+    ranked = server(tmp_path, SLEEP, SLEEP, WITH_CHILD)
+    facts = await ranked.start()
+    assert [rank.rank for rank in facts.ranks] == [1, 2]
+    names = [path.name for path in ranked.rank_logs]
+    assert names == ["reported-1.rank1.log", "reported-1.rank2.log"]
+    while len(ranked.processes()) < 2:
+        await asyncio.sleep(0.05)
+    pids = {facts.pid or 0, *(rank.pid or 0 for rank in facts.ranks), *ranked.processes()}
+    assert ranked.processes()[0] == facts.pid, "the API server's process comes first"
+    await ranked.stop()
+    await ranked.stop()
+    assert (len(pids), [pid for pid in pids if lives(pid)]) == (4, [])
 
 
-def test_an_exit_of_another_node_is_reported_with_its_rank(tmp_path: Path) -> None:
-    async def run() -> tuple[int, int | None]:
-        ranked = server(tmp_path, SLEEP, SLEEP, "raise SystemExit(3)")
-        async with running(ranked):
-            rank, ended = await asyncio.wait_for(ranked.rank_exited(), 20)
-            return rank, ended.code
-
-    assert asyncio.run(run()) == (2, 3)
+async def test_an_exit_of_another_node_is_reported_with_its_rank(tmp_path: Path) -> None:
+    ranked = server(tmp_path, SLEEP, SLEEP, "raise SystemExit(3)")
+    async with running(ranked):
+        rank, ended = await asyncio.wait_for(ranked.rank_exited(), 20)
+    assert (rank, ended.code) == (2, 3)
 
 
-def test_a_node_that_cannot_be_started_leaves_nothing(
+async def test_a_node_that_cannot_be_started_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> tuple[int, ...]:
-        ranked = server(tmp_path, SLEEP, SLEEP)
-        monkeypatch.setattr(ranked.followers[0], "argv", ("/does/not/exist",))
-        with pytest.raises(InfraError, match="cannot start"):
-            await ranked.start()
-        return ranked.head.processes()
-
-    assert asyncio.run(run()) == ()
+    ranked = server(tmp_path, SLEEP, SLEEP)
+    monkeypatch.setattr(ranked.followers[0], "argv", ("/does/not/exist",))
+    with pytest.raises(InfraError, match="cannot start"):
+        await ranked.start()
+    assert ranked.head.processes() == ()
 
 
-def test_a_node_that_stays_when_the_first_is_gone_is_named(tmp_path: Path) -> None:
-    async def run() -> tuple[tuple[int, ...], tuple[int, ...]]:
-        ranked = server(tmp_path, "raise SystemExit(0)", "raise SystemExit(0)", SLEEP)
-        async with running(ranked):
-            await asyncio.wait_for(ranked.exited(), 20)
-            stayed = await ranked.surviving_ranks(2.0)
-            await ranked.stop()
-            return stayed, await ranked.surviving_ranks(2.0)
-
-    assert asyncio.run(run()) == ((2,), ())
+async def test_a_node_that_stays_when_the_first_is_gone_is_named(tmp_path: Path) -> None:
+    ranked = server(tmp_path, "raise SystemExit(0)", "raise SystemExit(0)", SLEEP)
+    async with running(ranked):
+        await asyncio.wait_for(ranked.exited(), 20)
+        assert await ranked.surviving_ranks(2.0) == (2,)
+        await ranked.stop()
+        assert await ranked.surviving_ranks(2.0) == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import Harness
-from tests.core.servers.docker_helpers import IDLE, containers_of
+from tests.core.servers.docker_helpers import IDLE, containers_of, running
 from vllm_repro.command.container import ContainerSpec
 from vllm_repro.host.lease import Lease, lease_folder
 from vllm_repro.host.ports import free_port
@@ -114,7 +113,8 @@ def bystander(docker_engine: Engine, base_image: str) -> Iterator[str]:
 
 
 @pytest.mark.docker
-def test_only_containers_whose_owner_is_gone_are_removed(
+@pytest.mark.anyio
+async def test_only_containers_whose_owner_is_gone_are_removed(
     bystander: str,
     base_image: str,
     docker_engine: Engine,
@@ -128,26 +128,17 @@ def test_only_containers_whose_owner_is_gone_are_removed(
     )
     killed, orphan = started(tmp_path, SERVE_CONTAINER, base_image, run_id, IDLE)
     living = serve(program(IDLE))
-
-    async def run() -> None:
-        facts = await living.start()
-        try:
+    try:
+        async with running(living) as facts:
             assert sweep() == [], "all owners live"
             with killed:
                 kill_with_guard(killed, orphan)
             (line,) = sweep()
-            assert (
-                f"running), started by pid {killed.pid} in {Path.cwd()} for the run {run_id}"
-                in line
-            )
+            by = f"running), started by pid {killed.pid} in {Path.cwd()} for the run {run_id}"
+            assert by in line
             assert sweep() == []
-            assert {one["Id"] for one in containers_of(docker_engine, run_id)} == {
-                facts.container_id,
-                unleased.id,
-            }
+            left = {container["Id"] for container in containers_of(docker_engine, run_id)}
+            assert left == {facts.container_id, unleased.id}
             assert docker_engine.client.containers.get(bystander).status == "created"
-        finally:
-            await living.stop()
-            unleased.remove()
-
-    asyncio.run(run())
+    finally:
+        unleased.remove()

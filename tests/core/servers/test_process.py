@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.core.servers.docker_helpers import running
 from vllm_repro.errors import UsageError
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.operators import Fit, Misfit
@@ -19,14 +19,26 @@ from vllm_repro.running.job import refuse_unused_options
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers import process as module
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.launch import Launch, ServedModel, process_launch
+from vllm_repro.servers.launch import ServedModel, process_launch
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.process import ProcessServer, misfit, with_release
 from vllm_repro.servers.site import choose
 from vllm_repro_diagnosis.evidence import Evidence
 
 
-def test_the_environment_keeps_assertions_and_is_reported(
+def server_of(program: str, log: Path, **env: str) -> ProcessServer:
+    return ProcessServer(
+        (sys.executable, "-c", program),
+        port=free_port(),
+        log=log,
+        env=env,
+        kind=ServerKind.PROCESS,
+        evidence=Evidence.CPU,
+    )
+
+
+@pytest.mark.anyio
+async def test_the_environment_keeps_assertions_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
@@ -37,51 +49,27 @@ def test_the_environment_keeps_assertions_and_is_reported(
     code = (
         "import json, os, sys; print(json.dumps([sys.flags.optimize, os.environ['VLLM_USE_V1']]))"
     )
-    server = ProcessServer(
-        (sys.executable, "-c", code),
-        port=free_port(),
-        log=tmp_path / "log",
-        env={"VLLM_USE_V1": "1"},
-        kind=ServerKind.PROCESS,
-        evidence=Evidence.CPU,
-    )
-
-    async def run() -> dict[str, str]:
-        facts = await server.start()
+    server = server_of(code, tmp_path / "log", VLLM_USE_V1="1")
+    async with running(server) as facts:
         await server.exited()
-        await server.stop()
-        return dict(facts.env)
-
-    given = asyncio.run(run())
     assert json.loads((tmp_path / "log").read_text(encoding="utf-8")) == [0, "1"]
-    assert {"VLLM_ATTENTION_BACKEND": "FLEX_ATTENTION", "VLLM_USE_V1": "1"}.items() <= given.items()
-    assert not {"VLLM_API_KEY", "VLLM_REPRO_REPORTS", "PYTHONOPTIMIZE"} & given.keys()
+    kept = {"VLLM_ATTENTION_BACKEND": "FLEX_ATTENTION", "VLLM_USE_V1": "1"}
+    assert facts.env.items() >= kept.items()
+    assert not {"VLLM_API_KEY", "VLLM_REPRO_REPORTS", "PYTHONOPTIMIZE"} & facts.env.keys()
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("ends", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)], ids=["exits", "killed"]
 )
-def test_the_pid_of_an_ended_server_is_kept_for_its_session(
+async def test_the_pid_of_an_ended_server_is_kept_for_its_session(
     ends: str, code: int, tmp_path: Path
 ) -> None:
-    server = ProcessServer(
-        (sys.executable, "-c", f"import os, sys; {ends}"),
-        port=free_port(),
-        log=tmp_path / "log",
-        env={},
-        kind=ServerKind.PROCESS,
-        evidence=Evidence.CPU,
-    )
-
-    async def run() -> tuple[int | None, bool, bool]:
-        pid = (await server.start()).pid
-        assert pid is not None
+    server = server_of(f"import os, sys; {ends}", tmp_path / "log")
+    async with running(server) as facts:
         ended = await server.exited()
-        taken = psutil.pid_exists(pid)
-        await server.stop()
-        return ended.code, taken, psutil.pid_exists(pid)
-
-    assert asyncio.run(run()) == (code, True, False)
+        assert (ended.code, psutil.pid_exists(facts.pid or 0)) == (code, True)
+    assert not psutil.pid_exists(facts.pid or 0)
 
 
 SOURCE = Source(folder=Path("/src/vllm"), commit="abc")
@@ -156,20 +144,23 @@ def test_a_report_names_the_compiled_parts_of_a_tree(tmp_path: Path) -> None:
         evidence=Evidence.CPU,
     )
 
-    def shown(of: Release | None) -> tuple[Launch, str]:
-        made = with_release(launch, of)
-        return made, "\n".join(made.differences)
-
     assert with_release(launch, None) is launch
-    made, text = shown(release(tmp_path, "fused_experts_cpu"))
-    assert (made.source, made.compiled) == (None, "0.32.0")
-    assert (
-        "vLLM 0.33.0, which has no CPU build, over the compiled parts of 0.32.0: 54 of 55 calls"
-        in text
-    )
-    made, text = shown(release(tmp_path, source=SOURCE))
-    assert (made.source, made.compiled) == ("/src/vllm@abc", "0.32.0")
-    assert "the Python of /src/vllm@abc, over the compiled parts of 0.32.0: 54 of 54 calls" in text
+    over = "over the compiled parts of 0.32.0"
+    for installed, source, words in (
+        (
+            release(tmp_path, "fused_experts_cpu"),
+            None,
+            f"vLLM 0.33.0, which has no CPU build, {over}: 54 of 55 calls",
+        ),
+        (
+            release(tmp_path, source=SOURCE),
+            "/src/vllm@abc",
+            f"the Python of /src/vllm@abc, {over}: 54 of 54 calls",
+        ),
+    ):
+        made = with_release(launch, installed)
+        assert (made.source, made.compiled) == (source, "0.32.0")
+        assert words in "\n".join(made.differences)
 
 
 @pytest.mark.parametrize("kind", list(ServerKind))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -122,10 +123,8 @@ def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
     site = SchedulerSite(options, hybrid)
     launch = site.launch(hybrid, hybrid.arms[0], 1)
     assert (launch.kind, launch.evidence) == (ServerKind.SCHEDULER, Evidence.SCHEDULER)
-    assert (launch.env["REPRO_LAB_MECHANISM"], launch.env["REPRO_LAB_EVIDENCE"]) == (
-        "scheduler",
-        "SCHEDULER ONLY",
-    )
+    lab = {"REPRO_LAB_MECHANISM": "scheduler", "REPRO_LAB_EVIDENCE": "SCHEDULER ONLY"}
+    assert launch.env.items() >= lab.items()
     assert launch.differences[0].startswith("SCHEDULER ONLY: ")
     assert site.cannot(hybrid.arms[0]) == ""
     with pytest.raises(UsageError, match="needs a model"):
@@ -135,8 +134,8 @@ def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
 
 def test_without_a_model_nothing_is_timed_in_seconds() -> None:
     leaves = find("kv-abort-reported-twice")
-    site = SchedulerSite(ServerOptions(), leaves)
-    assert "the request 'leaves' comes or leaves after a time" in site.cannot(leaves.arms[0])
+    why = SchedulerSite(ServerOptions(), leaves).cannot(leaves.arms[0])
+    assert "the request 'leaves' comes or leaves after a time" in why
 
 
 REHEARSAL = RehearsalSite(ServerOptions(), STOP_IDS)
@@ -202,8 +201,8 @@ def test_an_installed_vllm_runs_with_the_patched_file_first(
 def test_a_patch_that_does_not_fit_boots_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = installed(tmp_path, "VERSION = 1\n", monkeypatch)
-    assert "the patch does not fit this release" in here.cannot(PATCHED)
+    why = installed(tmp_path, "VERSION = 1\n", monkeypatch).cannot(PATCHED)
+    assert "the patch does not fit this release" in why
 
 
 def test_a_patch_without_a_vllm_package_is_infra(
@@ -234,22 +233,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("scenario", ON_GPUS, ids=lambda scenario: scenario.id)
 def test_dummy_weights_have_the_reported_attention(scenario: Scenario) -> None:
-    weights = weights_for(scenario, DUMMY)
+    weights, model, reported = weights_for(scenario, DUMMY), scenario.model, scenario.reported()
     assert weights.dummy
-    assert weights.path is not None
-    config = json.loads((weights.path / "config.json").read_text(encoding="utf-8"))
-    model = scenario.model
-    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (
-        model.heads,
-        model.kv_heads,
-    )
-    assert config["head_dim"] == model.head_dim
-    assert (
-        config["max_position_embeddings"]
-        == model.max_position
-        >= (scenario.reported().number("--max-model-len") or 0)
-    )
-    drafts = "mtp" in (scenario.reported().get("--speculative-config") or "")
+    config = json.loads(Path(f"{weights.path}/config.json").read_text(encoding="utf-8"))
+    shape = {
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.max_position,
+    }
+    assert config.items() >= shape.items()
+    assert model.max_position >= (reported.number("--max-model-len") or 0)
+    drafts = "mtp" in (reported.get("--speculative-config") or "")
     assert config.get("num_nextn_predict_layers", 0) == drafts
     assert config["num_hidden_layers"] <= 4
 
@@ -290,22 +285,23 @@ def test_the_served_weights_are_reported_in_words(tmp_path: Path) -> None:
     assert str(ServedModel(name="own", path=tmp_path, dummy=True)) == "dummy, in the shape of own"
 
 
-def test_a_small_gpu_is_enough_for_a_tiny_model_only() -> None:
-    assert "RTX 4060 has 8 GB" in lacking(needs_of(TQ, ServerOptions()), (SMALL,))
-    assert not lacking(needs_of(TQ, DUMMY), (SMALL,))
-    assert "8 GB" in lacking(
-        needs_of(TQ, ServerOptions(model="org/own", weights="dummy")), (SMALL,)
-    )
-    assert "8 GB" in lacking(needs_of(replace(TQ, dummy=None), DUMMY), (SMALL,))
-
-
-def test_a_tiny_model_still_needs_gpu_count_and_capability() -> None:
-    large = replace(SMALL, memory_gb=80.0)
-    assert not lacking(needs_of(TQ, ServerOptions()), (SMALL, large)), (
-        "any card of the machine may be leased"
-    )
-    assert "2 GPUs" in lacking(needs_of(DSV4, DUMMY), (SMALL,))
-    assert "capability 8.9" in lacking(needs_of(DSV4, DUMMY), (SMALL, SMALL))
+@pytest.mark.parametrize(
+    ("scenario", "options", "cards", "lacks"),
+    [
+        (TQ, ServerOptions(), [SMALL], r".*RTX 4060 has 8 GB"),
+        (TQ, DUMMY, [SMALL], "$"),
+        (TQ, ServerOptions(model="org/own", weights="dummy"), [SMALL], ".*8 GB"),
+        (replace(TQ, dummy=None), DUMMY, [SMALL], ".*8 GB"),
+        # Any card of the machine may be leased.
+        (TQ, ServerOptions(), [SMALL, replace(SMALL, memory_gb=80.0)], "$"),
+        (DSV4, DUMMY, [SMALL], ".*2 GPUs"),
+        (DSV4, DUMMY, [SMALL, SMALL], r".*capability 8\.9"),
+    ],
+)
+def test_a_small_gpu_is_enough_for_a_tiny_model_only(
+    scenario: Scenario, options: ServerOptions, cards: list[Gpu], lacks: str
+) -> None:
+    assert re.match(lacks, lacking(needs_of(scenario, options), tuple(cards)))
 
 
 def test_a_small_gpu_gets_a_hint_of_what_runs_on_it(
