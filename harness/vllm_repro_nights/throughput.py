@@ -9,7 +9,7 @@ from statistics import median
 
 from vllm_repro.report.json_report import ArmJson, PointJson
 from vllm_repro.report.runs import Run
-from vllm_repro.verdict.throughput import Point
+from vllm_repro.verdict.throughput import Point, withheld
 from vllm_repro_nights.setups import setup_of
 
 
@@ -33,9 +33,9 @@ def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
     """Return the newest figures, sorted. `runs` come with their nights."""
     figures: dict[tuple[str, str, Point, str, str, str], dict[date, list[float]]] = {}
     for night, run in runs:
-        for arm in run.arms if run.throughput else ():
-            # an older report has no label
-            label = (run.throughput and run.throughput.label) or run.hardware
+        # an older report has no label
+        label = (run.throughput and run.throughput.label) or run.hardware
+        for arm in run.arms if not withheld(run.evidence) else ():
             for point in _points(arm):
                 load = Point(point.prompt, point.output, point.concurrency)
                 # figures of other flags are not compared

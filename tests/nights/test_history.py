@@ -306,7 +306,7 @@ def test_throughput_is_the_last_figure_and_the_one_before() -> None:
     (figure,) = history_of(fortnight()).throughput
     assert (figure.arm, figure.last, figure.before) == ("eager", 915.0, 913.0)
     assert (figure.night, figure.load) == (FIRST + timedelta(days=15), str(POINT))
-    assert figure.label == "1 x NVIDIA H200, unknown weights"
+    assert figure.label == "1 x NVIDIA H200"
     when, run = measured(1, {"eager": 1.0})
     edited = replace(run, arms=tuple(replace(each, command="vllm serve --x") for each in run.arms))
     other = history_of([measured(0, {"eager": 2.0}), (when, edited)]).throughput

@@ -518,7 +518,7 @@ def test_an_interrupted_load_is_measured_when_the_run_resumes(
 ) -> None:
     out, path = tmp_path / "reports", scenario(tmp_path, LOADS)
     words = ("--server", "rehearsal", "--vllm", "0.23.0", "--arm", "reported", "--throughput")
-    process = started(out, "run", str(path), *words)
+    process = started(out, "run", str(path), *words, VLLM_REHEARSAL_FAULT="slow-boot:0.5")
     until(lambda: '"load-started"' in "".join(journals(out)))
     _, folder = signalled(process, signal.SIGTERM, out)
     done = harness("run", str(path), "--resume", str(folder))
