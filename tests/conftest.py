@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -98,7 +99,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture(autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give each test its own state folder, so that tests do not remove each other's processes."""
-    state = tmp_path_factory.mktemp("state")
+    # pytest's own numbered folders list all earlier ones for each new one
+    state = Path(mkdtemp(prefix="state-", dir=tmp_path_factory.getbasetemp()))
     # its own, so that a test's patches are undone by the end
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_STATE_HOME", str(state))
