@@ -94,7 +94,15 @@ def main(arguments: argparse.Namespace) -> None:
     if folder is None:
         with TemporaryDirectory() as scratch:
             words = ("run", str(scenario(Path(scratch))), "--server", "process", "--expect", "any")
-            more = ("--vllm", "0.33.0", "--trials", str(arguments.boots), "--throughput")
+            more = (
+                "--vllm",
+                "0.33.0",
+                "--trials",
+                str(arguments.boots),
+                "--throughput",
+                "--arm",
+                "all",
+            )
             command = [sys.executable, "-m", "vllm_repro", *words, *more, "--out", arguments.out]
             subprocess.run(command, check=True)
         folder = Path(arguments.out) / "min-tokens-stop-ids" / "latest"
