@@ -43,6 +43,7 @@ Boots = Sequence[Sequence[Round]]
 def scenario(folder: Path) -> Path:
     """Write the scenario: min-tokens-stop-ids with these arms, for a release without the bug."""
     text = (scenario_folder() / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+    text = text.replace("min-tokens-stop-ids", "throughput-truth")
     text = text.replace("--enforce-eager\n", "--enforce-eager\n        --no-async-scheduling\n")
     slowed = "".join(
         f'        arm("{name}", lives, patched("vllm/v1/engine/core.py", was={STEP!r},'
@@ -55,7 +56,7 @@ def scenario(folder: Path) -> Path:
         f"{slowed}    ],\n"
         f'    throughput=throughput(prompt=128, output={ANSWER}, baseline="reported"),\n'
     )
-    path = folder / "min_tokens_stop_ids.py"
+    path = folder / "throughput_truth.py"
     begin, end = text.index("    arms=["), text.index("    related=")
     path.write_text(text[:begin] + arms + text[end:], encoding="utf-8")
     return path
@@ -105,7 +106,7 @@ def main(arguments: argparse.Namespace) -> None:
             )
             command = [sys.executable, "-m", "vllm_repro", *words, *more, "--out", arguments.out]
             subprocess.run(command, check=True)
-        folder = Path(arguments.out) / "min-tokens-stop-ids" / "latest"
+        folder = Path(arguments.out) / "throughput-truth" / "latest"
     boots = measured(folder)
     print("| arm | ratio, 95 % interval | truth | inside | boots |\n|---|---|---|---|---|")
     for arm in ("equal", *SLEEPS):
