@@ -1,10 +1,9 @@
 """Time from an engine's death to each sign of it, for every channel of the package's own watcher.
 
-Servers: a vLLM release as a process, the same in a container, and the rehearsal engine in a
-container. Deaths: SIGKILL of EngineCore, of the API server and of the worker, timed from just
-before the signal; and #54195's request, timed from the first fatal log line. That line's time is
-the log file's mtime for a process, and dockerd's timestamp for a container. Two requests are in
-flight, one streamed.
+Servers: a vLLM release as a process, and the same in a container. Deaths: SIGKILL of EngineCore, of
+the API server and of the worker, timed from just before the signal; and #54195's request, timed
+from the first fatal log line. That line's time is the log file's mtime for a process, and dockerd's
+timestamp for a container. Two requests are in flight, one streamed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,21 +37,16 @@ from vllm_repro.running.watch import Watch
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Server
-from vllm_repro.servers.docker import DockerServer
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import Site, site_class
-from vllm_repro_diagnosis.evidence import Evidence
 
 VERSION = "0.28.0"
-REHEARSAL_IMAGE = "vllm-repro/rehearsal:latest"
 REAL_IMAGE = f"vllm-repro/vllm-cpu:{VERSION}"
 DEADLY = {"max_tokens": 4, "min_tokens": 1, "stop_token_ids": [999999]}
 LASTING = {"max_tokens": 8000, "ignore_eos": True}
-REHEARSAL_ENV = {"VLLM_REHEARSAL_EXECUTOR": "mp", "VLLM_REHEARSAL_STEP_MS": "20"}
-"""A separate worker process, as in a CPU release; slow steps keep requests in flight."""
 
 VICTIMS = {
     "EngineCore killed": "VLLM::EngineCor",
@@ -140,8 +134,7 @@ def _victim(server: Server, name: str) -> int:
         return pids[0]
     for pid in pids[1:]:
         process = psutil.Process(pid)
-        # vLLM sets the command line, the rehearsal engine the process name.
-        if process.cmdline()[0].startswith(name) or process.name().startswith(name):
+        if process.cmdline()[0].startswith(name):
             return pid
     raise LookupError(f"no process {name} among {pids}")
 
@@ -218,14 +211,6 @@ def measure(setting: Setting, scenario: Scenario, arm: Arm) -> None:
                     launch, server = setting.site.server(
                         scenario, arm, number, log, f"bench-{os.getpid()}"
                     )
-                    if launch.container is not None and setting.site.evidence is Evidence.REHEARSAL:
-                        spec = replace(
-                            launch.container, env=(*launch.container.env, *REHEARSAL_ENV.items())
-                        )
-                        run = f"bench-{os.getpid()}"
-                        server = DockerServer(
-                            spec, port=launch.port, log=log, run=run, evidence=Evidence.REHEARSAL
-                        )
                     with Journal(Path(folder) / "journal.jsonl") as journal:
                         one = asyncio.run(one_death(launch, server, log, journal, death))
             except Spoilt:
@@ -286,9 +271,7 @@ def _row(death: str, channel: str, delays: Sequence[float], n: int) -> str:
     )
 
 
-def settings(
-    scenario: Scenario, process: int, containers: int, rehearsal: int
-) -> Iterator[Setting]:
+def settings(scenario: Scenario, process: int, containers: int) -> Iterator[Setting]:
     """Return the settings that this machine can run, and print why others are left out."""
     wanted = (
         (
@@ -302,15 +285,6 @@ def settings(
             ServerKind.DOCKER,
             ServerOptions(vllm=Source(release=VERSION), image=REAL_IMAGE),
             containers,
-        ),
-        (
-            (
-                f"REHEARSAL engine told to be {VERSION}, a container (REHEARSAL: nothing here is"
-                " about vLLM)"
-            ),
-            ServerKind.DOCKER,
-            ServerOptions(vllm=Source(release=VERSION), image=REHEARSAL_IMAGE),
-            rehearsal,
         ),
     )
     for title, kind, options, n in wanted:
@@ -342,13 +316,10 @@ def main() -> None:
     parser.add_argument(
         "--containers", type=int, default=3, metavar="N", help="the same in a container"
     )
-    parser.add_argument(
-        "--rehearsal", type=int, default=10, metavar="N", help="REHEARSAL engine in a container"
-    )
     given = parser.parse_args()
     scenario = find("min-tokens-stop-ids")
     arm = next(arm for arm in scenario.arms if arm.name == "reported")
-    for setting in settings(scenario, given.process, given.containers, given.rehearsal):
+    for setting in settings(scenario, given.process, given.containers):
         measure(setting, scenario, arm)
 
 

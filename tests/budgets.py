@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "harness/vllm_repro": 13_000,
     "harness": 23_800,
-    "tests": 18_410,
-    "benchmarks": 1_200,
+    "tests": 18_420,
+    "benchmarks": 1_265,
 }
 """Most statements by folder. The aim for `harness` is 23,000 and for `tests` 17,500: these two only
 shrink, until a feature needs more. That of the core stays."""
