@@ -57,7 +57,7 @@ test-random: $(DEV) ## run the property tests with other examples each time (the
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --ignore tests/live -m "hypothesis and not docker" --hypothesis-profile random
 
 features: $(DEV) ## delete each feature in a copy, and then all of them, and test what is left
-	@$(BIN)/python -m tests.features
+	@$(BIN)/python -m tests.features $(ARGS)
 
 test-scenarios: $(DEV) ## run every scenario and arm on the rehearsal engine
 	@VLLM_WATCHDOG_TIME_S=0.3 $(BIN)/python -m pytest scenarios -n 6 --scenario-server rehearsal  # it mostly waits

@@ -1,6 +1,8 @@
 """Delete a feature with its folders, and test what is left.
 
 `python -m tests.features` deletes each feature in a copy of the checkout, and then all of them.
+With --quick the last step leaves out the folders of tests that boot servers: what they import is
+the same, as tests/test_layers.py shows.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ ALL_OF_THE_CORE = (
     "tests/core",
 )
 """Tests that run without any feature."""
+
+BOOTS = ("running", "servers", "client", "host")
+"""Folders of tests/core that take most of the time."""
 
 
 def with_importers(feature: str) -> set[str]:
@@ -89,20 +94,22 @@ def failure(features: set[str], tests: Sequence[str]) -> str:
     return done.stdout + done.stderr if done.returncode else ""
 
 
-def plan(names: Sequence[str]) -> Iterator[tuple[set[str], Sequence[str]]]:
+def plan(names: Sequence[str], *, quick: bool) -> Iterator[tuple[set[str], Sequence[str]]]:
     """Yield which features to delete and which tests to run then.
 
-    names: features; empty: each, and all.
+    names: features; empty: each, and all. quick: leave out `BOOTS`.
     """
+    left_out = [f"--ignore=tests/core/{folder}" for folder in BOOTS if quick]
     for feature in names or sorted(FEATURES):
         yield with_importers(feature), NOTICE
     if not names:
-        yield set(FEATURES), ALL_OF_THE_CORE
+        yield set(FEATURES), (*ALL_OF_THE_CORE, *left_out)
 
 
 def main(names: Sequence[str]) -> int:
     status = 0
-    for features, tests in plan(names):
+    features_named = [name for name in names if name != "--quick"]
+    for features, tests in plan(features_named, quick="--quick" in names):
         began = time.monotonic()
         problem = failure(features, tests)
         status = 1 if problem else status
