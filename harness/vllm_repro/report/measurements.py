@@ -21,8 +21,8 @@ from vllm_repro.report.answers import TrialId, trial_id
 from vllm_repro.verdict.outcome import Death, Outcome
 from vllm_repro.verdict.output import ServedWeights
 from vllm_repro.verdict.throughput import (
+    DRIFT,
     LEAST_ROUNDS,
-    STEADY,
     Figures,
     Point,
     Ratio,
@@ -292,7 +292,7 @@ class _Part:
                 f"{where} is left out: it never became steady: the last two of"
                 f" {self.end['warm_ups']} warm-up rounds differ by"
                 f" {100 * self.end['unsteady']:.0f} %, and the halves of the rounds by more than"
-                f" {100 * STEADY:.0f} %"
+                f" {100 * DRIFT:.0f} %"
             )
         if self.end is not None and self.miscounted:
             usage, counted = (

@@ -9,7 +9,7 @@ Pure: the times of requests in, statistics out.
 
 A round sends a number of requests at once and ends with the last answer. Rounds count once the load
 is steady: the last two of two to five warm-up rounds agree within 5 %, or later the two halves of
-the rounds do. Each round gives one value of each figure; medians and quartiles are over
+the rounds within 20 %. Each round gives one value of each figure; medians and quartiles are over
 rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws
 boots first and rounds within them, so that boots that differ widen it.
 
@@ -64,6 +64,8 @@ TICK = 0.002
 """Seconds between two checks of the client's event loop; a shorter delay is not noticed."""
 WARM_UPS, MOST_WARM_UPS, STEADY = 2, 5, 0.05
 """Warm-up rounds: the least, the most, and the difference of the last two in a steady load."""
+DRIFT = 0.2
+"""Difference of the halves of the rounds above which a load never became steady."""
 _RESAMPLES = 2_000
 
 
@@ -421,10 +423,10 @@ def label_of(weights: str | None, depth: tuple[int, int] | None, device: str) ->
 def drifted(warm_ups: float, speeds: Sequence[float]) -> bool:
     """Return True if a load never became steady, so that its figures depend on when it ended.
 
-    warm_ups: `unsteady` of the warm-up rounds. speeds: of the rounds after them, in order. Late
-    steadiness counts: the halves of these rounds agree.
+    warm_ups: `unsteady` of the warm-up rounds. speeds: of the rounds after them, in order: noise of
+    a busy machine is in their spread, so only halves that differ by more than `DRIFT` count.
     """
     half = len(speeds) // 2
     if warm_ups <= STEADY or not half:
         return False
-    return unsteady((median(speeds[:half]), median(speeds[-half:]))) > STEADY
+    return unsteady((median(speeds[:half]), median(speeds[-half:]))) > DRIFT

@@ -312,7 +312,7 @@ def test_a_load_that_never_became_steady_is_left_out(tmp_path: Path) -> None:
     for point, unsteady in zip(journal.of("throughput-point"), (0.12, 0.12, 0.05), strict=False):
         point |= {"warm_ups": 5, "unsteady": unsteady}
     for number, entry in enumerate(journal.of("throughput-round")[:5]):
-        entry["figures"] |= figures(100 + 20 * number)
+        entry["figures"] |= figures(100 + 40 * number)
     report = journal.report(tmp_path)
     words = "is left out: it never became steady: the last two of 5 warm-up rounds differ by 12 %"
     assert f"reported, trial 1: {LOAD_TEXT} {words}" in markdown(report)
