@@ -23,8 +23,8 @@ _HOMES = {
 
 def _additions() -> dict[str, object]:
     """Return the names that features add. Reading entry points takes 30 ms, so not at import."""
-    found: dict[str, object] = importlib.import_module("vllm_repro.features").additions("api")
-    return found
+    names: dict[str, object] = importlib.import_module("vllm_repro.features").additions("api")
+    return names
 
 
 def __getattr__(name: str) -> object:

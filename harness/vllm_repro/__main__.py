@@ -27,7 +27,7 @@ class _Output(io.FileIO):
 
 
 def _without_reader(stream: TextIO | None) -> Any:
-    """Return `stream`, so that a verb ends with the same status if nobody reads what it prints."""
+    """Return `stream` with broken pipes ignored, so that they do not change the exit status."""
     if not isinstance(stream, io.TextIOWrapper):  # None if it is closed
         return stream
     raw = _Output(stream.fileno(), "w", closefd=False)

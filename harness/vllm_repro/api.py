@@ -89,7 +89,7 @@ def run(
     after an interrupt, with the report written; else as the command fails: `UsageError`,
     `ScenarioError`, `Unsupported`, `InfraError`.
     """
-    found = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    loaded = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     options = ServerOptions(
         server=server,
         vllm=parse_source(vllm) if vllm else None,
@@ -99,14 +99,14 @@ def run(
         weights=weights,
         patch=(Path(patch),) if patch is not None else (),
     )
-    choice = choice_of(found, options)
+    choice = choice_of(loaded, options)
     refuse_unused_options(options, choice.kind)
     job = Job(
-        name=found.id if isinstance(scenario, Scenario) else os.fspath(scenario),
-        scenario=found,
+        name=loaded.id if isinstance(scenario, Scenario) else os.fspath(scenario),
+        scenario=loaded,
         options=options,
         choice=choice,
-        arms=find_arms(found, list(arms)),
+        arms=find_arms(loaded, list(arms)),
         named_arms=arms,
         trials=trials,
         seed=seed,

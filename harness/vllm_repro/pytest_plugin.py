@@ -88,7 +88,7 @@ def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | N
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print a section for rehearsals and a section for bugs that no longer reproduce."""
     rehearsed = sum(
-        any(one in report.user_properties for one in (_REHEARSAL, (_SERVER, _REHEARSAL[1])))
+        any(pair in report.user_properties for pair in (_REHEARSAL, (_SERVER, _REHEARSAL[1])))
         for reports in terminalreporter.stats.values()
         for report in reports
         if getattr(report, "when", None) == "call"
@@ -194,12 +194,12 @@ def _lines_in(path: Path, error: BaseException) -> TracebackType | None:
 
     The client has many frames, and they are not the cause.
     """
-    lines, found = error.__traceback__, None
+    lines, chain = error.__traceback__, None
     frames = []
     while lines is not None:
         frames.append(lines)
         lines = lines.tb_next
-    for one in reversed(frames):
-        if one.tb_frame.f_code.co_filename == str(path):
-            found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return found
+    for entry in reversed(frames):
+        if entry.tb_frame.f_code.co_filename == str(path):
+            chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return chain

@@ -8,16 +8,17 @@ from functools import lru_cache
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 _HARMLESS = re.compile(
-    r"^allow_|(?:^|_)(?:budget|count|dir|directory|enabled|file|folder|interval|length|limit|path|sizes?|sock|socket|threshold|timeout|ttl"
-    r"|type)$"
+    r"^allow_|(?:^|_)(?:budget|count|dir|directory|enabled|file|folder|interval|length"
+    r"|limit|path|sizes?|sock|socket|threshold|timeout|ttl|type)$"
 )
 """A place, a count or a switch: `HF_TOKEN_PATH`."""
 _SECRET = re.compile(
-    r"secret|passw|passphrase|credential|webhook|cookie|apikey|authorization|(?:^|_)auth(?:_|$)|_pwd$|^token$"
-    r"|(?:^|_)(?:access|account|api|bot|client|consumer|deploy|encryption|hmac|license|master|private|publishable|service|shared|signing"
-    r"|ssh|storage|subscription)_keys?(?:_|$)"
-    r"|(?:^|_)(?:access|api|app|auth|bearer|bot|client|csrf|deploy|git|github|gitlab|hf|hub|id|job|login|oauth|personal|refresh|registry"
-    r"|security|session|sso)_token(?:_|$)"
+    r"secret|passw|passphrase|credential|webhook|cookie|apikey|authorization|(?:^|_)auth(?:_|$)"
+    r"|_pwd$|^token$"
+    r"|(?:^|_)(?:access|account|api|bot|client|consumer|deploy|encryption|hmac|license|master"
+    r"|private|publishable|service|shared|signing|ssh|storage|subscription)_keys?(?:_|$)"
+    r"|(?:^|_)(?:access|api|app|auth|bearer|bot|client|csrf|deploy|git|github|gitlab|hf|hub|id|job"
+    r"|login|oauth|personal|refresh|registry|security|session|sso)_token(?:_|$)"
 )
 """In any case: `api_key` and `hf_token` are secret, `cache_key` and `next_token` are not."""
 _SECRET_IN_CAPITALS = re.compile(
@@ -25,13 +26,15 @@ _SECRET_IN_CAPITALS = re.compile(
 )
 """Environment variables: `DB_PASS` is secret, `forward_pass` is not."""
 _MODEL_TOKEN = re.compile(
-    r"(?:^|_)(?:bos|cls|end|eos|image|last|mask|max|min|new|next|num|pad|per|prompt|sep|special|start|stop|think|unk)_token(?:_\d+)?$"
+    r"(?:^|_)(?:bos|cls|end|eos|image|last|mask|max|min|new|next|num|pad|per|prompt|sep|special"
+    r"|start|stop|think|unk)_token(?:_\d+)?$"
 )
 
 _STEERS = re.compile(
-    r"(?:AITER|ASCEND|CUBLAS|CUDA|CUDNN|FLASHINFER|FLASH_ATTN|GLOO|GOMP|HF|HIP|HSA|KMP|LMCACHE|MKL|MOONCAKE|NCCL|NIXL|NUMBA|NUMEXPR|NVIDIA"
-    r"|NVSHMEM|NVTE|OMP|OPENBLAS|PYTORCH|RAY|RCCL|ROCM|ROCR|SAFETENSORS|TOKENIZERS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TRANSFORMERS|TRITON|UCX"
-    r"|VLLM|XLA)_\w+"
+    r"(?:AITER|ASCEND|CUBLAS|CUDA|CUDNN|FLASHINFER|FLASH_ATTN|GLOO|GOMP|HF|HIP|HSA|KMP|LMCACHE"
+    r"|MKL|MOONCAKE|NCCL|NIXL|NUMBA|NUMEXPR|NVIDIA|NVSHMEM|NVTE|OMP|OPENBLAS|PYTORCH|RAY|RCCL|ROCM"
+    r"|ROCR|SAFETENSORS|TOKENIZERS|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TRANSFORMERS|TRITON|UCX|VLLM"
+    r"|XLA)_\w+"
 )
 
 

@@ -184,7 +184,7 @@ class Fleet:
             (
                 room
                 for room in range(most, 0, -1)
-                if sum(min(one, room) for one in runs) >= hosts * room
+                if sum(min(count, room) for count in runs) >= hosts * room
             ),
             1,
         )

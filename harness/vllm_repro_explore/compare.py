@@ -25,7 +25,7 @@ class PatchTally:
     fixed: int = 0
     still: int = 0
     # those of `still` whose worst finding is another one than as released
-    other: int = 0
+    in_another_way: int = 0
     newly: int = 0
     # for each worst finding as released, its cases that are fixed, still the same, or other
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class PatchTally:
             self.kinds.setdefault(released, Counter())[outcome] += 1
             self.fixed += not patched
             self.still += bool(patched)
-            self.other += outcome == "other"
+            self.in_another_way += outcome == "other"
         if patched:
             self.newly += not released
             (self.still_as if released else self.newly_as)[patched] += 1
@@ -62,7 +62,7 @@ class PatchTally:
             "patch": self.name,
             "fixed": self.fixed,
             "still_failing": self.still,
-            "in_another_way": self.other,
+            "in_another_way": self.in_another_way,
             "newly_failing": self.newly,
             "kinds": {kind: dict(outcomes) for kind, outcomes in self.kinds.items()},
             "still_as": dict(self.still_as),
@@ -113,8 +113,8 @@ class Comparison:
         patches, quiet = self.patches, self.trials - self.failing
         table = [("patch", "fixed", "still failing", "newly failing", "reading")]
         for patch in patches:
-            other = f" ({patch.other} in another way)" if patch.other else ""
-            counts = (f"{patch.fixed} of {self.failing}", f"{patch.still} of {self.failing}{other}")
+            note = f" ({patch.in_another_way} in another way)" if patch.in_another_way else ""
+            counts = (f"{patch.fixed} of {self.failing}", f"{patch.still} of {self.failing}{note}")
             table.append((patch.name, *counts, f"{patch.newly} of {quiet}", self._reading(patch)))
         fixed_by = (f"fixed by {Path(patch.name).name}" for patch in patches)
         kinds = [("fails as released with", "cases", *fixed_by)]
@@ -139,7 +139,7 @@ class Comparison:
         whole = sum(set(outcomes) == {"fixed"} for outcomes in patch.kinds.values())
         text = f"fixes {whole} of {len(patch.kinds)} kinds of failure"
         if not patch.fixed:
-            hides = ", and hides some: they fail in another way" if patch.other else ""
+            hides = ", and hides some: they fail in another way" if patch.in_another_way else ""
             text = f"fixes no case{hides}"
         return text + ("; breaks cases" if patch.newly else "")
 

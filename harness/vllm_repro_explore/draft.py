@@ -62,10 +62,10 @@ def draft_id(finding: Finding, version: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"explored {name} {version}".lower()).strip("-")
 
 
-def draft(found: Found, version: str) -> str:
+def draft(hit: Found, version: str) -> str:
     """Return the text of the scenario file. Its status names only the release that was searched."""
-    finding, setup = found.finding, found.shrunk.setup
-    file, issue = ScenarioWriter(), re.search(r"vllm-project/vllm#\d+", known(found.finding))
+    finding, setup = hit.finding, hit.shrunk.setup
+    file, issue = ScenarioWriter(), re.search(r"vllm-project/vllm#\d+", known(hit.finding))
     sizes = {"heads": 4, "kv_heads": 2, "head_dim": 32, "layers": len(setup.layers)}
     sizes |= {"vocab_size": 4096, "block_size": setup.block, "max_position": _POSITIONS}
     why = "the bug is in the scheduler, which reads no weights"
@@ -88,7 +88,7 @@ def draft(found: Found, version: str) -> str:
         "needs": file.call("Needs", memory_gb=6),
         "status": file.call("Status", bad=f"=={version}"),
         "try_with": version,
-        "workload": one_a_line([*_workload(file, found.shrunk.waves), *rest]),
+        "workload": one_a_line([*_workload(file, hit.shrunk.waves), *rest]),
         "trigger": file.call("sent_with", "ignore_eos"),
         **_signature(file, finding),
         "arms": [file.call("arm", "reported", file.word(_SHOWS[finding.kind]))],
@@ -97,7 +97,7 @@ def draft(found: Found, version: str) -> str:
     for name, value in fields.items():
         file.put(name, value)
     return file.text(
-        f"{_sentence(finding)}\n\nFound by a search of vLLM {version} (seed {found.seed}), then"
+        f"{_sentence(finding)}\n\nFound by a search of vLLM {version} (seed {hit.seed}), then"
         " shrunk.\n"
     )
 

@@ -121,22 +121,22 @@ class _Seed:
 
 def draw(seed: int, mix: str) -> Case:
     """Return the case of a seed and a mix; it is the same for every release."""
-    of = _Seed(seed, mix)
-    server = of.stream("server")
+    drawn = _Seed(seed, mix)
+    server = drawn.stream("server")
     block = server.choice((16, 16, 32))
     seqs = server.choice((1, 2, 3, 4, 8))
-    draft = of.stream("draft").choice((1, 2, 3)) if of.has("draft") else 0
+    draft = drawn.stream("draft").choice((1, 2, 3)) if drawn.has("draft") else 0
     chunk = block * server.choice((1, 2, 4, 8, 16)) + server.choice(
         (0, 0, 0, 1, block // 2, block - 1)
     )
-    loras = of.stream("lora").choice((1, 2)) if of.has("lora") else 0
-    asks = _asks(of, block, bool(loras))
+    loras = drawn.stream("lora").choice((1, 2)) if drawn.has("lora") else 0
+    asks = _asks(drawn, block, bool(loras))
     longest = longest_of(asks, block)
-    largest = max(_image_sizes(of, block)) if of.has("images") else 0
-    transfer = of.stream("transfer")
+    largest = max(_image_sizes(drawn, block)) if drawn.has("images") else 0
+    transfer = drawn.stream("transfer")
     layers = server.choice(_LAYERS)
     setup = Setup(
-        layers=of.stream("mamba").choice(_MAMBA_LAYERS) if of.has("mamba") else layers,
+        layers=drawn.stream("mamba").choice(_MAMBA_LAYERS) if drawn.has("mamba") else layers,
         window=server.choice((block // 2, block, 2 * block, 4 * block, 40)),
         block=block,
         chunk=max(chunk, seqs * (draft + 1)),
@@ -144,52 +144,58 @@ def draw(seed: int, mix: str) -> Case:
         max_len=longest + server.choice((1, 1, 8, 2 * block)),
         caching=server.random() < 0.93,
         # it fails blocks of one group
-        hybrid=(server.random() < 0.9 or of.has("mamba")) and not of.has("store"),
-        connector=_connector(of),
+        hybrid=(server.random() < 0.9 or drawn.has("mamba")) and not drawn.has("store"),
+        connector=_connector(drawn),
         lazy=transfer.random() < 0.2,
         store_polls=transfer.choice((0, 1, 1, 2, 5)),
         load_polls=transfer.choice((0, 0, 1, 4)),
-        asynchronous=of.has("asynchronous"),
+        asynchronous=drawn.has("asynchronous"),
         draft=draft,
-        runner=2 if of.has("v2") else 1,
-        priority=of.has("priority"),
+        runner=2 if drawn.has("v2") else 1,
+        priority=drawn.has("priority"),
         loras=loras,
-        threshold=of.stream("threshold").choice((block, 3 * block)) if of.has("threshold") else 0,
-        grammar_looks=of.stream("grammar").choice((0, 1, 3)),
+        threshold=drawn.stream("threshold").choice((block, 3 * block))
+        if drawn.has("threshold")
+        else 0,
+        grammar_looks=drawn.stream("grammar").choice((0, 1, 3)),
         load_failures=(
-            of.stream("load failures").choice(("fail", "recompute")) if of.has("fetch") else ""
+            drawn.stream("load failures").choice(("fail", "recompute"))
+            if drawn.has("fetch")
+            else ""
         ),
         largest_image=largest,
-        whole_images=0 < largest <= chunk and of.stream("whole images").random() < 0.3,
+        whole_images=0 < largest <= chunk and drawn.stream("whole images").random() < 0.3,
         image_cache=(
-            of.stream("image cache").choice((1, 4, 64)) * block
-            if largest and of.has("image cache")
+            drawn.stream("image cache").choice((1, 4, 64)) * block
+            if largest and drawn.has("image cache")
             else 0
         ),
-        ops=_operations(of, max(ask.after for ask in asks)),
+        ops=_operations(drawn, max(ask.after for ask in asks)),
     )
-    shape = next((name for name in _SHAPES if of.has(name)), "")
+    shape = next((name for name in _SHAPES if drawn.has(name)), "")
     if shape:
-        setup, asks = _SHAPES[shape](of.stream(shape), setup, asks)
+        setup, asks = _SHAPES[shape](drawn.stream(shape), setup, asks)
     least = least_blocks(setup) + draft
-    pool = of.stream("pool")
+    pool = drawn.stream("pool")
     blocks = least + int(least * pool.choice((0.0, 0.05, 0.2, 0.5, 2.0)) * pool.random())
     if shape == "busy":
         blocks = int(least * pool.choice((1.25, 1.5, 2)))
     elif shape:
         blocks = least + pool.choice((0, 1, 3))
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
-    waves = _waves(of, asks) if of.has("waves") else (asks,)
+    waves = _waves(drawn, asks) if drawn.has("waves") else (asks,)
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
 
 
-def _connector(of: _Seed) -> str:
-    if of.has("store"):
+def _connector(drawn: _Seed) -> str:
+    if drawn.has("store"):
         return _STORE
-    found = next((name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if of.has(name)), "")
-    if not found and of.has("fetch"):
-        found = _NIXL
-    return "MooncakeConnector" if found == _NIXL and of.has("mooncake") else found
+    connector = next(
+        (name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if drawn.has(name)), ""
+    )
+    if not connector and drawn.has("fetch"):
+        connector = _NIXL
+    return "MooncakeConnector" if connector == _NIXL and drawn.has("mooncake") else connector
 
 
 _Shaped = tuple[Setup, tuple[Request, ...]]
@@ -296,19 +302,19 @@ _SHAPES: dict[str, Callable[[Random, Setup, tuple[Request, ...]], _Shaped]] = {
 }
 
 
-def _asks(of: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
+def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
     """Return one to twelve requests. Each property of all of them is drawn from one stream."""
     lengths, shared, stream, remote, fetch = map(
-        of.stream, ("lengths", "share", "stream", "remote", "fetch")
+        drawn.stream, ("lengths", "share", "stream", "remote", "fetch")
     )
-    count = lengths.choice((3, 4, 5, 6, 8) if of.has("crowd") else (1, 2, 3, 4, 6, 8, 12))
+    count = lengths.choice((3, 4, 5, 6, 8) if drawn.has("crowd") else (1, 2, 3, 4, 6, 8, 12))
     spread = lengths.choice((0, 1, 3, 8, 20, 60))
     usual = [
         lengths.randint(1, lengths.choice((2, 4, 8, 14)) * block)
         for _ in range(lengths.choice((1, 2, 3)))
     ]
-    if of.has("long"):
-        long = of.stream("long")
+    if drawn.has("long"):
+        long = drawn.stream("long")
         usual = [long.randint(1, long.choice((8, 16, 32, 64)) * block) for _ in usual]
     answers = [
         lengths.choice((1, 2, 5, block, 2 * block, 4 * block))
@@ -316,9 +322,9 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
     ]
     starts = list(accumulate((lengths.randint(0, spread) for _ in range(count - 1)), initial=0))
     abort, salt, lora, eos, priority = map(
-        of.stream, ("abort", "salt", "lora ids", "eos", "priority")
+        drawn.stream, ("abort", "salt", "lora ids", "eos", "priority")
     )
-    grammars = _grammars(of, count)
+    grammars = _grammars(drawn, count)
     asks = []
     for number in range(count):
         prompt = max(
@@ -333,43 +339,43 @@ def _asks(of: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
         ask = Request(
             prompt=prompt,
             answer=lengths.choice(answers),
-            shared=part if of.has("share") else 0,
+            shared=part if drawn.has("share") else 0,
             after=starts[number],
-            abort=abort.choice((-1, -1, 0, 1, 2, 3, 5, 9, 20)) if of.has("abort") else -1,
+            abort=abort.choice((-1, -1, 0, 1, 2, 3, 5, 9, 20)) if drawn.has("abort") else -1,
             number=number,
             family=family,
             mid=abort.random() < 0.5,
-            priority=priority.randrange(4) if of.has("priority") else 0,
+            priority=priority.randrange(4) if drawn.has("priority") else 0,
             lora=lora.randrange(4) if loras else 0,
-            salt=salt.randrange(3) if of.has("salt") else 0,
+            salt=salt.randrange(3) if drawn.has("salt") else 0,
             grammar=grammars[number],
-            eos=eos.choice((0, 4, 12)) if of.has("eos") else 0,
-            stops=of.has("eos") and eos.random() < 0.2,
+            eos=eos.choice((0, 4, 12)) if drawn.has("eos") else 0,
+            stops=drawn.has("eos") and eos.random() < 0.2,
         )
-        if of.has(_NIXL) and remote.random() < 0.8:
+        if drawn.has(_NIXL) and remote.random() < 0.8:
             ask = replace(ask, remote=True, answer=1)
-        if of.has("fetch") and fetch.random() < 0.8:
+        if drawn.has("fetch") and fetch.random() < 0.8:
             ask = replace(ask, fetch=True, fails=fetch.random() < 0.3)
-        if of.has("images"):
-            refused = of.has("image cache") and of.stream(f"refused {number}").random() < 0.1
-            ask = replace(ask, images=_images(of, family, prompt, block), refused=refused)
+        if drawn.has("images"):
+            refused = drawn.has("image cache") and drawn.stream(f"refused {number}").random() < 0.1
+            ask = replace(ask, images=_images(drawn, family, prompt, block), refused=refused)
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
-        if of.has("stream") and stream.random() < 0.5 and not ask.grammar:
-            ends = of.stream("turn-eos").choice((4, 12)) if of.has("turn-eos") else 0
+        if drawn.has("stream") and stream.random() < 0.5 and not ask.grammar:
+            ends = drawn.stream("turn-eos").choice((4, 12)) if drawn.has("turn-eos") else 0
             ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=ends, stops=False)
         asks.append(ask)
     return tuple(asks)
 
 
-def _image_sizes(of: _Seed, block: int) -> list[int]:
+def _image_sizes(drawn: _Seed, block: int) -> list[int]:
     """Return the tokens of each image that the requests of a case have."""
-    rng = of.stream("image sizes")
+    rng = drawn.stream("image sizes")
     return [rng.choice((1, block // 2, block, block + 1, 2 * block, 4 * block)) for _ in range(4)]
 
 
-def _images(of: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
+def _images(drawn: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
     """Return the images of a prompt; prompts of a family have the same as far as they go."""
-    rng, sizes = of.stream(f"images of family {family}"), _image_sizes(of, block)
+    rng, sizes = drawn.stream(f"images of family {family}"), _image_sizes(drawn, block)
     images, at = [], 0
     for _ in range(rng.randint(1, 5)):
         number = rng.randrange(len(sizes))
@@ -381,9 +387,9 @@ def _images(of: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int,
     return tuple(images)
 
 
-def _waves(of: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], ...]:
+def _waves(drawn: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], ...]:
     """Split requests into up to four waves, each of which comes when the engine is idle."""
-    rng = of.stream("waves")
+    rng = drawn.stream("waves")
     cuts = sorted({0, *(rng.randrange(len(asks)) for _ in range(3))})
     parts = [asks[first:last] for first, last in zip(cuts, [*cuts[1:], len(asks)], strict=True)]
     return tuple(
@@ -391,13 +397,13 @@ def _waves(of: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], .
     )
 
 
-def _grammars(of: _Seed, count: int) -> list[str]:
-    kinds, faulty = of.stream("grammars"), of.stream("faulty")
+def _grammars(drawn: _Seed, count: int) -> list[str]:
+    kinds, faulty = drawn.stream("grammars"), drawn.stream("faulty")
     grammars = [
-        kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and of.has("grammar") else ""
+        kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and drawn.has("grammar") else ""
         for _ in range(count)
     ]
-    if not of.has("faulty"):
+    if not drawn.has("faulty"):
         return grammars
     return [
         faulty.choice(_FAULTY) if grammar and faulty.random() < 0.3 else grammar
@@ -405,16 +411,16 @@ def _grammars(of: _Seed, count: int) -> list[str]:
     ]
 
 
-def _operations(of: _Seed, last: int) -> tuple[tuple[int, str], ...]:
+def _operations(drawn: _Seed, last: int) -> tuple[tuple[int, str], ...]:
     operations = []
     for what in ("reset", "reset-running"):
-        rng = of.stream(what)
+        rng = drawn.stream(what)
         operations += [
-            (rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if of.has(what)
+            (rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if drawn.has(what)
         ]
-    rng = of.stream("pause")
-    for _ in range(rng.randint(1, 2) if of.has("pause") else 0):
-        then = rng.choice(("", "-sleep" if of.has("sleep") else "-clear"))
+    rng = drawn.stream("pause")
+    for _ in range(rng.randint(1, 2) if drawn.has("pause") else 0):
+        then = rng.choice(("", "-sleep" if drawn.has("sleep") else "-clear"))
         operations.append(
             (
                 rng.randint(0, last + 20),

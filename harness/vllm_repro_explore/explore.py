@@ -210,16 +210,14 @@ class _Exploring:
             arguments.first = record.last + 1
         folder, tally = stamped_folder(self.out, Path("explore")), Tally()
 
-        def keep(found: Found) -> None:
+        def keep(hit: Found) -> None:
             with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(found.as_json()) + "\n")
-            self.progress.line(
-                f"  seed {found.seed}: {found.finding}, shrunk in {found.tried} cases"
-            )
+                lines.write(json.dumps(hit.as_json()) + "\n")
+            self.progress.line(f"  seed {hit.seed}: {hit.finding}, shrunk in {hit.tried} cases")
 
         def progress(tally: Tally) -> None:
             self.progress.notify(
-                f"{tally.trials} cases, {len(tally.found)} kinds of findings,"
+                f"{tally.trials} cases, {len(tally.hits)} kinds of findings,"
                 f" {time.monotonic() - self.started:.0f} s"
             )
 
@@ -243,8 +241,8 @@ class _Exploring:
             start=self.start,
             mixes=self.mixes,
             tally=tally,
-            live=[self._draft(found, folder) for found in tally.findings],
-            tests=[self._test(found, folder) for found in tally.findings],
+            live=[self._draft(hit, folder) for hit in tally.findings],
+            tests=[self._test(hit, folder) for hit in tally.findings],
             duration_s=self.duration_s,
             again=self.again,
             interrupted=self.interrupted,
@@ -320,22 +318,22 @@ class _Exploring:
         for seed in count(first) if many is None else range(first, first + many):
             yield seed, self.case(seed)
 
-    def _test(self, found: Found, folder: Path) -> str | None:
+    def _test(self, hit: Found, folder: Path) -> str | None:
         """Write the finding's pytest file; return its path, None if no such test shows it."""
-        path = folder / f"test_{draft_id(found.finding, self.version).replace('-', '_')}.py"
+        path = folder / f"test_{draft_id(hit.finding, self.version).replace('-', '_')}.py"
         with contextlib.suppress(UsageError):
-            return str(_write(path, finding_test(found.as_json(), self.version)))
+            return str(_write(path, finding_test(hit.as_json(), self.version)))
         return None
 
-    def _draft(self, found: Found, folder: Path) -> str:
+    def _draft(self, hit: Found, folder: Path) -> str:
         """Write the finding's scenario file; return the command that runs it, or why none can."""
-        if reasons := unlike_live(found.shrunk):
+        if reasons := unlike_live(hit.shrunk):
             return f"none: {'; '.join(reasons)}"
-        if found.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
+        if hit.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
             return "none: a server would live and not show it"
-        path = folder / f"{draft_id(found.finding, self.version).replace('-', '_')}.py"
-        name = shlex.quote(str(_write(path, draft(found, self.version))))
-        hang = " --answer-stall 60" if found.finding.kind is FindingKind.STUCK else ""
+        path = folder / f"{draft_id(hit.finding, self.version).replace('-', '_')}.py"
+        name = shlex.quote(str(_write(path, draft(hit, self.version))))
+        hang = " --answer-stall 60" if hit.finding.kind is FindingKind.STUCK else ""
         return f"vllm-repro run {name} --server lab --vllm {self.version}{hang}"
 
 
@@ -424,7 +422,7 @@ def run(arguments: argparse.Namespace) -> int:
         _boot(summary.live, arguments.out)
     if summary.tally.trials == summary.tally.invalid:
         return 2
-    return 1 if (summary.new if arguments.go_on else summary.tally.found) else 0
+    return 1 if (summary.new if arguments.go_on else summary.tally.hits) else 0
 
 
 def _boot(live: Sequence[str], out: Path | None) -> None:

@@ -48,7 +48,7 @@ class Found:
             "known": known(self.finding) or None,
             "seed": self.seed,
             "times": self.times,
-            "with": [other.site for other in self.others],
+            "with": [finding.site for finding in self.others],
             "case": self.shrunk.as_json(),
             "drawn": self.case.as_json(),
             "shrunk_in": self.tried,
@@ -85,12 +85,12 @@ class Tally:
     # cases per event, such as a preemption or a load
     reached: Counter[str] = field(default_factory=Counter)
     why_invalid: Counter[str] = field(default_factory=Counter)
-    found: dict[tuple[FindingKind, str], Found] = field(default_factory=dict)
+    hits: dict[tuple[FindingKind, str], Found] = field(default_factory=dict)
 
     @property
     def findings(self) -> list[Found]:
         """Return the findings, worst first."""
-        return sorted(self.found.values(), key=lambda found: (found.finding.rank, found.seed))
+        return sorted(self.hits.values(), key=lambda hit: (hit.finding.rank, hit.seed))
 
 
 def search(
@@ -191,11 +191,11 @@ class _Searching:
             if (worst := outcome.worst) is None:
                 return None
             key = worst.kind, worst.site
-            if (before := tally.found.get(key)) is not None:
-                tally.found[key] = replace(before, times=before.times + 1)
+            if (before := tally.hits.get(key)) is not None:
+                tally.hits[key] = replace(before, times=before.times + 1)
                 return None
             # Keep it before shrinking: an interrupt must not lose it.
-            found = Found(
+            hit = Found(
                 finding=worst,
                 seed=seed,
                 case=case,
@@ -203,31 +203,31 @@ class _Searching:
                 tried=0,
                 others=_others(outcome, worst),
             )
-            tally.found[key] = found
-            return found
+            tally.hits[key] = hit
+            return hit
 
-    def _shrink(self, found: Found, play: Play, on_runner: Play | None) -> None:
+    def _shrink(self, hit: Found, play: Play, on_runner: Play | None) -> None:
         last: PlayResult | None = None
 
         def fails(candidate: Case) -> bool:
             nonlocal last
             result = play(candidate)
-            last = result if result.worst == found.finding else last
+            last = result if result.worst == hit.finding else last
             return last is result
 
-        shrunk = shrink(found.case, fails, self.budget)
-        small = replace(found, shrunk=shrunk.case, tried=shrunk.tried)
+        shrunk = shrink(hit.case, fails, self.budget)
+        small = replace(hit, shrunk=shrunk.case, tried=shrunk.tried)
         if last is not None:
             small = replace(
-                small, finding=last.worst or found.finding, others=_others(last, found.finding)
+                small, finding=last.worst or hit.finding, others=_others(last, hit.finding)
             )
         if on_runner is not None:
             small = replace(small, runner=on_runner(small.shrunk))
-        key = found.finding.kind, found.finding.site
+        key = hit.finding.kind, hit.finding.site
         with self._lock:
             if not self.over:
-                self.tally.found[key] = replace(small, times=self.tally.found[key].times)
-                self.keep(self.tally.found[key])
+                self.tally.hits[key] = replace(small, times=self.tally.hits[key].times)
+                self.keep(self.tally.hits[key])
 
 
 def _others(outcome: PlayResult, worst: Finding) -> tuple[Finding, ...]:

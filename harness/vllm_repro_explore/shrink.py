@@ -121,7 +121,7 @@ class Shrunk:
             if name != "layers" or len(value) < len(self.case.setup.layers):
                 self._take(self._with_setup(name, value))
         for operation in self.case.setup.ops:
-            rest = tuple(other for other in self.case.setup.ops if other != operation)
+            rest = tuple(kept for kept in self.case.setup.ops if kept != operation)
             self._take(self._with_setup("ops", rest))
         for name, plain in _PLAIN_ASK:
             self._each_ask(name, plain)

@@ -56,9 +56,7 @@ class SearchSummary:
     @property
     def new(self) -> list[Found]:
         """Findings that no earlier search has."""
-        return [
-            found for found in self.tally.findings if self.record.seen_in(found.finding) is None
-        ]
+        return [hit for hit in self.tally.findings if self.record.seen_in(hit.finding) is None]
 
 
 def as_json(summary: SearchSummary) -> dict[str, Any]:
@@ -74,13 +72,13 @@ def as_json(summary: SearchSummary) -> dict[str, Any]:
         "steps": tally.steps,
         "reached": dict(tally.reached),
         "findings": [
-            found.as_json()
+            hit.as_json()
             | {
-                "first_seen_in": summary.record.seen_in(found.finding),
+                "first_seen_in": summary.record.seen_in(hit.finding),
                 "live": live,
                 "test": test,
             }
-            for found, live, test in zip(tally.findings, summary.live, summary.tests, strict=True)
+            for hit, live, test in zip(tally.findings, summary.live, summary.tests, strict=True)
         ],
         "interrupted": summary.interrupted,
         "duration_s": round(summary.duration_s, 3),
@@ -104,14 +102,14 @@ def terminal(summary: SearchSummary) -> str:
 def page(summary: SearchSummary) -> str:
     """Return the search as one page of Markdown: new findings whole, known ones in a table."""
     new, render = summary.new, partial(plain_text, "finding.txt", _FOLDER, **_WORDS)
-    bodies = [render(found=found).partition("\n")[2] for found in new]
+    bodies = [render(hit=hit).partition("\n")[2] for hit in new]
     return (
         _rendered(
             "explore.md",
             summary,
             minutes=f"{summary.duration_s / 60:.0f}",
-            new=[(f"{found.finding}", body) for found, body in zip(new, bodies, strict=True)],
-            seen=[found for found in summary.tally.findings if found not in new],
+            new=[(f"{hit.finding}", body) for hit, body in zip(new, bodies, strict=True)],
+            seen=[hit for hit in summary.tally.findings if hit not in new],
         )
         + "\n"
     )

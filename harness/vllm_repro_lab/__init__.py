@@ -77,11 +77,11 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
     path = os.environ.get("REPRO_LAB_FACTS")
     if path and Path(path).exists():
         return
-    found = survey(mechanism.parts_with(graphs), _source)
+    surveyed = survey(mechanism.parts_with(graphs), _source)
     if path:
-        write_once(Path(path), {"mechanism": mechanism.name, **found.as_fields()})
-    if found.missing:
-        sys.exit(f"the lab cannot run this release: it has no {', '.join(found.missing)}")
+        write_once(Path(path), {"mechanism": mechanism.name, **surveyed.as_fields()})
+    if surveyed.missing:
+        sys.exit(f"the lab cannot run this release: it has no {', '.join(surveyed.missing)}")
     # So that a log shows it, even if somebody attaches to this server or pastes its log.
     print(
         f"{os.environ.get('REPRO_LAB_EVIDENCE', 'LAB')}: vllm_repro_lab replaces parts of this vLLM"
@@ -92,7 +92,7 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
 
 
 def _source(part: Part) -> tuple[str, Path] | None:
-    """Return (path below site-packages, full path) of the part's module; None if there is none.
+    """Return (path below site-packages, full path) of the part's module; None if it is missing.
 
     The module is not imported.
     """

@@ -59,8 +59,8 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]
         if name == "__get__":
             # Code that creates a tensor beside a device tensor reads its `.device`: the new tensor
             # must be on the device too.
-            asked = getattr(func, "__self__", None) is torch.Tensor.device
-            return DEVICE if asked and on_device(first) else func(*args, **keywords)
+            is_device = getattr(func, "__self__", None) is torch.Tensor.device
+            return DEVICE if is_device and on_device(first) else func(*args, **keywords)
         target = _target(name, args, keywords)
         if STATE.watching:
             check_call(name, first, args, keywords, target)
@@ -79,8 +79,8 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]
             or name == "pin_memory"
             or (target is HOST and non_blocking(name, args, keywords))
         ):
-            for one in tensors_in((result,)):
-                pin(one)
+            for tensor in tensors_in((result,)):
+                pin(tensor)
         return result
 
 
@@ -111,8 +111,8 @@ def _claim_written(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]
         for index, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[index] if index < len(args) else keywords.get(argument.name)
-                for one in tensors_in((value,)):
-                    claim(one)
+                for tensor in tensors_in((value,)):
+                    claim(tensor)
 
 
 def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> torch.device | None:
@@ -121,10 +121,10 @@ def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> to
         return HOST if name == "cpu" else DEVICE
     device = keywords.get("device")
     if device is None and name == "to":
-        other = keywords.get("other", args[1] if len(args) > 1 else None)
-        if isinstance(other, torch.Tensor):
-            return DEVICE if on_device(other) else HOST
-        device = other if isinstance(other, torch.device | str | int) else None
+        like = keywords.get("other", args[1] if len(args) > 1 else None)
+        if isinstance(like, torch.Tensor):
+            return DEVICE if on_device(like) else HOST
+        device = like if isinstance(like, torch.device | str | int) else None
     if device is None:
         return None
     return DEVICE if device is DEVICE else HOST
@@ -137,12 +137,12 @@ def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device)
     """
     if isinstance(result, torch.Tensor):
         moved = on_device(result) is not (target is DEVICE) and any(
-            same_memory(one, result) for one in tensors_in(args)
+            same_memory(tensor, result) for tensor in tensors_in(args)
         )
         if moved or name in ("as_tensor", "asarray"):
             result = result.clone()
-    for one in tensors_in((result,)):
-        claim(one, device=target is DEVICE)
+    for tensor in tensors_in((result,)):
+        claim(tensor, device=target is DEVICE)
     return result
 
 
@@ -233,11 +233,11 @@ def _watch_python_operators(guard: Guard) -> None:
 
     Torch disables them while it calls an operator.
     """
-    own = torch.library.Library.impl
+    original = torch.library.Library.impl
 
     def impl(self: Any, op_name: Any, fn: Any, *args: Any, **keywords: Any) -> Any:
         if not callable(fn) or isinstance(fn, torch._ops.OpOverload):
-            return own(self, op_name, fn, *args, **keywords)
+            return original(self, op_name, fn, *args, **keywords)
         name = op_name if isinstance(op_name, str) else op_name._schema.name
         _PYTHON_OPERATORS.add(name if "::" in name else f"{self.ns}::{name}")
 
@@ -247,11 +247,11 @@ def _watch_python_operators(guard: Guard) -> None:
                 if guard.running and guard not in _get_current_function_mode_stack():
                     modes.enter_context(guard)
                 if STATE.capturing and not any(
-                    isinstance(one, Operators) for one in _get_current_dispatch_mode_stack()
+                    isinstance(mode, Operators) for mode in _get_current_dispatch_mode_stack()
                 ):
                     modes.enter_context(Operators())
                 return fn(*inner, **named)
 
-        return own(self, op_name, body, *args, **keywords)
+        return original(self, op_name, body, *args, **keywords)
 
     torch.library.Library.impl = impl

@@ -37,34 +37,34 @@ def install() -> None:
 
 
 def _keep_the_scheduler_as_asked() -> None:
-    own = CpuPlatform.check_and_update_config.__func__
+    original = CpuPlatform.check_and_update_config.__func__
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-        asked = (
+        chosen = (
             scheduler.enable_chunked_prefill,
             scheduler.max_num_batched_tokens,
             cache.enable_prefix_caching,
         )
-        own(cls, vllm_config)
+        original(cls, vllm_config)
         (
             scheduler.enable_chunked_prefill,
             scheduler.max_num_batched_tokens,
             cache.enable_prefix_caching,
-        ) = asked
+        ) = chosen
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def _replace_attention_first() -> None:
-    own = CPUWorker.init_device
+    original = CPUWorker.init_device
 
     def init_device(self: Any) -> Any:
         # Not in `install`: the model's modules import parts of vLLM that are not loaded yet when
         # plugins are.
         interpreter.insist()
         _replace_attention()
-        return own(self)
+        return original(self)
 
     CPUWorker.init_device = init_device
 
@@ -104,12 +104,12 @@ def _replace_attention() -> None:
 
 
 def _reserve_in_dummy_runs(indexer: Any) -> None:
-    own = indexer.SparseAttnIndexer.forward_cpu
+    original = indexer.SparseAttnIndexer.forward_cpu
 
     def forward_cpu(self: Any, hidden_states: Any, q_quant: Any, k: Any, weights: Any) -> Any:
         if not isinstance(indexer.get_forward_context().attn_metadata, dict):
             return self.forward_cuda(hidden_states, q_quant, k, weights)
-        return own(self, hidden_states, q_quant, k, weights)
+        return original(self, hidden_states, q_quant, k, weights)
 
     indexer.SparseAttnIndexer.forward_cpu = forward_cpu
 
@@ -119,30 +119,30 @@ def _watch_prefills(attention: Any) -> None:
 
     No lab frame is then in the traceback.
     """
-    own, largest = WorkspaceManager._get_workspace_id, [0]
+    original, largest = WorkspaceManager._get_workspace_id, [0]
     ensures, prefills = (
         WorkspaceManager._ensure_workspace_size.__code__,
         attention._forward_prefill.__code__,
     )
 
     def _get_workspace_id(self: Any) -> int:
-        found: int = own(self)
+        index: int = original(self)
         asking = sys._getframe(1)
         caller = asking.f_back and asking.f_back.f_back  # the caller of get_simultaneous
         if asking.f_code is ensures and caller is not None and caller.f_code is prefills:
-            asked = asking.f_locals["required_bytes"]
-            if asked > largest[0]:
-                largest[0] = asked
-                _observe_prefill(asked, self.is_locked(), caller.f_locals)
-        return found
+            needed = asking.f_locals["required_bytes"]
+            if needed > largest[0]:
+                largest[0] = needed
+                _observe_prefill(needed, self.is_locked(), caller.f_locals)
+        return index
 
     WorkspaceManager._get_workspace_id = _get_workspace_id
 
 
-def _observe_prefill(asked: int, locked: bool, prefill: Any) -> None:
+def _observe_prefill(needed: int, locked: bool, prefill: Any) -> None:
     chunk = slice(prefill["chunk_start"], prefill["chunk_end"])
     seen = {
-        "bytes": asked,
+        "bytes": needed,
         "prompts": prefill["seq_lens"][chunk].tolist(),
         "tokens": len(prefill["q"]),
         "ratio": prefill["self"].compress_ratio,

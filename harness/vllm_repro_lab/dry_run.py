@@ -25,34 +25,34 @@ logger = init_logger("vllm.repro_lab")
 
 def make_workspace() -> None:
     """Create the workspace manager when the worker starts, as the GPU worker does."""
-    own = CPUWorker.init_device
+    original = CPUWorker.init_device
 
     def init_device(self: Any) -> Any:
         workspace.init_workspace_manager(
             torch.device("cpu"), 2 if self.vllm_config.parallel_config.enable_dbo else 1
         )
-        return own(self)
+        return original(self)
 
     CPUWorker.init_device = init_device
 
 
 def profile_before_memory() -> None:
     """Run vLLM's profile_run() before memory is measured, as the GPU worker does."""
-    own = CPUWorker.determine_available_memory
+    original = CPUWorker.determine_available_memory
 
     def determine_available_memory(self: Any) -> Any:
         self.model_runner.profile_run()
-        return own(self)
+        return original(self)
 
     CPUWorker.determine_available_memory = determine_available_memory
 
 
 def capture_after_warm_up() -> None:
     """Run vLLM's capture_model() after the warm-up, unless graphs are off."""
-    own = CPUWorker.compile_or_warm_up_model
+    original = CPUWorker.compile_or_warm_up_model
 
     def compile_or_warm_up_model(self: Any) -> Any:
-        result = own(self)
+        result = original(self)
         mode = os.environ.get("REPRO_LAB_GRAPHS", "").upper()
         if self.model_config.enforce_eager or mode == "NONE":
             logger.info(

@@ -49,18 +49,18 @@ def install(guard: Guard, *, record: bool) -> None:
 
 def _keep_graph_mode() -> None:
     platform: Any = CpuPlatform
-    own = platform.check_and_update_config.__func__
+    original = platform.check_and_update_config.__func__
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         config = vllm_config.compilation_config
-        asked = (
+        chosen = (
             config.cudagraph_mode,
             config.cudagraph_capture_sizes,
             config.max_cudagraph_capture_size,
         )
-        own(cls, vllm_config)
+        original(cls, vllm_config)
         config.cudagraph_mode, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = (
-            asked
+            chosen
         )
 
     platform.check_and_update_config = classmethod(check_and_update_config)
@@ -75,12 +75,15 @@ def _capture_plain_caches() -> None:
 def _accept_more_arguments() -> None:
     if not hasattr(cpu_kernels, "_FuncWrapper"):
         return  # this release has plain functions instead
-    own = cpu_kernels._FuncWrapper.__getitem__
+    original = cpu_kernels._FuncWrapper.__getitem__
 
     def item(self: Any, *grid: Any) -> Callable[..., Any]:
-        kernel = own(self, *grid)
+        kernel = original(self, *grid)
         taken = inspect.signature(kernel).parameters
-        if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken.values()):
+        if any(
+            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            for parameter in taken.values()
+        ):
             # vLLM is not installed where this is checked
             return kernel  # type: ignore[no-any-return]
 
@@ -109,10 +112,10 @@ def _split_memory() -> None:
 
 
 def _wrap_model() -> None:
-    own = CPUModelRunner.load_model
+    original = CPUModelRunner.load_model
 
     def load_model(self: Any, *args: Any, **keywords: Any) -> Any:
-        result = own(self, *args, **keywords)
+        result = original(self, *args, **keywords)
         for model in (self.model, getattr(getattr(self, "drafter", None), "model", None)):
             if isinstance(model, torch.nn.Module):
                 _claim(model)

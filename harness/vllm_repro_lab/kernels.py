@@ -41,8 +41,10 @@ class TorchKernel:
 
     def __getitem__(self, grid: Grid) -> Callable[..., None]:
         def launch(*args: Any, **keywords: Any) -> None:
-            given = {name: value for name, value in keywords.items() if name not in _LAUNCH_OPTIONS}
-            bound = self._signature.bind(*args, **given)
+            passed = {
+                name: value for name, value in keywords.items() if name not in _LAUNCH_OPTIONS
+            }
+            bound = self._signature.bind(*args, **passed)
             bound.apply_defaults()
             capture.launch(self._body, grid, SimpleNamespace(**bound.arguments))
 

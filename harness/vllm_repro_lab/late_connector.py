@@ -60,11 +60,11 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
         """Offer the whole blocks of a prompt that asks for a load, once."""
-        asked = _asked(request).keys() & {"load", "load_after_end", "reject"}
-        if self._echo or not asked or request.request_id in self._seen:
+        requested = _asked(request).keys() & {"load", "load_after_end", "reject"}
+        if self._echo or not requested or request.request_id in self._seen:
             return 0, False
         tokens = (request.num_tokens - 1) // self._block * self._block - num_computed_tokens
-        return (tokens, "reject" not in asked) if tokens > 0 else (0, False)
+        return (tokens, "reject" not in requested) if tokens > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begin the load, or the wait for its second report."""
@@ -78,8 +78,8 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
 
         if "reject" in _asked(request) and num_external_tokens:
             self._seen.add(request.request_id)
-            (own,) = blocks.get_block_ids()
-            self._next.rejected.update(own[: (request.num_tokens - 1) // self._block])
+            (block_ids,) = blocks.get_block_ids()
+            self._next.rejected.update(block_ids[: (request.num_tokens - 1) // self._block])
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         begun, self._next = self._next, _Begun()

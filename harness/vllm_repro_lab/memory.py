@@ -39,12 +39,12 @@ def pin(tensor: torch.Tensor) -> None:
 
 def claim_computed(result: Any, args: Iterable[Any], keywords: Mapping[str, Any]) -> None:
     """Mark new tensors computed from device memory; arguments written in place keep their mark."""
-    found = list(tensors_in((result,)))
-    given = list(tensors_in((*args, *keywords.values()))) if found else []
-    if any(map(on_device, given)):
-        for one in found:
-            if not any(same_memory(one, other) for other in given):
-                claim(one)
+    results = list(tensors_in((result,)))
+    inputs = list(tensors_in((*args, *keywords.values()))) if results else []
+    if any(map(on_device, inputs)):
+        for tensor in results:
+            if not any(same_memory(tensor, operand) for operand in inputs):
+                claim(tensor)
 
 
 def any_on_device(args: Iterable[Any], keywords: Mapping[str, Any]) -> bool:
@@ -52,9 +52,9 @@ def any_on_device(args: Iterable[Any], keywords: Mapping[str, Any]) -> bool:
     return any(map(on_device, tensors_in((*args, *keywords.values()))))
 
 
-def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return True if both tensors share one storage."""
-    return _storage(one) is _storage(other)
+    return _storage(first) is _storage(second)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -63,7 +63,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from (one for one in value if isinstance(one, torch.Tensor))
+            yield from (item for item in value if isinstance(item, torch.Tensor))
 
 
 def _marked(value: Any, mark: str) -> bool:

@@ -36,7 +36,7 @@ def install() -> None:
 
 
 class Worker:
-    """What the connector asks of its worker half.
+    """Worker half of the connector, without transfers.
 
     As in `NixlBaseConnectorWorker`, the last local blocks of a group are the last remote ones, and
     a failure names the blocks of the request unless the model is hybrid.

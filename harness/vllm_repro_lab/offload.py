@@ -124,16 +124,16 @@ def _watch_free_list() -> None:
 
     No lab frame is then in a traceback.
     """
-    own = BlockPool.get_num_free_blocks
+    original = BlockPool.get_num_free_blocks
 
     def get_num_free_blocks(self: Any) -> int:
-        counter: int = own(self)
+        counter: int = original(self)
         caller = sys._getframe(1)
         if caller.f_code is BlockPool.get_new_blocks.__code__:
-            asked = caller.f_locals["num_blocks"]
+            requested = caller.f_locals["num_blocks"]
             walked = _walk(self.free_block_queue, counter)
-            if walked < asked <= counter:
-                observe("free_list", counter=counter, walked=walked, asked=asked)
+            if walked < requested <= counter:
+                observe("free_list", counter=counter, walked=walked, asked=requested)
         return counter
 
     BlockPool.get_num_free_blocks = get_num_free_blocks

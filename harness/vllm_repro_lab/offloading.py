@@ -33,8 +33,8 @@ def _transfers_of(spec: Any, *_: Any) -> _Transfers:
             int(spec.extra_config.get(f"{direction}_polls", 1)) for direction in ("store", "load")
         )
         spec._repro_transfers = _Transfers(*polls)
-    own: _Transfers = spec._repro_transfers
-    return own
+    transfers: _Transfers = spec._repro_transfers
+    return transfers
 
 
 def _handlers(spec: Any, *_: Any) -> Iterator[tuple[Any, Any, Any]]:

@@ -54,8 +54,8 @@ class Survey:
 
     def as_fields(self) -> dict[str, object]:
         """Return the content for the JSON file."""
-        found: dict[str, object] = {"replaced": list(self.replaced)}
-        return found | ({"unsupported": list(self.missing)} if self.missing else {})
+        fields: dict[str, object] = {"replaced": list(self.replaced)}
+        return fields | ({"unsupported": list(self.missing)} if self.missing else {})
 
 
 def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | None]) -> Survey:
@@ -78,17 +78,19 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
             content = path.read_bytes()
             known[path] = dict(names_in(content)), hashlib.sha256(content).hexdigest()
         names, digest = known[path]
-        found = next((name for name in (part.name, *part.otherwise) if name in names), None)
-        if found is None and not part.needed:
+        present = next((name for name in (part.name, *part.otherwise) if name in names), None)
+        if present is None and not part.needed:
             continue
-        if found is None:
+        if present is None:
             missing.append(
                 " or ".join(f"{part.module}.{name}" for name in (part.name, *part.otherwise))
             )
             continue
-        name = f"{part.module}.{found}"
+        name = f"{part.module}.{present}"
         missing += [
-            f"{name}({parameter})" for parameter in part.parameters if parameter not in names[found]
+            f"{name}({parameter})"
+            for parameter in part.parameters
+            if parameter not in names[present]
         ]
         if part.effect:
             replaced.append(

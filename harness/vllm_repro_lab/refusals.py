@@ -152,12 +152,12 @@ def _check_indices(name: str, args: tuple[Any, ...]) -> None:
 
     A mask is allowed if one number is set at all its places.
     """
-    indices = [one for one in args[1] if one is not None]
-    masks = [one.dtype in (torch.bool, torch.uint8) for one in indices]
+    indices = [index for index in args[1] if index is not None]
+    masks = [index.dtype in (torch.bool, torch.uint8) for index in indices]
     if name != "aten::index" and all(masks) and args[2].numel() == 1:
         return
-    for one, mask in zip(indices, masks, strict=True):
-        if not on_device(one):
+    for index, mask in zip(indices, masks, strict=True):
+        if not on_device(index):
             refuse(_copied())
         if mask:
             refuse(_waited())

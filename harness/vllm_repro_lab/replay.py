@@ -34,9 +34,9 @@ class Recording:
         places = _tensors(result)
 
         def step() -> None:
-            for place, found in zip(places, _tensors(func(*args, **keywords)), strict=True):
-                if place.untyped_storage().data_ptr() != found.untyped_storage().data_ptr():
-                    place.copy_(found)
+            for place, result in zip(places, _tensors(func(*args, **keywords)), strict=True):
+                if place.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
+                    place.copy_(result)
 
         self._steps.append(step)
 

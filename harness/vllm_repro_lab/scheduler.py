@@ -45,14 +45,14 @@ def _keep_gpu_defaults() -> None:
 
     The executor and asynchronous scheduling stay as vLLM chose them before those rules.
     """
-    own = CpuPlatform.check_and_update_config.__func__
+    original = CpuPlatform.check_and_update_config.__func__
 
-    @wraps(own)
+    @wraps(original)
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
         chosen = parallel.distributed_executor_backend, scheduler.async_scheduling
         parallel.worker_cls = "vllm_repro_lab.scheduler_worker.Worker"
-        own(cls, vllm_config)
+        original(cls, vllm_config)
         parallel.distributed_executor_backend, scheduler.async_scheduling = chosen
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
@@ -63,12 +63,12 @@ def _gather_requests() -> None:
 
     This method returns before a step, so no frame of the lab is in a step's traceback.
     """
-    own = EngineCoreProc._process_input_queue
+    original = EngineCoreProc._process_input_queue
 
-    @wraps(own)
+    @wraps(original)
     def process_input_queue(engine: Any) -> None:
         engine.input_queue.__class__ = _Gathering
-        own(engine)
+        original(engine)
 
     EngineCoreProc._process_input_queue = process_input_queue
 

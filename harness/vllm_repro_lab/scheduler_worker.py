@@ -192,12 +192,12 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
                 strict=True,
             )
         )
-        found: dict[str, list[int]] = {}
+        sampled: dict[str, list[int]] = {}
         for name, count in scheduler_output.num_scheduled_tokens.items():
             computed, answered = known[name]
             prompt, reached = self._prompts[name], computed + count
-            found[name] = [_token(prompt, reached)] if reached >= len(prompt) + answered else []
-        return found
+            sampled[name] = [_token(prompt, reached)] if reached >= len(prompt) + answered else []
+        return sampled
 
 
 def _token(prompt: list[int], position: int) -> int:

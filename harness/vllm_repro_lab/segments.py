@@ -34,14 +34,14 @@ async def route(request: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any
     segments = body.pop("segments")
 
     async def inputs() -> AsyncIterator[Any]:
-        for one in segments:
-            if isinstance(one, list):
-                yield StreamingInput(prompt={"prompt_token_ids": one})
+        for segment in segments:
+            if isinstance(segment, list):
+                yield StreamingInput(prompt={"prompt_token_ids": segment})
             else:
-                await asyncio.sleep(one)
+                await asyncio.sleep(segment)
 
     params = SamplingParams.from_optional(**body, output_kind=RequestOutputKind.DELTA)
-    given: list[int] = []
+    tokens: list[int] = []
     async for output in request.app.state.engine_client.generate(inputs(), params, uuid4().hex):
-        given += output.outputs[0].token_ids
-    return JSONResponse({"token_ids": given})
+        tokens += output.outputs[0].token_ids
+    return JSONResponse({"token_ids": tokens})

@@ -33,13 +33,13 @@ def install(*, graphs: bool, flash: bool = False) -> None:
 
 
 def _choose_backend(*, flash: bool) -> None:
-    own = CpuPlatform.get_attn_backend_cls.__func__
+    original = CpuPlatform.get_attn_backend_cls.__func__
 
     def get_attn_backend_cls(
         cls: Any, selected_backend: Any, attn_selector_config: Any, *args: Any, **keywords: Any
     ) -> Any:
         if not str(attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
-            return own(cls, selected_backend, attn_selector_config, *args, **keywords)
+            return original(cls, selected_backend, attn_selector_config, *args, **keywords)
         replace_kernels()
         if flash:
             _replace_flash_attention()

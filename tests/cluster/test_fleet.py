@@ -353,7 +353,7 @@ def assert_resumable(ray: FakeRay, error: str, tmp_path: Path, original: Path) -
         run(Fleet(ray), job_in(tmp_path / "here"))
     folder = tmp_path / "here" / SCENARIO / original.name
     assert caught.value.hint == f"vllm-repro run --resume {folder} --on CLUSTER"
-    assert read_run(folder).boots.outcomes["reported"]
+    assert read_run(folder).trials.outcomes["reported"]
 
 
 def test_a_second_loss_is_an_error_with_the_way_to_continue(original: Path, tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_an_interrupted_run_ends_on_the_node_and_can_be_resumed(
     report = run(Fleet(ray), job_in(tmp_path / "here"))
     assert (report.interrupted, ray.cancelled) == (name, 1)
     assert (report.folder / "report.json").exists()
-    assert read_run(report.folder).boots.outcomes["reported"]
+    assert read_run(report.folder).trials.outcomes["reported"]
 
 
 def test_a_run_interrupted_before_its_start_has_no_folder(original: Path, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_smallest_case_is_played_over_the_model_runner(
     _, (found,) = run([alone(60), alone(70)], on_runner=[on_runner])
     assert asked == [found.shrunk]
     assert (found.on_runner, found.as_json()["model_runner"]) == (said, said)
-    tally = Tally(trials=1, found={(found.finding.kind, found.finding.site): found})
+    tally = Tally(trials=1, hits={(found.finding.kind, found.finding.site): found})
     text = terminal(replace(account(), tally=tally, live=["none"], tests=[None]))
     assert f"  over the release's own CPU model runner: {said}\n" in text
 

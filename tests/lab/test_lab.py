@@ -409,7 +409,7 @@ def test_the_boundary_is_computed_for_the_model_that_is_served(
 ) -> None:
     asked = [SentRequest("prompt A", 5693, cached_tokens=0, answer_tokens=8)]
     facts = ServerFacts(kind=kind, evidence=Evidence.LAB, argv=())
-    seen = Observed(facts, ready=True, asked=asked, canary_ok=True)
+    seen = Observed(facts, ready=True, requests=asked, canary_ok=True)
     command = launch_of("reported", SCO, "0.21.0").command
     assert assess(SCO, command, seen, tmp_path / "no log").outcome is outcome
 

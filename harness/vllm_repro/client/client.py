@@ -142,16 +142,16 @@ class Client:
 
 def fields_of(schema: Any) -> dict[str, frozenset[str]]:
     """Return the body fields of each endpoint in an OpenAPI schema, or nothing for another text."""
-    found: dict[str, frozenset[str]] = {}
+    fields: dict[str, frozenset[str]] = {}
     try:
         for path, methods in schema["paths"].items():
             content = methods.get("post", {}).get("requestBody", {}).get("content", {})
             if "application/json" in content:
                 model = content["application/json"]["schema"]
-                found[path] = frozenset(_properties(model, schema["components"]["schemas"]))
+                fields[path] = frozenset(_properties(model, schema["components"]["schemas"]))
     except (LookupError, TypeError, AttributeError, RecursionError):
         return {}
-    return found
+    return fields
 
 
 def is_rehearsal(response: httpx.Response) -> bool:

@@ -34,7 +34,7 @@ _LARGEST = 2.0**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class MetricsReading:
     """Values of one scrape. None: the server does not report it."""
 
     running: float = 0.0
@@ -76,7 +76,7 @@ class Reading:
         )
 
 
-def read_metrics(text: str) -> Reading:
+def read_metrics(text: str) -> MetricsReading:
     """Return the values of a page, summed over engines, without NaN and infinity.
 
     Return an empty reading if it is not a metrics page.
@@ -105,8 +105,8 @@ def read_metrics(text: str) -> Reading:
                         kv_most = max(sample.value, kv_most or 0.0)
                     totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     except (ValueError, LookupError):
-        return Reading()
-    return Reading(
+        return MetricsReading()
+    return MetricsReading(
         running=totals.get("vllm:num_requests_running", 0.0),
         waiting=totals.get("vllm:num_requests_waiting", 0.0),
         prompt_tokens=totals.get("vllm:prompt_tokens_total", 0.0),
@@ -124,12 +124,12 @@ def read_metrics(text: str) -> Reading:
     )
 
 
-def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
+def steps_between(before: MetricsReading, after: MetricsReading) -> tuple[str, ...]:
     """Return the iterations between two scrapes as text, largest first.
 
     Example: `1 step of 4,097 to 8,192 tokens`.
     """
-    found: list[str] = []
+    lines: list[str] = []
     below = 0.0
     bounds = sorted(after.steps)
     for index, bound in enumerate(bounds):
@@ -141,19 +141,19 @@ def steps_between(before: Reading, after: Reading) -> tuple[str, ...]:
         steps = f"{number} step{'s' if number > 1 else ''} of"
         floor = int(bounds[index - 1]) + 1 if index else 0
         if bound == float("inf"):
-            found.append(f"{steps} over {floor - 1:,} tokens")
+            lines.append(f"{steps} over {floor - 1:,} tokens")
         elif floor >= bound or bound == 1:
-            found.append(f"{steps} {int(bound)} token" + ("s" if bound != 1 else ""))
+            lines.append(f"{steps} {int(bound)} token" + ("s" if bound != 1 else ""))
         else:
-            found.append(f"{steps} {floor:,} to {int(bound):,} tokens")
-    return tuple(reversed(found))
+            lines.append(f"{steps} {floor:,} to {int(bound):,} tokens")
+    return tuple(reversed(lines))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
     """Counts of the server over a time.
 
-    The fields are those of `Reading`. None: the server does not report it.
+    The fields are those of `MetricsReading`. None: the server does not report it.
     """
 
     prompt_tokens: int
@@ -173,7 +173,9 @@ _COUNTERS = (
 )
 
 
-def counted_between(before: Reading, after: Reading, kv_most: float | None) -> Counted | None:
+def counted_between(
+    before: MetricsReading, after: MetricsReading, kv_most: float | None
+) -> Counted | None:
     """Return the counts between two readings.
 
     None if the server does not count tokens, or restarted.
@@ -182,10 +184,10 @@ def counted_between(before: Reading, after: Reading, kv_most: float | None) -> C
         return None
     pairs = {name: (getattr(before, name), getattr(after, name)) for name in _COUNTERS}
     # A counter with labels, such as that of drafts, may appear with its first value.
-    found = {
+    counts = {
         name: None if now is None else int(now - (was or 0.0)) for name, (was, now) in pairs.items()
     }
-    return Counted(kv_most=kv_most, **found)  # type: ignore[arg-type]  # the tokens are never None
+    return Counted(kv_most=kv_most, **counts)  # type: ignore[arg-type]  # the tokens are never None
 
 
 def total(parts: Sequence[Counted]) -> Counted:

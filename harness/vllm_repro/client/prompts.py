@@ -22,11 +22,11 @@ from vllm_repro.client.client import Client
 from vllm_repro.errors import ReproError
 
 _WORDS = """
-time year people way day man thing woman life child world school state family student group country problem
-hand part place case week company system program question work government number night point home water room
-mother area money story fact month lot right study book eye job word business issue side kind head house
-service friend father power hour game line end
-""".split()  # noqa: E501, SIM905  # a list of words is shorter as text
+time year people way day man thing woman life child world school state family student group country
+problem hand part place case week company system program question work government number night point
+home water room mother area money story fact month lot right study book eye job word business issue
+side kind head house service friend father power hour game line end
+""".split()  # noqa: SIM905  # a list of words is shorter as text
 _PADDING = (
     (" the", " and", " of"), (" a", " b", " c"), ("1", ".", ":"),
     (" a",), ("?",), ("#",), (" 7",), ("Q",), ("~",), ("\n",), (" x?",), ("é",),
@@ -114,11 +114,11 @@ async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
     """Lengthen `text` from `counted` to `tokens`. `measure` raises after too many calls."""
     while counted < tokens:
         for words in _PADDING:
-            wanted = tokens - counted
-            longer = text + _cycled(words, wanted)
+            missing = tokens - counted
+            longer = text + _cycled(words, missing)
             now = await measure(longer)
             if now > tokens:  # more than one token a word: add fewer
-                longer = text + _cycled(words, int(wanted * wanted / (now - counted)))
+                longer = text + _cycled(words, int(missing * missing / (now - counted)))
                 now = await measure(longer)
             if counted < now <= tokens:
                 text, counted = longer, now
@@ -157,10 +157,10 @@ async def build_chat(
         return [*before, {**message, "content": text}]
 
     async def count(text: str) -> int:
-        found = await _tokenize(
+        tokenized = await _tokenize(
             client, model, messages=messages(text), add_generation_prompt=True, **template_fields
         )
-        return int(found["count"])
+        return int(tokenized["count"])
 
     text, calls = await fit(count, tokens, seed)
     return Prompt({"messages": messages(text)}, tokens, calls)
@@ -181,12 +181,12 @@ async def build_completion(
             shared,
         )
     *head, following = await _ids(client, model, shared + 1, shared_seed)
-    own = await _ids(client, model, tokens - shared + 1, seed)
+    ids = await _ids(client, model, tokens - shared + 1, seed)
     # If both continued with the same token by chance, one more would be shared, and could fill a
     # block of the prefix cache.
-    other = next((place for place, one in enumerate(own) if one != following), 0)
-    own[0], own[other] = own[other], own[0]
-    return Prompt({"prompt": head + own[:-1]}, tokens, 2, shared)
+    differing = next((place for place, token in enumerate(ids) if token != following), 0)
+    ids[0], ids[differing] = ids[differing], ids[0]
+    return Prompt({"prompt": head + ids[:-1]}, tokens, 2, shared)
 
 
 async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:
@@ -210,8 +210,8 @@ async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tu
 
 async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
     # A word is at least one token; the rest is cut off.
-    found = await _tokenize(client, model, prompt=_salt(seed) + _text(tokens, seed))
-    ids: list[int] = found["tokens"]
+    tokenized = await _tokenize(client, model, prompt=_salt(seed) + _text(tokens, seed))
+    ids: list[int] = tokenized["tokens"]
     if len(ids) < tokens:
         raise PromptError(f"{tokens} words gave only {len(ids)} tokens")
     return ids[:tokens]
@@ -220,5 +220,5 @@ async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
 async def _tokenize(client: Client, model: str, **fields: Any) -> dict[str, Any]:
     response = await client.post("/tokenize", {"model": model, **fields})
     response.raise_for_status()
-    found: dict[str, Any] = response.json()
-    return found
+    reply: dict[str, Any] = response.json()
+    return reply

@@ -165,7 +165,7 @@ class Received:
             )
             self.arrivals.append(now)
             ids = choice.get("token_ids")
-            if isinstance(ids, list) and all(isinstance(one, int) for one in ids):
+            if isinstance(ids, list) and all(isinstance(token, int) for token in ids):
                 self.tokens += ids
             elif piece:
                 self.tokens.append(piece)
@@ -211,14 +211,14 @@ def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
     logprobs = choice.get("logprobs")
     try:
         if isinstance(logprobs, dict) and isinstance(content := logprobs.get("content"), list):
-            best = [[one["logprob"] for one in token["top_logprobs"]] for token in content]
+            best = [[top["logprob"] for top in token["top_logprobs"]] for token in content]
         else:
             best = (
-                [list(one.values()) for one in logprobs["top_logprobs"]]
+                [list(top.values()) for top in logprobs["top_logprobs"]]
                 if isinstance(logprobs, dict)
                 else []
             )
-        ordered = [sorted(map(float, one), reverse=True) for one in best]
+        ordered = [sorted(map(float, top), reverse=True) for top in best]
         return tuple(first - second for first, second, *_ in ordered)
     except (LookupError, TypeError, ValueError, AttributeError):
         return ()

@@ -78,7 +78,8 @@ async def sdk_view(
 
     async def limit(response: httpx.Response) -> None:
         # what the SDK reads
-        response.aiter_bytes = partial(bounded, response.aiter_bytes())  # type: ignore[method-assign]
+        read = partial(bounded, response.aiter_bytes())
+        response.aiter_bytes = read  # type: ignore[method-assign]
 
     class Http(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, **options: Any) -> Any:

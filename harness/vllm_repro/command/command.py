@@ -77,11 +77,11 @@ class ServeCommand:
 
     def has(self, name: str) -> bool:
         """Return True if the last flag of this name is set in this polarity, not as `=false`."""
-        wanted = canonical(name)
-        if wanted == "--model":
+        canonical_name = canonical(name)
+        if canonical_name == "--model":
             return self.model is not None
-        flag = self._last(wanted)
-        return flag is not None and (flag.name == wanted) == (not _is_false(flag))
+        flag = self._last(canonical_name)
+        return flag is not None and (flag.name == canonical_name) == (not _is_false(flag))
 
     def enabled(self, name: str) -> bool | None:
         """Return True for `--name`, False for `--no-name`, None if neither is given."""

@@ -124,7 +124,7 @@ class GpuRequest:
     @property
     def cdi(self) -> bool:
         """Return True for ids of the Container Device Interface, such as `nvidia.com/gpu=0`."""
-        return any(one.startswith(CDI) for one in self.device_ids)
+        return any(device.startswith(CDI) for device in self.device_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ class ContainerSpec:
         kept = (word for name in CAPABILITIES for word in ("--cap-add", name))
         groups.append(("--cap-drop", "ALL", *kept, "--security-opt", SECURITY))
         if (request := self.gpu_request()) is not None:
-            cdi = [("--device", one) for one in request.device_ids] if request.cdi else []
+            cdi = [("--device", device) for device in request.device_ids] if request.cdi else []
             groups += cdi or [("--gpus", _gpus_word(request))]
         if self.ipc:
             groups.append(("--ipc", self.ipc))

@@ -38,7 +38,7 @@ def parse(text: str) -> ServeCommand:
     Raises `CommandError` with the line that is wrong. The same command twice counts as one.
     """
     env: dict[str, str] = {}
-    found: list[ServeCommand] = []
+    servers: list[ServeCommand] = []
     commands = _join_lines(split_commands(text))
     for words in commands:
         leading, program = _split_assignments(words)
@@ -50,8 +50,8 @@ def parse(text: str) -> ServeCommand:
             command = ServeCommand(
                 model_argument=model, flags=flags, env=variables, container=container
             )
-            found.append(command)
-            if command != found[0]:
+            servers.append(command)
+            if command != servers[0]:
                 raise CommandError(
                     "two different server commands",
                     line=words[0].line,
@@ -60,13 +60,13 @@ def parse(text: str) -> ServeCommand:
         elif not program:
             # Assignments hold for the lines below: `export` may have been lost in the paste.
             env.update(leading)
-    if not found:
+    if not servers:
         raise CommandError(
             "no server command found",
             line=commands[0][0].line if commands else 1,
             hint="expected `vllm serve …` or `docker run … IMAGE …`",
         )
-    return found[0]
+    return servers[0]
 
 
 def _read_server(words: Sequence[Word]) -> tuple[ReportedContainer | None, list[Word]] | None:
@@ -104,27 +104,27 @@ def _docker_options(words: Sequence[str]) -> int | None:
 
 def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Word]]:
     """Return the container and the server's arguments, from the words after `docker run`."""
-    given: dict[str, list[str]] = defaultdict(list)
+    options: dict[str, list[str]] = defaultdict(list)
     i = 0
     while i < len(words) and words[i].text.startswith("-"):
         name, value, taken = _read_option(words, i)
-        given[name].append(value)
+        options[name].append(value)
         i += taken
     if i >= len(words):
         line = words[-1].line if words else 1
         raise CommandError(
             "`docker run` names no image", line=line, hint="the image follows the options"
         )
-    last = {name: values[-1] for name, values in given.items()}
+    last = {name: values[-1] for name, values in options.items()}
     entrypoint = [Word(last["--entrypoint"], words[i].line)] if last.get("--entrypoint") else []
     program, arguments = _split_program([*entrypoint, *words[i + 1 :]])
     container = ReportedContainer(
         image=words[i].text,
         gpus=last["--gpus"].strip("\"'") if "--gpus" in last else None,
-        env=tuple(_variable(text) for text in given["--env"]),
+        env=tuple(_variable(text) for text in options["--env"]),
         ipc=last.get("--ipc"),
         shm_size=last.get("--shm-size"),
-        ulimits=tuple(given["--ulimit"]),
+        ulimits=tuple(options["--ulimit"]),
         # Drop a path or a wrapper script of the reporter: the image used here does not have it.
         entrypoint=(
             program if any(word == "vllm" or word.startswith("vllm.") for word in program) else ()
@@ -198,18 +198,18 @@ def _find_script(texts: Sequence[str]) -> int | None:
 
 def _split_assignments(words: Sequence[Word]) -> tuple[dict[str, str], list[Word]]:
     """Split off leading `NAME=value` words, also after `sudo`, `env` and `export`."""
-    found: dict[str, str] = {}
+    assignments: dict[str, str] = {}
     i = 0
     while i < len(words):
         text = words[i].text
         if match := _ASSIGNMENT.fullmatch(text):
-            found[match["name"]] = match["value"]
+            assignments[match["name"]] = match["value"]
         elif text not in _PREFIXES and not (
             i and text.startswith("-") and words[i - 1].text in {"sudo", "env"}
         ):
             break
         i += 1
-    return found, list(words[i:])
+    return assignments, list(words[i:])
 
 
 def _join_lines(lines: Sequence[list[Word]]) -> list[list[Word]]:

@@ -21,9 +21,9 @@ _TOKEN = re.compile(
     (?P<blank> (?:\A|(?<=\n)) (?:{_FENCE}|{_PROMPT}) | [ \t\r]+ | {_CONTINUED} | \#[^\n]*)
     | (?P<end> \n | && | \|\|? | ; | &(?=\s|\Z))
     | (?P<redirection> (?!{_PLACEHOLDER}) (?:\d*|&) (?:>>|>\||>|<) (?:&\d+)?)
-    | (?P<word> (?: '[^']*' | "(?:[^"\\]|\\.)*" | (?!{_CONTINUED})\\. | {_PLACEHOLDER} | \$\([^()\n]*\)
-                  | &(?![&\s]|\Z) | [^ \t\r\n|;\\'"<>&] )+ )
-    """,  # noqa: E501
+    | (?P<word> (?: '[^']*' | "(?:[^"\\]|\\.)*" | (?!{_CONTINUED})\\. | {_PLACEHOLDER}
+                  | \$\([^()\n]*\) | &(?![&\s]|\Z) | [^ \t\r\n|;\\'"<>&] )+ )
+    """,
     re.VERBOSE | re.DOTALL,
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
@@ -80,5 +80,5 @@ def split_commands(text: str, line: int = 1) -> list[list[Word]]:
 def _unquote(match: re.Match[str]) -> str:
     single, double, escaped = match.groups()
     if double is not None:
-        return _ESCAPED.sub(lambda found: found[1] or "", double)
+        return _ESCAPED.sub(lambda escape: escape[1] or "", double)
     return str(escaped if single is None else single)

@@ -173,7 +173,7 @@ def await_free_memory(cards: Sequence[str]) -> float:
 
 def _faults() -> dict[str, str]:
     """Return a sentence for each faulty GPU, by index, from its driver or the kernel's log."""
-    found: dict[str, str] = {}
+    faults: dict[str, str] = {}
     xids = _xids()
     # a driver that does not know a field; `busy_gpus` raises the other failures
     with contextlib.suppress(InfraError):
@@ -181,12 +181,12 @@ def _faults() -> dict[str, str]:
             "index", "name", "pci.bus_id", "clocks_throttle_reasons.hw_slowdown"
         ):
             if slow == "Active":
-                found[index] = (
+                faults[index] = (
                     f"GPU {index} ({name}) is slowed down by its hardware, for heat or power"
                 )
             if xid := xids.get(bus.lower().partition(":")[2].partition(".")[0]):
-                found[index] = f"GPU {index} ({name}) had Xid {xid} since this machine booted"
-    return found
+                faults[index] = f"GPU {index} ({name}) had Xid {xid} since this machine booted"
+    return faults
 
 
 def _xids() -> dict[str, str]:

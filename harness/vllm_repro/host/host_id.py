@@ -49,10 +49,10 @@ def hardware(machine: Mapping[str, Any]) -> str:
 
 def _gpu_numbers() -> list[str]:
     try:
-        found = nvidia_smi("uuid")
+        numbers = nvidia_smi("uuid")
     except InfraError:
         return []
-    return [number for (number,) in found if number.startswith(("GPU-", "MIG-"))]
+    return [number for (number,) in numbers if number.startswith(("GPU-", "MIG-"))]
 
 
 def _machine_number() -> str:

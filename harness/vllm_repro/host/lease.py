@@ -138,13 +138,13 @@ def lease_folder() -> Path:
 
 def free_leases() -> dict[Path, LeaseFacts]:
     """Return the leases of this user on this host whose process has ended."""
-    found = {}
+    free = {}
     for path in sorted(lease_folder().glob(f"{_host()}-*")):
         # Held, removed meanwhile, or not written yet.
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            found[path] = decode(file.read(), LeaseFacts)
-    return found
+            free[path] = decode(file.read(), LeaseFacts)
+    return free
 
 
 def _host() -> str:

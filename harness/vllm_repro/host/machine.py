@@ -81,8 +81,10 @@ def nvidia_smi(*fields: str) -> list[list[str]]:
             query, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
         )
         if done.returncode not in (0, _NO_DEVICES):
-            said = " ".join((done.stdout + done.stderr).split()) or f"exit status {done.returncode}"
-            raise OSError(said)
+            output = (
+                " ".join((done.stdout + done.stderr).split()) or f"exit status {done.returncode}"
+            )
+            raise OSError(output)
     except (OSError, subprocess.TimeoutExpired) as error:
         what = (
             f"did not answer in {_PATIENCE_S:g} s"
@@ -114,7 +116,7 @@ def gpu_trouble() -> str:
 def gpus() -> tuple[Gpu, ...]:
     """Return the NVIDIA GPUs; none if `nvidia-smi` is absent, fails or hangs (`gpu_trouble`)."""
     try:
-        found = nvidia_smi("name", "memory.total", "compute_cap", "driver_version")
+        rows = nvidia_smi("name", "memory.total", "compute_cap", "driver_version")
     except InfraError:
         return ()
     return tuple(
@@ -124,7 +126,7 @@ def gpus() -> tuple[Gpu, ...]:
             capability=_number(capability),
             driver=driver,
         )
-        for name, memory, capability, driver in found
+        for name, memory, capability, driver in rows
     )
 
 

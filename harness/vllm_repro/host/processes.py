@@ -31,14 +31,14 @@ def is_alive(pid: int) -> bool:
 
 def session_members(session: int) -> list[psutil.Process]:
     """Return the living processes of a session, its leader first."""
-    found: list[psutil.Process] = []
+    members: list[psutil.Process] = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):  # ended since it was listed
             if os.getsid(pid) == session:
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-    return sorted(found, key=lambda process: process.pid != session)
+                    members.append(process)
+    return sorted(members, key=lambda process: process.pid != session)
 
 
 _COMPILED_CODE = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
@@ -173,14 +173,14 @@ def sessions_writing_to(log: tuple[int, int]) -> set[int]:
 
     The file may be deleted.
     """
-    found = set()
+    sessions = set()
     for pid in psutil.pids():
         for descriptor in (1, 2):
             with contextlib.suppress(OSError):  # ended, or not ours to see
                 file = Path(f"/proc/{pid}/fd/{descriptor}").stat()
                 if (file.st_dev, file.st_ino) == log:
-                    found.add(os.getsid(pid))
-    return found
+                    sessions.add(os.getsid(pid))
+    return sessions
 
 
 def end_sessions(sessions: Collection[int], grace: float = 3.0) -> None:

@@ -99,18 +99,18 @@ def read_excerpts(
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            found: list[Excerpt] = []
+            excerpts: list[Excerpt] = []
             at = 0
             for first, last in _ranges(file, size, root, sizes):
                 first, last = _lines(file, max(at, first), min(last, size), size)
                 first = max(at, first)
                 if first < last:
                     text = _read(file, first, last, size, redactor)
-                    found.append(Excerpt(text=text, before=first - at))
+                    excerpts.append(Excerpt(text=text, before=first - at))
                     at = last
     except OSError:
         return None
-    return LogExcerpts(name=name, size=size, excerpts=tuple(found))
+    return LogExcerpts(name=name, size=size, excerpts=tuple(excerpts))
 
 
 def _ranges(
@@ -157,8 +157,8 @@ def _find(
             at = size - _SEARCHED
         file.seek(at)
         block = file.read(_BLOCK)
-        if any(word in block for word in words) and (found := pattern.search(block)):
-            return at + found.start()
+        if any(word in block for word in words) and (match := pattern.search(block)):
+            return at + match.start()
         if len(block) < _BLOCK:
             return None
         at += _BLOCK - _OVERLAP

@@ -33,7 +33,8 @@ _SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0"
 
 _INSIDE = re.compile(
     r"(?i)(?<![\w./@-])(?!\d+\.)[a-z0-9][\w-]*(?:\.[a-z0-9][\w-]*)*"
-    r"\.(?:internal|lan|corp|intranet|localdomain|home\.arpa|svc|cluster\.local|compute\.amazonaws\.com)(?![\w-]|\.\w|\()"
+    r"\.(?:internal|lan|corp|intranet|localdomain|home\.arpa|svc|cluster\.local"
+    r"|compute\.amazonaws\.com)(?![\w-]|\.\w|\()"
     # without a digit or hyphen: threading.local
     r"|(?<![\w./@-])(?=[\w.]*[\d-])[a-z0-9][\w-]*\.local(?![\w-]|\.\w|\()"
     r"|(?<![\w-])ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[\w.-]*\w)?"
@@ -45,15 +46,17 @@ _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}(?![\w-])"
 )
 _NAMED = re.compile(
-    r"(?i)((?:(?<![\w-])--(?:host|master-addr|headless-host|node-ip-address|data-parallel-address)(?:=|["
-    r" \t]+)"
-    r"|(?<![\w-])(?:\w*_)?(?:hostname|nodename|host|host_ip|master_addr|node_ip(?:_address)?|master_ip)"
+    r"(?i)((?:(?<![\w-])--(?:host|master-addr|headless-host|node-ip-address|data-parallel-address)"
+    r"(?:=|[ \t]+)"
+    r"|(?<![\w-])(?:\w*_)?"
+    r"(?:hostname|nodename|host|host_ip|master_addr|node_ip(?:_address)?|master_ip)"
     r"(?:=|['\"]\s{0,9}:\s{0,9}))['\"]?)"
     r"(?!\[|none\b|null\b|true\b|false\b)([A-Za-z][\w.-]*)"
 )
 _IPV4 = re.compile(r"(?<![\w.])(?<!==)((?:\d{1,3}\.){3}\d{1,3})(?![\w]|\.\d)(?=(:\d{2,5}\b)?)")
 _IPV6 = re.compile(
-    r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?)(?:%\w+)?(?![\w:.]*\w)"
+    r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?)"
+    r"(?:%\w+)?(?![\w:.]*\w)"
 )
 
 
@@ -94,30 +97,30 @@ def _hide_url_host(match: re.Match[str]) -> str:
     return match[1] + (ADDRESS if _address(host.strip("[]")) is not None else HOST)
 
 
-def _named(found: re.Match[str]) -> str:
-    return found[0] if _is_public(found[2]) else found[1] + HOST
+def _named(match: re.Match[str]) -> str:
+    return match[0] if _is_public(match[2]) else match[1] + HOST
 
 
-def _inside(found: re.Match[str]) -> str:
-    return found[0] if _is_public(found[0]) else HOST
+def _inside(match: re.Match[str]) -> str:
+    return match[0] if _is_public(match[0]) else HOST
 
 
-def _ipv4(found: re.Match[str]) -> str:
-    address = _address(found[1])
-    if address is None or _is_public(found[1]) or found[1].startswith("255."):
-        return found[0]
+def _ipv4(match: re.Match[str]) -> str:
+    address = _address(match[1])
+    if address is None or _is_public(match[1]) or match[1].startswith("255."):
+        return match[0]
     # A public address without a port may as well be a package version.
-    return ADDRESS if not address.is_global or found[2] else found[0]
+    return ADDRESS if not address.is_global or match[2] else match[0]
 
 
-def _ipv6(found: re.Match[str]) -> str:
-    address = _address(found[1])
-    if not isinstance(address, IPv6Address) or _is_public(found[1]):
-        return found[0]
+def _ipv6(match: re.Match[str]) -> str:
+    address = _address(match[1])
+    if not isinstance(address, IPv6Address) or _is_public(match[1]):
+        return match[0]
     # C++ names (c10d::add) parse as addresses of unassigned ranges; assigned ones begin with 2 or
     # 3.
-    real = address.is_private or address.ipv4_mapped is not None or found[1][:1] in ("2", "3")
-    return ADDRESS if real else found[0]
+    real = address.is_private or address.ipv4_mapped is not None or match[1][:1] in ("2", "3")
+    return ADDRESS if real else match[0]
 
 
 _STEPS: tuple[

@@ -94,13 +94,13 @@ class Redactor:
 
         Replacements such as $HOME stay outside single quotes.
         """
-        found = self.text(line)
+        redacted = self.text(line)
         for _, replacement in self.folders:
             if replacement.startswith("$"):
-                found = re.sub(
-                    rf"(?<!\S)'{re.escape(replacement)}(?=/)", f'"{replacement}"' + "'", found
+                redacted = re.sub(
+                    rf"(?<!\S)'{re.escape(replacement)}(?=/)", f'"{replacement}"' + "'", redacted
                 )
-        return found
+        return redacted
 
     def deep(self, value: Any) -> Any:
         """Redact every string of JSON data, and replace everything below a secret name."""
@@ -122,19 +122,19 @@ class Redactor:
 
         Words after `--api-key` are secret up to the next flag.
         """
-        found: list[Any] = []
+        redacted: list[Any] = []
         flag = ""
         for word in words:
             if not isinstance(word, str):
-                found.append(self.deep(word))
+                redacted.append(self.deep(word))
                 continue
             if word.startswith("-"):
                 flag = word if re.fullmatch(r"[\w-]+", word) and is_secret_name(word) else ""
             elif flag:
-                found.append(_replaced(word, flag))
+                redacted.append(_replaced(word, flag))
                 continue
-            found.append(self._word(word))
-        return found
+            redacted.append(self._word(word))
+        return redacted
 
     def _word(self, word: str) -> str:
         """Redact one argument: everything after a secret name and `=` is its value, with spaces."""

@@ -18,12 +18,14 @@ _MARKED = r"\[redacted:"
 _SHAPES = {
     # vLLM has words such as hf_overrides, so a short token needs a digit or a change of case.
     "hf-token": (
-        r"hf_(?=[A-Za-z]*\d|[a-z]+[A-Z]|[A-Z]+[a-z])[A-Za-z0-9]{10,}|hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{10,}"
+        r"hf_(?=[A-Za-z]*\d|[a-z]+[A-Z]|[A-Z]+[a-z])[A-Za-z0-9]{10,}|hf_[A-Za-z0-9]{16,}"
+        r"|api_org_[A-Za-z0-9]{10,}"
     ),
     "anthropic-key": r"sk-ant-[\w-]{10,}",
     "openai-key": r"sk-[\w-]{16,}",
     "api-key": (
-        r"(?:gsk|fw|r8|rpa|tgp_v1|sk_live|rk_live|lsv2_pt|lsv2_sk|wandb_v1)_[\w-]{16,}|(?:xai|pplx|tskey|pk-lf|local)-[\w-]{20,}"
+        r"(?:gsk|fw|r8|rpa|tgp_v1|sk_live|rk_live|lsv2_pt|lsv2_sk|wandb_v1)_[\w-]{16,}"
+        r"|(?:xai|pplx|tskey|pk-lf|local)-[\w-]{20,}"
         r"|dapi[0-9a-f]{32}|hv[sb]\.[\w-]{20,}"
     ),
     "github-token": r"gh[pousr]_[A-Za-z0-9]{10,}|github_pat_\w{10,}",
@@ -66,7 +68,8 @@ _SCHEME = re.compile(
     r"(?:(?<=basic )(?=[\w+/]{0,400}(?:\d|=|(?-i:[a-z][A-Z])))[\w+/]{6,}=*"
     r"|(?<=bearer )(?:(?=[\w+/.~-]{0,400}[\d+/._~-])[\w+/.~-]{4,}=*"
     # A bearer token may hold letters only. These words begin prose about bearer tokens.
-    r"|(?!(?:auth|author|credential|format|header|method|prefix|realm|scheme|token)[a-z]*\b)\w{6,}=*))"
+    r"|(?!(?:auth|author|credential|format|header|method|prefix|realm|scheme|token)[a-z]*\b)"
+    r"\w{6,}=*))"
 )
 _COOKIE = re.compile(
     r"(?i)((?<![\w-])(?:set-)?cookie\\?[\"']?[ \t]{0,9}[:=]["
@@ -118,8 +121,8 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def _shape(found: re.Match[str]) -> str:
-    return marker(list(_SHAPES)[(found.lastindex or 1) - 1])
+def _shape(match: re.Match[str]) -> str:
+    return marker(list(_SHAPES)[(match.lastindex or 1) - 1])
 
 
 def _replace(
@@ -131,17 +134,17 @@ def _replace(
     """
     parts: list[str] = []
     done = at = 0
-    while found := name.search(text, at):
-        at = found.end("name")  # the value of another name may hold a secret name: `env=HF_TOKEN=x`
-        if is_secret_name(found["name"]) and (replaced := value(text, found)):
-            parts += (text[done : found.end()], replaced[1])
+    while match := name.search(text, at):
+        at = match.end("name")  # the value of another name may hold a secret name: `env=HF_TOKEN=x`
+        if is_secret_name(match["name"]) and (replaced := value(text, match)):
+            parts += (text[done : match.end()], replaced[1])
             done = at = replaced[0]
     return "".join((*parts, text[done:]))
 
 
-def _assigned(text: str, found: re.Match[str]) -> tuple[int, str] | None:
-    value = _VALUE.match(text, found.end())
-    name, between = found["name"], found["between"]
+def _assigned(text: str, match: re.Match[str]) -> tuple[int, str] | None:
+    value = _VALUE.match(text, match.end())
+    name, between = match["name"], match["between"]
     # Prose and source code: `token = next(ids)`, `token: the last one`, `token=42`.
     if (
         name == "token"
@@ -153,23 +156,23 @@ def _assigned(text: str, found: re.Match[str]) -> tuple[int, str] | None:
     return value and (value.end(), f"{value['scheme'] or ''}{quote}{marker(kind_of(name))}{quote}")
 
 
-def _after_flag(text: str, found: re.Match[str]) -> tuple[int, str] | None:
-    values = _FLAG_VALUES.match(text, found.end())
-    return values and (values.end(), marker(kind_of(found["name"])))
+def _after_flag(text: str, match: re.Match[str]) -> tuple[int, str] | None:
+    values = _FLAG_VALUES.match(text, match.end())
+    return values and (values.end(), marker(kind_of(match["name"])))
 
 
-def _after_quoted_flag(text: str, found: re.Match[str]) -> tuple[int, str] | None:
+def _after_quoted_flag(text: str, match: re.Match[str]) -> tuple[int, str] | None:
     """Read a printed argument vector: `['--api-key', 'x']` or `'--api-key=x'`."""
-    kind = marker(kind_of(found["name"]))
-    if items := _ITEMS.match(text, found.end()):
-        return items.end(), f"{items['comma']}{found['quote']}{kind}{found['quote']}"
-    value = _EQUALS.match(text, found.end())
+    kind = marker(kind_of(match["name"]))
+    if items := _ITEMS.match(text, match.end()):
+        return items.end(), f"{items['comma']}{match['quote']}{kind}{match['quote']}"
+    value = _EQUALS.match(text, match.end())
     return value and (value.end(), f"={kind}")
 
 
-def _query(found: re.Match[str]) -> str:
-    secret = is_secret_name(found[2]) or _QUERY_NAMES.fullmatch(found[2])
-    return f"{found[1]}{marker('query')}" if secret else found[0]
+def _query(match: re.Match[str]) -> str:
+    secret = is_secret_name(match[2]) or _QUERY_NAMES.fullmatch(match[2])
+    return f"{match[1]}{marker('query')}" if secret else match[0]
 
 
 _NAME_PARTS = (

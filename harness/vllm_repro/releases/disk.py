@@ -20,8 +20,8 @@ def cache_root(environment: Mapping[str, str] | None = None) -> Path:
     `$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`.
     """
     env = os.environ if environment is None else environment
-    if own := env.get("VLLM_REPRO_CACHE"):
-        return Path(own).expanduser().absolute()
+    if chosen := env.get("VLLM_REPRO_CACHE"):
+        return Path(chosen).expanduser().absolute()
     shared = Path(env.get("XDG_CACHE_HOME", ""))
     return (shared if shared.is_absolute() else Path.home() / ".cache") / "vllm-repro"
 
@@ -38,10 +38,10 @@ def disk_usage(folders: Sequence[Path]) -> int:
         for parent, _, names in os.walk(folder):
             for name in names:
                 try:
-                    found = os.lstat(f"{parent}/{name}")
+                    status = os.lstat(f"{parent}/{name}")
                 except FileNotFoundError:  # removed by another process meanwhile
                     continue
-                sizes[found.st_dev, found.st_ino] = found.st_size
+                sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())
 
 
@@ -79,11 +79,11 @@ def processes_using(folder: Path) -> list[int]:
 
     Linux only.
     """
-    needle, found = f" {folder}/".encode(), []
+    needle, pids = f" {folder}/".encode(), []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if needle in maps.read_bytes():
-                found.append(int(maps.parent.name))
+                pids.append(int(maps.parent.name))
         except OSError:  # the process has exited, or belongs to another user
             continue
-    return sorted(found)
+    return sorted(pids)

@@ -129,11 +129,11 @@ def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
     Leave out variables that `environment` already sets.
     """
     options = pip_settings(environment)
-    found = dict(_LIKE_PIP)
+    settings = dict(_LIKE_PIP)
     for option, variable in _FROM_PIP.items():
         if value := options.get(option):
-            found[variable] = ("," if option == "find-links" else " ").join(value.split())
-    return {variable: value for variable, value in found.items() if variable not in environment}
+            settings[variable] = ("," if option == "find-links" else " ").join(value.split())
+    return {variable: value for variable, value in settings.items() if variable not in environment}
 
 
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -33,13 +33,13 @@ def published_release(text: str) -> str:
 
     Only final releases between the oldest and the newest of the list are checked.
     """
-    known, wanted = [*map(Version, RELEASES)], Version(version := release_version(text))
-    place = bisect(known, wanted)
+    known, requested = [*map(Version, RELEASES)], Version(version := release_version(text))
+    place = bisect(known, requested)
     if (
-        wanted not in known
+        requested not in known
         and 0 < place < len(known)
-        and not wanted.is_prerelease
-        and not wanted.is_postrelease
+        and not requested.is_prerelease
+        and not requested.is_postrelease
     ):
         hint = f"the releases next to it are {known[place - 1]} and {known[place]}"
         raise UsageError(f"there is no vLLM {version}", hint=hint)
@@ -59,9 +59,11 @@ def _published(name: str) -> list[str]:
     command = [sys.executable, "-m", "pip", "index", "versions", name]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     line = next(line for line in printed.splitlines() if line.startswith("Available versions: "))
-    found = {Version(word) for word in line.partition(": ")[2].split(", ")}
+    versions = {Version(word) for word in line.partition(": ")[2].split(", ")}
     return [
-        str(one) for one in sorted(found) if one.release[:2] >= OLDEST and not one.is_postrelease
+        str(version)
+        for version in sorted(versions)
+        if version.release[:2] >= OLDEST and not version.is_postrelease
     ]
 
 

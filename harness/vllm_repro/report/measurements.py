@@ -1,6 +1,6 @@
 """Throughput of a run, from its journal.
 
-Counted are boots whose engine lived to the end, at points that were measured completely and became
+Counted are trials whose engine lived to the end, at points that were measured completely and became
 steady, and whose token usage agrees with the server's own counters. Everything else stays in the
 journal. An arm that died of its workload has the figures of its boot for the load alone.
 """
@@ -331,8 +331,8 @@ _Rounds = Mapping[_Key, Sequence[Round]]
 
 
 def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
-    for (other, point), measured in rounds.items():
-        if other == trial:
+    for (measured_trial, point), measured in rounds.items():
+        if measured_trial == trial:
             yield figures(point, [measured])
 
 
@@ -349,16 +349,18 @@ def _speeds(
     )
     for ((arm, _), point), measured in rounds.items():
         points[point][arm].append(measured)
-    for point, boots in points.items():
-        known = sorted(boots.keys() & set(arms), key=arms.index)
+    for point, trials in points.items():
+        known = sorted(trials.keys() & set(arms), key=arms.index)
         for arm in sorted(known, key=lambda name: name != baseline):
             to_baseline, to_bug_arm = (
-                ratio(boots[arm], boots[other], seed) if other in boots and arm != other else None
-                for other in compared
+                ratio(trials[arm], trials[reference], seed)
+                if reference in trials and arm != reference
+                else None
+                for reference in compared
             )
             yield ArmSpeed(
                 arm=arm,
-                figures=figures(point, boots[arm]),
+                figures=figures(point, trials[arm]),
                 ratio=to_baseline,
                 price=to_bug_arm,
             )

@@ -84,13 +84,13 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
     )
 
 
-def alone(one: Greedy) -> list[Repeat]:
+def alone(greedy: Greedy) -> list[Repeat]:
     """Return the requests to send one after the other.
 
     From the second one on, the prompt's blocks are in the prefix cache.
     """
     return [
-        (probe, one, one.again(_salt("alone", one)))
+        (probe, greedy, greedy.again(_salt("alone", greedy)))
         for probe in (Probe.ALONE, Probe.CACHED, Probe.CACHED)
     ]
 
@@ -102,13 +102,13 @@ def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
     """
     copies = -(-_LEAST_BURST // len(prompts)) if prompts else 0
     return [
-        (probe, one, one.again(_salt(salt, one)))
+        (probe, greedy, greedy.again(_salt(salt, greedy)))
         for copy in range(copies)
-        for one in prompts
+        for greedy in prompts
         for probe, salt in ((Probe.BURST, f"burst {copy}"), (Probe.BURST_CACHED, "alone"))
     ]
 
 
-def _salt(of: str, one: Greedy) -> str:
+def _salt(purpose: str, greedy: Greedy) -> str:
     """Return a unique `cache_salt`, so that prompts with the same beginning share no blocks."""
-    return f"{of} {one.prompt}"
+    return f"{purpose} {greedy.prompt}"

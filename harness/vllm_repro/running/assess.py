@@ -150,8 +150,8 @@ def _lines(log: Path) -> Iterable[Line]:
 
 def _fatal_lines(log: Path) -> int:
     """Return how many lines of the log report a death."""
-    found = (log_sign(line.raw) for line in _lines(log))
-    return sum(sign is not None and sign[1] for sign in found)
+    signs = (log_sign(line.raw) for line in _lines(log))
+    return sum(sign is not None and sign[1] for sign in signs)
 
 
 def _unseen_death(log: Path) -> DeathSign:
@@ -179,7 +179,7 @@ def _trigger_facts(
         batch = batch or command.number("--max-num-batched-tokens")
         chunked = command.enabled("--enable-chunked-prefill") if chunked is None else chunked
     return TriggerFacts(
-        requests=tuple(_in_flight(asked, seen) for asked in seen.asked),
+        requests=tuple(_in_flight(request, seen) for request in seen.requests),
         batch=batch,
         chunked=chunked,
         backend=boot.attention_backend,
@@ -197,15 +197,15 @@ def _trigger_facts(
     )
 
 
-def _in_flight(asked: SentRequest, seen: Observed) -> SentRequest:
+def _in_flight(request: SentRequest, seen: Observed) -> SentRequest:
     """Mark a request without any answer as in flight when the engine died or hung."""
-    if asked.status is not None or asked.left:
-        return asked
+    if request.status is not None or request.left:
+        return request
     died = any(sign.decisive for sign in seen.signs)
     return replace(
-        asked,
-        died=asked.died or died,
-        hung=seen.hung is not None and not died and not asked.refusal,
+        request,
+        died=request.died or died,
+        hung=seen.hung is not None and not died and not request.refusal,
     )
 
 
@@ -249,8 +249,8 @@ def _last(name: str) -> str:
 def _node_logs(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
     """Return the diagnosis of each node's log; empty for a server of one node."""
     others = sorted(log.parent.glob(f"{log.stem}.rank*.log"))
-    found = {int(path.stem.rpartition("rank")[2]): diagnose(_lines(path)) for path in others}
-    return {0: head, **found} if found else {}
+    by_rank = {int(path.stem.rpartition("rank")[2]): diagnose(_lines(path)) for path in others}
+    return {0: head, **by_rank} if by_rank else {}
 
 
 def _death(
@@ -406,7 +406,7 @@ def _cause(death: Death, diagnosis: Diagnosis, seen: Observed) -> str:
             why = next((sign.detail for sign in seen.signs if sign.decisive), why)
         return f"{why.rstrip('.')}; no log names the cause"
     # The lab's guard replaces C++ of a CUDA build, which no traceback shows.
-    own = [frame for frame in death.frames if not frame.startswith("vllm_repro_lab/")]
-    last = own[-1].rsplit(":", 1)[-1] if own else ""
+    frames = [frame for frame in death.frames if not frame.startswith("vllm_repro_lab/")]
+    last = frames[-1].rsplit(":", 1)[-1] if frames else ""
     message = " ".join((death.message or "").split())
     return f"{death.exception}{' in ' + last if last else ''}: {message}".rstrip(": ")

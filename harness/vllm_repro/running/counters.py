@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from vllm_repro.client.client import Client, HTTPError
-from vllm_repro.client.metrics import Reading, read_metrics
+from vllm_repro.client.metrics import MetricsReading, read_metrics
 from vllm_repro.errors import InfraError
 from vllm_repro.running.death_signs import Channel, DeathSign
 
@@ -14,28 +14,31 @@ _LOOKS_FOR_THE_FIRST = 4
 
 
 class Counters:
-    """Readings of `/metrics`.
-
-    note: called with the sign of a restart. new: the harness started the server, so its counters
-    begin at 0.
-
-    reading: the last reading. preemptions: since the watch of this server began. kv_most: the
-    highest use of the KV cache since it was last set to None. answered: `/metrics` has answered at
-    least once.
-    """
+    """Readings of `/metrics`."""
 
     def __init__(
-        self, base_url: str, client: Client, note: Callable[[DeathSign], None], *, new: bool
+        self,
+        base_url: str,
+        client: Client,
+        # called with the sign of a restart
+        note: Callable[[DeathSign], None],
+        *,
+        # the harness started the server, so its counters begin at 0
+        new: bool,
     ) -> None:
-        self.reading: Reading | None = None
+        # the last reading
+        self.reading: MetricsReading | None = None
+        # since the watch of this server began
         self.preemptions: int | None = None
+        # highest use of the KV cache since it was last set to None
         self.kv_most: float | None = None
+        # `/metrics` has answered at least once
         self.answered = False
         self._base_url, self._client, self._note = base_url, client, note
         self._born: float | None = None
         self._preempted_before: float | None = 0.0 if new else None
 
-    async def scrape(self) -> Reading | None:
+    async def scrape(self) -> MetricsReading | None:
         """Return a reading; None if `/metrics` does not answer.
 
         A reading from another process than the first reading is a sign of death.
@@ -70,7 +73,7 @@ class Counters:
             self.preemptions = int(reading.preemptions - self._preempted_before)
         return reading
 
-    async def _read(self) -> Reading | None:
+    async def _read(self) -> MetricsReading | None:
         try:
             response = await self._client.get("/metrics", timeout=5.0)
         except (HTTPError, OSError):
@@ -78,7 +81,7 @@ class Counters:
         self.answered |= response.status_code == 200
         return read_metrics(response.text) if response.status_code == 200 else None
 
-    def _is_other(self, reading: Reading) -> bool:
+    def _is_other(self, reading: MetricsReading) -> bool:
         """Return True if the reading names another process than the first one."""
         return (
             reading.started is not None

@@ -72,15 +72,15 @@ def log_sign(line: str) -> tuple[str, bool] | None:
     in a request log quote such texts, and Python's resource tracker, whose messages do not mean a
     crash, prints "process died unexpectedly".
     """
-    found = next((sign for sign in LOG_SIGNS if sign[0] in line), None)
-    if found is None:
+    sign = next((sign for sign in LOG_SIGNS if sign[0] in line), None)
+    if sign is None:
         return None
     record = next(read_lines(line), None)
     if record is None or record.level in ("DEBUG", "INFO"):
         return None
     # Only the exception at the end of a boot is printed without a level and a source.
-    own = bool(record.source) or found[0].startswith(("RuntimeError", "vllm."))
-    return found if own and re.match(_SUBJECT + re.escape(found[0]), record.text) else None
+    genuine = bool(record.source) or sign[0].startswith(("RuntimeError", "vllm."))
+    return sign if genuine and re.match(_SUBJECT + re.escape(sign[0]), record.text) else None
 
 
 def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:

@@ -35,11 +35,11 @@ def results(
                 except KeyboardInterrupt as name:
                     elsewhere.interrupt(f"{name}" or "SIGINT")
                     continue
-                for one in done:
-                    if isinstance(one.exception(), KeyboardInterrupt):
-                        never_begun = one.exception()
+                for future in done:
+                    if isinstance(future.exception(), KeyboardInterrupt):
+                        never_begun = future.exception()
                     else:
-                        yield begun[one], one.result()
+                        yield begun[future], future.result()
             if never_begun is not None:
                 raise never_begun
         finally:

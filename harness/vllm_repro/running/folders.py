@@ -93,8 +93,8 @@ def private_folders() -> list[tuple[str, str]]:
         for name in _FOLDER_VARIABLES
         if (value := os.environ.get(name))
     ]
-    named = (str(one.absolute()) for one in named_folders())
-    folders += [(one, _SCENARIOS) for one in named if not _within(one, folders)]
+    named = (str(folder.absolute()) for folder in named_folders())
+    folders += [(folder, _SCENARIOS) for folder in named if not _within(folder, folders)]
     return sorted(folders, key=lambda pair: -len(pair[0]))
 
 

@@ -119,16 +119,16 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
 
     Raises `UsageError` if a diff has the name of an arm.
     """
-    found = list(arms)
+    patched = list(arms)
     for path in diffs:
         name = re.sub(r"[^\w.-]+", "-", path.stem)
-        if any(arm.name == name for arm in (*scenario.arms, *found)):
+        if any(arm.name == name for arm in (*scenario.arms, *patched)):
             raise UsageError(
                 f"two arms would have the name {name} of {path}",
                 hint="rename the diff, or name it once",
             )
         patches = (*arms[0].patches, *read_diff(path))
-        found.append(
+        patched.append(
             replace(
                 arms[0],
                 name=name,
@@ -137,7 +137,7 @@ def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path])
                 why=f"with {path.name}",
             )
         )
-    return found
+    return patched
 
 
 def first_line(site: SiteFacts, why: str, version: str | None) -> str:
@@ -190,9 +190,11 @@ def repeat_command(
 
 def refuse_unused_options(options: ServerOptions, kind: ServerKind) -> None:
     """Raise `UsageError` for an option that servers of this kind do not use."""
-    for name in sorted({name for one in ServerKind for name in one.facts.options}):
+    for name in sorted({name for server_kind in ServerKind for name in server_kind.facts.options}):
         if getattr(options, name) and name not in kind.facts.options:
-            others = " or ".join(one for one in ServerKind if name in one.facts.options)
+            others = " or ".join(
+                server_kind for server_kind in ServerKind if name in server_kind.facts.options
+            )
             raise UsageError(
                 f"--{name} has no meaning with --server {kind}",
                 hint=f"leave it out, or use --server {others}",

@@ -77,13 +77,6 @@ class EngineDied(Exception):
 class VllmServer:
     """A vLLM server for one `with` statement: `with VllmServer("vllm serve …") as server:`.
 
-    command: as for a shell, `vllm serve …` or `docker run …`; host and port are replaced. server:
-    "docker", "process", "rehearsal", or "auto" for the first of docker and process that can run it.
-    vllm: a release, wheel, folder or commit; by default the vllm on PATH, else the newest release
-    in the cache. model: a folder or name in place of the command's. weights: "dummy" serves a tiny
-    model of random weights in its place. folder: for log and journal; by default a temporary one,
-    removed if the engine lived. boot_stall, answer_stall: seconds without any progress.
-
     Entering raises `EngineDied` if the engine dies in its boot, `Unsupported` or `InfraError` if
     the server cannot run here, and `UsageError` or `CommandError` for wrong arguments. Leaving ends
     the server and raises `EngineDied` if the engine died meanwhile, also in place of an exception
@@ -92,14 +85,21 @@ class VllmServer:
 
     def __init__(
         self,
+        # as for a shell, `vllm serve …` or `docker run …`; host and port are replaced
         command: str,
         *,
+        # "auto": the first of docker and process that can run the command
         server: Literal["auto", "docker", "process", "rehearsal"] = "auto",
+        # release, wheel, folder or commit; None: the vllm on PATH, else the newest cached release
         vllm: str | None = None,
         image: str | None = None,
+        # folder or name in place of the command's
         model: str | None = None,
+        # "dummy" serves a tiny model of random weights in its place
         weights: Literal["real", "dummy"] = "real",
+        # for log and journal; None: a temporary one, removed if the engine lived
         folder: str | os.PathLike[str] | None = None,
+        # seconds without any progress
         boot_stall: float = TimeLimits.boot_stall,
         answer_stall: float = TimeLimits.answer_stall,
     ) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.client import HTTPError
 from vllm_repro.client.load import LoadClient
-from vllm_repro.client.metrics import Reading
+from vllm_repro.client.metrics import MetricsReading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
 from vllm_repro.running.alone import MOST_PROMPTS, Greedy, Repeat, alone, burst
 from vllm_repro.running.assess import weights_of
@@ -173,16 +173,16 @@ class Measurements:
 
     async def _probe(self, checks: Checks) -> None:
         trial = self.runner.trial
-        asked = {"max_tokens": checks.tokens, "return_token_ids": True}
+        fields = {"max_tokens": checks.tokens, "return_token_ids": True}
         questions = probes(checks, weights_of(trial.launch.command, trial.seen, BootFacts()))
         if Probe.BEGINNING in questions:
-            asked["logprobs"] = 2
+            fields["logprobs"] = 2
         await self._question(
-            Probe.GREEDY, "output check", Prompt({"prompt": QUESTION}, 0, 0), asked
+            Probe.GREEDY, "output check", Prompt({"prompt": QUESTION}, 0, 0), fields
         )
         if Probe.BEGINNING in questions:
             await self._question(
-                Probe.BEGINNING, "another beginning", Prompt({"prompt": BEGINNING}, 0, 0), asked
+                Probe.BEGINNING, "another beginning", Prompt({"prompt": BEGINNING}, 0, 0), fields
             )
         if Probe.NEEDLE in questions and checks.needle is not None:
             seed = f"{trial.seed}/needle"
@@ -194,24 +194,24 @@ class Measurements:
     async def _alone(self) -> None:
         """Send each greedy prompt of the workload alone, then all of them at once."""
         prompts = list(self.runner.greedy.values())[:MOST_PROMPTS]
-        for one in prompts:
-            for repeat in alone(one):
+        for greedy in prompts:
+            for repeat in alone(greedy):
                 await self._repeat([repeat])
         await self._repeat(burst(prompts))
 
     async def _repeat(self, requests: Sequence[Repeat]) -> None:
-        async def send(probe: Probe, one: Greedy, body: dict[str, Any]) -> Answer:
-            answer = await self._send(f"{one.name}, {probe}", one.endpoint, body)
+        async def send(probe: Probe, greedy: Greedy, body: dict[str, Any]) -> Answer:
+            answer = await self._send(f"{greedy.name}, {probe}", greedy.endpoint, body)
             if answer.ok:
-                said = sample_output(
+                sample = sample_output(
                     probe,
                     answer.tokens,
                     answer.text,
                     margins=answer.margins,
-                    name=one.name,
-                    prompt=one.prompt,
+                    name=greedy.name,
+                    prompt=greedy.prompt,
                 )
-                self.runner.keep_output(said)
+                self.runner.keep_output(sample)
             return answer
 
         await self._all(send(*repeat) for repeat in requests)
@@ -309,7 +309,7 @@ class Measurements:
         return round_of([_timing(answer, point) for answer in answers], check.cost)
 
     async def _counted(
-        self, before: Reading | None, usage: Mapping[str, int]
+        self, before: MetricsReading | None, usage: Mapping[str, int]
     ) -> dict[str, int] | None:
         """Return the tokens by the server's counters since `before`; None if it has no counters."""
         ends = time.monotonic() + _COUNTED_WITHIN
@@ -379,7 +379,7 @@ class Measurements:
         if died:
             # The request that crashed the engine counts for the trigger. Requests that it survived
             # count only if the workload sent them.
-            trial.seen.asked.append(
+            trial.seen.requests.append(
                 SentRequest(name, tokens or None, "tokenize", status=answer.status, died=True)
             )
         return answer

@@ -1,7 +1,7 @@
-"""Interrupted runs, and the boots that they still need. Pure, apart from reading their files.
+"""Interrupted runs, and the trials that they still need. Pure, apart from reading their files.
 
-Resume a run only with the same scenario, machine and servers. Finished boots count; an interrupted
-boot is repeated under the next number.
+Resume a run only with the same scenario, machine and servers. Finished trials count; an interrupted
+trial is repeated under the next number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Recording, head_of, legible, read
-from vllm_repro.running.boots import Boots
+from vllm_repro.running.trial_order import Trials
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 
@@ -64,7 +64,7 @@ class UnfinishedRun(Unfinished):
         "scenario", "arms", "trigger", "status", "loads", "output", "evidence", "server",
         "version", "machine", "docker", "harness_version",
     )  # fmt: skip
-    boots: Boots
+    trials: Trials
 
 
 def read_run(folder: Path) -> UnfinishedRun:
@@ -88,21 +88,21 @@ def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
             f"the run in {folder} belongs to another command", hint=f"again: {started['reproduce']}"
         )
     expected = {arm["name"]: Expected(arm["expected"]) for arm in started["arms"]}
-    boots = Boots()
+    trials = Trials()
     for entry in recording.of("trial-ended"):
         arm, outcome = entry["arm"], Outcome(entry["outcome"])
         if outcome is not Outcome.CANCELLED:
-            boots.finish(
+            trials.finish(
                 arm, expected[arm], outcome, entry["during"], crossed=entry["trigger"]["crossed"]
             )
     for entry in recording.of("trial-started"):
-        boots.last[entry["arm"]] = max(boots.last[entry["arm"]], entry["trial"])
-    # After a power failure the journal may lack a boot whose log exists. A new boot must not append
-    # to it.
+        trials.last[entry["arm"]] = max(trials.last[entry["arm"]], entry["trial"])
+    # After a power failure the journal may lack a trial whose log exists. A new trial must not
+    # append to it.
     for log in (folder / "logs").glob("*.log"):
         arm, _, number = log.name.partition(".")[0].rpartition("-")
         if arm in expected and number.isdecimal():
-            boots.last[arm] = max(boots.last[arm], int(number))
+            trials.last[arm] = max(trials.last[arm], int(number))
     return UnfinishedRun(
-        folder=folder, words=tuple(words[words.index("run") :]), head=started.fields, boots=boots
+        folder=folder, words=tuple(words[words.index("run") :]), head=started.fields, trials=trials
     )

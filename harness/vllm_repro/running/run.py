@@ -26,7 +26,6 @@ from vllm_repro.host.host_id import hosted_by
 from vllm_repro.host.machine import Machine, look
 from vllm_repro.journal.journal import SCHEMA, Journal, json_of, read
 from vllm_repro.journal.redact import Redactor, known_secrets
-from vllm_repro.running.boots import Boots, undecided_arms
 from vllm_repro.running.folders import (
     private_folders,
     private_hosts,
@@ -38,6 +37,7 @@ from vllm_repro.running.job import Chosen, Job, repeat_command
 from vllm_repro.running.state import ARM_S, MeasureOptions, Trial
 from vllm_repro.running.terminal import Progress
 from vllm_repro.running.trial import load_alone, run_trial
+from vllm_repro.running.trial_order import Trials, undecided_arms
 from vllm_repro.scenario.patch import read_diff
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
@@ -171,7 +171,7 @@ def _reported(folder: Path, scenario: Scenario) -> RunReport:
     report = build(folder)
     try:
         write_reports(report, scenario)
-    # the journal holds everything; do not lose the verdict of hours of boots
+    # the journal holds everything; do not lose the verdict of hours of trials
     except ReproError as error:
         verdict = f"{report.verdict}{simulated(report.evidence)}"
         raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
@@ -282,7 +282,7 @@ def signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class _Trials:
-    """The boots of one run, one after the other."""
+    """The trials of one run, one after the other."""
 
     job: Job
     site: Site
@@ -297,7 +297,7 @@ class _Trials:
 
     def __post_init__(self) -> None:
         self._version = self.job.version(self.site.kind)
-        self._done = self.unfinished.boots if self.unfinished else Boots()
+        self._done = self.unfinished.trials if self.unfinished else Trials()
 
     async def run(self) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -340,7 +340,7 @@ class _Trials:
             self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
 
     def _wanted(self) -> list[str]:
-        """Return the arms that need another boot."""
+        """Return the arms that need another trial."""
         outcomes, trials = self._done.outcomes, self.job.trials
         if trials is not None:
             return [arm.name for arm in self.arms if len(outcomes[arm.name]) < trials]
@@ -400,7 +400,7 @@ def strongest_record(
     version: the release of `arms`. If they patch it, a run of that release is stronger than any
     other. `verdict.decide` weighs it.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     leading = next((arm for arm in arms if arm.expected.has_bug), None)
     if leading is None:
         return None
@@ -418,7 +418,7 @@ def strongest_record(
             patched = bool(arm and arm["server"].get("patched"))
             if arm and arm["k"] and report["evidence"] == evidence and not patched:
                 died = str(arm["server"]["vllm_version"])
-                found.append(
+                records.append(
                     Record(
                         crashed=arm["k"],
                         boots=arm["n"],
@@ -435,4 +435,4 @@ def strongest_record(
             record.run,
         )
 
-    return max(found, key=strength, default=None)
+    return max(records, key=strength, default=None)

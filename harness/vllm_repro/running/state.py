@@ -30,12 +30,12 @@ class MeasureOptions:
     throughput: bool | None = False
     # compare each greedy answer with answers to its prompt alone
     outputs: bool = False
-    # seconds for the loads of a boot; None for as long as they take
+    # seconds for the loads of a trial; None for as long as they take
     most_s: float | None = None
 
-    def applies(self, boot: int) -> bool:
-        """Return True if the loads are measured in this boot of an arm: with a limit, in two."""
-        return bool(self.throughput) and (self.most_s is None or boot <= 2)
+    def applies(self, trial: int) -> bool:
+        """Return True if the loads are measured in this trial of an arm: with a limit, in two."""
+        return bool(self.throughput) and (self.most_s is None or trial <= 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Observed:
     boot_s: float | None = None
     version: str | None = None
     signs: list[DeathSign] = field(default_factory=list)
-    asked: list[SentRequest] = field(default_factory=list)
+    requests: list[SentRequest] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     sent: int = 0
     canary_ok: bool | None = None
@@ -89,7 +89,7 @@ class Observed:
 
 @dataclass(kw_only=True)
 class Trial:
-    """One boot of one arm: everything it needs, and what it has observed so far."""
+    """One trial of one arm: everything it needs, and what it has observed so far."""
 
     scenario: Scenario
     arm: Arm

@@ -109,7 +109,7 @@ async def run_trial(trial: Trial, work: Work = _workload, what: str = "trial") -
         _, interrupted = await _shielded(trial.server.stop())
         took = time.monotonic() - ending
         trial.seen.outlasted = tuple(
-            replace(one, ended_s=round(took, 1)) for one in trial.seen.outlasted
+            replace(process, ended_s=round(took, 1)) for process in trial.seen.outlasted
         )
         cancelled = cancelled or interrupted
     # A full disk may crash a server or truncate its log. No sign of death shows that.

@@ -163,8 +163,10 @@ class Watch:
         began = time.monotonic()
         while not self.dead.is_set() and not (self.exit is not None and self.exit.lost):
             if await self._health_status() == 200 and not self.dead.is_set():
-                if other := await asyncio.to_thread(self.server.other_listener):
-                    raise InfraError(f"another server listens at {self.server.base_url}: {other}")
+                if listener := await asyncio.to_thread(self.server.other_listener):
+                    raise InfraError(
+                        f"another server listens at {self.server.base_url}: {listener}"
+                    )
                 # A silent restart shows as a difference to this reading, so take it before any
                 # request.
                 await self.counters.scrape()
@@ -312,12 +314,12 @@ class Watch:
             self._see_line(Channel.RANK, line, written, where=f"rank {rank}: ")
 
     def _see_line(self, channel: Channel, line: str, written: float, where: str = "") -> None:
-        found = log_sign(line)
-        if found is None:
+        known_sign = log_sign(line)
+        if known_sign is None:
             return
         now = time.time()
         sign = DeathSign(
-            channel, where + line.strip()[:500], now, min(written, now), decisive=found[1]
+            channel, where + line.strip()[:500], now, min(written, now), decisive=known_sign[1]
         )
         if channel is Channel.LOG and sign.decisive:
             self.fatal_lines += 1

@@ -15,7 +15,7 @@ import msgspec
 
 from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client, HTTPError, HTTPStatusError
-from vllm_repro.client.metrics import Reading, counted_between, steps_between
+from vllm_repro.client.metrics import MetricsReading, counted_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.conversion import decode
 from vllm_repro.errors import InfraError, Unsupported
@@ -71,7 +71,7 @@ class WorkloadRunner:
     """Answered requests to repeat alone, by their prompts."""
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Body fields that each endpoint reads, by the server's schema."""
-    phase: tuple[float, Reading] | None = None
+    phase: tuple[float, MetricsReading] | None = None
     """When the current phase began, in seconds since the epoch, and the server's counters then."""
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class WorkloadRunner:
             return
         if watch.counters.reading is not None:  # read when the server was ready
             self.phase, watch.counters.kv_most = (time.time(), watch.counters.reading), None
-        if any(wanted.fields for wanted in (trial.arm.trigger or trial.scenario.trigger).wanted):
+        if any(needed.fields for needed in (trial.arm.trigger or trial.scenario.trigger).wanted):
             self.known = await self._known_fields()
         for number, step in enumerate(trial.scenario.workload_of(trial.arm)):
             await self._step(number, step)
@@ -248,9 +248,11 @@ class WorkloadRunner:
         if isinstance(request.prompt, tuple):
             return Prompt({"prompt": request.ids}, len(request.ids), 0)
         if isinstance(request.prompt, str):
-            one = [{"role": "user", "content": request.prompt}]
+            messages = [{"role": "user", "content": request.prompt}]
             return Prompt(
-                {"messages": one} if "chat" in request.endpoint else {"prompt": request.prompt},
+                {"messages": messages}
+                if "chat" in request.endpoint
+                else {"prompt": request.prompt},
                 0,
                 0,
             )
@@ -330,7 +332,7 @@ class WorkloadRunner:
         await asyncio.sleep(request.starts_after)
         repeats = max((_common(ids, earlier) for earlier in self.answered), default=0)
         trial.seen.sent += 1
-        asked = SentRequest(
+        sent = SentRequest(
             name,
             prompt.tokens or None,
             "tokenize" if prompt.calls else "ids",
@@ -348,8 +350,8 @@ class WorkloadRunner:
         )
         repeated = greedy(request, body) if trial.measure.outputs else None
         body |= {"return_token_ids": True} if repeated else {}
-        index = len(trial.seen.asked)
-        trial.seen.asked.append(asked)
+        index = len(trial.seen.requests)
+        trial.seen.requests.append(sent)
         trial.journal.write(
             "request-sent",
             **trial.label,
@@ -367,7 +369,7 @@ class WorkloadRunner:
             return
         answer, died = await asking
         self._note_answer(
-            index, asked, answer, answer.usage if request.one_prompt else None, died=died
+            index, sent, answer, answer.usage if request.one_prompt else None, died=died
         )
         if answer.ok:
             self._note_output(name, answer, repeated)
@@ -396,11 +398,11 @@ class WorkloadRunner:
         waiting = None if reading is None else int(reading.waiting)
         seen = self.trial.seen
         seen.sent -= 1  # it neither failed nor was answered
-        seen.asked[index] = replace(seen.asked[index], left=True, waiting=waiting)
+        seen.requests[index] = replace(seen.requests[index], left=True, waiting=waiting)
         self.trial.journal.write(
             "client-left",
             **self.trial.label,
-            name=seen.asked[index].name,
+            name=seen.requests[index].name,
             after_s=seconds,
             waiting=waiting,
         )
@@ -411,23 +413,23 @@ class WorkloadRunner:
         return resolve(size, self.trial.launch.command, in_lab=in_lab)
 
     def _note_answer(
-        self, index: int, asked: SentRequest, answer: Answer, usage: Usage | None, *, died: bool
+        self, index: int, sent: SentRequest, answer: Answer, usage: Usage | None, *, died: bool
     ) -> None:
         trial = self.trial
-        trial.seen.asked[index] = replace(
-            asked,
-            prompt_tokens=usage.prompt_tokens if usage else asked.prompt_tokens,
-            counted_by="usage" if usage else asked.counted_by,
+        trial.seen.requests[index] = replace(
+            sent,
+            prompt_tokens=usage.prompt_tokens if usage else sent.prompt_tokens,
+            counted_by="usage" if usage else sent.counted_by,
             cached_tokens=usage.cached_tokens if usage else None,
-            answer_tokens=usage.completion_tokens if usage else asked.answer_tokens,
+            answer_tokens=usage.completion_tokens if usage else sent.answer_tokens,
             status=answer.status,
             refusal=answer.error or "",
             died=died,
             span=(answer.sent, answer.ended),
         )
-        if died or answer.status not in asked.may_fail:
+        if died or answer.status not in sent.may_fail:
             trial.seen.answers.append(answer)
-        self.record_answer(asked.name, answer, answer.token_times)
+        self.record_answer(sent.name, answer, answer.token_times)
 
     def _note_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
         """Keep the output of an answer that is to be compared.
@@ -484,17 +486,17 @@ class WorkloadRunner:
             token_times=[round(moment - answer.sent, 6) for moment in times],
         )
 
-    def _record_counters(self, before: Reading, after: Reading) -> None:
+    def _record_counters(self, before: MetricsReading, after: MetricsReading) -> None:
         """Record the counters of the one request that was in flight between two scrapes."""
         seen = self.trial.seen
         steps = steps_between(before, after)
-        last = seen.asked[-1]
+        last = seen.requests[-1]
         cached = last.cached_tokens
         if cached is None and before.cache_hits is not None and after.cache_hits is not None:
             cached = int(after.cache_hits - before.cache_hits)
             if last.prompt_tokens is not None and not 0 <= cached < last.prompt_tokens:
                 cached = None  # an attached server has other clients too, or was restarted
-        seen.asked[-1] = replace(last, steps=steps, cached_tokens=cached)
+        seen.requests[-1] = replace(last, steps=steps, cached_tokens=cached)
         self.trial.journal.write(
             "steps", **self.trial.label, name=last.name, steps=steps, cached_tokens=cached
         )
@@ -549,7 +551,9 @@ class WorkloadRunner:
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
     """Return how many leading tokens are the same."""
     differ = (
-        place for place, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other
+        place
+        for place, (first, second) in enumerate(zip(ids, others, strict=False))
+        if first != second
     )
     return next(differ, min(len(ids), len(others)))
 
@@ -563,5 +567,5 @@ def _shortened(body: dict[str, Any], prompt: Prompt, stated: Mapping[str, Any]) 
     made = (
         dict.fromkeys(prompt.body, f"({prompt.tokens:,} tokens{beginning})") if prompt.calls else {}
     )
-    own = {"model", "stream_options"} - set(stated)
-    return {key: made.get(key, value) for key, value in body.items() if key not in own}
+    added = {"model", "stream_options"} - set(stated)
+    return {key: made.get(key, value) for key, value in body.items() if key not in added}

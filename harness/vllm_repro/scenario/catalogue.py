@@ -40,8 +40,8 @@ def scenario_files(folder: Path | None = None) -> list[Path]:
             f"{missing} is no folder of scenarios", hint=f"--scenarios and {FOLDERS} take folders"
         )
     folders = [folder] if folder else [scenario_folder(), *_installed(tuple(sys.path)), *more]
-    found = (path for one in folders for path in sorted(one.glob("*.py")))
-    return [path for path in found if not path.name.startswith(("_", "conftest"))]
+    paths = (path for parent in folders for path in sorted(parent.glob("*.py")))
+    return [path for path in paths if not path.name.startswith(("_", "conftest"))]
 
 
 def named_folders() -> list[Path]:
@@ -73,11 +73,13 @@ def _installed(_search: tuple[str, ...]) -> list[Path]:
 
 def scenario_files_below(folder: Path) -> list[Path]:
     """Return the scenario files of a folder, else those of the `scenarios` folders below it."""
-    own = [path for path in scenario_files(folder) if b"vllm_repro.vocabulary" in path.read_bytes()]
-    below = (found for found in sorted(folder.glob("*/scenarios")) if found.is_dir())
-    if not own and (folder / "scenarios").is_dir():
+    scenarios = [
+        path for path in scenario_files(folder) if b"vllm_repro.vocabulary" in path.read_bytes()
+    ]
+    below = (subfolder for subfolder in sorted(folder.glob("*/scenarios")) if subfolder.is_dir())
+    if not scenarios and (folder / "scenarios").is_dir():
         return scenario_files(folder / "scenarios")
-    return own or [path for found in below for path in scenario_files(found)]
+    return scenarios or [path for subfolder in below for path in scenario_files(subfolder)]
 
 
 def all_scenarios(
@@ -87,15 +89,15 @@ def all_scenarios(
 
     A wrong file is left out and reported to `warn`. Without `warn` it raises `ScenarioError`.
     """
-    found: list[Scenario] = []
+    scenarios: list[Scenario] = []
     for path in scenario_files(folder):
         try:
-            found.append(load_file(path))
+            scenarios.append(load_file(path))
         except ScenarioError as error:
             if warn is None:
                 raise
             warn(f"left out: {error}")
-    return found
+    return scenarios
 
 
 def to_stderr(text: str) -> None:

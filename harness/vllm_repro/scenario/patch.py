@@ -49,11 +49,11 @@ class Patch:
 
         Raises `Unsupported` unless it contains `was` exactly once.
         """
-        found = [
+        starts = [
             place.start()
             for place in re.finditer(("(?m)^" if self.lines else "") + re.escape(self.was), text)
         ]
-        count = len(found)
+        count = len(starts)
         if count != 1:
             times = "nowhere" if not count else f"{count} times"
             first = next(line for line in self.was.splitlines() if line.strip()).strip()
@@ -62,7 +62,7 @@ class Patch:
                 f" {self.why or 'the change'} {times}; it begins with {first!r}",
                 hint="--vllm names a release that it was written for",
             )
-        return text[: found[0]] + self.now + text[found[0] + len(self.was) :]
+        return text[: starts[0]] + self.now + text[starts[0] + len(self.was) :]
 
 
 def read_diff(path: Path) -> tuple[Patch, ...]:
@@ -86,7 +86,7 @@ def read_diff(path: Path) -> tuple[Patch, ...]:
         raise UsageError(
             f"{name} is no unified diff: {error}", hint="git diff > my-fix.diff"
         ) from error
-    found: list[Patch] = []
+    patches: list[Patch] = []
     for file in files:
         if file.is_added_file or file.is_removed_file or file.is_rename or file.is_binary_file:
             raise UsageError(
@@ -99,12 +99,12 @@ def read_diff(path: Path) -> tuple[Patch, ...]:
                 for lines in (hunk.source_lines(), hunk.target_lines())
             )
             try:
-                found.append(
+                patches.append(
                     Patch(
                         file.path,
                         was,
                         now,
-                        f"hunk {len(found) + 1} of {PurePosixPath(name).name}",
+                        f"hunk {len(patches) + 1} of {PurePosixPath(name).name}",
                         True,
                     )
                 )
@@ -112,8 +112,8 @@ def read_diff(path: Path) -> tuple[Patch, ...]:
                 raise UsageError(
                     f"{name}: {error}", hint="make the diff at the top of a vLLM checkout"
                 ) from error
-    if not found:
+    if not patches:
         raise UsageError(
             f"{name} is no unified diff that changes anything", hint="git diff > my-fix.diff"
         )
-    return tuple(found)
+    return tuple(patches)

@@ -129,7 +129,7 @@ class Model:
 
     def shape(self) -> dict[str, Any]:
         """Return the shape with the names of a model's config.json."""
-        given = {
+        stated = {
             "window_groups": list(self.window_groups),
             "group_pages": list(self.group_pages),
             "kv_cache_tokens": self.kv_cache_tokens,
@@ -145,7 +145,7 @@ class Model:
             "block_size": self.block_size,
             "full_attention_interval": self.full_attention_interval,
             "max_position_embeddings": self.max_position,
-        } | {name: value for name, value in given.items() if value}
+        } | {name: value for name, value in stated.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,11 +476,11 @@ class Scenario:
         Otherwise its throughput is not measured. Raises `CommandError` if an edit does not fit.
         """
 
-        def server(one: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
-            return self.command_of(one), one.patches
+        def server(candidate: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
+            return self.command_of(candidate), candidate.patches
 
-        earlier = takewhile(lambda one: one.name != arm.name, self.arms)
-        return server(arm) not in [server(one) for one in earlier]
+        earlier = takewhile(lambda candidate: candidate.name != arm.name, self.arms)
+        return server(arm) not in [server(candidate) for candidate in earlier]
 
     @property
     def tiny_model(self) -> TinyModel | None:

@@ -146,22 +146,24 @@ class Request:
     @property
     def ids(self) -> tuple[int, ...]:
         """Token ids of the prompt; empty if the scenario does not state them."""
-        given = self._given
+        stated = self._stated
         return (
-            given if isinstance(given, tuple) and all(isinstance(one, int) for one in given) else ()
+            stated
+            if isinstance(stated, tuple) and all(isinstance(token, int) for token in stated)
+            else ()
         )
 
     @property
     def one_prompt(self) -> bool:
         """False if the body may hold several prompts: `usage` is then their sum."""
-        given = self._given
-        single = isinstance(given, tuple) and all(isinstance(one, int | dict) for one in given)
-        return self.prompt is not None or single or isinstance(given, str)
+        stated = self._stated
+        single = isinstance(stated, tuple) and all(isinstance(part, int | dict) for part in stated)
+        return self.prompt is not None or single or isinstance(stated, str)
 
     @property
-    def _given(self) -> object:
-        found = (self.fields[key] for key in ("messages", "prompt", "input") if key in self.fields)
-        return next(found, None) if self.prompt is None else self.prompt
+    def _stated(self) -> object:
+        values = (self.fields[key] for key in ("messages", "prompt", "input") if key in self.fields)
+        return next(values, None) if self.prompt is None else self.prompt
 
     def __str__(self) -> str:
         if self.prompt is None:

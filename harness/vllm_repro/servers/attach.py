@@ -79,8 +79,8 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
                 first_own = offset if first_own is None else first_own
                 own_boot = offset if boots else own_boot
             offset += len(line)
-    found = (own_boot, first_own, last_boot)
-    return next((begin for begin in found if begin is not None), offset)
+    begins = (own_boot, first_own, last_boot)
+    return next((begin for begin in begins if begin is not None), offset)
 
 
 async def identify(url: str) -> tuple[str, bool]:

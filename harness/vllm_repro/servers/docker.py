@@ -67,12 +67,7 @@ _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 
 
 class DockerServer(Server):
-    """Runs the container of `spec`.
-
-    port: on 127.0.0.1; published by `spec` or by the container whose network it joins. run: id of
-    the run, for the labels. grace: seconds between SIGTERM and SIGKILL. patched: sha256 of each
-    file that `spec` mounts over vLLM's source, by its name below site-packages.
-    """
+    """Container of `spec`."""
 
     log_path: Path
 
@@ -81,11 +76,15 @@ class DockerServer(Server):
         spec: ContainerSpec,
         *,
         log: Path,
+        # id of the run, for the labels
         run: str,
         evidence: Evidence,
+        # on 127.0.0.1; published by `spec` or by the container whose network it joins
         port: int,
+        # seconds between SIGTERM and SIGKILL
         grace: float = 15.0,
         engine: Callable[[], Engine] = connect,
+        # sha256 of each file that `spec` mounts over vLLM's source, by its name below site-packages
         patched: Mapping[str, str] | None = None,
     ) -> None:
         self.spec = replace(spec, labels=((RUN_LABEL, run),))

@@ -231,8 +231,8 @@ def explain(error: Exception) -> ReproError:
             f"the Docker Engine does not answer: {words}",
             hint="Is it running? `docker info` asks it.",
         )
-    found = (row for row in _REFUSALS if re.search(row[0], words.lower()))
-    _, kind, hint = next(found, ("", InfraError, ""))
+    matches = (row for row in _REFUSALS if re.search(row[0], words.lower()))
+    _, kind, hint = next(matches, ("", InfraError, ""))
     return kind(f"the Docker Engine refuses: {words}", hint=hint)
 
 
@@ -261,7 +261,7 @@ def gpu_prefix(engine: Engine, image: str | None = None) -> str:
     """
     try:
         images = engine.client.images.list() if image is None else []
-        name = image or next((one.id for one in images), None)
+        name = image or next((local_image.id for local_image in images), None)
         if name is None:
             raise InfraError(
                 "the engine has no image to try a GPU request with", hint="pull the image first"

@@ -46,10 +46,11 @@ for name in sys.argv[1:] if folder else ():
         compiled = importlib.util.cache_from_source(path)
         with open(path, encoding="utf-8", newline="") as file:
             text = file.read()
-        files[name] = {"path": path, "text": text, "compiled": compiled if os.path.exists(compiled) else ""}
+        compiled = compiled if os.path.exists(compiled) else ""
+        files[name] = {"path": path, "text": text, "compiled": compiled}
 found = {"folder": folder, "pythonpath": os.environ.get("PYTHONPATH", ""), "files": files}
 print(json.dumps(found))
-"""  # noqa: E501
+"""
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,14 @@ def image_source(
             " changed",
             hint="--image names one with a vLLM",
         )
-    found = _find_files(engine, spec, files, run)
-    if found["folder"] is None:
+    sources = _find_files(engine, spec, files, run)
+    if sources["folder"] is None:
         raise Unsupported(
             f"the Python of the image {spec.image} finds no vLLM whose source could be changed",
             hint="--image names one with a vLLM",
         )
     return ImageSource(
-        found["pythonpath"], {name: SourceFile(**file) for name, file in found["files"].items()}
+        sources["pythonpath"], {name: SourceFile(**file) for name, file in sources["files"].items()}
     )
 
 
@@ -129,5 +130,5 @@ def _find_files(
         lease.free()  # the container may exist
         raise explain(error) from error
     lease.release()
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    sources: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return sources

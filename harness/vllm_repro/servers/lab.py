@@ -89,7 +89,8 @@ class LabServer(ProcessServer):
         replaced = read_replaced(self.facts)
         booted = super().booted(facts, ready=ready)
         patched = tuple(
-            replace(one, untried=self.untried.get(one.file, ())) for one in booted.patched
+            replace(patched_file, untried=self.untried.get(patched_file.file, ()))
+            for patched_file in booted.patched
         )
         return replace(booted, replaced=replaced, patched=patched)
 
@@ -100,10 +101,10 @@ def read_replaced(path: Path) -> tuple[Replaced, ...]:
     Raises `Unsupported` with the names that the release lacks.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ()
-    if lacking := found.get("unsupported"):
+    if lacking := record.get("unsupported"):
         raise Unsupported(
             f"the lab cannot run this release: it has no {', '.join(lacking)}",
             hint=(
@@ -111,7 +112,7 @@ def read_replaced(path: Path) -> tuple[Replaced, ...]:
                 " lab replaces"
             ),
         )
-    return tuple(Replaced(**part) for part in found["replaced"])
+    return tuple(Replaced(**part) for part in record["replaced"])
 
 
 class LabSite(Site):
@@ -274,7 +275,12 @@ class SchedulerSite(LabSite):
     def cannot(self, arm: Arm) -> str:
         timed = requests_of(tuple(self._scenario.workload_of(arm)))
         if name := next(
-            (one.label for one in timed if one.starts_after or one.leaves_after is not None), ""
+            (
+                request.label
+                for request in timed
+                if request.starts_after or request.leaves_after is not None
+            ),
+            "",
         ):
             return (
                 f"the request {name!r} comes or leaves after a time, and without a model no step"

@@ -125,17 +125,17 @@ def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
         return dict(launch.env)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:  # sends nothing
         towards.connect((meeting.address, meeting.port))
-        own = str(towards.getsockname()[0])
+        node_address = str(towards.getsockname()[0])
     cards = (
         card
         for card, addresses in psutil.net_if_addrs().items()
-        if own in (one.address for one in addresses)
+        if node_address in (assigned.address for assigned in addresses)
     )
     return {
         **launch.env,
         # replaces NCCL, and would choose a network interface by the host's name
         "GLOO_SOCKET_IFNAME": next(cards),
-        "VLLM_HOST_IP": own,
+        "VLLM_HOST_IP": node_address,
         "OMP_NUM_THREADS": "1",  # the ranks may share the cores
     }
 
@@ -150,7 +150,7 @@ def _gpus(launch: Launch, rank: int) -> Sequence[str]:
     each = max(1, (launch.command.number("--tensor-parallel-size") or 1) // node_count(launch))
     first = 0 if len(launch.gpus) == each else rank * each
     mine = range(first, first + each)
-    return [launch.gpus[one] if launch.gpus else str(one) for one in mine]
+    return [launch.gpus[index] if launch.gpus else str(index) for index in mine]
 
 
 def one_server(nodes: Sequence[Server]) -> Server:
@@ -236,7 +236,7 @@ class MultiNodeServer(Server):
         return self.head.other_listener()
 
     def processes(self) -> tuple[int, ...]:
-        own = self.head.processes()
+        pids = self.head.processes()
         # The first process of another node is its launcher; only its workers are part of the
         # engine.
-        return own + tuple(pid for follower in self.followers for pid in follower.processes()[1:])
+        return pids + tuple(pid for follower in self.followers for pid in follower.processes()[1:])

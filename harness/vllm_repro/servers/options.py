@@ -80,8 +80,8 @@ RANDOM_WEIGHTS = ("random", "dummy")
 
 def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | None:
     """Return the tiny model to make for a run; None if an existing model is served."""
-    asked = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
-    return scenario.tiny_model if asked and not options.model else None
+    dummy = options.weights == "dummy" or (options.weights is None and scenario.model.tiny_will_do)
+    return scenario.tiny_model if dummy and not options.model else None
 
 
 def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:

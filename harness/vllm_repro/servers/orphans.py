@@ -51,10 +51,12 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
     lines: list[str] = []
     sessions: list[int] = []
     for facts in free.values():
-        if facts.log is not None and (found := sessions_writing_to(facts.log)):
-            sessions += found
+        if facts.log is not None and (live_sessions := sessions_writing_to(facts.log)):
+            sessions += live_sessions
             pids = ", ".join(
-                str(process.pid) for session in found for process in session_members(session)
+                str(process.pid)
+                for session in live_sessions
+                for process in session_members(session)
             )
             lines.append(f"process {pids}, {_starter(facts)}: {facts.server}")
     containers: list[dict[str, Any]] = []
@@ -64,15 +66,17 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
         if by_name:
             with contextlib.closing(connect()) as engine:
                 containers = [
-                    one for one in _leased(engine) if one["Labels"][LEASE_LABEL] in by_name
+                    container
+                    for container in _leased(engine)
+                    if container["Labels"][LEASE_LABEL] in by_name
                 ]
     except InfraError as error:
         docker_error = str(error)
-    for one in containers:
-        name = str((one.get("Names") or [""])[0]).lstrip("/")
-        facts = by_name[one["Labels"][LEASE_LABEL]]
+    for container in containers:
+        name = str((container.get("Names") or [""])[0]).lstrip("/")
+        facts = by_name[container["Labels"][LEASE_LABEL]]
         lines.append(
-            f"container {name} ({one['Image']} {one['State']}), {_starter(facts)} for"
+            f"container {name} ({container['Image']} {container['State']}), {_starter(facts)} for"
             f" {facts.server}"
         )
     return Orphans(
@@ -80,7 +84,7 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
         leases={path: facts for path, facts in free.items() if facts.log or not docker_error},
         lines=tuple(lines),
         sessions=tuple(sessions),
-        containers=tuple(one["Id"] for one in containers),
+        containers=tuple(container["Id"] for container in containers),
         docker_error=docker_error,
     )
 

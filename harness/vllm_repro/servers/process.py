@@ -33,13 +33,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 class ProcessServer(Server):
-    """Runs `argv`, which must make it listen on `port`.
-
-    env: set on top of the caller's environment. Without PYTHONOPTIMIZE, which would remove the
-    assertions of which some engines die. patched: sha256 of each changed file of vLLM, by its name
-    below site-packages. grace: seconds between SIGTERM and SIGKILL. source, compiled: as in
-    `ServerFacts`.
-    """
+    """Process of `argv`, which must make it listen on `port`."""
 
     def __init__(
         self,
@@ -47,11 +41,15 @@ class ProcessServer(Server):
         *,
         port: int,
         log: Path,
+        # set on top of the caller's environment
         env: Mapping[str, str],
         kind: ServerKind,
         evidence: Evidence,
+        # seconds between SIGTERM and SIGKILL
         grace: float = 15.0,
+        # sha256 of each changed file of vLLM, by its name below site-packages
         patched: Mapping[str, str] | None = None,
+        # these two as in `ServerFacts`
         source: str | None = None,
         compiled: str | None = None,
     ) -> None:
@@ -69,6 +67,7 @@ class ProcessServer(Server):
 
     async def start(self) -> ServerFacts:
         check_port(self.port)
+        # PYTHONOPTIMIZE would remove the assertions of which some engines die.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
         self._session = start(self.argv, inherited | self.env, self.log_path)
         return ServerFacts(
@@ -159,12 +158,14 @@ def with_release(launch: Launch, release: Release | None) -> Launch:
     if is_release and not release.compiled:
         return launch
     what = f"vLLM {release.version}, which has no CPU build" if is_release else f"{release.source}"
-    said = f"the Python of {what}, over the compiled parts of {release.compiled}: {release.fit}"
+    difference = (
+        f"the Python of {what}, over the compiled parts of {release.compiled}: {release.fit}"
+    )
     return replace(
         launch,
         source=None if is_release else f"{release.source}",
         compiled=release.compiled or None,
-        differences=(*launch.differences, said if release.compiled else f"vLLM from {what}"),
+        differences=(*launch.differences, difference if release.compiled else f"vLLM from {what}"),
     )
 
 
@@ -227,8 +228,8 @@ class ProcessSite(Site):
             return Offer(
                 True, f"vLLM {options.vllm} runs on this CPU, which is all that the scenario needs"
             )
-        if (found := local_vllm()) is not None:
-            name = f"vllm {found.version}" if found.version else "vllm"
+        if (local := local_vllm()) is not None:
+            name = f"vllm {local.version}" if local.version else "vllm"
             return Offer(True, f"{name} is installed here, with what the scenario needs")
         if any_release and ReleaseCache().get(Source(release=scenario.try_with)):
             return Offer(
@@ -289,13 +290,13 @@ def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
 
     Raises `InfraError` without one, or if `--vllm` names another release.
     """
-    found = local_vllm()
+    local = local_vllm()
     if options.vllm and (
-        found is None or (found.version or "").partition("+")[0] != options.vllm.release
+        local is None or (local.version or "").partition("+")[0] != options.vllm.release
     ):
         here = (
-            f"the vllm that is installed here is {found.version}"
-            if found
+            f"the vllm that is installed here is {local.version}"
+            if local
             else "no vllm is installed here"
         )
         raise InfraError(
@@ -305,9 +306,9 @@ def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
                 " is that one"
             ),
         )
-    if found is None:
+    if local is None:
         raise InfraError(
             "no vllm is installed here",
             hint=f"name a release to install into a cache: --vllm {scenario.try_with}",
         )
-    return found
+    return local

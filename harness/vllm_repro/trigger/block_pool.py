@@ -45,8 +45,8 @@ def blocks_of_tokens(
     """
     weights = pages or (1,) * len(groups)
     needed = sum(
-        _logged(one, max_model_len, batch) * weight
-        for one, weight in zip(groups, weights, strict=True)
+        _logged(group, max_model_len, batch) * weight
+        for group, weight in zip(groups, weights, strict=True)
     )
     # The log cuts its number to whole tokens, so the pool has the next whole number of blocks.
     return -(-tokens * -(-needed // weights[0]) // max_model_len)
@@ -98,8 +98,8 @@ class BlockPool:
         while generated < answer and idle < _STUCK:
             total, started = prompt + generated, list[int]()
             if held is None:
-                computed, found = self._cached_prefix(prompt)
-                held = self._admit(found, computed, total)
+                computed, cached = self._cached_prefix(prompt)
+                held = self._admit(cached, computed, total)
             elif not self._extend(held, computed, total):
                 self._release(held)  # preempted: it restarts from its own cached blocks
                 held = None
@@ -116,18 +116,18 @@ class BlockPool:
         return twice
 
     def _admit(
-        self, found: list[list[int | None]], computed: int, total: int
+        self, cached: list[list[int | None]], computed: int, total: int
     ) -> list[_Held] | None:
         """Return the blocks after the first chunk of a request; None if all of it does not fit."""
-        kept = [block for blocks in found for block in blocks if block is not None]
+        kept = [block for blocks in cached for block in blocks if block is not None]
         missing = sum(
             max(0, group.most_blocks(total, self._batch) - len(blocks))
-            for group, blocks in zip(self._groups, found, strict=True)
+            for group, blocks in zip(self._groups, cached, strict=True)
         )
         if missing + sum(not self._users[block] for block in kept) > len(self._free):
             return None
         self._hold(kept)
-        held = [_Held(blocks, list(blocks)) for blocks in found]
+        held = [_Held(blocks, list(blocks)) for blocks in cached]
         if self._extend(held, computed, total):
             return held
         self._release(held)
@@ -135,8 +135,8 @@ class BlockPool:
 
     def _release(self, held: list[_Held]) -> None:
         """Free all blocks of a request, the end of each group first."""
-        for one in held:
-            self._give_back(reversed(one.blocks))
+        for holding in held:
+            self._give_back(reversed(holding.blocks))
 
     def _extend(self, held: list[_Held], computed: int, total: int) -> bool:
         """Allocate blocks for the next chunk, after freeing those that the windows have passed.
@@ -144,17 +144,19 @@ class BlockPool:
         Return False if too few are free.
         """
         end = min(computed + self._batch, total)
-        wanted = []
-        for group, one in zip(self._groups, held, strict=True):
-            self._leave(one.blocks, group.passed(computed))
-            wanted.append(max(0, -(-end // group.block_size) - len(one.blocks)))
-        if sum(wanted) > len(self._free):
+        counts = []
+        for group, holding in zip(self._groups, held, strict=True):
+            self._leave(holding.blocks, group.passed(computed))
+            counts.append(max(0, -(-end // group.block_size) - len(holding.blocks)))
+        if sum(counts) > len(self._free):
             return False
-        for number, (group, one, count) in enumerate(zip(self._groups, held, wanted, strict=True)):
+        for number, (group, holding, count) in enumerate(
+            zip(self._groups, held, counts, strict=True)
+        ):
             new = self._take(count)
-            one.blocks += new
-            one.remembered += new
-            self._cache(number, one.blocks[: end // group.block_size])
+            holding.blocks += new
+            holding.remembered += new
+            self._cache(number, holding.blocks[: end // group.block_size])
         return True
 
     def _store(self, held: list[_Held], computed: int) -> list[int]:
@@ -163,15 +165,15 @@ class BlockPool:
         The scan of a group waits at a block that is not full.
         """
         listed: list[int] = []
-        for group, one in zip(self._groups, held, strict=True):
-            for block in one.remembered[one.scanned : computed // group.block_size]:
+        for group, holding in zip(self._groups, held, strict=True):
+            for block in holding.remembered[holding.scanned : computed // group.block_size]:
                 if block is not None:
                     content = self._content[block]
                     if content is None:
                         break
                     if content not in self._stored:
                         listed.append(block)
-                one.scanned += 1
+                holding.scanned += 1
         self._hold(listed)
         return listed
 
@@ -180,18 +182,18 @@ class BlockPool:
 
         The last token never counts.
         """
-        length, found = prompt - 1, list[list[int | None]]()
+        length, cached = prompt - 1, list[list[int | None]]()
         coarsest = max(group.block_size for group in self._groups)
         for number, group in enumerate(self._groups):
             places = range(length // group.block_size)
             blocks = [next(iter(self._cached.get((number, place), ())), None) for place in places]
             length = _reach(blocks, group, coarsest)
-            found.append(blocks)
-        for group, blocks in zip(self._groups, found, strict=True):
+            cached.append(blocks)
+        for group, blocks in zip(self._groups, cached, strict=True):
             del blocks[length // group.block_size :]
             passed = group.passed(length)
             blocks[:passed] = [None] * min(passed, len(blocks))
-        return length, found
+        return length, cached
 
     def _leave(self, blocks: list[int | None], passed: int) -> None:
         left: list[int | None] = []
@@ -218,10 +220,10 @@ class BlockPool:
             self._users[block] += 1
 
     def _give_back(self, blocks: Iterable[int | None]) -> None:
-        given = [block for block in blocks if block is not None]
-        for block in given:
+        returned = [block for block in blocks if block is not None]
+        for block in returned:
             self._users[block] -= 1
-        self._free.update((block, None) for block in given if not self._users[block])
+        self._free.update((block, None) for block in returned if not self._users[block])
 
     def _cache(self, number: int, full: list[int | None]) -> None:
         """Cache the full blocks of a group by content, from the last back to one already cached."""

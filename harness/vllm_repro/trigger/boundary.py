@@ -15,8 +15,8 @@ def shortest_prompt(condition: Condition, facts: TriggerFacts, longest: int) -> 
     None if the length does not decide it. facts: of a server without requests. The attention
     backend is assumed to be the one in the condition.
     """
-    asked = re.search(r"attention_backend\('(\w+)'\)", str(condition))
-    facts = replace(facts, backend=asked[1] if asked else facts.backend)
+    match = re.search(r"attention_backend\('(\w+)'\)", str(condition))
+    facts = replace(facts, backend=match[1] if match else facts.backend)
 
     def crossed(tokens: int) -> bool:
         return condition.find(

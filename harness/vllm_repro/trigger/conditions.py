@@ -18,13 +18,13 @@ from vllm_repro.trigger.trigger import (
 from vllm_repro_diagnosis.boot_facts import ScheduledChunk
 
 
-def _count(facts: TriggerFacts, asked: SentRequest) -> str:
+def _count(facts: TriggerFacts, request: SentRequest) -> str:
     cached = ""
-    if asked.cached_tokens:
-        cached = f", {asked.cached_tokens} of them cached"
-    elif found := facts.cached(asked):
-        cached = f", {found} of them in blocks filled by an earlier request"
-    return f"{asked.name}: {asked.prompt_tokens} prompt tokens {asked.counted}{cached}"
+    if request.cached_tokens:
+        cached = f", {request.cached_tokens} of them cached"
+    elif repeated := facts.cached(request):
+        cached = f", {repeated} of them in blocks filled by an earlier request"
+    return f"{request.name}: {request.prompt_tokens} prompt tokens {request.counted}{cached}"
 
 
 def _plus(chunks: tuple[int, ...]) -> str:
@@ -59,32 +59,34 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
             )
         if facts.chunked is False:
             return TriggerResult(False, ("chunked prefill is off",))
-        found: TriggerResult | None = None
-        for asked in facts.suspects:
-            tokens = facts.uncached(asked)
+        first_miss: TriggerResult | None = None
+        for request in facts.suspects:
+            tokens = facts.uncached(request)
             if tokens is None:
                 continue
             cut = chunks_of(tokens, facts.chunk)
-            if asked.accepted and len(cut) >= chunks:
-                counted = ", ".join(asked.steps)
+            if request.accepted and len(cut) >= chunks:
+                counted = ", ".join(request.steps)
                 seen = (
                     f"; vLLM's metrics, which count a whole prompt at its first token: {counted}"
                     if counted
                     else ""
                 )
-                text = f"{_count(facts, asked)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
+                text = f"{_count(facts, request)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
                 return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
             steps = f"{len(cut)} step{'' if len(cut) == 1 else 's'}"
             why, brief = f"{steps} of at most {facts.chunk}", steps
-            if asked.status is None and not asked.died:
+            if request.status is None and not request.died:
                 why, brief = (
-                    ("and its client left" if asked.left else "without an answer"),
+                    ("and its client left" if request.left else "without an answer"),
                     "no answer",
                 )
-            elif not asked.accepted:
-                why, brief = f"but the server refused it with {asked.status}", "refused"
-            found = found or TriggerResult(False, (f"{_count(facts, asked)}, {why}",), brief)
-        return found or TriggerResult(False, ("no request reached the engine",), "no request")
+            elif not request.accepted:
+                why, brief = f"but the server refused it with {request.status}", "refused"
+            first_miss = first_miss or TriggerResult(
+                False, (f"{_count(facts, request)}, {why}",), brief
+            )
+        return first_miss or TriggerResult(False, ("no request reached the engine",), "no request")
 
     return Condition(f"chunked_prefill(chunks={chunks})", find)
 
@@ -103,14 +105,14 @@ def prefix_hit() -> Condition:
                     (_dumped(chunk),),
                     f"{chunk.scheduled} tokens after {chunk.computed} cached",
                 )
-        hits = [asked for asked in facts.requests if asked.accepted and facts.cached(asked)]
+        hits = [request for request in facts.requests if request.accepted and facts.cached(request)]
         if not hits:
             return TriggerResult(
                 False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit"
             )
-        asked = max(hits, key=lambda asked: (asked.died, facts.uncached(asked) or 0))
-        brief = f"{facts.uncached(asked)} tokens after {facts.cached(asked)} cached"
-        return TriggerResult(True, (_count(facts, asked),), brief)
+        request = max(hits, key=lambda request: (request.died, facts.uncached(request) or 0))
+        brief = f"{facts.uncached(request)} tokens after {facts.cached(request)} cached"
+        return TriggerResult(True, (_count(facts, request),), brief)
 
     return Condition("prefix_hit()", find)
 
@@ -135,13 +137,15 @@ def prefill_over(tokens: int) -> Condition:
     """Require a step with more than `tokens` uncached tokens of one prompt."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        sizes = [(part.tokens, asked) for asked in facts.suspects for part in facts.pieces(asked)]
+        sizes = [
+            (part.tokens, request) for request in facts.suspects for part in facts.pieces(request)
+        ]
         if not sizes:
             return TriggerResult(False, ("no request reached the engine",), "no request")
         over = (size for size in sizes if size[0] > tokens)
-        largest, asked = next(over, max(sizes, key=lambda size: size[0]))
+        largest, request = next(over, max(sizes, key=lambda size: size[0]))
         more = f"{'' if largest > tokens else 'not '}more than {tokens}"
-        text = f"{_count(facts, asked)}: {largest} of them in one step, {more}"
+        text = f"{_count(facts, request)}: {largest} of them in one step, {more}"
         return TriggerResult(largest > tokens, (text,), f"{largest} tokens in one step")
 
     return Condition(f"prefill_over({tokens})", find)
@@ -164,9 +168,10 @@ def prefilled_together(*names: str) -> Condition:
                 "steps unknown",
             )
         named = [
-            next((asked for asked in facts.requests if asked.name == name), None) for name in names
+            next((request for request in facts.requests if request.name == name), None)
+            for name in names
         ]
-        counts = [None if asked is None else facts.uncached(asked) for asked in named]
+        counts = [None if request is None else facts.uncached(request) for request in named]
         tokens = [count for count in counts if count is not None]
         if len(tokens) < len(names):
             return TriggerResult(
@@ -187,16 +192,16 @@ def prefilled_together(*names: str) -> Condition:
     )
 
 
-def _doubt(asked: SentRequest, names: Collection[str]) -> str:
+def _doubt(request: SentRequest, names: Collection[str]) -> str:
     """Return why it is not known that the server read these fields; empty if it is."""
-    if asked.known is None:
+    if request.known is None:
         return "the server's /openapi.json does not show the fields that it reads"
-    if unknown := [name for name in names if name not in asked.known]:
+    if unknown := [name for name in names if name not in request.known]:
         return f"this release does not know {' and '.join(unknown)}"
-    named = asked.status in (400, 422) and any(name in asked.refusal for name in names)
-    if asked.died or asked.hung or asked.status in (200, *asked.may_fail) or named:
+    named = request.status in (400, 422) and any(name in request.refusal for name in names)
+    if request.died or request.hung or request.status in (200, *request.may_fail) or named:
         return ""
-    return f"answered {asked.status}" if asked.status else "no answer"
+    return f"answered {request.status}" if request.status else "no answer"
 
 
 def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
@@ -207,37 +212,39 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
     request has status 200 or one of its `may_fail`, or is a refusal (400 or 422) that names a
     field. Instead, the engine may crash or hang with one in flight.
     """
-    wanted = dict.fromkeys(names) | values
-    if not wanted or None in values.values():
+    fields = dict.fromkeys(names) | values
+    if not fields or None in values.values():
         raise ValueError("sent_with() takes the names of body fields, and values that are not None")
     bound = {"name": name} if name else {}
     words = (
         *map(repr, names),
         *(f"{key}={json.dumps(value)}" for key, value in {**values, **bound}.items()),
     )
-    wish = Wanted(wanted, name)
+    wish = Wanted(fields, name)
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        carried = [asked for asked in facts.requests if wish.carried_by(asked.name, asked.fields)]
+        carried = [
+            request for request in facts.requests if wish.carried_by(request.name, request.fields)
+        ]
         # Without a death the server must have read each: a harmless one is no evidence for the bug.
-        carried = [asked for asked in carried if asked.died or asked.hung] or carried
-        found = TriggerResult(
-            False, (f"no request carried {' and '.join(wanted)}",), f"no {' and '.join(wanted)}"
+        carried = [request for request in carried if request.died or request.hung] or carried
+        result = TriggerResult(
+            False, (f"no request carried {' and '.join(fields)}",), f"no {' and '.join(fields)}"
         )
-        for asked in carried:
-            written = ", ".join(f"{key}={json.dumps(asked.fields[key])[:200]}" for key in wanted)
-            if doubt := _doubt(asked, wanted):
+        for request in carried:
+            written = ", ".join(f"{key}={json.dumps(request.fields[key])[:200]}" for key in fields)
+            if doubt := _doubt(request, fields):
                 return TriggerResult(
                     False,
-                    (f"{asked.name} carried {written}: {doubt}",),
-                    f"{' and '.join(wanted)} not read",
+                    (f"{request.name} carried {written}: {doubt}",),
+                    f"{' and '.join(fields)} not read",
                 )
-            if not found.crossed:
-                end = f"answered {asked.status}"
-                if asked.died or asked.hung:
-                    end = f"the engine {'died' if asked.died else 'hung'} with it in flight"
-                found = TriggerResult(True, (f"{asked.name} carried {written}: {end}",), end)
-        return found
+            if not result.crossed:
+                end = f"answered {request.status}"
+                if request.died or request.hung:
+                    end = f"the engine {'died' if request.died else 'hung'} with it in flight"
+                result = TriggerResult(True, (f"{request.name} carried {written}: {end}",), end)
+        return result
 
     return Condition(f"sent_with({', '.join(words)})", find, wanted=(wish,))
 
@@ -251,14 +258,15 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
         raise ValueError("answered() takes the name of a request, and HTTP statuses such as 400")
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        found = [asked.status for asked in facts.requests if asked.name == name]
+        received = [request.status for request in facts.requests if request.name == name]
         seen = (
             " and ".join(
-                f"answered {one}" if one else "not answered" for one in dict.fromkeys(found)
+                f"answered {status}" if status else "not answered"
+                for status in dict.fromkeys(received)
             )
             or "not sent"
         )
-        crossed = bool(found) and set(found) <= set(statuses)
+        crossed = bool(received) and set(received) <= set(statuses)
         wished = "" if crossed else f", not answered {' or '.join(map(str, statuses))}"
         text = f"{name} was {seen}{wished}"
         if during and crossed:
@@ -269,17 +277,19 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
         )
 
     words = [*map(repr, (name, *statuses)), *([f"during={during!r}"] if during else [])]
-    wanted = (Wanted({}, name), *([Wanted({}, during)] if during else []))
-    return Condition(f"answered({', '.join(words)})", find, wanted=wanted)
+    needs = (Wanted({}, name), *([Wanted({}, during)] if during else []))
+    return Condition(f"answered({', '.join(words)})", find, wanted=needs)
 
 
 def _within(facts: TriggerFacts, name: str, during: str) -> bool:
     """Return True if each answer to `name` came while a request `during` was in flight."""
-    around = [asked.span for asked in facts.requests if asked.name == during and not asked.left]
+    around = [
+        request.span for request in facts.requests if request.name == during and not request.left
+    ]
     return all(
         end is not None
         and any(begun <= sent and (ended is None or end <= ended) for begun, ended in around)
-        for sent, end in (asked.span for asked in facts.requests if asked.name == name)
+        for sent, end in (request.span for request in facts.requests if request.name == name)
     )
 
 
@@ -290,16 +300,18 @@ def left_waiting(name: str) -> Condition:
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        for asked in (asked for asked in facts.requests if asked.name == name):
-            if not asked.left:
+        for request in (request for request in facts.requests if request.name == name):
+            if not request.left:
                 return TriggerResult(
                     False,
                     (f"{name} was answered before its client was to leave",),
                     "answered first",
                 )
-            seen = f"{asked.waiting} waiting" if asked.waiting is not None else "metrics unknown"
+            seen = (
+                f"{request.waiting} waiting" if request.waiting is not None else "metrics unknown"
+            )
             text = f"the client of {name} left; the server's metrics then: {seen}"
-            return TriggerResult(bool(asked.waiting), (text,), f"left, {seen}")
+            return TriggerResult(bool(request.waiting), (text,), f"left, {seen}")
         return TriggerResult(False, (f"{name} was not sent",), "not sent")
 
     return Condition(f"left_waiting({name!r})", find, wanted=(Wanted({}, name),))
@@ -313,7 +325,7 @@ def preempted() -> Condition:
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        seen = [one.values["requests"] for one in facts.observed if one.kind == "preempted"]
+        seen = [event.values["requests"] for event in facts.observed if event.kind == "preempted"]
         if seen:
             steps = f"{len(seen)} step{'s' if len(seen) > 1 else ''}"
             return TriggerResult(
@@ -362,9 +374,9 @@ def drafting() -> Condition:
             and facts.command is not None
             and facts.command.has("--speculative-config")
         ):
-            given = facts.command.get("--speculative-config")
+            config = facts.command.get("--speculative-config")
             return TriggerResult(
-                True, (f"the command line asks for speculative decoding: {given}",)
+                True, (f"the command line asks for speculative decoding: {config}",)
             )
         return TriggerResult(False, ("speculative decoding is off",), "no drafts")
 
@@ -379,10 +391,10 @@ def graphs_captured() -> Condition:
         if boot.graphs_captured:
             # What the lab's capture guard logged.
             guarded = (
-                f"{one.values['captures']} captures under the guard: {one.values['checked']}"
-                f" operators checked, {one.values['refused']} refused"
-                for one in facts.observed
-                if one.kind == "capture"
+                f"{event.values['captures']} captures under the guard: {event.values['checked']}"
+                f" operators checked, {event.values['refused']} refused"
+                for event in facts.observed
+                if event.kind == "capture"
             )
             return TriggerResult(
                 True,

@@ -27,7 +27,11 @@ from vllm_repro.trigger.trigger import (
 def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
     computed, seen = _computed(facts), _seen(facts)
     brief = seen.brief if seen.crossed or not computed.brief else computed.brief
-    if computed.crossed and not seen.crossed and any(one.kind == "store" for one in facts.observed):
+    if (
+        computed.crossed
+        and not seen.crossed
+        and any(event.kind == "store" for event in facts.observed)
+    ):
         brief += "; here none was"
     crossed = computed.crossed or seen.crossed
     return TriggerResult(crossed, (*computed.evidence, *seen.evidence), brief, seen.amounts)
@@ -35,9 +39,9 @@ def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
 
 def _seen(facts: TriggerFacts) -> TriggerResult:
     """Return the result from the store events that the lab's plugin logged."""
-    stores = [one.values for one in facts.observed if one.kind == "store"]
+    stores = [event.values for event in facts.observed if event.kind == "store"]
     doubled = [store for store in stores if store["distinct"] < store["blocks"]]
-    short = next((one.values for one in facts.observed if one.kind == "free_list"), None)
+    short = next((event.values for event in facts.observed if event.kind == "free_list"), None)
     evidence: list[str] = []
     if doubled:
         first = doubled[0]
@@ -77,13 +81,15 @@ def _computed(facts: TriggerFacts) -> TriggerResult:
         return TriggerResult(
             False, ("not computed: the pool's blocks and the size of a chunk are not known",)
         )
-    found = [
-        _request(one, blocks, groups, facts.batch)
-        for one in facts.suspects
-        if one.accepted and one.prompt_tokens
+    findings = [
+        _request(request, blocks, groups, facts.batch)
+        for request in facts.suspects
+        if request.accepted and request.prompt_tokens
     ]
     nothing = TriggerResult(False, ("no request reached the engine",), "no request")
-    return next((finding for finding in found if finding.crossed), found[0] if found else nothing)
+    return next(
+        (finding for finding in findings if finding.crossed), findings[0] if findings else nothing
+    )
 
 
 def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
@@ -122,19 +128,19 @@ def _counts_bytes(version: str | None) -> bool:
 
 
 def _request(
-    asked: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int
+    sent: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> TriggerResult:
-    prompt, answer = asked.prompt_tokens or 0, asked.answer_tokens or 0
+    prompt, answer = sent.prompt_tokens or 0, sent.answer_tokens or 0
     request = (
-        f"{asked.name}: {prompt} prompt tokens {asked.counted} and an answer of {answer}, in a pool"
+        f"{sent.name}: {prompt} prompt tokens {sent.counted} and an answer of {answer}, in a pool"
         f" of {blocks:,} blocks"
     )
-    if asked.cached_tokens:
+    if sent.cached_tokens:
         return TriggerResult(
             False,
             (
                 (
-                    f"{request}; {asked.cached_tokens} came from the prefix cache, so it is not"
+                    f"{request}; {sent.cached_tokens} came from the prefix cache, so it is not"
                     " computed"
                 ),
             ),
@@ -191,13 +197,13 @@ def offload_outgrown() -> Condition:
             )
         # A lower bound: blocks of one group of layers. One block of each pool is never allocated.
         filled = sum(
-            (facts.uncached(asked) or 0) // size for asked in facts.requests if asked.accepted
+            (facts.uncached(request) or 0) // size for request in facts.requests if request.accepted
         )
         text = (
             f"the requests filled at least {filled} blocks of {size} tokens; the GPU's cache has"
             f" {pool - 1}, and the connector has room for {room - 1}"
         )
-        stores = [one.values for one in facts.observed if one.kind == "store"]
+        stores = [event.values for event in facts.observed if event.kind == "store"]
         stored = sum(store["distinct"] for store in stores)
         seen = (f"seen: {len(stores)} store events, {stored} blocks in all",) if stores else ()
         brief = f"{filled} blocks into {pool - 1}, room for {room - 1}"

@@ -152,31 +152,31 @@ def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
 
 
 def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
-    if (found := crash_message(facts)) is not None:
-        return replace(found, evidence=found.evidence + _seen_and_computed(facts))
+    if (reported := crash_message(facts)) is not None:
+        return replace(reported, evidence=reported.evidence + _seen_and_computed(facts))
     sizes = _sizes(facts)
     if isinstance(sizes, str):
         return TriggerResult(False, (sizes,))
     reserved = indexer_bytes(sizes.max_model_len)
     if seen := _seen_and_computed(facts):
-        asked = max(one.values["bytes"] for one in facts.observed if one.kind == "prefill")
+        needed = max(event.values["bytes"] for event in facts.observed if event.kind == "prefill")
     else:
         step = max(
             _steps(facts), key=lambda step: _step_bytes(Shapes.BRANCH, sizes, step), default=()
         )
         if not step:
             return TriggerResult(False, ("no request reached the engine",), "no request")
-        asked, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
+        needed, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
     locked = (
         "the log reports no lock"
         if facts.locked is None
         else f"the log reports {megabytes(facts.locked)} MB locked"
     )
-    bars = [("needed by the prefill", asked), ("the indexer locks", reserved)]
+    bars = [("needed by the prefill", needed), ("the indexer locks", reserved)]
     if facts.locked is not None:
         bars.append(("locked by the log", facts.locked))
     return TriggerResult(
-        asked > reserved,
+        needed > reserved,
         (
             *seen,
             (
@@ -185,7 +185,7 @@ def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
             ),
             locked,
         ),
-        f"needs {megabytes(asked)} MB, {megabytes(reserved)} MB locked",
+        f"needs {megabytes(needed)} MB, {megabytes(reserved)} MB locked",
         (in_megabytes(*bars),),
     )
 
@@ -210,7 +210,7 @@ def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
         if part.scheduled > 1
     )
     alone: list[tuple[Continuation, ...]] = [
-        (part,) for asked in facts.requests for part in facts.pieces(asked)
+        (part,) for request in facts.requests for part in facts.pieces(request)
     ]
     return [step, *alone] if step else alone
 
@@ -224,8 +224,8 @@ def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> i
 def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
     """Return the largest logged request of the lab and its shapes; empty outside the lab."""
     seen = max(
-        (one.values for one in facts.observed if one.kind == "prefill"),
-        key=lambda one: one["bytes"],
+        (event.values for event in facts.observed if event.kind == "prefill"),
+        key=lambda values: values["bytes"],
         default=None,
     )
     sizes = _sizes(facts)
@@ -258,9 +258,9 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
 
 
 def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
-    asked, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
+    needed, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
     text = (
-        f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(asked)} MB"
+        f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(needed)} MB"
         " with the branch's shapes"
     )
     return (f"{text}: a lone prompt fits up to {fits} tokens",)

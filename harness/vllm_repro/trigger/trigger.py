@@ -156,8 +156,8 @@ class TriggerFacts:
         Within each group long prompts come first.
         """
 
-        def rank(asked: SentRequest) -> tuple[bool, bool, int]:
-            return asked.died or asked.hung, asked.accepted, asked.prompt_tokens or 0
+        def rank(request: SentRequest) -> tuple[bool, bool, int]:
+            return request.died or request.hung, request.accepted, request.prompt_tokens or 0
 
         return sorted(self.requests, key=rank, reverse=True)
 
@@ -166,42 +166,42 @@ class TriggerFacts:
         """Tokens of a KV-cache block."""
         return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
 
-    def cached(self, asked: SentRequest) -> int:
+    def cached(self, request: SentRequest) -> int:
         """Return the prompt tokens from the prefix cache, as counted by the server.
 
         A crashed request has no counter: its blocks are computed. 0 if a living engine does not
         report them.
         """
-        if asked.cached_tokens is not None:
-            return asked.cached_tokens
-        return self._repeated_blocks(asked) if asked.died else 0
+        if request.cached_tokens is not None:
+            return request.cached_tokens
+        return self._repeated_blocks(request) if request.died else 0
 
-    def _repeated_blocks(self, asked: SentRequest) -> int:
+    def _repeated_blocks(self, request: SentRequest) -> int:
         """Return the tokens of blocks that an earlier request filled with the same head."""
         off = self.boot.prefix_caching is False or (
             self.command is not None and self.command.enabled("--enable-prefix-caching") is False
         )
-        if off or asked.prompt_tokens is None:
+        if off or request.prompt_tokens is None:
             return 0
-        return min(asked.repeats, asked.prompt_tokens - 1) // self.block_size * self.block_size
+        return min(request.repeats, request.prompt_tokens - 1) // self.block_size * self.block_size
 
-    def uncached(self, asked: SentRequest) -> int | None:
+    def uncached(self, request: SentRequest) -> int | None:
         """Return the prompt tokens that had to be computed; None if the length is unknown.
 
         A lower bound if the server did not report the cached tokens.
         """
-        if asked.prompt_tokens is None:
+        if request.prompt_tokens is None:
             return None
-        known = asked.cached_tokens
-        return asked.prompt_tokens - (self._repeated_blocks(asked) if known is None else known)
+        known = request.cached_tokens
+        return request.prompt_tokens - (self._repeated_blocks(request) if known is None else known)
 
-    def pieces(self, asked: SentRequest) -> Iterator[Continuation]:
+    def pieces(self, request: SentRequest) -> Iterator[Continuation]:
         """Yield the chunks in which the engine computed a prompt.
 
         One chunk if the batch is unknown; nothing if the length is unknown.
         """
-        uncached, context = self.uncached(asked), self.cached(asked)
-        if uncached is not None and asked.accepted:
+        uncached, context = self.uncached(request), self.cached(request)
+        if uncached is not None and request.accepted:
             for tokens in chunks_of(
                 uncached, self.chunk or uncached, chunked=self.chunked is not False
             ):
@@ -307,6 +307,9 @@ def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
         Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed
     ]
     cut = [
-        part for asked in facts.suspects if facts.chunk is not None for part in facts.pieces(asked)
+        part
+        for request in facts.suspects
+        if facts.chunk is not None
+        for part in facts.pieces(request)
     ]
     return (*dumped, *(part for part in cut if part.context))

@@ -62,8 +62,8 @@ def capture_batch(max_num_seqs: int) -> int:
 
 
 def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
-    if (found := crash_message(facts)) is not None:
-        return found
+    if (reported := crash_message(facts)) is not None:
+        return reported
     long = [part for part in continuations(facts) if part.tokens > DECODE_THRESHOLD]
     if not long:
         return TriggerResult(
@@ -86,7 +86,7 @@ def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
 def _judged(
     facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int
 ) -> TriggerResult:
-    asked = continuation_bytes(shape, part.context, facts.block_size)
+    size = continuation_bytes(shape, part.context, facts.block_size)
     # Without a reservation, the lock in the log takes precedence over the formula.
     fits = needed if facts.reserved or not facts.locked else facts.locked
     computed, boot = f"{megabytes(fits)} MB", facts.boot
@@ -100,7 +100,7 @@ def _judged(
         if unlocked
         else f"decoding locks {computed}"
     )
-    evidence = [f"{megabytes(asked)} MB needed for {part.context} cached tokens; {locks}"]
+    evidence = [f"{megabytes(size)} MB needed for {part.context} cached tokens; {locks}"]
     if facts.reserved:
         evidence.append(f"this release reserves room at boot, and locks {logged}")
     elif facts.locked is None:
@@ -112,7 +112,7 @@ def _judged(
     else:
         evidence.append("the workspace was empty when it was locked")
     brief = locks if facts.locked is None and not unlocked else f"{logged} locked"
-    bars = [(f"needed for {part.context} cached tokens", asked)]
+    bars = [(f"needed for {part.context} cached tokens", size)]
     if facts.reserved or facts.locked is None:
         bars.append(
             ("decoding would lock with CUDA graphs" if unlocked else "decoding alone locks", fits)
@@ -120,20 +120,20 @@ def _judged(
     if facts.locked is not None:
         bars.append(("locked", facts.locked))
     return TriggerResult(
-        asked > fits,
+        size > fits,
         tuple(evidence),
-        f"needs {megabytes(asked)} MB, {brief}",
+        f"needs {megabytes(size)} MB, {brief}",
         (in_megabytes(*bars),),
     )
 
 
 def crash_message(facts: TriggerFacts) -> TriggerResult | None:
     """Return the result if the crash message names the sizes."""
-    asked, locked = facts.captured.get("asked"), facts.captured.get("locked")
-    if asked is None or locked is None:
+    needed, locked = facts.captured.get("asked"), facts.captured.get("locked")
+    if needed is None or locked is None:
         return None
-    brief = f"needs {asked} MB, {locked} MB locked"
-    text = f"the crash message: {asked} MB needed, {locked} MB locked"
+    brief = f"needs {needed} MB, {locked} MB locked"
+    text = f"the crash message: {needed} MB needed, {locked} MB locked"
     return TriggerResult(True, (text,), brief, crash_amounts(facts.captured))
 
 

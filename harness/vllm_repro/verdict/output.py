@@ -129,7 +129,8 @@ class Checks:
     def asks(self) -> bool:
         """Return True if questions are asked after the workload."""
         return any(
-            one is not None for one in (self.longest_run, self.distinct, self.same, self.needle)
+            setting is not None
+            for setting in (self.longest_run, self.distinct, self.same, self.needle)
         )
 
     @property
@@ -161,18 +162,18 @@ class OutputSample:
     prompt: str = ""
 
 
-def probes(wanted: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
+def probes(checks: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
     """Return the questions for these weights, in order.
 
     weights: None if only the log names them. Another beginning is only for made weights. Random
     weights cannot find a needle.
     """
-    found = [Probe.GREEDY]
+    due = [Probe.GREEDY]
     if weights is ServedWeights.MADE:
-        found.append(Probe.BEGINNING)
-    if wanted.needle is not None and weights not in (ServedWeights.DUMMY, ServedWeights.MADE):
-        found.append(Probe.NEEDLE)
-    return tuple(found)
+        due.append(Probe.BEGINNING)
+    if checks.needle is not None and weights not in (ServedWeights.DUMMY, ServedWeights.MADE):
+        due.append(Probe.NEEDLE)
+    return tuple(due)
 
 
 def longest_run(tokens: Sequence[int | str]) -> int:
@@ -209,7 +210,7 @@ def sample_output(
 
 
 def check_output(
-    wanted: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None
+    checks: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None
 ) -> str | None:
     """Return a sentence about a wrong answer of one trial, without comparing arms.
 
@@ -217,9 +218,9 @@ def check_output(
     """
     if differ := compare_alone(answers, weights).wrong:
         return differ
-    if wanted is None:
+    if checks is None:
         return None
-    if differ := _compare_alike(wanted, answers).wrong:
+    if differ := _compare_alike(checks, answers).wrong:
         return differ
     if weights in (None, ServedWeights.DUMMY, ServedWeights.MADE):
         return None
@@ -228,14 +229,14 @@ def check_output(
             continue
         if answer.probe is Probe.NEEDLE:
             if answer.found is False and weights is ServedWeights.REAL:
-                return f"the number in the middle of {wanted.needle:,} tokens was not found"
+                return f"the number in the middle of {checks.needle:,} tokens was not found"
             continue
-        if wanted.longest_run is not None and answer.longest_run > wanted.longest_run:
+        if checks.longest_run is not None and answer.longest_run > checks.longest_run:
             return (
                 f"one token {answer.longest_run} times in a row, in an answer of {answer.length}"
                 " tokens"
             )
-        if wanted.distinct is not None and answer.distinct < wanted.distinct:
+        if checks.distinct is not None and answer.distinct < checks.distinct:
             different = round(answer.distinct * answer.length)
             return f"only {different} different tokens in an answer of {answer.length}"
     return None
@@ -252,7 +253,7 @@ class OutputComparison:
 
 
 def compare_output(
-    wanted: Checks,
+    checks: Checks,
     answers: Sequence[OutputSample],
     baseline: Sequence[Sequence[OutputSample]],
     weights: ServedWeights | None,
@@ -262,30 +263,33 @@ def compare_output(
     baseline: the answers of each of its trials. If these differ, the model is not deterministic and
     the comparison proves nothing.
     """
-    alike = _compare_alike(wanted, answers)
-    if alike.wrong or (wanted.alike and wanted.same is None):
+    alike = _compare_alike(checks, answers)
+    if alike.wrong or (checks.alike and checks.same is None):
         return alike
-    if wanted.same is None:
+    if checks.same is None:
         return OutputComparison(unknown="no baseline is declared")
     if weights in (None, ServedWeights.DUMMY):
         return OutputComparison(unknown="answers of dummy weights are neither right nor wrong")
-    ours, theirs = _greedy(answers), [one for one in map(_greedy, baseline) if one is not None]
+    ours, theirs = (
+        _greedy(answers),
+        [answer for answer in map(_greedy, baseline) if answer is not None],
+    )
     if ours is None:
         return OutputComparison(unknown="the question was not asked")
-    name = wanted.baseline
+    name = checks.baseline
     if not theirs:
         return OutputComparison(
             unknown=f"there is no answer of {name} to compare with (--arm {name})"
         )
-    if len({one.first[: wanted.same] for one in theirs}) != 1:
+    if len({answer.first[: checks.same] for answer in theirs}) != 1:
         return OutputComparison(unknown=f"{name} does not repeat its own answer")
     made = weights is ServedWeights.MADE
-    if made and not all(_attends_back(trial, wanted.same) for trial in baseline):
+    if made and not all(_attends_back(trial, checks.same) for trial in baseline):
         return OutputComparison(
             unknown=f"{name} answers the same after another beginning, so its answer proves nothing"
         )
     right = theirs[0]
-    mine, its = ours.first[: wanted.same], right.first[: wanted.same]
+    mine, its = ours.first[: checks.same], right.first[: checks.same]
     if mine == its:
         return OutputComparison()
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False)))
@@ -296,39 +300,39 @@ def compare_output(
         )
     return OutputComparison(
         wrong=(
-            f"its greedy answer differs from that of {name} {after}; the first {wanted.same} should"
+            f"its greedy answer differs from that of {name} {after}; the first {checks.same} should"
             " be equal"
         )
     )
 
 
-def _compare_alike(wanted: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
+def _compare_alike(checks: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
     """Compare the answers to equal requests of one workload.
 
     Their texts must be equal; streams cut them at different places.
     """
-    given = {answer.name: answer for answer in answers if answer.probe is Probe.WORKLOAD}
+    by_name = {answer.name: answer for answer in answers if answer.probe is Probe.WORKLOAD}
     unknown = ""
-    for first, *others in wanted.alike:
-        missing = [name for name in (first, *others) if name not in given]
+    for first, *others in checks.alike:
+        missing = [name for name in (first, *others) if name not in by_name]
         unknown = unknown or (f"{missing[0]!r} has no answer to compare" if missing else "")
         for name in others:
-            if missing or given[name].sha256 == given[first].sha256:
+            if missing or by_name[name].sha256 == by_name[first].sha256:
                 continue
             what = f"the equal requests {first!r} and {name!r} were answered differently"
             at = (
-                _first_difference(given[first], given[name])
-                if _have_token_ids(given[first], given[name])
+                _first_difference(by_name[first], by_name[name])
+                if _have_token_ids(by_name[first], by_name[name])
                 else None
             )
-            margins = given[first].margins or given[name].margins
-            if at is None and margins and _have_token_ids(given[first], given[name]):
+            margins = by_name[first].margins or by_name[name].margins
+            if at is None and margins and _have_token_ids(by_name[first], by_name[name]):
                 unknown = unknown or f"{what} after the tokens whose margins are kept"
                 continue
             if (
                 at is not None
                 and margins
-                and _margin(given[first], at) + _margin(given[name], at) < CLEAR
+                and _margin(by_name[first], at) + _margin(by_name[name], at) < CLEAR
             ):
                 unknown = unknown or f"{what} {_after(at)}, where neither had a clear best token"
                 continue
@@ -358,17 +362,20 @@ def compare_alone(
     unknown = ""
     for answer in answers:
         references = alone.get(answer.prompt, [])
-        if answer.probe not in _COMPARED or len({one.probe for one in references}) < len(
-            _REFERENCES
-        ):
+        if answer.probe not in _COMPARED or len(
+            {reference.probe for reference in references}
+        ) < len(_REFERENCES):
             continue
         clear = max(CLEAR, 2 * rounding)
         if answer.probe is Probe.BURST_CACHED:
-            references, clear = [one for one in references if one.probe is Probe.CACHED], CLEAR
-        found = _compare_with(references, answer, clear)
-        if found.wrong:
-            return found
-        unknown = unknown or found.unknown
+            references, clear = (
+                [reference for reference in references if reference.probe is Probe.CACHED],
+                CLEAR,
+            )
+        comparison = _compare_with(references, answer, clear)
+        if comparison.wrong:
+            return comparison
+        unknown = unknown or comparison.unknown
     return OutputComparison(unknown=unknown)
 
 
@@ -385,15 +392,15 @@ def _compare_with(
     """
     if not _have_token_ids(answer, *alone):
         return OutputComparison(unknown="this server returns no token ids")
-    places = [_first_difference(one, answer) for one in alone]
+    places = [_first_difference(reference, answer) for reference in alone]
     if None in places:
         return OutputComparison()
     at = min(place for place in places if place is not None)
     where = "in the workload" if answer.probe is Probe.WORKLOAD else "beside others"
     what = f"{answer.name} was answered differently {where} and alone {_after(at)}"
-    if len({one.first[: at + 1] for one in alone}) > 1:
+    if len({reference.first[: at + 1] for reference in alone}) > 1:
         return OutputComparison(unknown=f"{what}, where its answers alone differ too")
-    moved = min(_margin(one, at) for one in alone) + _margin(answer, at)
+    moved = min(_margin(reference, at) for reference in alone) + _margin(answer, at)
     if moved < clear:
         return OutputComparison(unknown=f"{what}, where no token was clearly the best")
     tokens = f"{_token(answer, at)}, alone {_token(alone[0], at)}"
@@ -409,25 +416,25 @@ def _margin(answer: OutputSample, at: int) -> float:
 
 def _rounding(alone: Sequence[OutputSample]) -> float:
     """Return by how many nats at least the prefix cache moved tokens, up to a first difference."""
-    first = next((one for one in alone if one.probe is Probe.ALONE), None)
-    cached = next((one for one in alone if one.probe is Probe.CACHED), None)
+    first = next((answer for answer in alone if answer.probe is Probe.ALONE), None)
+    cached = next((answer for answer in alone if answer.probe is Probe.CACHED), None)
     if first is None or cached is None:
         return 0.0
     at = _first_difference(first, cached)
     turned = 0.0 if at is None else _margin(first, at) + _margin(cached, at)
     equal = zip(first.margins[:at], cached.margins[:at], strict=False)
-    return max([turned, *(abs(one - other) for one, other in equal)])
+    return max([turned, *(abs(before - after) for before, after in equal)])
 
 
-def _first_difference(one: OutputSample, other: OutputSample) -> int | None:
+def _first_difference(left: OutputSample, right: OutputSample) -> int | None:
     """Return the place of the first different kept token; None if all are equal."""
     equal = sum(
         1
         for _ in takewhile(
-            lambda pair: pair[0] == pair[1], zip(one.first, other.first, strict=False)
+            lambda pair: pair[0] == pair[1], zip(left.first, right.first, strict=False)
         )
     )
-    return equal if equal < max(len(one.first), len(other.first)) else None
+    return equal if equal < max(len(left.first), len(right.first)) else None
 
 
 def _have_token_ids(*answers: OutputSample) -> bool:
@@ -448,13 +455,13 @@ def _token(answer: OutputSample, at: int) -> str:
 
 
 def _greedy(answers: Sequence[OutputSample]) -> OutputSample | None:
-    return next((one for one in answers if one.probe is Probe.GREEDY), None)
+    return next((answer for answer in answers if answer.probe is Probe.GREEDY), None)
 
 
 def _attends_back(answers: Sequence[OutputSample], same: int) -> bool:
     """Return True if another beginning changed the answer."""
-    ours, other = (
+    ours, moved = (
         _greedy(answers),
-        next((one for one in answers if one.probe is Probe.BEGINNING), None),
+        next((answer for answer in answers if answer.probe is Probe.BEGINNING), None),
     )
-    return ours is not None and other is not None and ours.first[:same] != other.first[:same]
+    return ours is not None and moved is not None and ours.first[:same] != moved.first[:same]

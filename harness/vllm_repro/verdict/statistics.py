@@ -1,8 +1,8 @@
-"""Exact bounds on the rate of a crash, from a number of boots.
+"""Exact bounds on the rate of a crash, from a number of trials.
 
-One crash and one quiet boot prove little: a fix that does nothing looks the same half of the time
+One crash and one quiet trial prove little: a fix that does nothing looks the same half of the time
 or more. All bounds are exact, one-sided Clopper-Pearson bounds of a binomial rate; `alpha` is the
-chance of being wrong, 5 %. After 5 crashes of 5 a fix needs 4 quiet boots, after 1 of 1 it needs
+chance of being wrong, 5 %. After 5 crashes of 5 a fix needs 4 quiet trials, after 1 of 1 it needs
 59.
 """
 
@@ -15,7 +15,7 @@ ALPHA = 0.05
 
 
 def _at_least(k: int, n: int, p: float) -> float:
-    """Return the chance of k or more crashes in n boots at rate p, 0 < p < 1."""
+    """Return the chance of k or more crashes in n trials at rate p, 0 < p < 1."""
     # Logarithms: the binomials of a long history do not fit into a float.
     ways, crash, clean = lgamma(n + 1), log(p), log1p(-p)
     return fsum(
@@ -25,19 +25,19 @@ def _at_least(k: int, n: int, p: float) -> float:
 
 
 @lru_cache(256)
-def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
-    """Return the least crash rate that `crashed` of `boots` supports.
+def lower_bound(crashed: int, trials: int, alpha: float = ALPHA) -> float:
+    """Return the least crash rate that `crashed` of `trials` supports.
 
     5 of 5 supports 0.55; 1 of 1 only 0.05.
     """
-    if not 0 <= crashed <= boots:
-        raise ValueError(f"{crashed} crashes of {boots} boots")
+    if not 0 <= crashed <= trials:
+        raise ValueError(f"{crashed} crashes of {trials} trials")
     if crashed == 0:
         return 0.0
     low, high = 0.0, 1.0
     for _ in range(60):  # halve the interval, far below any printed digit
         middle = (low + high) / 2
-        if _at_least(crashed, boots, middle) < alpha:
+        if _at_least(crashed, trials, middle) < alpha:
             low = middle
         else:
             high = middle
@@ -45,51 +45,51 @@ def lower_bound(crashed: int, boots: int, alpha: float = ALPHA) -> float:
 
 
 def excluded_rate(clean: int, alpha: float = ALPHA) -> float:
-    """Return the crash rate that `clean` quiet boots exclude: 3 exclude rates above 0.63."""
+    """Return the crash rate that `clean` quiet trials exclude: 3 exclude rates above 0.63."""
     return 1.0 if clean <= 0 else 1.0 - alpha ** (1.0 / clean)
 
 
-def fisher(crashed: int, boots: int, other_crashed: int, other_boots: int) -> float:
+def fisher(crashed: int, trials: int, other_crashed: int, other_trials: int) -> float:
     """Return the one-sided p of Fisher's exact test.
 
     It is the chance of at most `other_crashed` crashes if both sides have the same crash rate.
     5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05.
     """
-    total, crashes = boots + other_boots, crashed + other_crashed
-    if not (0 <= crashed <= boots and 0 <= other_crashed <= other_boots):
-        raise ValueError(f"{crashed} crashes of {boots} boots, {other_crashed} of {other_boots}")
+    total, crashes = trials + other_trials, crashed + other_crashed
+    if not (0 <= crashed <= trials and 0 <= other_crashed <= other_trials):
+        raise ValueError(f"{crashed} crashes of {trials} trials, {other_crashed} of {other_trials}")
     ways = (
-        comb(other_boots, i) * comb(boots, crashes - i)
+        comb(other_trials, i) * comb(trials, crashes - i)
         for i in range(other_crashed + 1)
         if i <= crashes
     )
     return sum(ways) / comb(total, crashes)
 
 
-def clean_needed(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
-    """Return the quiet boots needed to call a bug fixed that crashed in `crashed` of `boots`.
+def clean_needed(crashed: int, trials: int, alpha: float = ALPHA) -> int | None:
+    """Return the quiet trials needed to call a bug fixed that crashed in `crashed` of `trials`.
 
     An engine that still crashes at the lower bound would then crash at least once, with 95 %
     confidence. Valid for one comparison. None if nothing crashed.
     """
-    return _quiet_boots(lower_bound(crashed, boots), alpha)
+    return _quiet_trials(lower_bound(crashed, trials), alpha)
 
 
-def clean_streak(crashed: int, boots: int, alpha: float = ALPHA) -> int | None:
-    """Return the quiet boots in a row that a nightly watch needs after `crashed` of `boots`.
+def clean_streak(crashed: int, trials: int, alpha: float = ALPHA) -> int | None:
+    """Return the quiet trials in a row that a nightly watch needs after `crashed` of `trials`.
 
     A quiet streak may begin by chance after each crash. So the j-th crash gets only
     alpha / (j (j + 1)) of the chance of being wrong, whose sum stays below alpha. 5 of 5 needs 9,
     30 of 30 needs 5, 35 of 70 needs 21. None if nothing crashed.
     """
     return (
-        _quiet_boots(lower_bound(crashed, boots), alpha / (crashed * (crashed + 1)))
+        _quiet_trials(lower_bound(crashed, trials), alpha / (crashed * (crashed + 1)))
         if crashed
         else None
     )
 
 
-def _quiet_boots(rate: float, alpha: float) -> int | None:
+def _quiet_trials(rate: float, alpha: float) -> int | None:
     if rate <= 0.0:
         return None
     return ceil(log(alpha) / log(1.0 - rate))

@@ -11,11 +11,11 @@ A round sends a number of requests at once and ends with the last answer. Rounds
 is steady: the last two of two to five warm-up rounds agree within 5 %, or later the two halves of
 the rounds within 20 %. Each round gives one value of each figure; medians and quartiles are over
 rounds. Two arms are compared by the ratio of their medians, with a bootstrap interval that draws
-boots first and rounds within them, so that boots that differ widen it.
+trials first and rounds within them, so that trials that differ widen it.
 
 A change is claimed only if the interval excludes 1 *and* the ratio lies outside twice the
-coefficient of variation of the noisier arm: noise alone meets one condition too often. One boot of
-an arm proves no change, because its rounds agree better than those of two boots.
+coefficient of variation of the noisier arm: noise alone meets one condition too often. One trial of
+an arm proves no change, because its rounds agree better than those of two trials.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Throughput and latency of an arm under one load, over all rounds of all its boots.
+    """Throughput and latency of an arm under one load, over all rounds of all its trials.
 
     A load is a prompt length, an answer length and a number of streams. Times are in seconds, of
     the rounds in which the client did not delay a request; None if these are fewer than
@@ -303,9 +303,9 @@ class Figures:
     late_s: Spread
 
 
-def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
-    """Return the figures of an arm. boots: the rounds of each boot, at least one."""
-    rounds = list(chain.from_iterable(boots))
+def figures(point: Point, trials: Sequence[Sequence[Round]]) -> Figures:
+    """Return the figures of an arm. trials: the rounds of each trial, at least one."""
+    rounds = list(chain.from_iterable(trials))
 
     def timely(
         figure: Callable[[Round], float | None], most_late: float = MOST_LATE
@@ -316,8 +316,8 @@ def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
 
     return Figures(
         point=point,
-        boots=len(boots),
-        output_tok_s=_speed(boots),
+        boots=len(trials),
+        output_tok_s=_speed(trials),
         req_s=Spread.of([measured.req_s for measured in rounds]),
         ttft_s=timely(lambda measured: measured.ttft_s),
         tpot_s=timely(lambda measured: measured.tpot_s),
@@ -329,8 +329,8 @@ def figures(point: Point, boots: Sequence[Sequence[Round]]) -> Figures:
     )
 
 
-def _speed(boots: Sequence[Sequence[Round]]) -> Spread:
-    return Spread.of([measured.output_tok_s for boot in boots for measured in boot])
+def _speed(trials: Sequence[Sequence[Round]]) -> Spread:
+    return Spread.of([measured.output_tok_s for trial in trials for measured in trial])
 
 
 class ThroughputChange(StrEnum):
@@ -348,7 +348,7 @@ class Ratio:
     # 95 % bootstrap interval
     low: float
     high: float
-    # rounds and boots of the arm that has fewer
+    # rounds and trials of the arm that has fewer
     n: int
     boots: int
     change: ThroughputChange
@@ -363,36 +363,36 @@ def interval(
 ) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the ratio of medians.
 
-    Values: above 0, by boot.
+    Values: above 0, by trial.
     """
     draw = random.Random(seed)
 
-    def drawn(boots: Sequence[Sequence[float]]) -> float:
-        chosen = draw.choices(boots, k=len(boots))
-        return median([value for boot in chosen for value in draw.choices(boot, k=len(boot))])
+    def drawn(trials: Sequence[Sequence[float]]) -> float:
+        chosen = draw.choices(trials, k=len(trials))
+        return median([value for trial in chosen for value in draw.choices(trial, k=len(trial))])
 
     ratios = sorted(drawn(arm) / drawn(baseline) for _ in range(resamples))
     return ratios[int(0.025 * resamples)], ratios[ceil(0.975 * resamples) - 1]
 
 
 def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], seed: int) -> Ratio:
-    """Compare the speed of an arm with the baseline's. Both: the rounds of each boot."""
+    """Compare the speed of an arm with the baseline's. Both: the rounds of each trial."""
     ours, theirs = _speed(arm), _speed(baseline)
     low, high = interval(
-        [[measured.output_tok_s for measured in boot] for boot in arm],
-        [[measured.output_tok_s for measured in boot] for boot in baseline],
+        [[measured.output_tok_s for measured in trial] for trial in arm],
+        [[measured.output_tok_s for measured in trial] for trial in baseline],
         seed,
     )
     middle = ours.median / theirs.median
-    boots = min(len(arm), len(baseline))
-    if boots < 2:
+    trials = min(len(arm), len(baseline))
+    if trials < 2:
         change = ThroughputChange.UNJUDGED
     elif low <= 1.0 <= high or abs(middle - 1.0) <= 2.0 * max(ours.cv, theirs.cv):
         change = ThroughputChange.NONE
     else:
         change = ThroughputChange.FASTER if middle > 1.0 else ThroughputChange.SLOWER
     return Ratio(
-        ratio=middle, low=low, high=high, n=min(ours.n, theirs.n), boots=boots, change=change
+        ratio=middle, low=low, high=high, n=min(ours.n, theirs.n), boots=trials, change=change
     )
 
 

@@ -154,7 +154,11 @@ class ArmResult:
     def otherwise(self) -> tuple[Outcome, ...]:
         """Return the failures that are not this bug."""
         sign = self.expected.sign
-        ends = tuple(one for one in self.outcomes if one.facts.other_failure and one is not sign)
+        ends = tuple(
+            outcome
+            for outcome in self.outcomes
+            if outcome.facts.other_failure and outcome is not sign
+        )
         return ends + (sign,) * self.strange
 
     @property
@@ -164,7 +168,7 @@ class ArmResult:
 
     @property
     def alive(self) -> bool:
-        return bool(self.outcomes) and all(one.facts.alive for one in self.outcomes)
+        return bool(self.outcomes) and all(outcome.facts.alive for outcome in self.outcomes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +202,8 @@ class VerdictReport:
 def counted(outcomes: Sequence[Outcome]) -> str:
     """Return `crash, clean x 3`: each outcome once, in order of first occurrence."""
     return ", ".join(
-        f"{one}{f' x {times}' if times > 1 else ''}" for one, times in Counter(outcomes).items()
+        f"{outcome}{f' x {times}' if times > 1 else ''}"
+        for outcome, times in Counter(outcomes).items()
     )
 
 
@@ -207,17 +212,17 @@ def from_source(version: str | None) -> bool:
     return bool(re.search(r"\+(commit|folder)\.", version or ""))
 
 
-def same_release(one: str | None, other: str | None) -> bool:
+def same_release(first: str | None, second: str | None) -> bool:
     """Return True if two reported versions are of one release, or of one build from source.
 
     `0.28.0+cpu` and `0.28.0` are of one release.
     """
-    if from_source(one) or from_source(other):
-        return one == other
+    if from_source(first) or from_source(second):
+        return first == second
     try:
-        return Version(Version(one or "").public) == Version(Version(other or "").public)
+        return Version(Version(first or "").public) == Version(Version(second or "").public)
     except InvalidVersion:
-        return one is not None and one == other
+        return first is not None and first == second
 
 
 def _died(expected: Expected, crashed: int, boots: int) -> str:
@@ -273,13 +278,16 @@ def arm_result(
     conclusive = crashed + clean
     if crashed:
         others = (
-            sum(one.facts.other_failure and one is not expected.sign for one in outcomes) + strange
+            sum(
+                outcome.facts.other_failure and outcome is not expected.sign for outcome in outcomes
+            )
+            + strange
         )
         # boots that ran, and in which another failure may have come before this one
         conclusive += others
         result = Result.FLAKY if clean else Result.REPRODUCES
         bound = _died(expected, crashed, conclusive)
-    elif outcomes and not any(one.facts.ran for one in outcomes):
+    elif outcomes and not any(outcome.facts.ran for outcome in outcomes):
         # An interrupted trial may have got further than the boot.
         far = "finished" if Outcome.CANCELLED in outcomes else "reached the workload"
         result, bound = Result.BLOCKED, f"no trial {far}"
@@ -392,7 +400,8 @@ def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
         names.setdefault(arm.conclusive, []).append(arm.name)
     needed = clean_needed(dying.crashed, dying.conclusive)
     return tuple(
-        _compared(dying, ", ".join(those), clean, needed) for clean, those in names.items()
+        _compared(dying, ", ".join(quiet_names), clean, needed)
+        for clean, quiet_names in names.items()
     )
 
 

@@ -225,5 +225,5 @@ def _bootable(candidate: int, skipped: Sequence[int], near: int) -> float:
     """
     place = bisect_left(skipped, candidate)
     around = skipped[max(0, place - 1) : place + 1]
-    distance = min((abs(candidate - other) for other in around), default=1)
+    distance = min((abs(candidate - skip) for skip in around), default=1)
     return distance / (distance + near)

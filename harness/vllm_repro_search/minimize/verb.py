@@ -166,7 +166,9 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
     def removals(self) -> list[tuple[str, MinimizationBoot]]:
         """Return the text of each unit that is left, and the boot without it, if there was one."""
         kept = self.plan.kept or ()
-        smaller = {tuple(other for other in kept if other != unit): unit for unit in kept}
+        smaller = {
+            tuple(remaining for remaining in kept if remaining != unit): unit for unit in kept
+        }
         boots = [boot for boot in self.kept() if boot.units in smaller]
         return [(self.units[smaller[boot.units]].text, boot) for boot in boots]
 
@@ -263,10 +265,8 @@ def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOpt
         raise UsageError(
             f"the arm {arm.name} changes vLLM's source, so a smaller command would not crash"
             " without that change",
-            hint=(
-                "--arm with one of"
-                f" {', '.join(other.name for other in scenario.arms if not other.patches)}"
-            ),
+            hint="--arm with one of "
+            + ", ".join(candidate.name for candidate in scenario.arms if not candidate.patches),
         )
     command, _, changes = edited_command(scenario, arm, kind, options)
     reported = changed = scenario.reported()

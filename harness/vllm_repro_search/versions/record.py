@@ -415,9 +415,9 @@ def _clause(items: Sequence[str], verbs: tuple[str, str]) -> str:
     return f"{joined(items)} {verbs[several]}"
 
 
-def ranges(chosen: Sequence[str], asked: Sequence[str]) -> list[str]:
-    """Return `0.21.0 to 0.23.0 (3 tried)` for three neighbours in `asked` or more, else names."""
-    position = {version: index for index, version in enumerate(asked)}
+def ranges(chosen: Sequence[str], tried: Sequence[str]) -> list[str]:
+    """Return `0.21.0 to 0.23.0 (3 tried)` for three neighbours in `tried` or more, else names."""
+    position = {version: index for index, version in enumerate(tried)}
     items: list[str] = []
     for _, run in groupby(enumerate(chosen), lambda pair: position[pair[1]] - pair[0]):
         names = [version for _, version in run]

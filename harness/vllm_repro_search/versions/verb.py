@@ -200,7 +200,7 @@ def releases(text: str) -> tuple[str, ...]:
 
 
 def status_bounds(scenario: Scenario) -> tuple[str, ...]:
-    """Return the first bad release, the one that the scenario is tried with, the first good."""
+    """Return the first bad release, the release for trying the scenario, and the first good."""
     status = scenario.status
     return _sorted(filter(None, (status.first_bad, scenario.try_with, status.first_good)))
 

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_repro.client.metrics import (
     Counted,
-    Reading,
+    MetricsReading,
     counted_between,
     read_metrics,
     steps_between,
@@ -28,8 +28,8 @@ def test_pages_of_real_servers(name: str) -> None:
 
 
 def test_steps_between_two_scrapes_are_counted_by_size() -> None:
-    before = Reading(steps={1.0: 5, 8.0: 5, 4096.0: 5, float("inf"): 5})
-    after = Reading(steps={1.0: 12, 8.0: 12, 4096.0: 14, float("inf"): 15})
+    before = MetricsReading(steps={1.0: 5, 8.0: 5, 4096.0: 5, float("inf"): 5})
+    after = MetricsReading(steps={1.0: 12, 8.0: 12, 4096.0: 14, float("inf"): 15})
     assert steps_between(before, after) == (
         "1 step of over 4,096 tokens",
         "2 steps of 9 to 4,096 tokens",
@@ -50,14 +50,17 @@ def test_a_value_that_is_no_count_is_left_out(value: str) -> None:
         "".join(f"vllm:{name} {value}\n" for name in names)
         + f"process_start_time_seconds {value}\n"
     )
-    assert read_metrics(page) == Reading()
+    assert read_metrics(page) == MetricsReading()
     assert steps_between(
-        Reading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')
+        MetricsReading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')
     ) == ("3 steps of over -1 tokens",)
 
 
 def test_a_page_that_is_no_metrics_is_an_empty_reading() -> None:
-    assert (read_metrics("<html>proxy</html>"), read_metrics("")) == (Reading(), Reading())
+    assert (read_metrics("<html>proxy</html>"), read_metrics("")) == (
+        MetricsReading(),
+        MetricsReading(),
+    )
 
 
 PAGE = """process_start_time_seconds 1000.0
@@ -105,5 +108,5 @@ def test_what_a_server_counts_in_a_phase() -> None:
 
 def test_no_counts_are_shown_without_counters_or_on_restart() -> None:
     page = read_metrics(PAGE.format(prompt=10, output=20))
-    assert counted_between(page, Reading(started=1000.0), None) is None
-    assert counted_between(Reading(started=999.0), page, None) is None
+    assert counted_between(page, MetricsReading(started=1000.0), None) is None
+    assert counted_between(MetricsReading(started=999.0), page, None) is None

@@ -327,7 +327,7 @@ def test_an_engine_that_dies_while_it_is_measured_has_died(tmp_path: Path) -> No
     (stopped,) = journal.of("measure-stopped")
     assert "died" in stopped["why"]
     assert [entry["point"]["concurrency"] for entry in journal.of("throughput-point")] == [1]
-    assert trial.seen.asked[-1].died
+    assert trial.seen.requests[-1].died
 
 
 Wrong = Callable[[Exchange, int], bool]

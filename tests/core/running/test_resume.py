@@ -17,8 +17,8 @@ from tests.report_examples import REHEARSAL
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Journal, Recording, read
 from vllm_repro.report.build import build
-from vllm_repro.running.boots import MOST, Boots, undecided_arms
 from vllm_repro.running.resume import unfinished_run
+from vllm_repro.running.trial_order import MOST, Trials, undecided_arms
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import ArmResult, Expected, Record, arm_result, comparisons
@@ -52,41 +52,43 @@ def boot(arm: str, number: int, outcome: str | None = "crash") -> list[tuple[str
     return [started] if outcome is None else [started, ("trial-ended", ended)]
 
 
-def remaining(boots: Boots, trials: int) -> list[str]:
-    """Return the arms in the order of their boots, each of which crashes."""
-    booted = []
+def remaining(done: Trials, trials: int) -> list[str]:
+    """Return the arms in the order of their trials, each of which crashes."""
+    tried = []
 
     def undecided() -> list[str]:
-        return [arm.name for arm in ARMS if len(boots.outcomes[arm.name]) < trials]
+        return [arm.name for arm in ARMS if len(done.outcomes[arm.name]) < trials]
 
-    for arm in boots.in_turn(ARMS, undecided):
-        boots.outcomes[arm.name].append(Outcome.CRASH)
-        booted.append(arm.name)
-    return booted
+    for arm in done.in_turn(ARMS, undecided):
+        done.outcomes[arm.name].append(Outcome.CRASH)
+        tried.append(arm.name)
+    return tried
 
 
 @given(st.integers(1, 6), st.integers(0, 12))
 def test_what_was_done_and_what_is_left_are_the_whole_plan(trials: int, done: int) -> None:
-    whole = remaining(Boots(), trials)
+    whole = remaining(Trials(), trials)
     assert "".join(whole) == ("abba" * trials)[: 2 * trials], "neither arm is always the first"
     entries = [
         entry for place, arm in enumerate(whole[:done]) for entry in boot(arm, 1 + place // 2)
     ]
-    assert remaining(unfinished_run(recording(*entries), Path("run")).boots, trials) == whole[done:]
+    assert (
+        remaining(unfinished_run(recording(*entries), Path("run")).trials, trials) == whole[done:]
+    )
 
 
 def test_an_interrupted_boot_is_repeated_with_a_new_number() -> None:
     for cut in (boot("b", 1, None), boot("b", 1, "cancelled")):
         left = unfinished_run(recording(*boot("a", 1), *cut), Path("run"))
-        assert dict(left.boots.outcomes) == {"a": [Outcome.CRASH]}
-        assert dict(left.boots.last) == {"a": 1, "b": 1}
-        assert remaining(left.boots, 2) == ["b", "b", "a"]
+        assert dict(left.trials.outcomes) == {"a": [Outcome.CRASH]}
+        assert dict(left.trials.last) == {"a": 1, "b": 1}
+        assert remaining(left.trials, 2) == ["b", "b", "a"]
         assert left.words == ("run", "a-bug", "--server", "rehearsal", "--trials", "3")
 
 
 def test_a_hang_of_a_spinning_arm_is_no_bug_after_resume() -> None:
     left = unfinished_run(recording(*boot("c", 1, "hang"), *boot("c", 2, "clean")), Path("run"))
-    assert dict(left.boots.strange) == {"c": 1}
+    assert dict(left.trials.strange) == {"c": 1}
 
 
 def test_a_finished_run_is_not_resumed() -> None:
@@ -202,7 +204,7 @@ def boots(
     arms: list[Arm], does: Callable[[str, int], Outcome], record: Record | None = None
 ) -> dict[str, int]:
     """Return how often each arm is booted. Boot n of an arm ends as `does` returns."""
-    done = Boots()
+    done = Trials()
 
     def results() -> list[ArmResult]:
         return [arm_result(arm.name, arm.expected, done.outcomes[arm.name]) for arm in arms]
@@ -263,7 +265,7 @@ def test_a_patch_boots_as_often_as_deaths_of_its_release_ask(
 
 def test_one_infra_boot_is_repeated_and_does_not_count() -> None:
     arms = [REPORTED, EAGER]
-    done = Boots()
+    done = Trials()
     for booted in done.in_turn(
         arms, lambda: [arm.name for arm in arms if len(done.outcomes[arm.name]) < 2]
     ):

@@ -54,7 +54,7 @@ def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path)
     assert [call["id"] for call in calls] == results == ["call_1", "call_2"]
     assert calls[0]["function"] == {"name": "look", "arguments": "{}"}
     assert sent[2]["messages"][:3] == sent[1]["messages"]
-    assert [asked.repeats for asked in trial.seen.asked] == [0, 50, 80]
+    assert [asked.repeats for asked in trial.seen.requests] == [0, 50, 80]
 
 
 @pytest.mark.parametrize(("kind", "repeats"), [(ServerKind.LAB, 32), (ServerKind.PROCESS, 96)])
@@ -68,7 +68,7 @@ def test_a_shared_head_has_the_size_that_was_sent(
     request = completion(prompt=128, shared=sized(96, lab=32))
     arm = replace(ARM, workload=(request, request))
     _, trial = tried(tmp_path, {"/tokenize": tokenize}, arm=arm, launch=replace(LAUNCH, kind=kind))
-    assert [asked.repeats for asked in trial.seen.asked] == [0, repeats]
+    assert [asked.repeats for asked in trial.seen.requests] == [0, repeats]
     sent = {entry["body"]["prompt"] for entry in journaled(tmp_path, "request-sent")}
     assert sent == {f"(128 tokens, the first {repeats} shared)"}
 
@@ -90,7 +90,7 @@ def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) ->
     paths = {"/v1/completions": keeping(sent, uncounted), "/tokenize": answering(500)}
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(first, second)))
     assert sent[1].items() >= {**stated, "prompt": [*[7] * 48, 8]}.items()
-    asked = trial.seen.asked
+    asked = trial.seen.requests
     counts = [(request.prompt_tokens, request.counted_by, request.repeats) for request in asked]
     assert counts == [(64, "ids", 0), (49, "ids", 48)]
     # What the scenario states can be the evidence of a trigger.
@@ -124,7 +124,7 @@ def test_a_server_without_completions_can_be_asked(tmp_path: Path) -> None:
     assert (sent[0], sent[1]["model"]) == ({"model": "tiny", **body}, "adapter")
     assert sent[2]["input"] == "hello", "the canary"
     # Two prompts are no prompt of their sum.
-    assert [asked.prompt_tokens for asked in trial.seen.asked] == [3, None]
+    assert [asked.prompt_tokens for asked in trial.seen.requests] == [3, None]
     bodies = [body, {"model": "adapter", "input": [[1], [2, 3]]}]
     assert [entry["body"] for entry in journaled(tmp_path, "request-sent")] == bodies
 
@@ -153,7 +153,7 @@ def test_hits_of_other_clients_are_not_those_of_a_request(
 
     paths = {"/v1/completions": keeping(answered, answering(200, counts)), "/metrics": metrics}
     _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(completion(prompt="hello"),)))
-    assert trial.seen.asked[0].cached_tokens == cached
+    assert trial.seen.requests[0].cached_tokens == cached
 
 
 def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
         "prompt_tokens_details": {"cached_tokens": -1},
     }
     paths = {"/v1/completions": answering(200, {**COMPLETION, "usage": usage})}
-    assert tried(tmp_path, paths)[1].seen.asked[0].cached_tokens is None
+    assert tried(tmp_path, paths)[1].seen.requests[0].cached_tokens is None
 
 
 @pytest.mark.parametrize(

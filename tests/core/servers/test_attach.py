@@ -261,7 +261,7 @@ def test_unknown_flags_are_no_evidence_of_an_attached_server(
     seen = Observed(
         facts=ServerFacts(kind=kind, evidence=Evidence.GPU, argv=()),
         ready=True,
-        asked=[SentRequest("long chat", 7593)],
+        requests=[SentRequest("long chat", 7593)],
         canary_ok=True,
     )
     conclusion = assess(scenario, scenario.reported(), seen, tmp_path / "none")

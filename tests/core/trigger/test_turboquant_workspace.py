@@ -227,7 +227,7 @@ def lived(kind: ServerKind, evidence: Evidence, cached: int | None = 0) -> Obser
     return Observed(
         ServerFacts(kind=kind, evidence=evidence, argv=()),
         ready=True,
-        asked=[SentRequest("long", 7593, cached_tokens=cached)],
+        requests=[SentRequest("long", 7593, cached_tokens=cached)],
         canary_ok=True,
     )
 

@@ -42,9 +42,9 @@ def test_excluded_rates(clean: int, rate: float) -> None:
 
 
 def test_only_impossible_counts_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 crashes of 3 boots"):
+    with pytest.raises(ValueError, match="4 crashes of 3 trials"):
         lower_bound(4, 3)
-    with pytest.raises(ValueError, match="4 crashes of 3 boots"):
+    with pytest.raises(ValueError, match="4 crashes of 3 trials"):
         fisher(4, 3, 0, 1)
     assert fisher(1, 2, 2, 2) == pytest.approx(1.0)
 

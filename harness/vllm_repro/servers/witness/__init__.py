@@ -32,15 +32,15 @@ def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Pat
     Raises `InfraError` if a process found or ran a different file, or if a ready server has not
     reported a file.
     """
-    found: dict[str, str] = {}
-    for one in observed(read_lines(log)):
-        if one.kind not in ("found", "imported", "stale"):
+    seen: dict[str, str] = {}
+    for event in observed(read_lines(log)):
+        if event.kind not in ("found", "imported", "stale"):
             continue
-        file, digest = str(one.values["file"]), str(one.values["sha256"])
-        if one.kind == "stale" or digest != changed.get(file):
+        file, digest = str(event.values["file"]), str(event.values["sha256"])
+        if event.kind == "stale" or digest != changed.get(file):
             instead = (
                 "an outdated compiled file"
-                if one.kind == "stale"
+                if event.kind == "stale"
                 else f"a file with sha256 {digest[:12]}…"
             )
             raise InfraError(
@@ -50,10 +50,10 @@ def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Pat
                     " damaged: vllm-repro doctor names its folder, remove it"
                 ),
             )
-        found[file] = digest
-    if ready and (missing := changed.keys() - found.keys()):
+        seen[file] = digest
+    if ready and (missing := changed.keys() - seen.keys()):
         raise InfraError(
             f"no process of the server reported the patched {', '.join(sorted(missing))}",
             hint="unset VLLM_PLUGINS: it limits which plugins vLLM loads",
         )
-    return tuple(Patched(file=file, sha256=digest) for file, digest in found.items())
+    return tuple(Patched(file=file, sha256=digest) for file, digest in seen.items())

@@ -36,9 +36,9 @@ def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:
     """Let vLLM read a model's config.json once: this took a tenth of a case's time."""
     read: dict[str, bytes] = {}
 
-    def get(path: str, *given: Any, **more: Any) -> Any:
+    def get(path: str, *rest: Any, **more: Any) -> Any:
         if path not in read:
-            read[path] = pickle.dumps(get_config(path, *given, **more))
+            read[path] = pickle.dumps(get_config(path, *rest, **more))
         return pickle.loads(read[path])  # vLLM changes it
 
     return get
@@ -47,13 +47,13 @@ def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:
 model.get_config = _parse_once(model.get_config)
 
 
-def config_of(case: Mapping[str, Any], **given: Any) -> Any:
-    """Return vLLM's configuration of a case. given: more engine arguments."""
+def config_of(case: Mapping[str, Any], **engine_arguments: Any) -> Any:
+    """Return vLLM's configuration of a case. engine_arguments: more engine arguments."""
     if case["connector"]:
         failures = (
             {"kv_load_failure_policy": case["load_failures"]} if case.get("load_failures") else {}
         )
-        given["kv_transfer_config"] = KVTransferConfig(
+        engine_arguments["kv_transfer_config"] = KVTransferConfig(
             kv_connector=case["connector"],
             kv_role=(
                 "kv_producer"
@@ -67,14 +67,14 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
             **failures,
         )
     if case["draft"]:
-        given["speculative_config"] = {
-            "method": "ngram_gpu" if given.get("async_scheduling") else "ngram",
+        engine_arguments["speculative_config"] = {
+            "method": "ngram_gpu" if engine_arguments.get("async_scheduling") else "ngram",
             "num_speculative_tokens": case["draft"],
             "prompt_lookup_max": 4,
         }
     hybrid = "mamba" in case["layers"]
     if hybrid and case["caching"]:
-        given["mamba_cache_mode"] = (
+        engine_arguments["mamba_cache_mode"] = (
             # the default of newer releases; `mamba` has no rules for "all", that of older ones
             "align"
         )
@@ -91,7 +91,7 @@ def config_of(case: Mapping[str, Any], **given: Any) -> Any:
         num_gpu_blocks_override=case["blocks"],
         disable_hybrid_kv_cache_manager=not case["hybrid"],
         enforce_eager=True,
-        **given,
+        **engine_arguments,
     ).create_engine_config()
 
 

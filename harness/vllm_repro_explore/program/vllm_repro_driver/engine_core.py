@@ -253,7 +253,7 @@ def request_of(
     engine: Any,
     name: str,
     prompt: list[int],
-    given: SamplingParams,
+    sampling: SamplingParams,
     ask: Mapping[str, Any],
     resumable: bool = False,
 ) -> tuple[Any, int]:
@@ -266,7 +266,7 @@ def request_of(
         "request_id": name,
         "prompt_token_ids": list(prompt),  # vLLM extends it in a session
         "mm_features": _features(engine, ask["images"]),
-        "sampling_params": given,
+        "sampling_params": sampling,
         "pooling_params": None,
         "eos_token_id": EOS,
         "arrival_time": float(next(_ARRIVALS)),  # two requests never arrive at once
@@ -287,7 +287,7 @@ def request_of(
             for missing in missed:
                 engine.image_cache.invalidate(missing)
             # the client sends it again
-            return request_of(engine, name, prompt, given, ask, resumable)
+            return request_of(engine, name, prompt, sampling, ask, resumable)
         raise Refused(str(error), not ask["grammar"]) from error
     return added
 
@@ -317,10 +317,10 @@ def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
     return features
 
 
-def compiled(engine: Any, given: SamplingParams) -> Any:
+def compiled(engine: Any, sampling: SamplingParams) -> Any:
     """Return a new matcher of a request's grammar, from the engine's backend."""
     compile_grammar = engine.structured_output_manager.backend.compile_grammar
     more = {}
     if "stop_token_ids" in inspect.signature(compile_grammar).parameters:
-        more["stop_token_ids"] = given.all_stop_token_ids
-    return compile_grammar(*get_structured_output_key(given.structured_outputs), **more)
+        more["stop_token_ids"] = sampling.all_stop_token_ids
+    return compile_grammar(*get_structured_output_key(sampling.structured_outputs), **more)

@@ -398,9 +398,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 min(first + image.mm_position.length, start + len(tokens)),
             )
             if low < high:
-                if (found := self._encoded.get(image.identifier)) is None:
+                if (encoded := self._encoded.get(image.identifier)) is None:
                     raise RunnerError(f"Encoder cache miss for {image.identifier}.")
-                tokens[low - start : high - start] = found[low - first : high - first]
+                tokens[low - start : high - start] = encoded[low - first : high - first]
 
     def _inputs(self, output: Any, computed: dict[str, int]) -> list[_Row]:
         batch = []

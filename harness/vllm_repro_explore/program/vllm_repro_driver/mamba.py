@@ -50,14 +50,19 @@ _TAILS = _says("vllm.v1.attention.backends.mamba_attn", "padded_prompt_tail_rows
 
 
 class States:
-    """Places of the states.
-
-    config: vLLM's. drafts: tokens of a step. copy: copies the states from one index of a request's
-    block table to another. second: use the rules of the second model runner.
-    """
+    """Places of the states."""
 
     def __init__(
-        self, config: Any, drafts: int, copy: Callable[[str, int, int], None], *, second: bool
+        self,
+        # vLLM's
+        config: Any,
+        # tokens of a step
+        drafts: int,
+        # copies the states from one index of a request's block table to another
+        copy: Callable[[str, int, int], None],
+        *,
+        # use the rules of the second model runner
+        second: bool,
     ) -> None:
         cache, self._second = config.cache_config, second
         self._align, self._block = cache.mamba_cache_mode == "align", cache.mamba_block_size
@@ -139,14 +144,16 @@ class States:
         if start >= prompt:
             if self._second:
                 return True
-            found = count <= 1 + (self._drafts if self._drafted or _ALWAYS else 0)
-            if found and count > drafts + 1:
+            decoding = count <= 1 + (self._drafts if self._drafted or _ALWAYS else 0)
+            if decoding and count > drafts + 1:
                 self.lost.setdefault(name, "outputs computed again count as drafts")
         else:
-            found = start > 0 and (count == 1 or ((_TAILS or self._second) and count == drafts + 1))
-            if drafts and not found:
+            decoding = start > 0 and (
+                count == 1 or ((_TAILS or self._second) and count == drafts + 1)
+            )
+            if drafts and not decoding:
                 self.lost.setdefault(name, "a prompt with placeholders")
-        return found
+        return decoding
 
     def end(self, name: str, computed: int, count: int, drafts: int, accepted: int) -> None:
         """End a step. accepted: tokens that it sampled and kept."""

@@ -115,7 +115,7 @@ class _Sent:
     ask: Mapping[str, Any]
     # of a streaming session that of its turn, as `answer`
     prompt: list[int]
-    given: Any
+    sampling: Any
     answer: list[int] = field(default_factory=list)
     end: str = ""
     aborted: bool = False
@@ -388,7 +388,7 @@ class _Player:
         values = states(sent.prompt + answer[:-1], key, self.executor.windows)[
             len(sent.prompt) - 1 :
         ]
-        grammar = compiled(self._engine, sent.given) if ask["grammar"] else None
+        grammar = compiled(self._engine, sent.sampling) if ask["grammar"] else None
         for place, token in enumerate(answer):
             row = None
             if grammar is not None and not grammar.is_terminated():
@@ -412,9 +412,9 @@ class _Player:
         lost = self.executor.lost
         return f"{invariant} ({lost.get(name) or next(iter(lost.values()))})" if lost else invariant
 
-    def _note(self, found: Iterable[Broken]) -> None:
+    def _note(self, violations: Iterable[Broken]) -> None:
         """Record the first violation of each invariant."""
-        for invariant, detail in found:
+        for invariant, detail in violations:
             if invariant not in self._known:
                 self._known.add(invariant)
                 self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps})

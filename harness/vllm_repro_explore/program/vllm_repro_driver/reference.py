@@ -46,20 +46,20 @@ def _key(state: Any, place: int) -> Any:
 
 @njit(cache=True)
 def _embed(ids: Any, start: int, key: int) -> Numbers:
-    found = np.empty(len(ids), dtype=np.uint64)
+    states = np.empty(len(ids), dtype=np.uint64)
     for place in range(len(ids)):
         # As GPUModelRunner clamps the -1 of drafts that are not known yet.
         token = np.uint64(max(ids[place], 0))
-        found[place] = _scramble(
+        states[place] = _scramble(
             token * _TOKEN + np.uint64(start + place) * _PLACE + np.uint64(key)
         )
-    return found
+    return states
 
 
 def embed(tokens: Sequence[int], start: int, key: int) -> Numbers:
     """Return the states before the first layer. key: of the request's salt and LoRA."""
-    found: Numbers = _embed(np.asarray(tokens, dtype=np.int64), start, key)
-    return found
+    states: Numbers = _embed(np.asarray(tokens, dtype=np.int64), start, key)
+    return states
 
 
 def image(number: int, length: int) -> list[int]:
@@ -68,13 +68,15 @@ def image(number: int, length: int) -> list[int]:
 
 
 @njit(cache=True)
-def attend(own: Numbers, read: Numbers, first: int, start: int, window: int, layer: int) -> Numbers:
+def attend(
+    current: Numbers, read: Numbers, first: int, start: int, window: int, layer: int
+) -> Numbers:
     """Return the states after a layer.
 
-    own: states of the positions from `start` on. read: what the cache holds for the positions from
-    `first` on. window: 0 for all.
+    current: states of the positions from `start` on. read: what the cache holds for the positions
+    from `first` on. window: 0 for all.
     """
-    found = np.empty(len(own), dtype=np.uint64)
+    states = np.empty(len(current), dtype=np.uint64)
     total = np.uint64(0)
     for at in range(len(read)):
         total += _key(read[at], first + at)
@@ -82,8 +84,8 @@ def attend(own: Numbers, read: Numbers, first: int, start: int, window: int, lay
             total -= _key(read[at - window], first + at - window)
         place = first + at - start
         if place >= 0:
-            found[place] = _scramble(own[place] * _OWN + total + np.uint64(layer + 1))
-    return found
+            states[place] = _scramble(current[place] * _OWN + total + np.uint64(layer + 1))
+    return states
 
 
 @njit(cache=True)
@@ -93,42 +95,42 @@ def _block(table: Any, at: int, size: int) -> Any:
 
 @njit(cache=True)
 def attend_in(
-    memory: Any, table: Any, size: int, own: Numbers, start: int, window: int, layer: int
+    memory: Any, table: Any, size: int, current: Numbers, start: int, window: int, layer: int
 ) -> Numbers:
     """Do what `attend` does with a cache in blocks of `size` positions.
 
     A position beyond the table is read in its last block.
     """
     first = max(0, start - window + 1) if window else 0
-    read = np.empty(start + len(own) - first, dtype=np.uint64)
+    read = np.empty(start + len(current) - first, dtype=np.uint64)
     for place in range(len(read)):
         read[place] = memory[_block(table, first + place, size), (first + place) % size]
-    return attend(own, read, first, start, window, layer)
+    return attend(current, read, first, start, window, layer)
 
 
 @njit(cache=True)
-def write(memory: Any, table: Any, size: int, own: Numbers, start: int) -> None:
+def write(memory: Any, table: Any, size: int, states: Numbers, start: int) -> None:
     """Write the states of the positions from `start` on to the blocks of a table."""
-    for place in range(len(own)):
-        memory[_block(table, start + place, size), (start + place) % size] = own[place]
+    for place in range(len(states)):
+        memory[_block(table, start + place, size), (start + place) % size] = states[place]
 
 
 @njit(cache=True)
-def recur(own: Numbers, before: Any, start: int, layer: int) -> tuple[Numbers, Numbers]:
+def recur(current: Numbers, before: Any, start: int, layer: int) -> tuple[Numbers, Numbers]:
     """Return the states after a Mamba layer, and what the layer keeps after each position.
 
     It hashes as `attend` without a window does.
 
-    own: states of the positions from `start` on. before: what the layer kept after the position
+    current: states of the positions from `start` on. before: what the layer kept after the position
     before `start`.
     """
-    kept, found = np.empty(len(own), dtype=np.uint64), np.empty(len(own), dtype=np.uint64)
+    kept, states = np.empty(len(current), dtype=np.uint64), np.empty(len(current), dtype=np.uint64)
     total = np.uint64(before)
-    for at in range(len(own)):
-        total += _key(own[at], start + at)
+    for at in range(len(current)):
+        total += _key(current[at], start + at)
         kept[at] = total
-        found[at] = _scramble(own[at] * _OWN + total + np.uint64(layer + 1))
-    return found, kept
+        states[at] = _scramble(current[at] * _OWN + total + np.uint64(layer + 1))
+    return states, kept
 
 
 def layers(tokens: Sequence[int], key: int, windows: Sequence[int]) -> list[Numbers]:
@@ -136,10 +138,10 @@ def layers(tokens: Sequence[int], key: int, windows: Sequence[int]) -> list[Numb
 
     The cache of a layer holds the states before it.
     """
-    found = [embed(tokens, 0, key)]
+    states = [embed(tokens, 0, key)]
     for layer, window in enumerate(windows):
-        found.append(attend(found[-1], found[-1], 0, 0, window, layer))
-    return found
+        states.append(attend(states[-1], states[-1], 0, 0, window, layer))
+    return states
 
 
 def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
@@ -167,9 +169,9 @@ def logits(state: Any, eos: int, size: int) -> Any:
 
     size: of the vocabulary.
     """
-    found = _liking(state, np.arange(size))
-    found[pick(state, None, eos)] = 2.0**25
-    return found
+    values = _liking(state, np.arange(size))
+    values[pick(state, None, eos)] = 2.0**25
+    return values
 
 
 def _liking(state: Any, tokens: Any) -> Any:
@@ -179,7 +181,7 @@ def _liking(state: Any, tokens: Any) -> Any:
 @njit(cache=True)
 def _liking_of(state: Any, tokens: Any) -> Any:
     """Return 24 bits for each token, which a float32 holds exactly."""
-    found = np.empty(len(tokens), dtype=np.float32)
+    likings = np.empty(len(tokens), dtype=np.float32)
     for place in range(len(tokens)):
-        found[place] = np.float32(_scramble(tokens[place] * _TOKEN + state) >> np.uint64(40))
-    return found
+        likings[place] = np.float32(_scramble(tokens[place] * _TOKEN + state) >> np.uint64(40))
+    return likings

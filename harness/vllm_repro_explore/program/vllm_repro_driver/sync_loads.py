@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 class _Loads(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
     """For each request of a step its blocks, and their places in the prompt from 1 on."""
 
-    of: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    by_request: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
@@ -52,14 +52,16 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
             (table,) = blocks.get_block_ids()
             first = self._first[request.request_id]
             places = range(first // self._block, (first + num_external_tokens) // self._block)
-            self._next.of[request.request_id] = [(table[place], place + 1) for place in places]
+            self._next.by_request[request.request_id] = [
+                (table[place], place + 1) for place in places
+            ]
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         begun, self._next = self._next, _Loads()
         return begun
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
-        for name, blocks in self._get_connector_metadata().of.items():
+        for name, blocks in self._get_connector_metadata().by_request.items():
             if not self.memory.fetch(name, [blocks]):
                 self._failed |= {block for block, _ in blocks}
                 self.memory.lost.setdefault(name, "after a rejected load")

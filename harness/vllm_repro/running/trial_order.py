@@ -1,10 +1,10 @@
-"""Order of the boots of a run, and under `--trials auto` the arms to boot once more. Pure.
+"""Order of the trials of a run, and under `--trials auto` the arms to try once more. Pure.
 
-`--trials auto` boots each arm until its claim is decided:
+`--trials auto` tries each arm until its claim is decided:
 
 - The arm that dies: once, or `DEATHS` times if other arms are compared with it. After five deaths
-  in five boots, four clean boots separate a workaround from luck. Nine boots in all are the fewest
-  that can.
+  in five trials, four clean trials separate a workaround from luck. Nine trials in all are the
+  fewest that can.
 - A clean arm: as often as `clean_needed` asks for.
 - An arm with another outcome (hung, another death, failed boot, boundary not crossed): once. It
   would do the same again.
@@ -24,26 +24,26 @@ from vllm_repro.verdict.verdict import ArmResult, Expected, Record, is_other, sa
 
 DEATHS = 5
 MOST = 20
-"""Boots of one arm at most. If its claim needs more clean boots than that, none is added."""
+"""Trials of one arm at most. If its claim needs more clean trials than that, none is added."""
 
 
 @dataclass
-class Boots:
-    """The boots of a run so far, by arm."""
+class Trials:
+    """The trials of a run so far, by arm."""
 
-    # of the finished boots, without the repeated ones
+    # of the finished trials, without the repeated ones
     outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
-    # boots that look like the bug and do not count as it
+    # trials that look like the bug and do not count as it
     strange: Counter[str] = field(default_factory=Counter)
-    # highest number of a boot
+    # highest number of a trial
     last: Counter[str] = field(default_factory=Counter)
-    # arms with an `infra` boot that was repeated
+    # arms with an `infra` trial that was repeated
     repeated: set[str] = field(default_factory=set)
 
     def finish(
         self, arm: str, expected: Expected, outcome: Outcome, during: str, *, crossed: bool
     ) -> None:
-        """Count a finished boot, but not an arm's first `infra`: it is booted again.
+        """Count a finished trial, but not an arm's first `infra`: it is tried again.
 
         The arguments are those of `is_other`.
         """
@@ -53,15 +53,15 @@ class Boots:
         self.outcomes[arm].append(outcome)
         self.strange[arm] += is_other(expected, outcome, during, crossed=crossed)
 
-    def in_turn(self, arms: Sequence[Arm], wanted: Callable[[], Sequence[str]]) -> Iterator[Arm]:
-        """Yield the arms to boot: A B in odd rounds, B A in even ones.
+    def in_turn(self, arms: Sequence[Arm], due: Callable[[], Sequence[str]]) -> Iterator[Arm]:
+        """Yield the arms to try: A B in odd rounds, B A in even ones.
 
-        `wanted` is called before each round; stop if it returns no names. A machine
-        that slows down or warms up then favours no arm. In round n an arm gets its boot n, so a
-        resumed run keeps the order.
+        `due` is called before each round; stop if it returns no names. A machine that slows down or
+        warms up then favours no arm. In round n an arm gets its trial n, so a resumed run keeps the
+        order.
         """
         for n in count(1):
-            names = wanted()
+            names = due()
             if not names:
                 return
             for arm in arms if n % 2 else reversed(arms):
@@ -76,7 +76,7 @@ def undecided_arms(
     *,
     patched: bool = False,
 ) -> list[str]:
-    """Return the names of the arms that one more boot may decide.
+    """Return the names of the arms that one more trial may decide.
 
     The other arguments are those of `decide`.
     """
@@ -97,23 +97,23 @@ def undecided_arms(
 def _undecided(
     arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool
 ) -> bool:
-    boots = len(arm.outcomes)
-    if boots >= MOST or arm.strange or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
+    trials = len(arm.outcomes)
+    if trials >= MOST or arm.strange or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
         return False
     if arm.crashed:
-        return arm is dying and compared and boots < DEATHS
+        return arm is dying and compared and trials < DEATHS
     if arm.expected is Expected.UNTRIGGERED:
         return False
     if arm.expected is Expected.LIVES:
         if dying is None:
             return False
-        # Assume that the dying arm dies in all its remaining boots.
+        # Assume that the dying arm dies in all its remaining trials.
         ahead = max(0, DEATHS - dying.conclusive)
-        return _short_of(clean_needed(dying.crashed + ahead, dying.conclusive + ahead), boots)
+        return _short_of(clean_needed(dying.crashed + ahead, dying.conclusive + ahead), trials)
     if record is None or record.arm != arm.name:
-        return boots < (clean_needed(DEATHS, DEATHS) or 0)
-    return _short_of(clean_needed(record.crashed, record.boots), boots)
+        return trials < (clean_needed(DEATHS, DEATHS) or 0)
+    return _short_of(clean_needed(record.crashed, record.boots), trials)
 
 
-def _short_of(needed: int | None, boots: int) -> bool:
-    return needed is not None and boots < needed <= MOST
+def _short_of(needed: int | None, trials: int) -> bool:
+    return needed is not None and trials < needed <= MOST
