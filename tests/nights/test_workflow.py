@@ -18,6 +18,8 @@ import yaml
 
 from tests.commands import QUICK
 from tests.golden_files import missing
+from vllm_repro.servers.kinds import kinds
+from vllm_repro_nights.nightly_verb import CPU
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -45,23 +47,26 @@ def loaded(path: Path = WORKFLOWS / "nightly-gpu.yml") -> dict[Any, Any]:
 
 
 def given(text: str, inputs: Mapping[str, str], job: Job) -> str:
-    """Return a value with its expressions replaced: inputs and outputs of the night."""
+    """Return a value with its expressions replaced: inputs and outputs of steps."""
 
     def value(expression: re.Match[str]) -> str:
         source, _, name = expression[1].rpartition(".")
-        values = {"inputs": inputs, "steps.night.outputs": job.outputs}[source]
+        values = inputs if source == "inputs" else job.outputs
         return values.get(name, "") or expression[2] or ""
 
     return re.sub(r"\$\{\{ *([\w.-]+)(?: \|\| '(\w+)')? *\}\}", value, text)
 
 
 def runs(condition: str, job: Job) -> bool:
-    """Evaluate a condition: none, `always()`, or `always()` with an output."""
-    if not condition:
-        return not job.failed
-    always, _, output = condition.partition(" && ")
-    assert always == "always()", condition
-    return not output or bool(given(f"${{{{ {output} }}}}", {}, job))
+    """Evaluate a condition: `always()`, outputs that are not empty, and outputs that differ."""
+    terms = condition.split(" && ") if condition else []
+    if "always()" not in terms and job.failed:
+        return False
+    for term in filter("always()".__ne__, terms):
+        sides = [given(f"${{{{ {side} }}}}", {}, job) for side in term.split(" != ")]
+        if sides[0] == ("" if len(sides) == 1 else sides[1]):
+            return False
+    return True
 
 
 def environment(folder: Path) -> None:
@@ -85,6 +90,7 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copyfile(ROOT / name, folder / name)
         os.utime(folder / name, (1, 1))  # so that make takes the environment for newer
+    (folder / ".github").symlink_to(ROOT / ".github")
     (folder / ".venv" / "development").touch()  # the stamp of the installed development tools
     return folder
 
@@ -101,6 +107,11 @@ def run(
         **{name: str(path) for name, path in files.items()},
         "GITHUB_ACTIONS": "true",
         "CI": "true",
+        "GITHUB_WORKFLOW": "of a test",
+        "GITHUB_JOB": "nightly",
+        "RUNNER_OS": "Linux",
+        "RUNNER_ARCH": "X64",
+        "RUNNER_ENVIRONMENT": "self-hosted",
         "VLLM_REPRO_CACHE": str(checkout.parent / "cache"),  # `doctor` measures its size
         **extra,
     }
@@ -142,10 +153,30 @@ def run(
 NIGHT = loaded()["jobs"]["nightly"]
 ON_A_CPU = loaded(WORKFLOWS / "nightly-cpu.yml")
 STEPS = NIGHT["steps"]
+KEEPERS = (
+    STEPS,
+    ON_A_CPU["jobs"]["nightly"]["steps"],
+    loaded(ROOT / "action.yml")["runs"]["steps"],
+)
+# Steps of a runner without Python, and of a night that installed a release.
+UNUSED = {"actions/setup-python@v5", "Keep the releases"}
+# Steps of a runner whose disk is new.
+OF_A_NEW_DISK = {
+    "Fetch the releases",
+    "Fetch the runs of earlier nights",
+    "Keep the runs",
+    "Look for new releases",
+    "Keep the releases",
+}
 
 
 def names(steps: Sequence[dict[str, Any]]) -> list[str]:
     return [step.get("name") or step["uses"] for step in steps]
+
+
+def ran(steps: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return the status of steps that all pass, on a runner that keeps its disk."""
+    return dict.fromkeys(set(names(steps)) - UNUSED - OF_A_NEW_DISK, 0)
 
 
 def from_the_night_on(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +198,7 @@ GOOD = 'status=Status(bad="==0.28.0", good="<0.28.0")'
 
 def test_a_green_night(checkout: Path) -> None:
     job = run(checkout, {"server": "rehearsal", "scenarios": "min-tokens-stop-ids"}, STEPS)
-    assert job.status == dict.fromkeys(names(STEPS), 0), job.shown
+    assert job.status == dict.fromkeys(set(names(STEPS)) - UNUSED, 0), job.shown
     assert job.outputs["light"] == "green"
     assert missing(job.summary, "# ✅ Nightly: green", "REHEARSAL") == []
     assert "::" not in job.shown
@@ -197,7 +228,7 @@ def test_a_red_night_still_cleans_up_and_keeps_its_reports(checkout: Path) -> No
     }
     steps = from_the_night_on(STEPS)
     job = run(checkout, inputs, steps)
-    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 1}, job.shown
+    assert job.status == {**ran(steps), "Run the night": 1}, job.shown
     assert job.outputs["light"] == "red"
     assert "::error title=vllm-repro nightly::red: 1 surprise (min-tokens-stop-ids)" in job.shown
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
@@ -212,7 +243,7 @@ def test_a_runner_that_lost_its_gpu_fails(checkout: Path, fail_on: str, status: 
         (empty / tool).symlink_to(shutil.which(tool) or tool)
     steps = from_the_night_on(STEPS)
     job = run(checkout, {"server": "process", "fail-on": fail_on}, steps, PATH=str(empty))
-    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": status}, job.shown
+    assert job.status == {**ran(steps), "Run the night": status}, job.shown
     assert job.outputs["light"] == "amber"
     assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.shown
 
@@ -227,15 +258,64 @@ def test_a_night_on_a_cpu_in_which_nothing_ran_fails(checkout: Path) -> None:
         VLLM_REPRO_NIGHTLY_SCENARIOS=scenario,
         VLLM_REPRO_NIGHTLY_FAIL_ON="trouble",
     )
-    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 2}, job.shown
+    assert job.status == {**ran(steps), "Run the night": 2}, job.shown
     assert "the scenario needs 9 GPUs" in job.summary
 
 
-def test_a_night_on_a_cpu_keeps_only_what_is_redacted() -> None:
-    job = ON_A_CPU["jobs"]["nightly"]
-    (cached,) = (step["with"]["path"] for step in job["steps"] if "cache" in step.get("uses", ""))
-    assert cached.split() == ["reports/*/*/report.json", "reports/*/*/journal.jsonl"]
-    assert job["timeout-minutes"] > 60
+def kept(folder: Path, *words: str, index: str = "") -> dict[str, str]:
+    """Return the outputs of `.github/kept` with a cache and reports in the folder."""
+    step = {"name": "kept", "run": " ".join((f"{ROOT}/.github/kept", *words)), "env": {}}
+    (folder / "checkout").mkdir(parents=True, exist_ok=True)
+    return run(folder / "checkout", {}, [step], JOB_INDEX=index).outputs
+
+
+def test_a_new_disk_restores_what_a_disk_of_its_own_keeps(tmp_path: Path) -> None:
+    release = tmp_path / "cache" / "releases" / "0.32.0"
+    new = kept(tmp_path, "before")
+    assert (set(new), new["cache"]) == (
+        {"cache", "releases", "history"},
+        str(release.parents[1]),
+    )
+    assert kept(tmp_path, "before", index="1")["history"] != new["history"]
+    assert kept(tmp_path, "after", new["releases"]) == {}
+    (tmp_path / "checkout" / "reports" / "nightly").mkdir(parents=True)
+    release.mkdir(parents=True)  # not complete
+    assert kept(tmp_path, "before") == {"cache": new["cache"]}
+    keys = [kept(tmp_path, "after", new["releases"]).get("key", "")]
+    for name in ("0.32.0", "0.33.0"):
+        (release.parent / name).mkdir(exist_ok=True)
+        (release.parent / name / "complete.json").touch()
+        keys += [kept(tmp_path, "after", new["releases"])["key"] for _ in range(2)]
+    assert (keys[0], keys[1], len(set(keys))) == ("", keys[2], 3)
+    assert all(key.startswith(f"{new['releases']}-") for key in keys[1:])
+
+
+@pytest.mark.parametrize("steps", KEEPERS, ids=("gpu", "cpu", "action"))
+def test_the_cache_has_no_log_and_is_saved_after_a_red_night(steps: list[dict[str, Any]]) -> None:
+    cached = {step["name"]: step for step in steps if "actions/cache/" in step.get("uses", "")}
+    releases = "${{ steps.kept.outputs.cache }}/releases\n${{ steps.kept.outputs.cache }}/uv\n"
+    runs_without_logs = "reports/*/*/report.json\nreports/*/*/journal.jsonl\n"
+    assert {name: step["with"]["path"] for name, step in cached.items()} == {
+        "Fetch the releases": releases,
+        "Fetch the runs of earlier nights": runs_without_logs,
+        "Keep the runs": runs_without_logs,
+        "Keep the releases": releases,
+    }
+    keep = cached["Keep the releases"]["if"]
+    red = {"Run the night": 1}
+    for key, matched, saved in (("a", "", True), ("a", "b", True), ("a", "a", False)):
+        outputs = {"key": key, "cache-matched-key": matched}
+        assert runs(keep, Job(status=red, outputs=outputs)) is saved
+    assert runs(cached["Keep the runs"]["if"], Job(status=red, outputs={"history": "h"}))
+
+
+def test_the_servers_that_the_inputs_name_are_those_of_the_command() -> None:
+    servers = ["auto", CPU, *kinds(lambda facts: facts.started)]
+    assert sorted(loaded()[True]["workflow_dispatch"]["inputs"]["server"]["options"]) == sorted(
+        servers
+    )
+    words = loaded(ROOT / "action.yml")["inputs"]["server"]["description"]
+    assert sorted(re.split(", | or ", words)[1:]) == sorted(servers)
 
 
 @pytest.mark.parametrize("workflow", ["nightly-cpu.yml", "nightly-gpu.yml"])
@@ -250,8 +330,8 @@ def test_the_rules_of_a_workflow(workflow: str) -> None:
     env = whole["jobs"]["nightly"]["env"]
     assert env["VLLM_REPRO_NIGHTLY_FAIL_ON"] == "${{ inputs.fail-on || 'trouble' }}"
     if workflow == "nightly-gpu.yml":
-        last = STEPS[-1]
-        assert (last["if"], last["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
+        orphans = STEPS[names(STEPS).index("Remove orphans")]
+        assert (orphans["if"], orphans["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
 
 
 @pytest.mark.parametrize(
@@ -273,20 +353,23 @@ def test_the_action_runs_the_scenarios_of_another_repository(
     inputs |= {"folder": "our bugs", "scenarios": "our-bug", "server": "rehearsal"}
     runner = {"RUNNER_TEMP": str(tmp_path / "runner"), "GITHUB_ACTION_PATH": str(ROOT)}
     steps = action["runs"]["steps"]
-    assert names(steps)[0] == "Install"
+    assert names(steps)[2] == "Install"
     assert all(step["shell"] == "bash" for step in steps if "run" in step)
     if installed:
         environment(tmp_path / "runner" / "vllm-repro")
-        steps = steps[1:]
+        steps = steps[:2] + steps[3:]
     job = run(caller, inputs, steps, **runner)
-    assert job.status == dict.fromkeys(names(steps), 0), job.shown
+    assert job.status == dict.fromkeys(set(names(steps)) - UNUSED, 0), job.shown
     assert given(action["outputs"]["light"]["value"], {}, job) == "green"
     folder = caller / given(action["outputs"]["folder"]["value"], {}, job)
     assert {"summary.md", "junit.xml", "our-bug"} <= {path.name for path in folder.iterdir()}
     (bugs / "our_bug.py").write_text(text.replace(BAD, GOOD), encoding="utf-8")
-    steps = steps if installed else steps[1:]
-    after = run(caller, inputs | {"vllm": "0.27.1"}, steps, **runner)
-    assert after.status == {**dict.fromkeys(names(steps), 0), "Run the scenarios": 1}, after.shown
+    steps = steps if installed else steps[:2] + steps[3:]
+    inputs |= {"vllm": "0.27.1", "arm": "reported", "trials": "2"}
+    after = run(caller, inputs, steps, **runner)
+    shown = {"Run the scenarios": 1, "Fetch the releases": 0, "Look for new releases": 0}
+    assert after.status == {**ran(steps), **shown}, after.shown
+    assert "reported 2:" in after.shown
 
 
 def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
@@ -294,9 +377,8 @@ def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
     step = workflow["jobs"]["scenarios"]["steps"][-1]
     assert step["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
     called = workflow[True]["workflow_call"]["inputs"]
-    assert {name: called[name]["default"] for name in action["inputs"]} == {
-        name: value["default"] for name, value in action["inputs"].items()
-    }
+    for name, value in action["inputs"].items():
+        assert called[name]["default"] == value["default"]
     assert workflow["permissions"] == {"contents": "read"}
 
 
