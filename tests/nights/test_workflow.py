@@ -1,4 +1,4 @@
-"""Steps of the GitHub workflow, the action and the Buildkite pipeline, on the rehearsal."""
+"""Steps of the GitHub workflow, the action, and jobs of other schedulers, on the rehearsal."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
-from tests.commands import QUICK
+from tests.commands import QUICK, journals, until
 from tests.golden_files import missing
+from vllm_repro.cli import parser
 from vllm_repro.servers.kinds import kinds
 from vllm_repro_nights.nightly_verb import CPU
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 SCENARIO = ROOT / "scenarios" / "min_tokens_stop_ids.py"
+KUBERNETES = ROOT / "fixtures" / "kubernetes"
+SBATCH = ROOT / "fixtures" / "slurm" / "nightly.sbatch"
 
 
 @dataclass
@@ -59,14 +63,14 @@ def given(text: str, inputs: Mapping[str, str], job: Job) -> str:
 
 def runs(condition: str, job: Job) -> bool:
     """Evaluate a condition: `always()`, outputs that are not empty, and outputs that differ."""
-    terms = condition.split(" && ") if condition else []
-    if "always()" not in terms and job.failed:
+    if "always()" not in condition and job.failed:
         return False
-    for term in filter("always()".__ne__, terms):
-        sides = [given(f"${{{{ {side} }}}}", {}, job) for side in term.split(" != ")]
-        if sides[0] == ("" if len(sides) == 1 else sides[1]):
-            return False
-    return True
+    values = [
+        [side and given(f"${{{{ {side} }}}}", {}, job) for side in term.partition(" != ")[::2]]
+        for term in condition.split(" && ")
+        if term not in ("", "always()")
+    ]
+    return all(value != other for value, other in values)
 
 
 def environment(folder: Path) -> None:
@@ -262,60 +266,40 @@ def test_a_night_on_a_cpu_in_which_nothing_ran_fails(checkout: Path) -> None:
     assert "the scenario needs 9 GPUs" in job.summary
 
 
-def kept(folder: Path, *words: str, index: str = "") -> dict[str, str]:
-    """Return the outputs of `.github/kept` with a cache and reports in the folder."""
-    step = {"name": "kept", "run": " ".join((f"{ROOT}/.github/kept", *words)), "env": {}}
-    (folder / "checkout").mkdir(parents=True, exist_ok=True)
-    return run(folder / "checkout", {}, [step], JOB_INDEX=index).outputs
+def kept(checkout: Path, words: str, index: str = "") -> dict[str, str]:
+    """Return the outputs of `.github/kept` in a checkout, with the cache beside it."""
+    step = {"name": "kept", "run": f".github/kept {words}", "env": {}}
+    return run(checkout, {}, [step], JOB_INDEX=index).outputs
 
 
-def test_a_new_disk_restores_what_a_disk_of_its_own_keeps(tmp_path: Path) -> None:
-    release = tmp_path / "cache" / "releases" / "0.32.0"
-    new = kept(tmp_path, "before")
-    assert (set(new), new["cache"]) == (
-        {"cache", "releases", "history"},
-        str(release.parents[1]),
-    )
-    assert kept(tmp_path, "before", index="1")["history"] != new["history"]
-    assert kept(tmp_path, "after", new["releases"]) == {}
-    (tmp_path / "checkout" / "reports" / "nightly").mkdir(parents=True)
-    release.mkdir(parents=True)  # not complete
-    assert kept(tmp_path, "before") == {"cache": new["cache"]}
-    keys = [kept(tmp_path, "after", new["releases"]).get("key", "")]
-    for name in ("0.32.0", "0.33.0"):
-        (release.parent / name).mkdir(exist_ok=True)
-        (release.parent / name / "complete.json").touch()
-        keys += [kept(tmp_path, "after", new["releases"])["key"] for _ in range(2)]
+def test_a_new_disk_restores_what_a_disk_of_its_own_keeps(checkout: Path) -> None:
+    new, keys = kept(checkout, "before"), []
+    cache = Path(new["cache"])
+    assert set(new) == {"cache", "releases", "history"}
+    assert kept(checkout, "before", index="1")["history"] != new["history"]
+    for name in ("0.32.0/bin", "0.32.0/complete.json", "0.33.0/bin", "0.33.0/complete.json"):
+        (cache / "releases" / name).mkdir(parents=True)
+        keys.append(kept(checkout, f"after {new['releases']}").get("key", ""))
     assert (keys[0], keys[1], len(set(keys))) == ("", keys[2], 3)
-    assert all(key.startswith(f"{new['releases']}-") for key in keys[1:])
+    assert keys[3].startswith(f"{new['releases']}-")
+    (checkout / "reports" / "nightly").mkdir(parents=True)
+    assert kept(checkout, "before") == {"cache": f"{cache}"}
 
 
 @pytest.mark.parametrize("steps", KEEPERS, ids=("gpu", "cpu", "action"))
 def test_the_cache_has_no_log_and_is_saved_after_a_red_night(steps: list[dict[str, Any]]) -> None:
     cached = {step["name"]: step for step in steps if "actions/cache/" in step.get("uses", "")}
-    releases = "${{ steps.kept.outputs.cache }}/releases\n${{ steps.kept.outputs.cache }}/uv\n"
-    runs_without_logs = "reports/*/*/report.json\nreports/*/*/journal.jsonl\n"
-    assert {name: step["with"]["path"] for name, step in cached.items()} == {
-        "Fetch the releases": releases,
-        "Fetch the runs of earlier nights": runs_without_logs,
-        "Keep the runs": runs_without_logs,
-        "Keep the releases": releases,
-    }
-    keep = cached["Keep the releases"]["if"]
-    red = {"Run the night": 1}
-    for key, matched, saved in (("a", "", True), ("a", "b", True), ("a", "a", False)):
-        outputs = {"key": key, "cache-matched-key": matched}
-        assert runs(keep, Job(status=red, outputs=outputs)) is saved
-    assert runs(cached["Keep the runs"]["if"], Job(status=red, outputs={"history": "h"}))
-
-
-def test_the_servers_that_the_inputs_name_are_those_of_the_command() -> None:
-    servers = ["auto", CPU, *kinds(lambda facts: facts.started)]
-    assert sorted(loaded()[True]["workflow_dispatch"]["inputs"]["server"]["options"]) == sorted(
-        servers
-    )
-    words = loaded(ROOT / "action.yml")["inputs"]["server"]["description"]
-    assert sorted(re.split(", | or ", words)[1:]) == sorted(servers)
+    assert [step["with"]["path"].split("\n")[:-1] for step in cached.values()] == [
+        releases := [f"${{{{ steps.kept.outputs.cache }}}}/{name}" for name in ("releases", "uv")],
+        history := ["reports/*/*/report.json", "reports/*/*/journal.jsonl"],
+        history,
+        releases,
+    ]
+    saved = [
+        [name for name, step in cached.items() if runs(step["if"], Job({"night": 1}, outputs=made))]
+        for made in ({}, {"history": "h", "key": "a"}, {"key": "a", "cache-matched-key": "a"})
+    ]
+    assert saved == [[], ["Keep the runs", "Keep the releases"], []]
 
 
 @pytest.mark.parametrize("workflow", ["nightly-cpu.yml", "nightly-gpu.yml"])
@@ -329,6 +313,8 @@ def test_the_rules_of_a_workflow(workflow: str) -> None:
     assert set(whole[True]) == {"schedule", "workflow_dispatch"}
     env = whole["jobs"]["nightly"]["env"]
     assert env["VLLM_REPRO_NIGHTLY_FAIL_ON"] == "${{ inputs.fail-on || 'trouble' }}"
+    passed_on = set(re.findall(r"inputs\.([\w-]+)", f"{whole['jobs']}"))
+    assert passed_on == set(whole[True]["workflow_dispatch"]["inputs"])
     if workflow == "nightly-gpu.yml":
         orphans = STEPS[names(STEPS).index("Remove orphans")]
         assert (orphans["if"], orphans["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
@@ -377,8 +363,13 @@ def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
     step = workflow["jobs"]["scenarios"]["steps"][-1]
     assert step["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
     called = workflow[True]["workflow_call"]["inputs"]
-    for name, value in action["inputs"].items():
-        assert called[name]["default"] == value["default"]
+    assert action["inputs"] == {
+        name: {key: called[name][key] for key in ("description", "default")}
+        for name in action["inputs"]
+    }
+    offered = loaded()[True]["workflow_dispatch"]["inputs"]["server"]["options"]
+    assert set(re.split(", | or ", called["server"]["description"])[1:]) == {*offered}
+    assert {*offered} == {"auto", CPU, *kinds(lambda facts: facts.started)}
     assert workflow["permissions"] == {"contents": "read"}
 
 
@@ -411,3 +402,41 @@ def test_the_pipeline_of_buildkite_shows_amber(checkout: Path) -> None:
         "VLLM_REPRO_NIGHTLY_SCENARIOS": "min-tokens-stop-ids",
     }
     assert run(checkout, {}, [night], **env).status == {"all": 2}
+
+
+def test_the_night_of_kubernetes_has_a_gpu_and_a_volume_and_no_privilege() -> None:
+    """The schema has the fields; the command is a night that ends before the job does."""
+    schema, manifest = ROOT / "tests/data/kubernetes-night.schema.json", KUBERNETES / "nightly.yaml"
+    documents = list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))
+    jsonschema.validate(documents, loaded(schema))
+    job = documents[1]["spec"]["jobTemplate"]["spec"]
+    words = job["template"]["spec"]["containers"][0]["args"]
+    assert parser("nightly").parse_args(words).max_time < job["activeDeadlineSeconds"]
+
+
+def test_the_commands_that_diagnose_a_pod_parse() -> None:
+    pages = [KUBERNETES / "diagnose.yaml", ROOT / "docs" / "nightly.md"]
+    text = "".join(path.read_text(encoding="utf-8") for path in pages)
+    lines = re.findall(r"kubectl \S.*? (?:\| vllm-repro|--) (diagnose .*)", text)
+    files = [parser("diagnose").parse_args(line.split()).file for line in lines]
+    assert sorted(files) == ["-", "-", "-", "/proc/1/root/tmp/vllm.log"]
+    assert "privileged" not in loaded(pages[0])["securityContext"]
+
+
+def test_slurm_interrupts_a_night_in_order(checkout: Path) -> None:
+    """Its signal reaches the batch shell alone, which is the night by then."""
+    directives = ("#SBATCH --gres=gpu:1\n", "#SBATCH --signal=B:TERM@300\n")
+    assert missing(SBATCH.read_text(encoding="utf-8"), *directives) == []
+    env = {
+        "PATH": f"{checkout / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(checkout),
+        "SCRATCH": str(checkout.parent),
+        "VLLM_REHEARSAL_FAULT": "stuck-boot",
+    }
+    words = ["--server", "rehearsal", "--least-disk", "0.001", "min-tokens-stop-ids"]
+    with subprocess.Popen(["bash", SBATCH, *words], env=os.environ | env) as night:
+        until(lambda: "server-started" in "".join(journals(checkout / "reports")))
+        night.terminate()
+        assert night.wait(timeout=120) == 130
+    summary = checkout / "reports" / "nightly" / "latest" / "summary.md"
+    assert "amber: interrupted by SIGTERM" in summary.read_text(encoding="utf-8")
