@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from vllm_repro.report.document import plain_text
 from vllm_repro.report.format import seconds
 from vllm_repro.report.junit import element, junit, xml_text
 from vllm_repro.report.model import RunReport
+from vllm_repro.report.runs import run_id
 from vllm_repro.report.text import LIMIT, shorten
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import banner
@@ -180,6 +182,31 @@ def suites(night: Night) -> str:
     for part, (name, tag) in product((root, suite), counted.items()):
         part.set(name, str(sum(1 for _ in part.iter(tag))))
     return xml_text(root)
+
+
+def as_values(night: Night) -> dict[str, Any]:
+    """Return what `nightly --json` prints, without the folder."""
+    return {
+        "light": night.light,
+        "headline": night.headline,
+        "asked": night.asked,
+        "started_at": night.started_at,
+        "trouble": night.trouble,
+        "interrupted": night.interrupted,
+        "changes": night.changes,
+        "runs": [
+            {
+                "scenario": result.scenario,
+                "light": result.light,
+                "why": result.why,
+                "verdict": result.report and result.report.verdict,
+                "evidence": result.report and result.report.evidence,
+                "vllm_version": result.report and result.report.vllm_version,
+                "run": result.report and run_id(result.report),
+            }
+            for result in night.scenarios
+        ],
+    }
 
 
 def annotation(night: Night) -> str:

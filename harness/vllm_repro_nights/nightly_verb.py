@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
-from vllm_repro.cli.common import add_common, duration
+from vllm_repro.cli.common import add_common, duration, print_json
 from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
-from vllm_repro.releases.sources import Source, parse_source
+from vllm_repro.releases.sources import Source
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
@@ -22,7 +24,7 @@ from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.kinds import ServerKind, kinds
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
-from vllm_repro_nights.night_result import Light, Night, annotation, markdown
+from vllm_repro_nights.night_result import Light, Night, annotation, as_values, markdown
 from vllm_repro_nights.run_night import no_gpus_in_containers, run_night
 
 NIGHTLY_IMAGE = "vllm/vllm-openai:nightly"
@@ -36,8 +38,10 @@ each on a CPU as it is if the scenario needs no GPU, else in the lab. It runs on
 show the bug.
 Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber,
 undecided or trouble of the host.
-A CI file may set {_VARIABLE}SERVER, _IMAGE, _VLLM, _SCENARIOS and _FAIL_ON instead of the options;
-docs/nightly.md."""
+A CI file may set {_VARIABLE}SERVER, _IMAGE, _VLLM, _WEIGHTS, _SCENARIOS, _ARM, _TRIALS,
+_MAX_TIME, _FAIL_ON and _THROUGHPUT (on or off) instead of the options; docs/nightly.md."""
+# Options that a variable may set, without `--arm`, which is repeated, and those without a value.
+_OPTIONS = ("server", "image", "vllm", "weights", "trials", "max-time", "fail-on")
 # Values of `--fail-on`: the mildest result with which a night does not exit with 0.
 FAIL_ON = ("red", "trouble", "amber")
 
@@ -50,6 +54,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
         example="vllm-repro nightly --server docker --image vllm/vllm-openai:nightly",
+        prints="the light, each scenario's result and the reason",
         more=_EPILOG,
     )
     parser.add_argument(
@@ -58,7 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         choices=("auto", CPU, *kinds(lambda facts: facts.started)),
-        default=_variable("SERVER") or "auto",
+        default="auto",
         help=(
             "where the vLLM comes from (default: auto: docker if an engine has GPUs, else the vllm"
             " on PATH; never a rehearsal). cpu: a release on this CPU, in the lab if the scenario"
@@ -93,15 +98,32 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=FAIL_ON,
-        default=_variable("FAIL_ON") or "amber",
+        default="amber",
         help=(
             "exit with 0 after a night that is better. trouble: an amber night exits with 2 only if"
             " the host had trouble or nothing ran, not if runs were undecided (default: amber)"
         ),
     )
+    _read_variables(parser)
+
+
+def _read_variables(parser: argparse.ArgumentParser) -> None:
+    """Make the variables the defaults, checked like options. Exit with the parser's error."""
+    words = [
+        f"--{name}={value}"
+        for name in _OPTIONS
+        if (value := _variable(name.upper().replace("-", "_")))
+    ]
+    switches = {"": [], "on": ["--throughput"], "off": ["--no-throughput"]}
+    if (switch := _variable("THROUGHPUT")) not in switches:
+        parser.error(f"{_VARIABLE}THROUGHPUT is {switch!r}, neither on nor off")
+    words = [*words, *switches[switch], "--", *_variable("SCENARIOS").split()]
+    parser.set_defaults(**vars(parser.parse_args(words)))
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # no default of the parser: a repeated option adds to that
+    arguments.arm = arguments.arm or _variable("ARM").split()
     options = _options(arguments)
     if arguments.on and arguments.max_time < math.inf:
         raise UsageError(
@@ -116,15 +138,18 @@ def run(arguments: argparse.Namespace) -> int:
     jobs = jobs_from(arguments, options)
     if options.server == CPU:
         options = replace(options, server=ServerKind.LAB)
+    stream = sys.stderr if arguments.json else sys.stdout
     night, folder = run_night(
         jobs,
         options,
         arguments.out or default_out(),
         arguments.least_disk,
-        lambda line: print(line, flush=True),
+        lambda line: print(line, file=stream, flush=True),
         arguments.max_time,
     )
-    _publish(night, folder)
+    _publish(night, folder, stream)
+    if arguments.json:
+        print_json(as_values(night) | {"folder": str(folder)})
     if night.interrupted:
         return INTERRUPTED
     fails = {"red": False, "trouble": night.had_trouble, "amber": True}[arguments.fail_on]
@@ -133,17 +158,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job]:
     """Return the jobs of each scenario, once. Raises `UsageError`, before anything runs."""
-    named = arguments.scenarios or _variable("SCENARIOS").split()
-    scenarios = [(name, find(name)) for name in named] or [
+    scenarios = [(name, find(name)) for name in arguments.scenarios] or [
         (scenario.id, scenario) for scenario in all_scenarios(warn=to_stderr)
     ]
     jobs: dict[tuple[str, Source | None], Job] = {}
     for name, scenario in scenarios:
         arms = find_arms(scenario, arguments.arm)
         for server in _on_cpu(scenario, options) if options.server == CPU else (options,):
-            choice = ServerChoice(ServerKind(server.server), "")
             job = job_from(
-                arguments, name=name, scenario=scenario, options=server, choice=choice, arms=arms
+                arguments,
+                name=name,
+                scenario=scenario,
+                options=server,
+                choice=ServerChoice(ServerKind(server.server), ""),
+                arms=arms,
             )
             if options.server == CPU and not arguments.arm:
                 job = replace(
@@ -161,20 +189,8 @@ def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
 
 
 def _options(arguments: argparse.Namespace) -> ServerOptions:
-    """Return the options with those of the environment, `auto` resolved. Raises `UsageError`."""
+    """Return the options, `auto` resolved. Raises `UsageError`."""
     options = server_options(arguments)
-    source = _variable("VLLM")
-    options = replace(
-        options,
-        image=options.image or _variable("IMAGE") or None,
-        vllm=options.vllm or (parse_source(source) if source else None),
-    )
-    allowed = {"SERVER": ("auto", CPU, *kinds(lambda facts: facts.started)), "FAIL_ON": FAIL_ON}
-    for name, value in (("SERVER", options.server), ("FAIL_ON", arguments.fail_on)):
-        if value not in allowed[name]:
-            raise UsageError(
-                f"{_VARIABLE}{name} is {value!r}", hint=f"one of {', '.join(allowed[name])}"
-            )
     if options.server == CPU and options.image:
         raise UsageError(
             f"--server {CPU} runs no image",
@@ -186,22 +202,22 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
             and bool(options.vllm or local_vllm())
             and bool(no_gpus_in_containers())
         )
-        on_gpus = kinds(lambda facts: facts.on_gpus)
-        options = replace(
-            options, server=next(kind for kind in on_gpus if kind.facts.container is not local)
-        )
+        kind, *_ = kinds(lambda facts: facts.on_gpus and facts.container is not local)
+        options = replace(options, server=kind)
     if options.server != CPU and ServerKind(options.server).facts.container and not options.vllm:
         options = replace(options, image=options.image or NIGHTLY_IMAGE)
     return options
 
 
-def _publish(night: Night, folder: Path) -> None:
+def _publish(night: Night, folder: Path, stream: TextIO) -> None:
     """Print the result, and hand it to a GitHub job."""
-    output = f"light={night.light}\nfolder={folder}\n"
-    for name, added in (("GITHUB_STEP_SUMMARY", markdown(night)), ("GITHUB_OUTPUT", output)):
+    for name, added in (
+        ("GITHUB_STEP_SUMMARY", markdown(night)),
+        ("GITHUB_OUTPUT", f"light={night.light}\nfolder={folder}\n"),
+    ):
         if os.environ.get(name):
             with Path(os.environ[name]).open("a", encoding="utf-8") as file:
                 file.write(added)
     if os.environ.get("GITHUB_ACTIONS") and (mark := annotation(night)):
-        print(mark)
-    print(f"\nnight:   {night.headline}\nsummary: {folder / 'summary.md'}", flush=True)
+        print(mark, file=stream)
+    print(f"\nnight:   {night.headline}\nsummary: {folder / 'summary.md'}", file=stream, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 import signal
 import time
@@ -67,10 +68,65 @@ def night(
     return called
 
 
-def test_only_the_arms_that_are_named_run(night: Callable[..., tuple[int, list[Job], str]]) -> None:
-    status, jobs, _ = night("--arm", "reported", ends=(Unsupported("enough"),) * 2)
-    assert [[arm.name for arm in job.arms] for job in jobs] == [["reported"]] * 2
-    assert status == 2
+@pytest.mark.parametrize(
+    ("variables", "words", "trials"),
+    [
+        ({}, ("--arm", "reported"), 1),
+        (
+            {"ARM": "reported", "TRIALS": "3", "MAX_TIME": "55m", "WEIGHTS": "", "SERVER": "lab"},
+            (),
+            3,
+        ),
+        (
+            {"ARM": "nope", "TRIALS": "3", "SCENARIOS": "nope"},
+            ("--arm=reported", "--trials=auto"),
+            None,
+        ),
+    ],
+)
+def test_only_the_arms_that_are_named_run(
+    variables: dict[str, str],
+    words: tuple[str, ...],
+    trials: int | None,
+    night: Callable[..., tuple[int, list[Job], str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By an option, or by variables where the command line has no option. JSON has the reasons."""
+    for name, value in variables.items():
+        monkeypatch.setenv(f"VLLM_REPRO_NIGHTLY_{name}", value)
+    status, jobs, _ = night("--json", *words, ends=(Unsupported("enough"),) * 2)
+    assert [([arm.name for arm in job.arms], job.trials) for job in jobs] == [
+        (["reported"], trials)
+    ] * 2
+    printed = json.loads(capsys.readouterr().out)
+    assert (status, printed["light"]) == (2, "amber")
+    assert [(run["scenario"], run["light"], run["why"]) for run in printed["runs"]] == [
+        (name, "unsupported", "enough") for name in NIGHT[1:3]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refusal"),
+    [
+        ("SERVER", "gpu", "--server: 'gpu' is none of auto, cpu, docker"),
+        ("MAX_TIME", "soon", "--max-time: 'soon' is no time"),
+        ("WEIGHTS", "big", "--weights: 'big' is none of real"),
+        ("FAIL_ON", "green", "--fail-on: 'green' is none of red"),
+        ("THROUGHPUT", "yes", "VLLM_REPRO_NIGHTLY_THROUGHPUT is 'yes', neither on nor off"),
+    ],
+)
+def test_a_variable_is_checked_like_its_option(
+    name: str,
+    value: str,
+    refusal: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(f"VLLM_REPRO_NIGHTLY_{name}", value)
+    with pytest.raises(SystemExit, match="64"):
+        parser("nightly")
+    assert refusal in capsys.readouterr().err
 
 
 def test_an_unknown_arm_is_named_before_anything_runs(

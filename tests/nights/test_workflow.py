@@ -1,4 +1,4 @@
-"""Steps of the GitHub workflow, the action and the Buildkite pipeline, on the rehearsal."""
+"""Steps of the GitHub workflow, the action, and jobs of other schedulers, on the rehearsal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
-from tests.commands import QUICK
+from tests.commands import QUICK, journals, until
 from tests.golden_files import missing
+from vllm_repro.cli import parser
+from vllm_repro.servers.kinds import kinds
+from vllm_repro_nights.nightly_verb import CPU
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 SCENARIO = ROOT / "scenarios" / "min_tokens_stop_ids.py"
+KUBERNETES = ROOT / "fixtures" / "kubernetes"
+SBATCH = ROOT / "fixtures" / "slurm" / "nightly.sbatch"
 
 
 @dataclass
@@ -45,23 +51,26 @@ def loaded(path: Path = WORKFLOWS / "nightly-gpu.yml") -> dict[Any, Any]:
 
 
 def given(text: str, inputs: Mapping[str, str], job: Job) -> str:
-    """Return a value with its expressions replaced: inputs and outputs of the night."""
+    """Return a value with its expressions replaced: inputs and outputs of steps."""
 
     def value(expression: re.Match[str]) -> str:
         source, _, name = expression[1].rpartition(".")
-        values = {"inputs": inputs, "steps.night.outputs": job.outputs}[source]
+        values = inputs if source == "inputs" else job.outputs
         return values.get(name, "") or expression[2] or ""
 
     return re.sub(r"\$\{\{ *([\w.-]+)(?: \|\| '(\w+)')? *\}\}", value, text)
 
 
 def runs(condition: str, job: Job) -> bool:
-    """Evaluate a condition: none, `always()`, or `always()` with an output."""
-    if not condition:
-        return not job.failed
-    always, _, output = condition.partition(" && ")
-    assert always == "always()", condition
-    return not output or bool(given(f"${{{{ {output} }}}}", {}, job))
+    """Evaluate a condition: `always()`, outputs that are not empty, and outputs that differ."""
+    if "always()" not in condition and job.failed:
+        return False
+    values = [
+        [side and given(f"${{{{ {side} }}}}", {}, job) for side in term.partition(" != ")[::2]]
+        for term in condition.split(" && ")
+        if term not in ("", "always()")
+    ]
+    return all(value != other for value, other in values)
 
 
 def environment(folder: Path) -> None:
@@ -85,6 +94,7 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copyfile(ROOT / name, folder / name)
         os.utime(folder / name, (1, 1))  # so that make takes the environment for newer
+    (folder / ".github").symlink_to(ROOT / ".github")
     (folder / ".venv" / "development").touch()  # the stamp of the installed development tools
     return folder
 
@@ -101,6 +111,11 @@ def run(
         **{name: str(path) for name, path in files.items()},
         "GITHUB_ACTIONS": "true",
         "CI": "true",
+        "GITHUB_WORKFLOW": "of a test",
+        "GITHUB_JOB": "nightly",
+        "RUNNER_OS": "Linux",
+        "RUNNER_ARCH": "X64",
+        "RUNNER_ENVIRONMENT": "self-hosted",
         "VLLM_REPRO_CACHE": str(checkout.parent / "cache"),  # `doctor` measures its size
         **extra,
     }
@@ -142,10 +157,30 @@ def run(
 NIGHT = loaded()["jobs"]["nightly"]
 ON_A_CPU = loaded(WORKFLOWS / "nightly-cpu.yml")
 STEPS = NIGHT["steps"]
+KEEPERS = (
+    STEPS,
+    ON_A_CPU["jobs"]["nightly"]["steps"],
+    loaded(ROOT / "action.yml")["runs"]["steps"],
+)
+# Steps of a runner without Python, and of a night that installed a release.
+UNUSED = {"actions/setup-python@v5", "Keep the releases"}
+# Steps of a runner whose disk is new.
+OF_A_NEW_DISK = {
+    "Fetch the releases",
+    "Fetch the runs of earlier nights",
+    "Keep the runs",
+    "Look for new releases",
+    "Keep the releases",
+}
 
 
 def names(steps: Sequence[dict[str, Any]]) -> list[str]:
     return [step.get("name") or step["uses"] for step in steps]
+
+
+def ran(steps: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return the status of steps that all pass, on a runner that keeps its disk."""
+    return dict.fromkeys(set(names(steps)) - UNUSED - OF_A_NEW_DISK, 0)
 
 
 def from_the_night_on(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +202,7 @@ GOOD = 'status=Status(bad="==0.28.0", good="<0.28.0")'
 
 def test_a_green_night(checkout: Path) -> None:
     job = run(checkout, {"server": "rehearsal", "scenarios": "min-tokens-stop-ids"}, STEPS)
-    assert job.status == dict.fromkeys(names(STEPS), 0), job.shown
+    assert job.status == dict.fromkeys(set(names(STEPS)) - UNUSED, 0), job.shown
     assert job.outputs["light"] == "green"
     assert missing(job.summary, "# ✅ Nightly: green", "REHEARSAL") == []
     assert "::" not in job.shown
@@ -197,7 +232,7 @@ def test_a_red_night_still_cleans_up_and_keeps_its_reports(checkout: Path) -> No
     }
     steps = from_the_night_on(STEPS)
     job = run(checkout, inputs, steps)
-    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 1}, job.shown
+    assert job.status == {**ran(steps), "Run the night": 1}, job.shown
     assert job.outputs["light"] == "red"
     assert "::error title=vllm-repro nightly::red: 1 surprise (min-tokens-stop-ids)" in job.shown
     root = ET.parse(checkout / job.outputs["folder"] / "junit.xml").getroot()
@@ -212,7 +247,7 @@ def test_a_runner_that_lost_its_gpu_fails(checkout: Path, fail_on: str, status: 
         (empty / tool).symlink_to(shutil.which(tool) or tool)
     steps = from_the_night_on(STEPS)
     job = run(checkout, {"server": "process", "fail-on": fail_on}, steps, PATH=str(empty))
-    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": status}, job.shown
+    assert job.status == {**ran(steps), "Run the night": status}, job.shown
     assert job.outputs["light"] == "amber"
     assert "::warning title=vllm-repro nightly::amber: host trouble: no NVIDIA GPU" in job.shown
 
@@ -227,15 +262,44 @@ def test_a_night_on_a_cpu_in_which_nothing_ran_fails(checkout: Path) -> None:
         VLLM_REPRO_NIGHTLY_SCENARIOS=scenario,
         VLLM_REPRO_NIGHTLY_FAIL_ON="trouble",
     )
-    assert job.status == {**dict.fromkeys(names(steps), 0), "Run the night": 2}, job.shown
+    assert job.status == {**ran(steps), "Run the night": 2}, job.shown
     assert "the scenario needs 9 GPUs" in job.summary
 
 
-def test_a_night_on_a_cpu_keeps_only_what_is_redacted() -> None:
-    job = ON_A_CPU["jobs"]["nightly"]
-    (cached,) = (step["with"]["path"] for step in job["steps"] if "cache" in step.get("uses", ""))
-    assert cached.split() == ["reports/*/*/report.json", "reports/*/*/journal.jsonl"]
-    assert job["timeout-minutes"] > 60
+def kept(checkout: Path, words: str, index: str = "") -> dict[str, str]:
+    """Return the outputs of `.github/kept` in a checkout, with the cache beside it."""
+    step = {"name": "kept", "run": f".github/kept {words}", "env": {}}
+    return run(checkout, {}, [step], JOB_INDEX=index).outputs
+
+
+def test_a_new_disk_restores_what_a_disk_of_its_own_keeps(checkout: Path) -> None:
+    new, keys = kept(checkout, "before"), []
+    cache = Path(new["cache"])
+    assert set(new) == {"cache", "releases", "history"}
+    assert kept(checkout, "before", index="1")["history"] != new["history"]
+    for name in ("0.32.0/bin", "0.32.0/complete.json", "0.33.0/bin", "0.33.0/complete.json"):
+        (cache / "releases" / name).mkdir(parents=True)
+        keys.append(kept(checkout, f"after {new['releases']}").get("key", ""))
+    assert (keys[0], keys[1], len(set(keys))) == ("", keys[2], 3)
+    assert keys[3].startswith(f"{new['releases']}-")
+    (checkout / "reports" / "nightly").mkdir(parents=True)
+    assert kept(checkout, "before") == {"cache": f"{cache}"}
+
+
+@pytest.mark.parametrize("steps", KEEPERS, ids=("gpu", "cpu", "action"))
+def test_the_cache_has_no_log_and_is_saved_after_a_red_night(steps: list[dict[str, Any]]) -> None:
+    cached = {step["name"]: step for step in steps if "actions/cache/" in step.get("uses", "")}
+    assert [step["with"]["path"].split("\n")[:-1] for step in cached.values()] == [
+        releases := [f"${{{{ steps.kept.outputs.cache }}}}/{name}" for name in ("releases", "uv")],
+        history := ["reports/*/*/report.json", "reports/*/*/journal.jsonl"],
+        history,
+        releases,
+    ]
+    saved = [
+        [name for name, step in cached.items() if runs(step["if"], Job({"night": 1}, outputs=made))]
+        for made in ({}, {"history": "h", "key": "a"}, {"key": "a", "cache-matched-key": "a"})
+    ]
+    assert saved == [[], ["Keep the runs", "Keep the releases"], []]
 
 
 @pytest.mark.parametrize("workflow", ["nightly-cpu.yml", "nightly-gpu.yml"])
@@ -249,9 +313,11 @@ def test_the_rules_of_a_workflow(workflow: str) -> None:
     assert set(whole[True]) == {"schedule", "workflow_dispatch"}
     env = whole["jobs"]["nightly"]["env"]
     assert env["VLLM_REPRO_NIGHTLY_FAIL_ON"] == "${{ inputs.fail-on || 'trouble' }}"
+    passed_on = set(re.findall(r"inputs\.([\w-]+)", f"{whole['jobs']}"))
+    assert passed_on == set(whole[True]["workflow_dispatch"]["inputs"])
     if workflow == "nightly-gpu.yml":
-        last = STEPS[-1]
-        assert (last["if"], last["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
+        orphans = STEPS[names(STEPS).index("Remove orphans")]
+        assert (orphans["if"], orphans["run"]) == ("always()", ".venv/bin/vllm-repro clean --yes")
 
 
 @pytest.mark.parametrize(
@@ -273,20 +339,23 @@ def test_the_action_runs_the_scenarios_of_another_repository(
     inputs |= {"folder": "our bugs", "scenarios": "our-bug", "server": "rehearsal"}
     runner = {"RUNNER_TEMP": str(tmp_path / "runner"), "GITHUB_ACTION_PATH": str(ROOT)}
     steps = action["runs"]["steps"]
-    assert names(steps)[0] == "Install"
+    assert names(steps)[2] == "Install"
     assert all(step["shell"] == "bash" for step in steps if "run" in step)
     if installed:
         environment(tmp_path / "runner" / "vllm-repro")
-        steps = steps[1:]
+        steps = steps[:2] + steps[3:]
     job = run(caller, inputs, steps, **runner)
-    assert job.status == dict.fromkeys(names(steps), 0), job.shown
+    assert job.status == dict.fromkeys(set(names(steps)) - UNUSED, 0), job.shown
     assert given(action["outputs"]["light"]["value"], {}, job) == "green"
     folder = caller / given(action["outputs"]["folder"]["value"], {}, job)
     assert {"summary.md", "junit.xml", "our-bug"} <= {path.name for path in folder.iterdir()}
     (bugs / "our_bug.py").write_text(text.replace(BAD, GOOD), encoding="utf-8")
-    steps = steps if installed else steps[1:]
-    after = run(caller, inputs | {"vllm": "0.27.1"}, steps, **runner)
-    assert after.status == {**dict.fromkeys(names(steps), 0), "Run the scenarios": 1}, after.shown
+    steps = steps if installed else steps[:2] + steps[3:]
+    inputs |= {"vllm": "0.27.1", "arm": "reported", "trials": "2"}
+    after = run(caller, inputs, steps, **runner)
+    shown = {"Run the scenarios": 1, "Fetch the releases": 0, "Look for new releases": 0}
+    assert after.status == {**ran(steps), **shown}, after.shown
+    assert "reported 2:" in after.shown
 
 
 def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
@@ -294,9 +363,13 @@ def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
     step = workflow["jobs"]["scenarios"]["steps"][-1]
     assert step["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
     called = workflow[True]["workflow_call"]["inputs"]
-    assert {name: called[name]["default"] for name in action["inputs"]} == {
-        name: value["default"] for name, value in action["inputs"].items()
+    assert action["inputs"] == {
+        name: {key: called[name][key] for key in ("description", "default")}
+        for name in action["inputs"]
     }
+    offered = loaded()[True]["workflow_dispatch"]["inputs"]["server"]["options"]
+    assert set(re.split(", | or ", called["server"]["description"])[1:]) == {*offered}
+    assert {*offered} == {"auto", CPU, *kinds(lambda facts: facts.started)}
     assert workflow["permissions"] == {"contents": "read"}
 
 
@@ -329,3 +402,41 @@ def test_the_pipeline_of_buildkite_shows_amber(checkout: Path) -> None:
         "VLLM_REPRO_NIGHTLY_SCENARIOS": "min-tokens-stop-ids",
     }
     assert run(checkout, {}, [night], **env).status == {"all": 2}
+
+
+def test_the_night_of_kubernetes_has_a_gpu_and_a_volume_and_no_privilege() -> None:
+    """The schema has the fields; the command is a night that ends before the job does."""
+    schema, manifest = ROOT / "tests/data/kubernetes-night.schema.json", KUBERNETES / "nightly.yaml"
+    documents = list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))
+    jsonschema.validate(documents, loaded(schema))
+    job = documents[1]["spec"]["jobTemplate"]["spec"]
+    words = job["template"]["spec"]["containers"][0]["args"]
+    assert parser("nightly").parse_args(words).max_time < job["activeDeadlineSeconds"]
+
+
+def test_the_commands_that_diagnose_a_pod_parse() -> None:
+    pages = [KUBERNETES / "diagnose.yaml", ROOT / "docs" / "nightly.md"]
+    text = "".join(path.read_text(encoding="utf-8") for path in pages)
+    lines = re.findall(r"kubectl \S.*? (?:\| vllm-repro|--) (diagnose .*)", text)
+    files = [parser("diagnose").parse_args(line.split()).file for line in lines]
+    assert sorted(files) == ["-", "-", "-", "/proc/1/root/tmp/vllm.log"]
+    assert "privileged" not in loaded(pages[0])["securityContext"]
+
+
+def test_slurm_interrupts_a_night_in_order(checkout: Path) -> None:
+    """Its signal reaches the batch shell alone, which is the night by then."""
+    directives = ("#SBATCH --gres=gpu:1\n", "#SBATCH --signal=B:TERM@300\n")
+    assert missing(SBATCH.read_text(encoding="utf-8"), *directives) == []
+    env = {
+        "PATH": f"{checkout / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(checkout),
+        "SCRATCH": str(checkout.parent),
+        "VLLM_REHEARSAL_FAULT": "stuck-boot",
+    }
+    words = ["--server", "rehearsal", "--least-disk", "0.001", "min-tokens-stop-ids"]
+    with subprocess.Popen(["bash", SBATCH, *words], env=os.environ | env) as night:
+        until(lambda: "server-started" in "".join(journals(checkout / "reports")))
+        night.terminate()
+        assert night.wait(timeout=120) == 130
+    summary = checkout / "reports" / "nightly" / "latest" / "summary.md"
+    assert "amber: interrupted by SIGTERM" in summary.read_text(encoding="utf-8")
