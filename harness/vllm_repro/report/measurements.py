@@ -261,7 +261,8 @@ class _Part:
     def drifts(self) -> bool:
         """Return True if the load never became steady."""
         speeds = [measured.output_tok_s for measured in self.rounds]
-        return self.end is not None and drifted(self.end.get("unsteady", 0.0), speeds)
+        enough = len(speeds) >= LEAST_ROUNDS and not self.limited
+        return self.end is not None and enough and drifted(self.end.get("unsteady", 0.0), speeds)
 
     @property
     def counts(self) -> bool:

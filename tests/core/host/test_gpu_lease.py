@@ -156,9 +156,9 @@ def test_a_hanging_nvidia_smi_is_waited_for_once(
 ) -> None:
     monkeypatch.setattr(machine, "_PATIENCE_S", 1.0)
     stub_gpus.say(sleep=30)
-    began = time.monotonic()
-    assert gpus() == gpus() == ()
-    assert time.monotonic() - began < 2 * machine._PATIENCE_S
+    assert gpus() == ()
+    monkeypatch.setattr("subprocess.run", None)  # a second call would be a TypeError
+    assert gpus() == ()
     assert gpu_trouble() == "nvidia-smi did not answer in 1 s"
 
 
