@@ -231,9 +231,11 @@ class Measurements:
         async with LoadClient(
             trial.server.base_url, api_key=trial.api_key
         ) as self.runner.watch.load:
-            for load in loads:
-                for point in load.points:
-                    await self._point(point, load.rounds, ends)
+            points = [(point, load.rounds) for load in loads for point in load.points]
+            for number, (point, rounds) in enumerate(points):
+                # an even share of the time that is left
+                share = (ends - time.monotonic()) / (len(points) - number)
+                await self._point(point, rounds, time.monotonic() + share)
 
     async def _point(self, point: Point, rounds: int, ends: float) -> None:
         """Measure a load. ends: time after which no round begins that the figure can lack."""
