@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, compress, count, islice
 from typing import Any, TypeVar
 
 import yaml
@@ -24,7 +24,7 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError
 from vllm_repro.secret_names import is_secret_name
-from vllm_repro_intake.text import LONGEST, Block, shortened
+from vllm_repro_intake.text import LONGEST, Block, environment, shortened
 
 _LEAD = (
     r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>]["
@@ -40,6 +40,15 @@ _START = re.compile(
     rf"|(?:docker|podman|nerdctl)[ \t]+(?:container[ \t]+)?run\b)"
 )
 _SETTING = re.compile(rf"{_LEAD}(?:export[ \t]+)?[A-Za-z_]\w*=\S.*")
+_ASSIGNMENT = re.compile(
+    rf"{_LEAD}(?P<export>export[ \t]+)?(?P<name>[A-Za-z_]\w*)="
+    r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|[^\s'\";&|]+)[ \t;]*(?:#.*)?"
+)
+_USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_BULLET = re.compile(
+    r"[ \t]*(?:[-*•+][ \t]+|\d{1,2}[.)][ \t]+)?`*(--[a-z][\w.-]+[^`\n]*?)[`,; \t\\]*$"
+)
+_BOX = re.compile(r"(?:docker|podman|nerdctl)[ \t]")
 _GOES_ON = re.compile(
     r"[ \t]*(?:--?[A-Za-z]|[\u2013\u2014]|['\"]?\{|['\"]?[\w./-]+[ \t]*\\[ \t]*$)"
 )
@@ -60,6 +69,7 @@ _OTHER_HEADING = re.compile(
     r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
     re.IGNORECASE,
 )
+_ASSIGNED = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)[ \t]*=(?=[ \t]*[\[{\"'\d(frb])")
 _MOST_LINES = 80
 _MOST_NODES = 2_000
 _MOST_CALLS = 50
@@ -89,23 +99,48 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
     model: for a list of flags alone. The command that the text repeats counts most, then one below
     a heading such as "Reproduce".
     """
-    commands: list[Found] = []
+    commands: dict[ServeCommand, Found] = {}
     unread: list[str] = []
+    whole = "\n".join(line for block in blocks for line in block.lines)
+    variables: dict[str, tuple[bool, str]] = {}
+    for name in list(dict.fromkeys(_USED.findall(whole)))[:_MOST_CALLS]:
+        if stated := re.search(
+            rf"(?<![\w$]){name}\W{{0,2}}(?:=| is |: )['\"`]?([\w./:\[\]-]+)", whole
+        ):
+            variables[name] = (False, stated[1].rstrip(".,:"))
     for block in blocks:
-        readers = (_shell(block, unread), _listed(block, model), _python(block), _logged(block))
-        for match in chain(*readers):
-            same = (at for at, known in enumerate(commands) if known.command == match.command)
-            if (at := next(same, None)) is None:
-                commands.append(match)
-            else:
-                commands[at] = replace(commands[at], times=commands[at].times + 1)
-    return sorted(commands, key=likelihood), list(dict.fromkeys(unread))
+        for match in chain(
+            *(
+                (
+                    _shell(block, unread, variables),
+                    _listed(block, model),
+                    _python(block),
+                    _logged(block),
+                )
+            )
+        ):
+            known = commands.get(match.command)
+            commands[match.command] = replace(known, times=known.times + 1) if known else match
+    matches = commands.values() or _bare_flags(blocks, model, unread)
+    return sorted(matches, key=likelihood), list(dict.fromkeys(unread))
+
+
+def _bare_flags(blocks: Sequence[Block], model: str, unread: list[str]) -> Iterator[Found]:
+    """Yield the command of a text that only lists its flags, one a line."""
+    flags = [match[1] for block in blocks for line in block.lines if (match := _BULLET.match(line))]
+    named = not model or any(re.match(r"--model[= ]", flag) for flag in flags)
+    head = "vllm serve" if named else f"vllm serve {shlex.quote(model)}"
+    for command in _parsed(" ".join([head, *flags]), "", unread, {}) if flags else ():
+        yield replace(command, how="YAML or a list of flags")
 
 
 def likelihood(match: Found) -> tuple[int, int, int]:
     """Return the sort key of a command: the smallest is most likely the reported one."""
-    order = ["", "YAML", "JSON", "Python", "log"]
-    return order.index(match.how.partition(" ")[0]), -match.times, _unlikely(match.above)
+    return (
+        ["", "YAML", "JSON", "Python", "log"].index(match.how.partition(" ")[0]),
+        -match.times,
+        _unlikely(match.above),
+    )
 
 
 def _unlikely(lines: str) -> int:
@@ -116,11 +151,16 @@ def _unlikely(lines: str) -> int:
     return 1
 
 
-def _shell(block: Block, unread: list[str]) -> Iterator[Found]:
+def _shell(
+    block: Block, unread: list[str], variables: dict[str, tuple[bool, str]]
+) -> Iterator[Found]:
+    """Yield the commands of a shell. variables: (exported, value) of those set so far, by name."""
     lines = [_NOTE.sub(r"\1", line) for line in block.lines]
     at = 0
     while at < len(lines):
         if not _START.match(lines[at]):
+            if (setting := _ASSIGNMENT.fullmatch(lines[at])) and not environment(block):
+                variables[setting["name"]] = (bool(setting["export"]), setting["value"])
             at += 1
             continue
         first = at
@@ -129,11 +169,21 @@ def _shell(block: Block, unread: list[str]) -> Iterator[Found]:
         region, at = _region(lines, at)
         settings = lines[first : at - len(region)]
         note = lines[first - 1] if first and lines[first - 1].lstrip().startswith("#") else ""
-        yield from _parsed("\n".join([*settings, *region]), f"{block.above}\n{note}", unread)
+        earlier = [
+            f"export {name}={value}"
+            for name, (exported, value) in variables.items()
+            if exported and not _BOX.search(region[0])
+        ]
+        yield from _parsed(
+            "\n".join([*earlier, *settings, *region]),
+            f"{block.above}\n{note}",
+            unread,
+            {name: value.strip("'\"") for name, (_, value) in variables.items()},
+        )
     if not block.code:
         for span in _INLINE.findall("\n".join(lines)):
             if _START.match(span):
-                yield from _parsed(span, block.above, unread)
+                yield from _parsed(span, block.above, unread, {})
 
 
 def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
@@ -149,17 +199,14 @@ def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
     return region, at
 
 
-def _parsed(text: str, above: str, unread: list[str]) -> Iterator[Found]:
+def _parsed(
+    text: str, above: str, unread: list[str], variables: Mapping[str, str]
+) -> Iterator[Found]:
     if len(text) > LONGEST:
         unread.append(f"{shortened(text, 80)!r}: it is longer than {LONGEST:,} characters")
         return
     text = re.sub(rf"\A{_LEAD}(?=\S)", "", text)
-    settings = dict(
-        re.findall(
-            r"(?m)^[ \t$#%]*(?:export[ \t]+)?([A-Za-z_]\w*)=['\"]?([\w./:-]+)['\"]?[ \t]*$", text
-        )
-    )
-    text = re.sub(r"\$\{?(\w+)\}?", lambda name: settings.get(name[1], name[0]), text)
+    text = re.sub(r"\$\{?(\w+)\}?", lambda name: variables.get(name[1], name[0]), text)
     try:
         command = parse(text)
     except CommandError as error:
@@ -182,16 +229,15 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
         except (yaml.YAMLError, ValueError, RecursionError, TypeError):
             continue
         for image, words, variables in _services(loaded):
-            ends = (
-                at for at, word in enumerate(words, 1) if word == "serve" or "api_server" in word
-            )
-            end = next(ends, 0)
+            starts = (word == "serve" or "api_server" in word for word in words)
+            end = next(compress(count(1), starts), 0)
             arguments = words[end:]
             if not any(word.startswith("--") for word in arguments):
                 continue
             settings = [word for pair in variables for word in ("-e", "=".join(pair))]
-            named = not arguments[0].startswith("-")
-            named = named or any(re.match(r"--model(?:=|$)", word) for word in arguments)
+            named = not arguments[0].startswith("-") or any(
+                re.match(r"--model(?:=|$)", word) for word in arguments
+            )
             head = ["docker", "run", *settings, image] if image else ["vllm", "serve"]
             head += [] if named or not model else ["--model", model]
             try:
@@ -199,8 +245,11 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
             except CommandError:
                 continue
             if not image and not named and model:
-                flags = tuple(flag for flag in command.flags if flag.name != "--model")
-                command = replace(command, flags=flags, model_argument=model)
+                command = replace(
+                    command,
+                    flags=tuple(flag for flag in command.flags if flag.name != "--model"),
+                    model_argument=model,
+                )
             part = "" if image or named or end else " list of arguments, perhaps a part of them"
             yield Found(command, shortened(" ".join(words)), how + part, block.above)
         return
@@ -215,12 +264,23 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
     while waiting and seen < _MOST_NODES:
         node, seen = waiting.pop(0), seen + 1
         if isinstance(node, Mapping):
-            keys = ("entrypoint", "command", "args")
-            words = [word for key in keys for word in _words(node.get(key))]
-            image = _word(node.get("image")) or ""
-            variables = _variables(node.get("environment") or node.get("env"))
-            if words and any("vllm" in word.lower() for word in (image, *words)):
-                yield _DEFAULT.sub(r"\1", image), words, variables
+            words = [
+                word
+                for kind in ("entrypoint", "command", r"\w*args", r"\w*arguments")
+                for key in node
+                if re.fullmatch(kind, str(key), re.IGNORECASE)
+                for word in _words(node[key])
+            ]
+            image = node.get("image") or ""
+            if isinstance(image, Mapping):
+                image = f"{image.get('repository')}:{image.get('tag') or 'latest'}"
+            image = _word(image) or ""
+            if words and any("vllm" in word.lower() for word in (image, *words, *map(str, node))):
+                yield (
+                    _DEFAULT.sub(r"\1", image),
+                    words,
+                    _variables(node.get("environment") or node.get("env")),
+                )
             else:
                 waiting += list(node.values())[:_MOST_NODES]
         elif isinstance(node, list):
@@ -281,21 +341,71 @@ def _parsed_after(
                 break
 
 
-def calls(text: str, name: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Yield (literal keyword arguments, names of other arguments) of each call in Python source."""
+def calls(
+    text: str, name: re.Pattern[str], names: Mapping[str, Any] | None = None
+) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Yield (literal keyword arguments, names of other arguments) of each call in Python source.
+
+    names: values of variables.
+    """
     for tree in _parsed_after(text, name, ")", _call):
         literals: dict[str, Any] = {}
         unread: list[str] = []
-        positional = [("model", value) for value in tree.args[:1]]
         for key, value in (
-            *positional,
+            *[("model", value) for value in tree.args[:1]],
             *((word.arg or "**", word.value) for word in tree.keywords),
         ):
             try:
-                literals[key] = ast.literal_eval(value)
+                literals[key] = _value(value, names or {})
             except _UNREADABLE:
                 unread.append(key)
         yield literals, tuple(unread)
+
+
+def assigned(blocks: Sequence[Block]) -> dict[str, Any]:
+    """Return the variables to which the text's Python assigns a value that can be read."""
+    names: dict[str, Any] = {}
+    for block in blocks:
+        text = "\n".join(block.lines)
+        for match in islice(_ASSIGNED.finditer(text), _MOST_CALLS):
+            lines = text[match.end() : match.end() + LONGEST].split("\n")[:_MOST_LINES]
+            for end in range(1, len(lines) + 1):
+                with suppress(*_UNREADABLE), warnings.catch_warnings(action="ignore"):
+                    names[match[1]] = _value(
+                        ast.parse("\n".join(lines[:end]).strip(), mode="eval").body, names
+                    )
+                    break
+    return names
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression of literals and `names`. Raises one of `_UNREADABLE`.
+
+    The fields of an f-string stay as they are written.
+    """
+    match node:
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.JoinedStr(values=parts):
+            return "".join(
+                str(part.value) if isinstance(part, ast.Constant) else ast.unparse(part)[2:-1]
+                for part in parts
+            )
+        case ast.Dict(keys=keys, values=values):
+            return {
+                _value(key, names): _value(item, names)
+                for key, item in zip(keys, values, strict=True)
+                if key
+            }
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item, names) for item in items]
+        case ast.BinOp(op=ast.Mult(), left=left, right=ast.Constant(value=int(count))):
+            part = _value(left, names)
+            if isinstance(part, str | list) and len(part) * count <= LONGEST:
+                return part * count
+        case ast.Call(func=ast.Attribute(attr="dumps"), args=[inner, *_]):
+            return _value(inner, names)
+    return ast.literal_eval(node)
 
 
 def _call(arguments: str) -> ast.Call:
@@ -312,11 +422,13 @@ def _python(block: Block) -> Iterator[Found]:
 
 def _logged(block: Block) -> Iterator[Found]:
     # without the frame of a terminal
-    text = " ".join(line.strip(" \u2502|") for line in block.lines)
-    for logged in _parsed_after(text, _LOGGED, "}", ast.literal_eval):
+    for logged in _parsed_after(
+        " ".join(line.strip(" \u2502|") for line in block.lines), _LOGGED, "}", ast.literal_eval
+    ):
         if isinstance(logged, dict):
-            arguments = {str(key): value for key, value in logged.items()}
-            yield from _of_arguments(arguments, "log", block.above, ())
+            yield from _of_arguments(
+                {str(key): value for key, value in logged.items()}, "log", block.above, ()
+            )
 
 
 def _of_arguments(
@@ -329,10 +441,11 @@ def _of_arguments(
     first = len(words)
     for name, value in arguments.items():
         flag = f"--{name.replace('_', '-')}"
-        nested = isinstance(value, list) and any(isinstance(item, dict) for item in value)
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
-        elif nested or isinstance(value, dict):
+        elif (
+            isinstance(value, list) and any(isinstance(item, dict) for item in value)
+        ) or isinstance(value, dict):
             words.append(f"{flag}={json.dumps(value, default=str)}")
         elif isinstance(value, list | tuple):
             words += [flag, *map(str, value)]
@@ -354,12 +467,13 @@ def rendered(command: ServeCommand) -> str:
         return command.render()
     options = [("--gpus", box.gpus), ("--ipc", box.ipc), ("--shm-size", box.shm_size)]
     options += [("--ulimit", limit) for limit in box.ulimits]
-    for name, value in box.env:
-        bare = is_secret_name(name) or value == f"${name}"
-        options.append(("-e", name if bare else f"{name}={value}"))
-    options.append(("--entrypoint", box.entrypoint[0] if box.entrypoint else None))
+    options += [
+        ("-e", name if is_secret_name(name) or value == f"${name}" else f"{name}={value}")
+        for name, value in box.env
+    ]
+    options += [("--entrypoint", box.entrypoint[0])] if box.entrypoint else []
     words = [word for option in options if option[1] for word in option if word]
-    lines = [shlex.join(["docker", "run", *words, box.image, *box.entrypoint[1:]])]
-    body = replace(command, container=None, env=()).render().split(" \\\n")
+    first = shlex.join(["docker", "run", *words, box.image, *box.entrypoint[1:]])
     model = [] if command.model_argument is None else [f"  {shlex.quote(command.model_argument)}"]
-    return " \\\n".join([*lines, *model, *body[1:]])
+    body = replace(command, container=None, env=()).render().split(" \\\n")
+    return " \\\n".join([first, *model, *body[1:]])

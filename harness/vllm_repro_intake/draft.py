@@ -17,14 +17,22 @@ from vllm_repro.command.flag_table import KNOWN
 from vllm_repro.command.flags import flag_mistakes, positive
 from vllm_repro.errors import CommandError, UsageError
 from vllm_repro.scenario.scenario import Model
-from vllm_repro.scenario.writer import ScenarioWriter, Source, command_text, one_a_line
+from vllm_repro.scenario.writer import (
+    ScenarioWriter,
+    Source,
+    command_text,
+    literal,
+    one_a_line,
+)
 from vllm_repro.secret_names import is_secret_name, steers_vllm
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.signature import How, Signature, compare
 from vllm_repro_intake.commands import likelihood, rendered
 from vllm_repro_intake.facts import Facts, parallel
+from vllm_repro_intake.requests import folded
 from vllm_repro_intake.text import shortened
+from vllm_repro_intake.unread import unread
 
 _GENERIC = LOOPS | {
     "__call__",
@@ -83,6 +91,7 @@ _SHAPE = {
 _PROMPT, _ANSWER = 100, 8
 """Tokens that stand for a prompt and an answer of unknown length."""
 _MOST_MESSAGE = 160
+_MOST_COMMENT = 400
 _MOST_FRAMES = 4
 _MOST_WORDS = 6
 """Words of an arm's name."""
@@ -94,12 +103,18 @@ class Draft:
 
     # id of the scenario: the file's name with hyphens
     id: str
+    # the one to try
+    release: str = ""
     text: str = ""
     # what the text does not state
     gaps: list[str] = field(default_factory=list)
     # what to confirm
     guesses: list[str] = field(default_factory=list)
     file: ScenarioWriter = field(default_factory=ScenarioWriter)
+    # values, comments, and numbers that stand for what is not stated
+    values: list[str] = field(default_factory=list)
+    quoted: list[str] = field(default_factory=list)
+    made_up: set[str] = field(default_factory=set)
 
     def gap(self, what: str) -> None:
         self.gaps.append(what)
@@ -111,9 +126,12 @@ class Draft:
 
     def put(self, name: str, value: Any) -> None:
         self.file.put(name, value)
+        # A known model's shape is not of the text.
+        self.values.append("" if name == "model" else literal(value))
 
     def _comment(self, text: str) -> None:
-        self.file.comment(shortened(text, 300))
+        self.quoted.append(shortened(text, _MOST_COMMENT))
+        self.file.comment(self.quoted[-1])
 
 
 def draft(
@@ -132,8 +150,8 @@ def draft(
     models: with a known shape. known_flags: those that the release defines, if it is
     installed. version: the release to try. newest: a release for a text that names none.
     """
-    command = facts.command
-    if command is None and facts.model is not None:
+    command = facts.commands[0].command if facts.commands else None
+    if command is None and facts.model is not None:  # a request may name it
         command = ServeCommand(flags=(), model_argument=facts.model.value)
     if command is None:
         why = f": {facts.unread[0]}" if facts.unread else ""
@@ -143,34 +161,33 @@ def draft(
         )
     made = Draft(name)
     made.put("id", name)
-    if facts.issue:
-        made.put("issue", facts.issue)
-    else:
+    if not facts.issue:
         made.gap("the number of the issue is not stated")
-        made.put("issue", "vllm-project/vllm#0")
+    made.put("issue", facts.issue or made.file.call("unstated"))
     title = facts.title
     if not title:
         made.gap("the title is not stated")
-        root = facts.diagnosis
-        title = (
-            shortened(f"{root.exception}: {root.message or ''}".rstrip(": "), 150)
-            if root.exception
-            else "untitled"
-        )
+        title = shortened(
+            f"{facts.diagnosis.exception or 'untitled'}: {facts.diagnosis.message or ''}", 150
+        ).rstrip(": ")
     made.put("title", title)
     command = _put_command(made, facts, command, known_flags)
-    _put_model(made, facts, command, models)
-    _put_needs(made, facts, command)
+    _put_needs(made, facts, command, _put_model(made, facts, command, models))
     _put_release(made, facts, version, newest)
     _put_workload(made, facts, command)
     _put_signature(made, facts)
     _put_arms(made, facts, command)
     if facts.related:
         made.put("related", facts.related)
-    about = title.rstrip(".…")
+    made.values += [title, facts.issue, command.model or "", str(facts.shape)]
+    # Of requests with a body the text has a line that sends it.
+    sent = [request for request in facts.requests if request.body is not None]
+    for part in unread(facts.blocks, made.values, made.quoted, made.made_up, len(sent)):
+        made.gap(f"not read: “{part}”")
     made.text = made.file.text(
-        f"{about}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not state. Every"
-        " other comment is a guess or a note:\nconfirm it or correct it, and remove the comment.\n"
+        f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not"
+        " state, or what was not read of it.\nEvery other comment is a guess or a note: confirm it"
+        " or correct it, and remove the comment.\n"
     )
     return made
 
@@ -226,33 +243,25 @@ def _put_command(
             for name in _UNSET.findall(flag.text or ""):
                 made.gap(f"the value of the variable {name} is not stated")
             kept.append(flag)
-    settings = []
     for setting in command.env:
-        if mistakes := variable_mistakes([setting]):
-            made.guess(f"left out: {mistakes[0]}", "")
-        else:
-            settings.append(setting)
-    for stated in facts.settings[:6]:
-        made.guess(f"named outside of the command: {stated.value}", stated.words)
+        for mistake in variable_mistakes([setting]):
+            made.guess(f"left out: {mistake}", "=".join(setting))
+    settings = (setting for setting in command.env if not variable_mistakes([setting]))
     box = command.container
     if box is not None:
         if "[" in box.image:
             made.gap("the image is of a private registry: --image names another one")
-        needed = []
-        for variable in box.env:
-            if steers_vllm(variable[0]) or is_secret_name(variable[0]):
-                needed.append(variable)
-            else:
-                made.guess(
-                    f"left out: {variable[0]} is not a variable of vLLM or its libraries", ""
-                )
-        box = replace(box, env=tuple(needed))
+        kinds = {name: steers_vllm(name) or is_secret_name(name) for name, _ in box.env}
+        for name in (name for name, needed in kinds.items() if not needed):
+            made.guess(f"left out: {name} is not a variable of vLLM or its libraries", "")
+        box = replace(box, env=tuple(variable for variable in box.env if kinds[variable[0]]))
     command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", command_text(rendered(command)))
     return command
 
 
-def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collection[Model]) -> None:
+def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collection[Model]) -> bool:
+    """Add the model; return True if its shape is known."""
     name = command.model or ""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         if facts.model is not None:
@@ -269,19 +278,16 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
     if sizes["heads"] and sizes["kv_heads"] and int(sizes["heads"]) % int(sizes["kv_heads"]):
         sizes |= {"heads": None, "kv_heads": None}
     if missing := [ours for ours in _NEEDED if not sizes[ours]]:
-        made.gap(
-            f"{', '.join(missing)}: not stated; 1 stands for each until you copy them from the"
-            " model's config.json"
-        )
-        sizes |= {"heads": sizes["kv_heads"] or 1} if "heads" in missing else {}
-        sizes |= {ours: 1 for ours in missing if ours != "heads"}
+        made.gap(f"{', '.join(missing)}: copy them from the model's config.json")
+        sizes |= dict.fromkeys(missing, made.file.call("unstated"))
     made.put(
         "model",
         made.file.block("Model", name, **{ours: size for ours, size in sizes.items() if size}),
     )
+    return not missing
 
 
-def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
+def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: bool) -> None:
     on_cpu = facts.diagnosis.evidence is Evidence.CPU or (
         command.container is not None and "-cpu" in command.container.image
     )
@@ -290,19 +296,27 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand) -> None:
     if facts.gpus is not None and count:
         made.guess(f"reported on {facts.gpus.value}", facts.gpus.words)
         stated = re.search(r" of (\d+) GB$", facts.gpus.value)
-        kinds = [
-            kind
-            for kind in _MEMORY
+        known = (
+            size
+            for kind, size in _MEMORY.items()
             if re.search(rf"(?<!\w){kind}\b", facts.gpus.value, re.IGNORECASE)
-        ]
-        if size := int(stated[1]) if stated else max((_MEMORY[kind] for kind in kinds), default=0):
+        )
+        if size := int(stated[1]) if stated else max(known, default=0):
             needs["gpu_memory_gb"] = size
     elif count:
         made.gap("the GPUs are not stated: their number is that of the parallel sizes")
     nodes = command.get("--nnodes") or ""
     if nodes.isdecimal() and 1 < int(nodes) < 100:
         needs["nodes"] = int(nodes)
+    elif facts.nodes:
+        made.gap(f"the text names {facts.nodes} nodes, and its command has no --nnodes")
     made.put("needs", made.file.call("Needs", **needs))
+    if count:
+        made.file.comment("Without a GPU, replace the line above by the next one, then:")
+        made.file.comment("vllm-repro run FILE --server process --weights dummy --vllm RELEASE")
+        sizes = {"layers": 2, "why": "no weights are needed"}
+        sizes |= {} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}
+        made.file.comment(f"needs=Needs(), dummy={made.file.call('Dummy', **sizes).text},")
 
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
@@ -325,9 +339,9 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
             )
         for other in facts.versions[1:4]:
             made.guess(f"also named: {other.value}", other.words)
-    bad = version or (stated.value if stated else newest)
-    made.put("status", made.file.call("Status", bad=f"=={bad}"))
-    made.put("try_with", bad)
+    made.release = version or (stated.value if stated else newest)
+    made.put("status", made.file.call("Status", bad=f"=={made.release}"))
+    made.put("try_with", made.release)
 
 
 def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
@@ -340,9 +354,35 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     for at, request in enumerate(facts.requests, 1):
         answer = request.answer or facts.answer or _ANSWER
         if request.body is not None:
+            for name in request.unread:
+                made.gap(f"request {at}: the value of {name!r} is not a literal")
+            if request.model and request.model not in (
+                command.model,
+                facts.model and facts.model.value,
+            ):
+                made.guess(f"request {at} names another model than the command", request.model)
             step = made.file.call(
-                "request", path=request.path, body=request.body, name=f"request {at}"
+                "request", path=request.path, body=folded(request.body), name=f"request {at}"
             )
+        elif request.sizes and not (limit and request.tokens + answer > limit):
+            made.guess(
+                f"prompts of {'-'.join(map(str, request.sizes))} tokens,"
+                f" {request.at_once or 'one'} at once",
+                request.words,
+            )
+            sizes += request.sizes
+            more = {"max_tokens": answer} | ({"spread": True} if request.spread else {})
+            # Fewer at once than sizes: so many of each size.
+            whole = request.at_once > 1 and (
+                request.spread or request.at_once >= len(request.sizes)
+            )
+            steps += [
+                [made.file.call("at_once", request.at_once, prompt=group, **more)]
+                if request.at_once > 1
+                else [made.file.call("chat", prompt=group[0], max_tokens=answer, stream=False)]
+                for group in ([[*request.sizes]] if whole else [[size] for size in request.sizes])
+            ]
+            continue
         elif limit and request.tokens + answer > limit:
             made.guess(
                 f"left out, as it exceeds --max-model-len {limit}: a prompt of {request.tokens:,}"
@@ -363,14 +403,21 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             steps.append([step])
     if not steps:
         made.gap(f"no prompt size is stated: {_PROMPT} tokens stand for it")
+        made.made_up.add(str(_PROMPT))
         answer = facts.answer or _ANSWER
         steps = [[made.file.call("chat", prompt=_PROMPT, max_tokens=answer, stream=False)]]
-    if not facts.answer and not all(request.answer or request.body for request in facts.requests):
+    if not facts.answer and not all(
+        request.answer or request.body is not None for request in facts.requests
+    ):
         made.gap(f"the length of the answers is not stated: {_ANSWER} tokens stand for it")
-    beside = (step[0] if len(step) == 1 else made.file.block("together", *step) for step in steps)
-    made.put("workload", one_a_line(beside))
-    longest = max(sizes, default=0)
-    if batch and longest > batch:
+        made.made_up.add(str(_ANSWER))
+    made.put(
+        "workload",
+        one_a_line(
+            step[0] if len(step) == 1 else made.file.block("together", *step) for step in steps
+        ),
+    )
+    if batch and max(sizes, default=0) > batch:
         made.guess(f"the longest prompt exceeds --max-num-batched-tokens {batch}", "")
         made.put("trigger", made.file.call("chunked_prefill", chunks=2))
         return
@@ -378,10 +425,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         "the boundary of the bug is not stated: until you name a condition, a quiet run is no"
         " evidence"
     )
-    trigger = made.file.call("prefill_over", max(1, longest - 1))
-    if longest and not batch:
-        trigger = Source(f"{made.file.call('chunked_prefill', chunks=2).text} | {trigger.text}")
-    made.put("trigger", trigger)
+    made.put("trigger", made.file.call("unstated"))
 
 
 def _number(command: ServeCommand, name: str) -> int:
@@ -393,50 +437,52 @@ def _number(command: ServeCommand, name: str) -> int:
 
 def _put_signature(made: Draft, facts: Facts) -> None:
     diagnosis, phase = facts.diagnosis, facts.phase
-    if diagnosis.root is None and facts.symptom != "dies":
+    if _symptom(facts) != "dies":
         return
     if diagnosis.root is None:
         made.gap(
             "the text holds no exception of the engine: fill in the signature from the report of"
             " a run"
         )
-        signature = Signature(exception="UnknownError", frames=("unknown",))
-    else:
-        message = diagnosis.message or ""
-        frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
-        if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
-            made.guess(
-                "the text shows no frames; this function is from the message", shortened(message)
-            )
-        if not frames:
-            made.gap("the text shows no frames: fill them in from the report of a run")
-            frames = ("unknown",)
-        last = diagnosis.frames[-1].source if diagnosis.frames else ""
-        source = last if last.startswith("assert") and not message else None
-        signature = Signature(
-            exception=diagnosis.exception or "",
-            message=_template(message),
-            frames=frames,
-            source=source,
+        made.put("signature", made.file.call("unstated"))
+        return
+    message = diagnosis.message or ""
+    frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
+    if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
+        made.guess(
+            "the text shows no frames; this function is from the message", shortened(message)
         )
-        if (
-            frames != ("unknown",)
-            and diagnosis.frames
-            and compare(signature, diagnosis).how is not How.MATCH
-        ):
-            made.gap("this signature does not match the text's own traceback: correct it")
+    if not frames:
+        made.gap("the text shows no frames: fill them in from the report of a run")
+        frames = ("unknown",)
+    last = diagnosis.frames[-1].source if diagnosis.frames else ""
+    signature = Signature(
+        exception=diagnosis.exception or "",
+        message=_template(message),
+        frames=frames,
+        source=(last if last.startswith("assert") and not message else None),
+    )
+    if (
+        frames != ("unknown",)
+        and diagnosis.frames
+        and compare(signature, diagnosis).how is not How.MATCH
+    ):
+        made.gap("this signature does not match the text's own traceback: correct it")
     if phase is None:
         made.gap("the text does not show when the engine dies")
-    elif diagnosis.phase is None:
+    elif diagnosis.phase is None or diagnosis.died is None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
-    parts = {
-        "phase": str(phase or "request"),
-        "exception": signature.exception,
-        "message": signature.message,
-        "source": signature.source,
-        "frames": list(signature.frames),
+    stated = {
+        key: value
+        for key, value in {
+            "phase": str(phase or "request"),
+            "exception": signature.exception,
+            "message": signature.message,
+            "source": signature.source,
+            "frames": list(signature.frames),
+        }.items()
+        if value is not None
     }
-    stated = {key: value for key, value in parts.items() if value is not None}
     made.put("signature", made.file.block("signature", **stated))
 
 
@@ -453,22 +499,37 @@ def _template(message: str) -> str:
     """Return the message as a template: numbers, paths and ids become holes."""
     line = shortened(message, 1_000).rstrip("…")
     if len(line) > _MOST_MESSAGE:
-        first = line[:_MOST_MESSAGE].rpartition(". ")[0]
-        line = first or line[:_MOST_MESSAGE].rpartition(" ")[0]
-    escaped = line.replace("{", "{{").replace("}", "}}")
-    return re.sub(r"\{\}(?:[\W_]{0,2}\{\})+", "{}", _HOLES.sub("{}", _IDS.sub("{}", escaped)))
+        line = line[:_MOST_MESSAGE]
+        line = line.rpartition(". ")[0] or line.rpartition(" ")[0]
+    return re.sub(
+        r"\{\}(?:[\W_]{0,2}\{\})+",
+        "{}",
+        _HOLES.sub("{}", _IDS.sub("{}", line.replace("{", "{{").replace("}", "}}"))),
+    )
+
+
+def _symptom(facts: Facts) -> str:
+    """Return what the reported arm does. A log that shows a death counts more than the words."""
+    return (
+        "dies"
+        if (facts.diagnosis.died or (facts.diagnosis.root is not None and not facts.symptom))
+        else facts.symptom or "dies"
+    )
 
 
 def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
-    symptom = facts.symptom if facts.diagnosis.root is None else "dies"
+    symptom = _symptom(facts)
+    if not facts.diagnosis.died and not facts.symptom:
+        made.guess("dies is a guess: the text does not state what the engine does", "")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
-    present = {positive(flag.name) for flag in command.flags}
     for tried in facts.tried:
         flags, words = tried.flags, re.findall(r"[a-z0-9]+", " ".join(tried.flags).lower())
         name = "-".join((["without"] if tried.removed else []) + words[:_MOST_WORDS])
-        absent = tried.removed and positive(flags[0]) not in present
-        if absent or not name or name in names:
+        gone = tried.removed and not any(
+            positive(flag.name) == positive(flags[0]) for flag in command.flags
+        )
+        if gone or not name or name in names:
             continue
         names.add(name)
         edit = made.file.call("without" if tried.removed else "with_flags", *flags)

@@ -16,7 +16,14 @@ from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_intake.commands import Found, find_commands
-from vllm_repro_intake.requests import Asked, Tried, answer_length, find_requests, find_tried
+from vllm_repro_intake.requests import (
+    COUNTS,
+    Asked,
+    Tried,
+    answer_length,
+    find_requests,
+    find_tried,
+)
 from vllm_repro_intake.text import Block, clean, read_blocks, shortened, statements
 
 
@@ -48,8 +55,8 @@ class Facts:
     shape: dict[str, int | str]
     # count and kind as stated
     gpus: Said | None
-    # environment variables that the text names outside of the command
-    settings: tuple[Said, ...]
+    # number of nodes as stated; 0 if not
+    nodes: int
     requests: tuple[Asked, ...]
     # flags tried with a clear result
     tried: tuple[Tried, ...]
@@ -57,13 +64,12 @@ class Facts:
     unclear: tuple[str, ...]
     diagnosis: Diagnosis
     phase: Phase | None
+    # `dies`, `hangs` or `errs`; empty if the text does not state it
     symptom: str
     # the one `max_tokens` of the text, or 0
     answer: int
-
-    @property
-    def command(self) -> ServeCommand | None:
-        return self.commands[0].command if self.commands else None
+    # the text in parts
+    blocks: tuple[Block, ...]
 
 
 _KIND_OF_ISSUE = r"\[(?:Bug|Usage|Installation|Performance|CI[^\]]*|Regression)\](?:\[[^\]]+\])*"
@@ -77,8 +83,9 @@ _TITLE_ENDS = re.compile(
     r"|\(Issue #\d+\)))+\s*$"
 )
 _NO_TITLE = re.compile(
-    r"[`>({\[|$#-]|\S+="
-    r"|(?:\S*/)?(?:vllm|python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b"
+    r"[`>({\[|$#-]|\S+=|(?:export|nohup|curl|cd|source|import|from)\b"
+    r"|vllm (?:serve|bench|-)"
+    r"|(?:\S*/)?(?:python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b"
     r"|\d{4}-\d\d|.*\| "
 )
 _REPOSITORY = r"[A-Za-z0-9][\w.-]{0,60}/[A-Za-z0-9][\w.-]{0,60}"
@@ -99,10 +106,26 @@ _VERSIONS = (
         re.IGNORECASE,
     ),
 )
-_TITLE_VERSION = re.compile(r"(?<![\w.])v(?P<version>0\.\d{1,2}\.\d{1,2}[\w.]*)")
+_RELEASE = r"v?(?P<version>0\.[1-9]\d?\.\d{1,2}(?:\.?(?:post|rc|dev)\d+|\.\d+)*)(?![\w.]*\d)"
+_TITLE_VERSION = re.compile(rf"(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
+_BARE_VERSION = re.compile(
+    rf"(?i)(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and)"
+    rf" |[:(] ?|\A|(?<=\n)|(?<=\bv)){_RELEASE}"
+)
+_NOT_THIS_ONE = re.compile(
+    r"(?i)\b(?:from|work(?:s|ed)|fine|ok|good|ran|lives|did not|until|up to|before) (?:\S+ ){0,6}$"
+)
+_OTHER_PACKAGE = re.compile(
+    r"(?i)flashinfer|transformers|triton|torch|nixl|lmcache|compressed|xgrammar|deepgemm|cuda|driver"
+)
 _HUB_MODEL = re.compile(
     r"(?i)\bmodel(?: name| id|"
     rf" path|url)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
+)
+_NAMED_MODEL = re.compile(
+    r"(?i:\b(?:model|serv(?:e|ing)|running|us(?:e|ing)|with|on)) [\"'`*]*"
+    rf"(?P<model>(?=[\w.-]*/[\w.-]*\d){_REPOSITORY})(?![\w/])"
+    rf"|[\"']model[\"'] ?[:=] ?[\"'](?P<body>{_REPOSITORY})[\"']"
 )
 _HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
 _SHAPE = re.compile(
@@ -117,27 +140,37 @@ _KIND = (
 )
 _GPUS = (
     re.compile(rf"(?<![\w.])(?P<count>\d{{1,2}}) ?[x×*]? ?(?P<kind>{_KIND})", re.IGNORECASE),
+    re.compile(rf"(?<![\w-])(?P<kind>{_KIND}) ?[x×*] ?(?P<count>\d{{1,2}})(?!\w|\.\d)"),
     re.compile(rf"GPU \d+: (?P<kind>{_KIND})"),
     re.compile(rf"\bGPUs?\b[^\n]{{0,30}}?(?P<kind>{_KIND})"),
     re.compile(rf"(?<![\w-])(?P<kind>{_KIND})"),
 )
-_SETTING = re.compile(
-    r"(?<![\w$./-])((?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF)_[A-Z0-9_]+)=([\w.:,-]{1,60})"
-)
+_COUNT = rf"(?i:(?<![\w.])(?P<count>\d{{1,2}}|{'|'.join(COUNTS)})[ -])"
+_NODES = re.compile(rf"{_COUNT}(?:[\w.]+[ -])?nodes\b")
+_GPU_COUNT = re.compile(rf"{_COUNT}(?:NVIDIA |AMD )?GPUs?\b")
 _SYMPTOMS = (
     (
         "hangs",
-        re.compile(r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finishes)"),
+        re.compile(
+            r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finish\w+|answer\w*)"
+        ),
     ),
     (
         "errs",
         re.compile(
             r"(?i)gibberish|garbage|garbled|wrong"
             r" (?:output|token|answer)|incorrect|repeat(?:s|ed|ing) token|!!!!"
+            r"|\b(?:HTTP |status |returns? |an? |answers? )500\b|\b500 (?:Internal|error|status)"
+            r"|Internal Server Error"
+            r"|\b(?:server|engine)\b[^.\n]{0,20} (?:stays|keeps|is still) (?:up|alive)"
         ),
     ),
 )
-_CRASH = re.compile(r"crash|\bdie[sd]?\b|dead\b|DeadError|assert", re.IGNORECASE)
+_CRASH = re.compile(
+    r"crash|\bdie[sd]?\b|\bdying\b|dead\b|DeadError|assert|\bkill(?:s|ed)?\b|\bexit(?:s|ed)\b"
+    r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b",
+    re.IGNORECASE,
+)
 _BOOT = re.compile(
     r"\bstart-?up\b|\b(?:fails?|failed|unable|not) to start\b|\b(?:cannot|can't|won't)"
     r" start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b",
@@ -146,7 +179,6 @@ _BOOT = re.compile(
 _REQUEST = re.compile(
     r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE
 )
-_ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
 
 
 def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
@@ -168,7 +200,9 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     tried, unclear = find_tried([*sentences, *statements(read_blocks(more))], command)
     issue = issue or _issue(text)
     title = _title(text)
-    requests = find_requests(blocks, sentences, scheduler_dump(read_lines(text)))
+    requests = find_requests(
+        blocks, sentences, scheduler_dump(read_lines(text)), _adapters(command, text)
+    )
     return Facts(
         title=title,
         issue=issue,
@@ -184,18 +218,23 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         model=model,
         shape=_shape(text),
         gpus=_gpus(text, diagnosis),
-        settings=tuple(_settings(blocks, command)),
+        nodes=_count(_NODES.search(text)),
         requests=tuple(requests),
         tried=tuple(tried),
         unclear=tuple(unclear),
         diagnosis=diagnosis,
         phase=diagnosis.phase or _phase(title, requests, sentences),
-        symptom=next(
-            (word for word, rx in _SYMPTOMS if rx.search(title) and not _CRASH.search(title)),
-            "dies",
-        ),
+        symptom=_symptom(title) or _symptom("\n".join(sentences)),
         answer=answer_length(text),
+        blocks=tuple(blocks),
     )
+
+
+def _symptom(text: str) -> str:
+    """Return what a text says that the engine does; empty if it does not say it."""
+    if _CRASH.search(text):
+        return "dies"
+    return next((word for word, rx in _SYMPTOMS if rx.search(text)), "")
 
 
 def _phase(title: str, requests: Sequence[Asked], said: Sequence[str]) -> Phase | None:
@@ -231,19 +270,28 @@ def _issue(text: str) -> str:
 
 def _related(text: str, issue: str) -> tuple[str, ...]:
     mentions = [
-        (at.start(), f"{at['repository']}#{at['number']}") for at in _ISSUE_URL.finditer(text)
+        *((at.start(), f"{at['repository']}#{at['number']}") for at in _ISSUE_URL.finditer(text)),
+        *((at.start(), f"vllm-project/vllm#{at[1]}") for at in _MENTIONED.finditer(text)),
     ]
-    mentions += [(at.start(), f"vllm-project/vllm#{at[1]}") for at in _MENTIONED.finditer(text)]
-    names = dict.fromkeys(name.removesuffix(".") for _, name in sorted(mentions))
-    return tuple(name for name in names if name != issue)[:20]
+    return tuple(
+        name
+        for name in dict.fromkeys(name.removesuffix(".") for _, name in sorted(mentions))
+        if name != issue
+    )[:20]
 
 
 def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said]:
     """Yield the releases that the text names, that of the log or of `collect_env` first."""
     stated = [Said(diagnosis.vllm_version, "")] if diagnosis.vllm_version else []
     matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
-    for match in (*matches, *_TITLE_VERSION.finditer(title)):
-        stated.append(Said(match["version"].rstrip("."), shortened(match[0])))
+    matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
+    matches += _BARE_VERSION.finditer(text)
+    # The release from which it was upgraded, or in which it works, comes last.
+    for match in sorted(matches, key=_is_another):
+        if not _OTHER_PACKAGE.search(match.string[max(0, match.start() - 12) : match.end()]):
+            before, after = match.string[: match.end()], match.string[match.end() :]
+            words = before[-60:].rpartition("\n")[2] + after[:30].partition("\n")[0]
+            stated.append(Said(match["version"].rstrip("."), shortened(words)))
     seen: set[str] = set()
     for release in stated:
         with suppress(InvalidVersion):
@@ -253,9 +301,17 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
                 yield Said(version, release.words)
 
 
+def _is_another(match: re.Match[str]) -> bool:
+    clauses = re.split(r"[.;\n]\s|,| but | and ", match.string[: match.start("version")][-80:])
+    return _NOT_THIS_ONE.search(clauses[-1]) is not None
+
+
 def _model(text: str) -> Said | None:
-    match = _HUB_MODEL.search(text) or _HUB_URL.search(text)
-    return Said(match["model"].rstrip(".,"), shortened(match[0])) if match else None
+    match = next(
+        filter(None, (rx.search(text) for rx in (_HUB_MODEL, _HUB_URL, _NAMED_MODEL))), None
+    )
+    name = match and (match["model"] or match["body"]).rstrip(".,")
+    return Said(name, shortened(match[0])) if match and name else None
 
 
 def _shape(text: str) -> dict[str, int | str]:
@@ -263,10 +319,11 @@ def _shape(text: str) -> dict[str, int | str]:
 
     A vision part may have others of the same name.
     """
-    sizes = [(name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))]
-    sizes += [("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))]
-    names = [name for name, _ in sizes]
-    return {name: size for name, size in sizes if names.count(name) == 1}
+    sizes = [
+        *((name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))),
+        *(("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))),
+    ]
+    return {name: size for name, size in sizes if [one for one, _ in sizes].count(name) == 1}
 
 
 def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
@@ -274,35 +331,38 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
         return None
     found = next((match for rx in _GPUS if (match := rx.search(text))), None)
     if found is None:
-        return None
-    listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
+        match = _GPU_COUNT.search(text)
+        return Said(f"{_count(match)} x GPU", shortened(match[0])) if match else None
     memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
-    size = f" of {memory[1]} GB" if memory else ""
-    words = text[found.start() : found.start() + 80].partition("\n")[0]
-    count = found.groupdict().get("count") or listed
-    return Said(f"{count} x {shortened(found['kind'])}{size}", shortened(words, 80))
+    listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
+    return Said(
+        f"{found.groupdict().get('count') or listed} x {shortened(found['kind'])}"
+        f"{f' of {memory[1]} GB' if memory else ''}",
+        shortened(text[found.start() :][:80].partition("\n")[0], 80),
+    )
 
 
-def _settings(blocks: Sequence[Block], command: ServeCommand) -> Iterator[Said]:
-    known = dict([*command.env, *(command.container.env if command.container else ())])
-    seen: set[tuple[str, str]] = set()
-    for block in blocks:
-        if _ENVIRONMENT.search("\n".join((block.heading, *block.lines))):
-            continue  # the image's own variables
-        for line in block.lines:
-            for at in _SETTING.finditer(line):
-                name, value = at[1], at[2].rstrip(".,:;")
-                if name not in known and (name, value) not in seen:
-                    seen.add((name, value))
-                    yield Said(
-                        f"{name}={value}", shortened(line[max(0, at.start() - 40) : at.end() + 60])
-                    )
+def _adapters(command: ServeCommand, text: str) -> set[str]:
+    """Return the names of LoRA adapters that the text loads."""
+    return set(
+        re.findall(
+            r"(?:\"name\": ?\"|(?<!\S))([\w./-]+)(?==|\")",
+            f"{command.get('--lora-modules') or ''} {command.get('--lora-modules-json') or ''}",
+        )
+    ) | set(re.findall(r"[\"']lora_name[\"'] ?: ?[\"']([\w./-]+)", text))
+
+
+def _count(match: re.Match[str] | None) -> int:
+    return COUNTS.get(match["count"].lower()) or int(match["count"]) if match else 0
 
 
 def parallel(command: ServeCommand) -> int:
     """Return the number of GPUs of a command: the product of its parallel sizes."""
-    sizes = (
-        command.get(f"--{kind}-parallel-size") or ""
-        for kind in ("tensor", "pipeline", "data", "prefill-context")
+    return prod(
+        int(size)
+        for size in (
+            command.get(f"--{kind}-parallel-size") or ""
+            for kind in ("tensor", "pipeline", "data", "prefill-context")
+        )
+        if re.fullmatch(r"[1-9]\d{0,3}", size)
     )
-    return prod(int(size) for size in sizes if re.fullmatch(r"[1-9]\d{0,3}", size))

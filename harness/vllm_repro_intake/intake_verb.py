@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     known = all_scenarios(warn=to_stderr)
     number = facts.issue.partition("#")[2]
     name = output.stem.replace("_", "-") if output else f"issue-{number}" if number else "my-bug"
-    reported = Source(release=facts.versions[0].value) if facts.versions else None
-    source = arguments.vllm or reported
+    release = facts.versions[0].value if facts.versions else ""
+    source = arguments.vllm or (Source(release=release) if release else None)
     made = draft(
         facts,
         name,
@@ -108,16 +108,23 @@ def run(arguments: argparse.Namespace) -> int:
     elif output is None:
         print(made.text, end="")
     # What the draft lacks, and the next command.
-    lines = [f"gap: {gap}" for gap in made.gaps] + [
-        f"check: {problem.text}" for problem in problems
+    lines = [
+        *(f"gap: {gap}" for gap in made.gaps),
+        *(f"check: {problem.text}" for problem in problems),
+        *(
+            f"known: the death is that of {it}: vllm-repro run {' '.join([it, *folder_words()])}"
+            for it in crashes
+        ),
+        (
+            f"{path}: {plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}."
+            f" Once you have read it: vllm-repro check {path} && vllm-repro run {path}"
+        ),
     ]
-    for crash in crashes:
-        words = " ".join([crash, *folder_words()])
-        lines.append(f"known: the death is that of {crash}: vllm-repro run {words}")
-    counts = f"{plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}"
-    lines.append(
-        f"{path}: {counts}. Once you have read it: vllm-repro check {path} && vllm-repro run {path}"
-    )
+    if "Dummy(" in made.text:
+        lines.append(
+            f"without a GPU: replace needs= by the line below it, then vllm-repro run {path}"
+            f" --server process --weights dummy --vllm {made.release} (a tiny model, marked CPU)"
+        )
     print("\n".join(lines), file=sys.stderr)
     return 0
 
@@ -140,8 +147,13 @@ def _read(name: str) -> tuple[str, str, str]:
         ) from error
     if len(data) > _LARGEST:
         raise UsageError("the text is longer than 16 MiB", hint="keep a log's boot and its death")
-    utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
-    return data.decode("utf-16" if utf16 else "utf-8-sig", "replace"), "", ""
+    return (
+        data.decode(
+            "utf-16" if (data[:2] in (b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig", "replace"
+        ),
+        "",
+        "",
+    )
 
 
 def _from_github(url: str) -> tuple[str, str, str]:
@@ -172,9 +184,11 @@ def _from_github(url: str) -> tuple[str, str, str]:
         loaded = None
     if not isinstance(loaded, dict):
         raise InfraError(f"gh cannot read {url}: {why}", hint=by_hand)
-    comments = [each for each in loaded.get("comments") or [] if isinstance(each, dict)]
     return (
         f"# {loaded.get('title') or ''}\n\n{loaded.get('body') or ''}",
-        "\n\n".join(str(comment.get("body") or "") for comment in comments),
+        "\n\n".join(
+            str(comment.get("body") or "")
+            for comment in [each for each in loaded.get("comments") or [] if isinstance(each, dict)]
+        ),
         f"{repository}#{number}",
     )

@@ -98,12 +98,14 @@ def draft(
     form = bool(title) and not report.rehearsal  # the first line of a rehearsal must name it
     asked = "### \N{BUG} Describe the bug\n\n" if form else ""
     only_changed = report.bug_seen and not any(arm.k for arm in report.arms if not arm.patches)
-    where = (
-        "Environment of the client; that of the server is not known"
-        if attached
-        else "Environment of the run"
+    environment = _folded(
+        (
+            "Environment of the client; that of the server is not known"
+            if attached
+            else "Environment of the run"
+        ),
+        fence(_environment(report, gpus=not attached), "text"),
     )
-    environment = _folded(where, fence(_environment(report, gpus=not attached), "text"))
     parts = [
         ("", asked + lines),
         ("the script", "" if only_changed else _script(report, script, no_script)),
@@ -156,17 +158,21 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
     """
     if not report.failures:
         return []
-    trials = (trial for arm in report.arms for trial in arm.trials)
-    crashes = dict.fromkeys(_diagnosis(trial, report.vllm_version) for trial in trials)
-    same = [match.scenario for crash in crashes for match in matches(crash, scenarios)]
+    same = [
+        match.scenario
+        for crash in dict.fromkeys(
+            _diagnosis(trial, report.vllm_version)
+            for trial in (trial for arm in report.arms for trial in arm.trials)
+        )
+        for match in matches(crash, scenarios)
+    ]
     issues = [scenario.issue for scenario in same if scenario.id != report.scenario]
     reported = [scenario for scenario in scenarios if scenario.id == report.scenario][:1]
     issues += [twin.issue for scenario in reported for twin in twins(scenario, scenarios)]
     issues += [*report.related, *(issue for scenario in reported for issue in scenario.related)]
     settled = {report.issue}
     for scenario in scenarios:
-        standing = scenario.status.standing(report.vllm_version)
-        if not scenario.filed or standing is Standing.GOOD:
+        if not scenario.filed or scenario.status.standing(report.vllm_version) is Standing.GOOD:
             settled.add(scenario.issue)
     return [issue for issue in dict.fromkeys(issues) if issue not in settled]
 
@@ -174,8 +180,11 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
 def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
     death, raised = trial.death, None
     if death is not None and death.exception is not None:
-        frames = tuple(Frame(*frame.rpartition(":")[::2]) for frame in death.frames)
-        raised = Raised(exception=death.exception, message=death.message or "", frames=frames)
+        raised = Raised(
+            exception=death.exception,
+            message=death.message or "",
+            frames=tuple(Frame(*frame.rpartition(":")[::2]) for frame in death.frames),
+        )
     return Diagnosis(
         died=death is not None,
         phase=Phase(trial.phase) if death and trial.phase in set(Phase) else None,
@@ -188,8 +197,16 @@ def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
 def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
     """Return the failed trial to show: of unchanged source, else any failed one, else the first."""
     unchanged = [pair for pair in report.failures if not pair[0].patches]
-    trials = [(arm, trial) for arm in report.arms for trial in arm.trials]
-    return next(iter((*unchanged, *report.failures, *trials)), None)
+    return next(
+        iter(
+            (
+                *unchanged,
+                *report.failures,
+                *[(arm, trial) for arm in report.arms for trial in arm.trials],
+            )
+        ),
+        None,
+    )
 
 
 def _changed(report: RunReport) -> list[list[ArmReport]]:
@@ -246,8 +263,8 @@ def _sentences(text: str, most: int) -> str:
 
 def _verdict(report: RunReport) -> str:
     """Return the sentence on the unchanged source, followed by one on a changed source."""
-    version = cell(shorten(report.vllm_version or "of unknown version", _NAME))
-    on = f"vLLM {version}{simulated(report.evidence)}"
+    version = report.vllm_version or "of unknown version"
+    on = f"vLLM {cell(shorten(version, _NAME))}{simulated(report.evidence)}"
     seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]
     quiet = [arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET]
     if report.verdict is Verdict.REPRODUCES and seen:
@@ -255,15 +272,17 @@ def _verdict(report: RunReport) -> str:
             if not arm.patches:
                 return f"**Reproduces on {on}**: {_count(arm, report).removeprefix('`reported` ')}."
         lived = [_count(arm, report) for arm in quiet if not arm.patches]
-        untried = f"**Not tried on unchanged {on}.**"
-        first = f"**Did not reproduce on unchanged {on}**: {lived[0]}." if lived else untried
-        changed = "; ".join(_count(arm, report) for arm in seen[:3])
-        return f"{first} With vLLM's source changed: {changed}."
+        first = (
+            f"**Did not reproduce on unchanged {on}**: {lived[0]}."
+            if lived
+            else f"**Not tried on unchanged {on}.**"
+        )
+        changed = (_count(arm, report) for arm in seen[:3])
+        return f"{first} With vLLM's source changed: {'; '.join(changed)}."
     if report.verdict is Verdict.QUIET and quiet:
         count = _count(quiet[0], report).removeprefix("`reported` ")
         return f"**Did not reproduce on {on}**: {count}, with the boundary crossed."
-    verdict = f"{report.verdict[:1].upper()}{report.verdict[1:]}"
-    text = f"**{verdict} on {on}**: {cell(shorten(report.because, _SENTENCE))}."
+    text = f"**{report.verdict.capitalize()} on {on}**: {cell(shorten(report.because, _SENTENCE))}."
     # a patch that fails contradicts no declaration
     if report.as_expected is False and not report.compared_patches:
         text += f" Declared was something else: {cell(shorten(_declared(report), 200))}."
@@ -271,9 +290,10 @@ def _verdict(report: RunReport) -> str:
 
 
 def _declared(report: RunReport) -> str:
-    good = report.status.good
-    without = f"without: {good}" if good else "no release is declared fixed"
-    return f"with the bug: {report.status.bad}; {without}"
+    good = (
+        f"without: {report.status.good}" if report.status.good else "no release is declared fixed"
+    )
+    return f"with the bug: {report.status.bad}; {good}"
 
 
 def _count(arm: ArmReport, report: RunReport) -> str:
@@ -284,11 +304,9 @@ def _count(arm: ArmReport, report: RunReport) -> str:
     change = [f"{code(shorten(edits, 300))}"] if edits else []
     files = dict.fromkeys(patch.file.rpartition("/")[2] for patch in arm.patches)
     change += [f"{code(shorten(', '.join(files), 200))} changed"] if files else []
-    with_bug = (each for each in (arm, *report.arms) if each.expected.has_bug)
-    did = next((each.expected.did for each in with_bug), "died")
-    words = [code(shorten(arm.name, _NAME)), *([f"({', '.join(change)})"] if change else [])]
-    words += [f"{did} in {arm.k} of {arm.n} boots"] if arm.n else []
-    return " ".join(words)
+    did = next((each.expected.did for each in (arm, *report.arms) if each.expected.has_bug), "died")
+    words = [code(shorten(arm.name, _NAME)), f"({', '.join(change)})" if change else ""]
+    return " ".join(filter(None, [*words, f"{did} in {arm.k} of {arm.n} boots" if arm.n else ""]))
 
 
 def _holds(report: RunReport, small: str, gpus: bool) -> str:
@@ -377,8 +395,11 @@ def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
     """Return the change that these arms have in common."""
     arm, diff = arms[0], diffs.get(arms[0].name, "")
     untried = "".join(cell(untried_note(file)) for file in arm.server.patched).removeprefix("; ")
-    how = "" if diff else f"{how_to_apply(arm)}.\n\n"
-    text = how + (f"{untried}.\n\n" if untried else "") + fence(diff or diff_of(arm), "diff")
+    text = (
+        ("" if diff else f"{how_to_apply(arm)}.\n\n")
+        + (f"{untried}.\n\n" if untried else "")
+        + fence(diff or diff_of(arm), "diff")
+    )
     return _folded(f"The change in {_names(arms)}{', for git apply' if diff else ''}", text)
 
 
@@ -395,9 +416,9 @@ def _differences(report: RunReport) -> str:
     first = next((arm for arm in report.arms if arm.differences), None)
     if first is None:
         return ""
-    lines = [f"- {cell(shorten(text, 300))}" for text in first.differences]
     return _folded(
-        f"How the command of {first.name} differs from the reported one", _rows(lines, _LIST)
+        f"How the command of {first.name} differs from the reported one",
+        _rows([f"- {cell(shorten(text, 300))}" for text in first.differences], _LIST),
     )
 
 
@@ -412,8 +433,10 @@ def _replaced(report: RunReport) -> str:
     for part in report.replaced:
         module, _, name = part.name.rpartition(".")
         modules.setdefault(module, []).append(code(name))
-    lines = [f"- {code(module)}: {', '.join(names)}" for module, names in modules.items()]
-    return _folded(f"LAB: the {len(report.replaced)} replaced parts", "\n".join(lines))
+    return _folded(
+        f"LAB: the {len(report.replaced)} replaced parts",
+        "\n".join([f"- {code(module)}: {', '.join(names)}" for module, names in modules.items()]),
+    )
 
 
 def _environment(report: RunReport, *, gpus: bool) -> str:
@@ -425,7 +448,6 @@ def _environment(report: RunReport, *, gpus: bool) -> str:
         f"GPU {number}: {gpu.name} ({gpu.memory_gb:g} GB)"
         for number, gpu in enumerate(report.environment.gpus)
     )
-    weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
     return plain_text(
         "environment.txt",
         Path(__file__).with_name("templates"),
@@ -433,7 +455,9 @@ def _environment(report: RunReport, *, gpus: bool) -> str:
         gpus=gpus,
         cards=", ".join(cards) or "none",
         version=report.vllm_version,
-        weights="; ".join(weights),
+        weights="; ".join(
+            dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
+        ),
         line=lambda text: shorten(" ".join(text.split()), _SENTENCE),
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -15,8 +15,9 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.flags import canonical, is_switch, positive
 from vllm_repro.command.words import split_commands
 from vllm_repro.errors import CommandError
+from vllm_repro.scenario.writer import Source, literal
 from vllm_repro_diagnosis.boot_facts import ScheduledChunk
-from vllm_repro_intake.commands import calls
+from vllm_repro_intake.commands import assigned, calls
 from vllm_repro_intake.text import GLUED, LONGEST, Block, shortened
 
 
@@ -34,6 +35,15 @@ class Asked:
     body: Mapping[str, Any] | None = None
     # it is sent at the same time as the one before
     beside: bool = False
+    # requests at once, of the sizes in `sizes`; 0 for a single request
+    at_once: int = 0
+    sizes: tuple[int, ...] = ()
+    # the sizes are the ends of a range
+    spread: bool = False
+    # the model that it names, if the command does not serve it
+    model: str = ""
+    # arguments that are no literals
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,23 @@ class Tried:
     removed: bool = False
 
 
+DIGITS = r"[1-9]\d{0,2}(?:[ ,.'_\u2019\u00a0\u202f]\d{3})+(?![\d.,]*\d)|\d[\d,]*(?:\.\d+)?"
 _NUMBER = (
     r"(?P<about>~|≈|>|about |around |roughly |over |approximately"
-    r" )?(?P<number>\d[\d,]*(?:\.\d+)?)(?P<kilo> ?[kK])?"
+    rf" )?(?P<number>{DIGITS})(?P<kilo> ?[kKM](?![A-Za-z]))?"
+)
+_ONE = rf"(?:{DIGITS})(?: ?[kKM](?![A-Za-z]))?"
+_SEVERAL = re.compile(
+    rf"(?<![\w.])(?P<first>{_ONE})(?:[ -]?tokens?)?"
+    rf"(?P<between> ?(?:to|up to|-|–|—|\.\.|through) ?|, | ?/ ?| (?:and|or) )"
+    rf"(?P<others>(?:{_ONE}(?:, (?:and |or )?| ?/ ?| (?:and|or) )){{0,20}}{_ONE})[ -]?tokens?\b"
+)
+_CONCURRENT = re.compile(
+    r"(?P<before>\d{1,5}) (?:\w+ ){0,2}?"
+    r"(?:concurrent|parallel|simultaneous|in (?:flight|parallel)|at (?:once|a time))"
+    r"|\b(?:concurrency|parallelism|batch size)(?: level)?(?: of|:| =|=)? ?(?P<after>\d{1,5})\b"
+    r"|(?P<clients>\d{1,5}) (?:clients|users|threads|workers)\b",
+    re.IGNORECASE,
 )
 _SIZES = (
     re.compile(rf"{_NUMBER}[ -]?(?:prompt|input)[ -]tokens?\b"),
@@ -86,7 +110,7 @@ _COUNTED = re.compile(
     r" \S*(?:requests|prompts)\b",
     re.IGNORECASE,
 )
-_COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5}
+COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "eight": 8, "sixteen": 16}
 _AT_ONCE = re.compile(r"concurren|simultan|parallel|at the same time", re.IGNORECASE)
 _LIVED = re.compile(
     r"\b(?:works?|succeeds?|fine|ok|lower\w*|reduc\w+|below|under|shorter|less|fewer|up to)\b|\bno"
@@ -95,7 +119,13 @@ _LIVED = re.compile(
 )
 _PLACEHOLDER = re.compile(rf"<[^<>]*?{_NUMBER}[ -]?tokens?[^<>]*>")
 _ANSWER = re.compile(r"max_(?:completion_|new_)?tokens['\"]?\s{0,3}[=:]\s{0,3}(\d{1,6})\b")
-_CREATE = re.compile(r"\.(?P<what>chat\.completions|completions|embeddings)\.create\(")
+_SENDS = re.compile(r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post)\(")
+_CURL = re.compile(r"(?:^|[\s`;&|($])curl\s")
+_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_ELSEWHERE = re.compile(r"github|huggingface|pypi|pytorch|nvidia\.com")
+"""Hosts that are no server of vLLM."""
+_MOST_LINES = 80
+_MOST_EQUAL = 3
 _MORE_THAN = re.compile(
     r"(?:\b(?:more|longer|larger|greater|bigger) than|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$",
     re.IGNORECASE,
@@ -103,6 +133,7 @@ _MORE_THAN = re.compile(
 _CLOSE = 0.06
 """Two sizes within this part of each other are one size, rounded: "1.3K" and 1,304."""
 _MOST = 64
+_MOST_AT_ONCE = 4_096
 
 
 def answer_length(text: str) -> int:
@@ -112,19 +143,28 @@ def answer_length(text: str) -> int:
 
 
 def find_requests(
-    blocks: Sequence[Block], said: Sequence[str], dump: Sequence[ScheduledChunk]
+    blocks: Sequence[Block],
+    said: Sequence[str],
+    dump: Sequence[ScheduledChunk],
+    served: Collection[str] = (),
 ) -> list[Asked]:
     """Return the requests that the text states.
 
     As sent, else of the scheduler's dump, else by their sizes in prose.
 
 
-    said: the statements of the prose.
+    said: the statements of the prose. served: the adapters that a request may name as its model.
     """
     per_block = [
         sent
         for block in blocks
-        if (sent := [request for body in _bodies(block) if (request := _asked(*body))])
+        if (
+            sent := [
+                replace(request, beside=beside)
+                for path, body, beside in _bodies(block, assigned(blocks))
+                if (request := _asked(path, body, served))
+            ]
+        )
     ]
     if sent := [
         request
@@ -138,67 +178,126 @@ def find_requests(
     return _benched(blocks) or _in_prose(said)
 
 
-def _bodies(block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and body of each request of a `curl` command or a call of the openai client."""
-    text = "\n".join(block.lines)
-    try:
-        commands = split_commands(text) if "curl" in text and len(text) <= LONGEST else []
-    except CommandError:
-        commands = []
-    for words in commands:
-        texts = [word.text for word in words]
-        path = next(
-            (
-                match[0]
-                for one in texts
-                if (match := re.search(r"/v1/[\w/]+", one)) and "://" in one
-            ),
-            "",
-        )
+def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yield path, body and "beside the one before" of each POST of curl or a Python client."""
+    background = False
+    for text, words in _curls(block.lines):
+        urls = [word for word in words if re.match(r"\w+://|[\w.$\{}\[\]-]+(?::\S+)?/", word)]
         data = [
-            texts[at + 1]
-            for at, one in enumerate(texts[:-1])
-            if re.fullmatch(r"-d|--data(?:-\w+)?|--json", one)
+            words[at + 1]
+            for at, word in enumerate(words[:-1])
+            if re.fullmatch(r"-d|--data(?:-\w+)?|--json", word)
         ]
-        if "curl" in texts[:3] and path and data:
-            with contextlib.suppress(ValueError, RecursionError):
-                if isinstance(body := json.loads(data[-1], strict=False), dict):
-                    yield path, body
-    for match in _CREATE.finditer(text):
-        for body, unread in islice(calls(text[match.start() :], _CREATE), 1):
-            if not set(unread) & {"messages", "prompt", "input", "**"}:
-                yield f"/v1/{match['what'].replace('.', '/')}", body | body.pop("extra_body", {})
+        path = _path(next((url for url in urls if url not in data), ""))
+        with contextlib.suppress(ValueError, RecursionError):
+            body = json.loads(data[-1], strict=False) if data else {}
+            if (
+                path
+                and (data or re.search(r"(?:-X|--request)[ =]?POST\b", text))
+                and isinstance(body, dict)
+            ):
+                yield path, body, background
+        background = re.search(r"(?<![&>|])&(?![&>\d])", _QUOTED.sub("", text)) is not None
+    text = "\n".join(block.lines)
+    for match in _SENDS.finditer(text):
+        for body, unread in islice(calls(text[match.start() :], _SENDS, names), 1):
+            if not match["what"]:
+                path = _path(f"{body.pop('model', '')}{body.pop('url', '')}")
+                sent = body.get("json", body.get("data"))
+                if path and isinstance(sent, dict):
+                    yield path, sent, False
+            elif not set(unread) & {"messages", "prompt", "input", "**"}:
+                body |= body.pop("extra_body", {}) | {"": [*unread]}
+                yield f"/v1/{match['what'].replace('.', '/')}", body, False
 
 
-def _asked(path: str, body: dict[str, Any]) -> Asked | None:
+def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the text and the words of each curl command."""
+    at = 0
+    while at < len(lines):
+        end = at + 1
+        while _CURL.search(lines[at]) and end <= min(len(lines), at + _MOST_LINES):
+            text = "\n".join(lines[at:end]).strip(" `")
+            with contextlib.suppress(CommandError):
+                if len(text) <= LONGEST and not text.endswith("\\"):
+                    for words in split_commands(text):
+                        if any(word.text == "curl" for word in words[:3]):
+                            yield text, [word.text for word in words]
+                    break
+            end += 1
+        else:
+            end = at + 1
+        at = end
+
+
+def _path(url: str) -> str:
+    """Return the path and query of a URL of a server; empty for one without a path."""
+    host, _, path = re.sub(r"^\w+://", "", url).partition("/")
+    return f"/{path}" if path and host and not _ELSEWHERE.search(host) else ""
+
+
+def _asked(path: str, body: dict[str, Any], served: Collection[str]) -> Asked | None:
     """Return the request: by its size if its text only names one, else with its body.
 
     None for one that no scenario file can hold.
     """
+    unread = tuple(name for name in body.pop("", ()) if name != "model")
     try:
-        text = json.dumps(body, default=str, allow_nan=False)
+        text = json.dumps(folded(body), default=str, allow_nan=False)
     except (ValueError, RecursionError):  # an infinite number
         return None
     if len(text) > LONGEST or re.search(r"\d{18}", text):
         return None
     answer = next(
         (
-            body[key]
-            for key in ("max_tokens", "max_completion_tokens")
-            if isinstance(body.get(key), int)
+            length
+            for length in (body.get(key) for key in ("max_tokens", "max_completion_tokens"))
+            if isinstance(length, int)
         ),
         0,
     )
     size = _PLACEHOLDER.search(text)
     if size and _tokens(size):
         return Asked(_tokens(size), answer, shortened(size[0]), path)
-    kept = {key: value for key, value in body.items() if key != "model"}
-    has_prompt = any(kept.get(key) for key in ("messages", "prompt", "input"))
-    return Asked(path=path, answer=answer, body=kept) if has_prompt else None
+    model = body.get("model")
+    adapter = isinstance(model, str) and model in served
+    kept = {key: value for key, value in body.items() if key != "model" or adapter}
+    if not any(kept.get(key) for key in ("messages", "prompt", "input")) and re.search(
+        r"/(?:completions|embeddings)$", path
+    ):
+        return None
+    return Asked(
+        path=path,
+        answer=answer,
+        body=kept,
+        unread=unread,
+        model="" if adapter else f"{model or ''}",
+    )
+
+
+def folded(value: Any) -> Any:
+    """Return the value with a `Source` for each list of many equal items: `["a"] * 700`."""
+    if isinstance(value, dict):
+        return {key: folded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        if len(value) > _MOST_EQUAL and all(item == value[0] for item in value):
+            return Source(f"[{literal(folded(value[0]))}] * {len(value)}")
+        return [folded(item) for item in value]
+    return value
 
 
 def _tokens(found: re.Match[str]) -> int:
-    return round(float(found["number"].replace(",", "") or 0) * (1000 if found["kilo"] else 1))
+    return tokens_of(found["number"], (found["kilo"] or "").strip())
+
+
+def tokens_of(number: str, unit: str = "") -> int:
+    """Return a number of tokens: "25 002", "25.002" and "25,002" are one, "1.3k" is 1300."""
+    number = number[:20]
+    if unit:
+        return round(float(number.replace(",", "")) * (1_000_000 if unit == "M" else 1_000))
+    if re.fullmatch(r"\d{1,3}(?:\D\d{3})+", number):
+        return int(re.sub(r"\D", "", number))
+    return round(float(number.replace(",", "") or 0))
 
 
 def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Asked]:
@@ -225,13 +324,20 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
         text = "\n".join(block.lines)
         size = _BENCHED.search(text)
         if size and int(size[1]):
-            output, at_once = (
+            output, count = (
                 match and int(match[1])
                 for match in (rx.search(text) for rx in _BENCH_OPTIONS.values())
             )
-            words = f"{size[0]}, {at_once or 1} at once"
-            request = Asked(int(size[1]), output or 0, words, "/v1/completions")
-            return [replace(request, beside=at > 0) for at in range(min(at_once or 1, _MOST))]
+            return [
+                Asked(
+                    int(size[1]),
+                    output or 0,
+                    f"{size[0]}, {count or 1} at once",
+                    "/v1/completions",
+                    beside=at > 0,
+                )
+                for at in range(min(count or 1, _MOST))
+            ]
     return []
 
 
@@ -239,6 +345,11 @@ def _in_prose(said: Sequence[str]) -> list[Asked]:
     requests: list[Asked] = []
     labels: set[str] = set()
     for statement in said:
+        if several := _several(statement):
+            requests.append(
+                replace(several, at_once=next(filter(None, map(at_once, (statement, *said))), 0))
+            )
+            continue
         sizes = [
             size for rx in _SIZES for size in rx.finditer(statement) if _of_prompt(statement, size)
         ]
@@ -255,27 +366,60 @@ def _in_prose(said: Sequence[str]) -> list[Asked]:
             ),
             sizes[0],
         )
-        more_than = _MORE_THAN.search(
-            statement[max(0, size.start("number") - 20) : size.start("number")]
-        )
-        tokens, label = _tokens(size) + bool(more_than), _ORDINALS.search(statement)
+        before = statement[: size.start("number")][-20:]
+        tokens, label = _tokens(size) + bool(_MORE_THAN.search(before)), _ORDINALS.search(statement)
         name = label[0].lower() if label else ""
         request = Asked(tokens, answer_length(statement), shortened(statement))
         alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         count = _COUNTED.search(statement)
-        expected = _COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
+        expected = COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
         if count is not None and len(alike) < expected:
             more = replace(request, beside=bool(_AT_ONCE.search(statement)))
             requests += [
                 replace(more, beside=more.beside and at > 0) for at in range(len(alike), expected)
             ]
+        elif not alike and at_once(statement):
+            requests.append(replace(request, at_once=at_once(statement), sizes=(tokens,)))
         elif not alike or (name not in {"", *labels} and (labels or name not in _FIRST)):
             requests.append(request)
         elif _exact(size):  # the exact size of one that was rounded before
-            first = requests[alike[0]]
-            requests[alike[0]] = replace(request, answer=request.answer or first.answer)
+            requests[alike[0]] = replace(
+                request, answer=request.answer or requests[alike[0]].answer
+            )
         labels |= {name} - {""}
     return requests[:_MOST]
+
+
+def _several(statement: str) -> Asked | None:
+    """Return the requests of a range or list of prompt sizes; None for another statement."""
+    match = _SEVERAL.search(statement)
+    if match is None or _NO_PROMPT.search(statement[max(0, match.start() - 30) : match.end() + 30]):
+        return None
+    written = [
+        (size.rstrip(" kKM"), size[-1].strip() if size[-1] in "kKM" else "")
+        for size in (match["first"], *re.findall(_ONE, match["others"]))
+    ]
+    last, unit = written[-1]
+    sizes = tuple(
+        tokens_of(number, own or (unit if tokens_of(number) < min(100, tokens_of(last)) else ""))
+        for number, own in written
+    )
+    if not all(0 < size <= 10_000_000 for size in sizes):
+        return None
+    return Asked(
+        max(sizes),
+        answer_length(statement),
+        shortened(statement, 300),
+        sizes=sizes,
+        spread=len(sizes) == 2 and not re.search(r",|/|and|or", match["between"]),
+    )
+
+
+def at_once(statement: str) -> int:
+    """Return the number of requests that a statement sends at the same time; 0 if it has none."""
+    match = _CONCURRENT.search(statement)
+    count = int(next(filter(None, match.groups()))) if match else 0
+    return count if 1 < count <= _MOST_AT_ONCE else 0
 
 
 def _exact(size: re.Match[str]) -> bool:
@@ -287,8 +431,8 @@ def _alike(tokens: int, other: int) -> bool:
 
 
 def _of_prompt(said: str, size: re.Match[str]) -> bool:
-    after = re.split(r"[,;.]|\band\b", said[size.end() : size.end() + 30])[0]
-    near = said[max(0, size.start() - 30) : size.end()] + after
+    near = said[max(0, size.start() - 30) : size.end()]
+    near += re.split(r"[,;.]|\band\b", said[size.end() : size.end() + 30])[0]
     return _tokens(size) > 0 and _tokens(size) <= 10_000_000 and not _NO_PROMPT.search(near)
 
 
@@ -394,13 +538,16 @@ def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
     group: list[str] = []
     for match in _FLAG.finditer(said):
         name, value = canonical(match["name"]), match["value"] or ""
-        followed = said[match.end() :].lstrip().startswith("--")
         if _TAKEN_OUT.search(said[: match.start()]):
             yield (name,), True
         elif (
             value
             and not is_switch(name)
-            and (match["gap"] == "=" or followed or _A_VALUE.fullmatch(value))
+            and (
+                match["gap"] == "="
+                or said[match.end() :].lstrip().startswith("--")
+                or _A_VALUE.fullmatch(value)
+            )
         ):
             word = value[1:-1] if value[0] in "'\"" else value.rstrip(".:")
             group.append(f"{name} {shlex.quote(word)}")

@@ -12,11 +12,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_repro.cli.common import add_common
+from vllm_repro.errors import UsageError
 from vllm_repro.report.build import build_foreign
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.script import no_script, script_of_run
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.trigger.trigger import UNSTATED
 from vllm_repro.verdict.verdict import Verdict
 from vllm_repro_intake.issue_draft import MOST, Draft, draft, duplicates
 
@@ -38,6 +40,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     report = build_foreign(Path(arguments.run))
     made = make_draft(report)
+    if (report.trigger == UNSTATED and not report.bug_seen) or "#" not in made.issue:
+        what = "issue" if "#" not in made.issue else "trigger, and no boot showed the bug"
+        raise UsageError(
+            f"there is nothing to report upstream: the scenario does not state its {what}",
+            hint="vllm-repro check FILE lists what it does not state; then run it again",
+        )
     path, length = arguments.output or report.folder / _DRAFT, f"{len(made.body):,}"
     write_file(path, made.body, hint="-o FILE writes it elsewhere")
     for warning in _warnings(report, made):
@@ -46,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     if reason := _not_to_send(report, made):
         print(f"{path}: {length} characters, to look at. No command: {reason}.")
         return 0
-    repository = made.issue.partition("#")[0]
-    kind = f"a new issue for {repository}" if made.title else f"a comment on {made.issue}"
+    new = f"a new issue for {made.issue.partition('#')[0]}"
+    kind = new if made.title else f"a comment on {made.issue}"
     print(
         f"{path}: {kind}, {length} of {MOST:,} characters. Nothing is sent; once you have read it:"
     )
@@ -68,8 +76,11 @@ def _not_to_send(report: RunReport, made: Draft) -> str:
 
 def _warnings(report: RunReport, made: Draft) -> list[str]:
     """Return the reasons against sending it as it is."""
-    failed = dict.fromkeys(trial.log for _, trial in report.failures)
-    logs = [log for log in failed if (report.folder / log).is_file()]
+    logs = [
+        log
+        for log in dict.fromkeys(trial.log for _, trial in report.failures)
+        if (report.folder / log).is_file()
+    ]
     warnings = {
         f"no room for {', '.join(made.left_out)}; report.md has it": made.left_out,
         f"the draft has no log; attach {', '.join(logs[:3])} once you have read it": logs,
@@ -77,8 +88,9 @@ def _warnings(report: RunReport, made: Draft) -> list[str]:
         f"the run decided nothing: {report.because}": report.verdict is Verdict.INCONCLUSIVE,
         "the run was interrupted": report.interrupted or report.journal_cut,
     }
-    same = [f"may be the same as {url}" for url in made.duplicate_urls]
-    return same + [warning for warning, holds in warnings.items() if holds]
+    return [f"may be the same as {url}" for url in made.duplicate_urls] + [
+        warning for warning, holds in warnings.items() if holds
+    ]
 
 
 def text(run: Path) -> str:
@@ -93,9 +105,12 @@ def make_draft(report: RunReport) -> Draft:
     """
     scenarios = all_scenarios(warn=to_stderr)
     reported = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)
-    paths = {arm.name: report.folder / f"{arm.name}.diff" for arm in report.arms if arm.patches}
     diffs = {
-        name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()
+        name: path.read_text(encoding="utf-8")
+        for name, path in {
+            arm.name: report.folder / f"{arm.name}.diff" for arm in report.arms if arm.patches
+        }.items()
+        if path.is_file()
     }
     if reported is None:
         return draft(report, duplicates(report, scenarios), diffs=diffs)

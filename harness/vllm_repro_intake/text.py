@@ -114,8 +114,13 @@ def statements(blocks: Sequence[Block]) -> Iterator[str]:
             continue
         items: list[str] = []
         for line in block.lines:
-            starts = _ITEM.match(line) or (line.lstrip().startswith("-") and GLUED.search(line))
-            if items and not starts and not items[-1].startswith("|"):
+            if (
+                items
+                and not (
+                    _ITEM.match(line) or (line.lstrip().startswith("-") and GLUED.search(line))
+                )
+                and not items[-1].startswith("|")
+            ):
                 items[-1] += f" {line.strip()}"
             else:
                 items.append(line.strip())
@@ -124,6 +129,14 @@ def statements(blocks: Sequence[Block]) -> Iterator[str]:
                 if sentence.strip() and sentence not in seen and len(sentence) <= _LONGEST_SENTENCE:
                     seen.add(sentence)
                     yield sentence.strip()
+
+
+_ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
+
+
+def environment(block: Block) -> bool:
+    """Return True for a block of `collect_env`, or below the heading of the environment."""
+    return _ENVIRONMENT.search("\n".join((block.heading, *block.lines))) is not None
 
 
 def shortened(text: str, most: int = 120) -> str:

@@ -22,7 +22,7 @@ from vllm_repro.running.job import Job
 from vllm_repro.running.resume import read_run
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import Patch
-from vllm_repro.scenario.reader import check_file, read
+from vllm_repro.scenario.reader import read
 from vllm_repro.scenario.scenario import Cause
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
@@ -143,7 +143,7 @@ def test_what_is_found_lies_in_the_folder_and_exits_1(
     connector = "" if finding["seed"] % 2 else "OffloadingConnector"
     assert (finding["case"]["connector"], finding["model_runner"]) == (connector, "the same")
     assert finding["live"].endswith("explored_popleft_n_0_32_0.py --server lab --vllm 0.32.0")
-    assert check_file(folder / "explored_popleft_n_0_32_0.py") == []
+    assert read(folder / "explored_popleft_n_0_32_0.py")[1] == []
     assert finding["test"].endswith("test_explored_popleft_n_0_32_0.py")
     assert main(["report", str(folder), "--format", "pytest"]) == 0
     test = capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_a_finding_with_a_scenario_file_is_booted_at_once(
         ["--server", "lab"],
         ["--out", str(tmp_path / "out")],
     )
-    assert check_file(Path(scenario)) == []
+    assert read(Path(scenario))[1] == []
     assert f"$ vllm-repro run {scenario}" in capsys.readouterr().out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.conftest import Harness
 from tests.golden_files import assert_refused, missing
 from tests.intake.texts import ISSUES, SERVE
 from vllm_repro.releases.sources import Source
-from vllm_repro.scenario.reader import check_file
+from vllm_repro.scenario.reader import read
 
 URL = "https://github.com/vllm-project/vllm/issues/41726"
 ISSUE = ISSUES / "41726.txt"
@@ -22,7 +23,7 @@ def test_a_file_becomes_a_scenario_that_check_accepts(harness: Harness, tmp_path
     path = tmp_path / "new_bug.py"
     done = harness("intake", str(ISSUE), "-o", str(path))
     assert (done.status, done.out) == (0, "")
-    assert check_file(path) == []
+    assert read(path)[1] == []
     assert 'id="new-bug"' in path.read_text(encoding="utf-8")
     assert (
         missing(
@@ -46,6 +47,28 @@ def test_the_draft_reproduces_in_the_rehearsal(
     assert harness("check", str(path)).status == 0
     done = harness("run", str(path), "--server", "rehearsal")
     assert (done.status, done.report["verdict"]) == (0, "reproduces"), done.err
+
+
+def test_what_is_not_stated_decides_nothing(harness: Harness, tmp_path: Path) -> None:
+    path = tmp_path / "my_bug.py"
+    text = f"# [Bug]: it dies in a while\n\nvLLM 0.23.0\n\n{SERVE}"
+    drafted = harness("intake", "-", "-o", str(path), stdin=text)
+    assert f"{path} --server process --weights dummy --vllm 0.23.0" in drafted.err
+    made = path.read_text(encoding="utf-8")
+    assert missing(made, "issue=unstated(),", "trigger=unstated(),", "vocab_size=unstated(),") == []
+    done = harness("check", str(path))
+    assert (done.status, "gap: the boundary of the bug" in done.out) == (0, True)
+    path.write_text(re.sub(r"(?m)^ *# GAP: .*\n", "", made), encoding="utf-8")
+    assert harness("check", str(path)).err == "1 file, 0 problems, 8 gaps\n"
+    done = harness("run", str(path), "--server", "rehearsal")
+    (arm,) = done.report["arms"]
+    assert [trial["outcome"] for trial in arm["trials"]] == ["untriggered"], done.err
+    assert done.report["verdict"] == "inconclusive"
+    assert_refused(
+        harness("draft", str(done.run)),
+        "the scenario does not state its issue",
+        "next: vllm-repro check FILE lists",
+    )
 
 
 def test_without_a_file_it_prints_the_draft(harness: Harness) -> None:

@@ -178,9 +178,10 @@ def test_flags_are_compared_with_those_of_the_release() -> None:
     made = drafted(f"{SERVE} --brand-new 3", known_flags={"--max-num-batched-tokens"})
     assert checked(made).reported().get("--brand-new") == "3"
     assert made.guesses[0] == "--brand-new is not a flag of this release: “--brand-new 3”"
-    assert not drafted(
+    known = drafted(
         f"{SERVE} --brand-new 3", known_flags={"--max-num-batched-tokens", "--brand-new"}
-    ).guesses
+    )
+    assert not any("--brand-new" in guess for guess in known.guesses)
     assert "none of the releases known here" in drafted(f"{SERVE} --brand-new 3").guesses[0]
 
 
@@ -325,8 +326,8 @@ KNOWN = Model("org/model", heads=8, kv_heads=2, head_dim=64, layers=3, vocab_siz
     [
         (SHAPE, [], (16, 4, 256, 32, 1000), 1),
         ("", [KNOWN], (8, 2, 64, 3, 9), 1),
-        (f"{SHAPE}\n\nvision: num_hidden_layers: 27", [], (16, 4, 256, 1, 1000), 0),
-        ("num_attention_heads: 7, num_key_value_heads: 2", [], (1, 1, 1, 1, 1), 0),
+        (f"{SHAPE}\n\nvision: num_hidden_layers: 27", [], (16, 4, 256, 0, 1000), 0),
+        ("num_attention_heads: 7, num_key_value_heads: 2", [], (0, 0, 0, 0, 0), 0),
     ],
 )
 def test_the_model_is_stated_or_known_or_a_gap(
@@ -336,7 +337,8 @@ def test_the_model_is_stated_or_known_or_a_gap(
     model = checked(made).model
     shape = (model.heads, model.kv_heads, model.head_dim, model.layers, model.vocab_size)
     assert shape == sizes
-    assert len(made.gaps) == len(drafted(SERVE).gaps) - closed
+    stated = not any("copy them from the model's config.json" in gap for gap in made.gaps)
+    assert stated == bool(closed)
 
 
 def test_a_public_name_of_a_model_is_taken_with_a_guess() -> None:
@@ -351,23 +353,15 @@ def test_a_public_name_of_a_model_is_taken_with_a_guess() -> None:
         ("server hangs with long prompts", "hangs"),
         ("gibberish after a cache hit", "errs"),
         ("engine crashes, then hangs", "dies"),
+        ("HTTP 500 for each image", "errs"),
+        ("slow", "dies"),
     ],
 )
 def test_the_symptom_without_a_traceback(title: str, expected: str) -> None:
-    scenario = checked(drafted(f"# [Bug]: {title}\n\n{SERVE}"))
-    assert scenario.arms[0].expected == expected
-    assert (scenario.signature is None) == (expected != "dies")
-
-
-def test_variables_outside_of_the_command_are_only_quoted() -> None:
-    made = drafted(
-        f"## Your environment\n\nVLLM_A=1\n\n## Bug\n\n{SERVE}\n\nIt helps to set VLLM_USE_V1=0: no"
-        " crash."
-    )
-    assert checked(made).reported().env == ()
-    assert [guess for guess in made.guesses if "VLLM_" in guess] == [
-        "named outside of the command: VLLM_USE_V1=0: “It helps to set VLLM_USE_V1=0: no crash.”"
-    ]
+    made = drafted(f"# [Bug]: {title} on a box\n\n{SERVE}")
+    assert checked(made).arms[0].expected == expected
+    assert ("signature=unstated()" in made.text) == (expected == "dies")
+    assert any("dies is a guess" in guess for guess in made.guesses) == (title == "slow")
 
 
 def workload(text: str) -> list[str]:
@@ -400,6 +394,11 @@ def named(*sizes: int) -> list[str]:
         ("Prompts longer than 7593 tokens kill it.", (7594,)),
         ("Requests with more than 8k input tokens die.", (8001,)),
         ("Send 2 requests with 20k-token prompts and 1k-token outputs.", (20000, 20000)),
+        ("It dies at a 25 002-token prompt.", (25002,)),
+        ("It dies at a 25'002-token prompt.", (25002,)),
+        ("It dies at a prompt of 25.002 tokens.", (25002,)),
+        ("It dies at a prompt of 25_002 tokens.", (25002,)),
+        ("It dies at a prompt of 0.1M tokens.", (100000,)),
         ("A 9,000-token prompt dies. Lowering the prompt to 800 tokens makes it stable.", (9000,)),
         ("A prompt of 4k tokens works, one with 9,000 input tokens dies.", ()),
         (
@@ -472,11 +471,8 @@ def test_a_prompt_that_does_not_fit_is_left_out() -> None:
     ("text", "trigger"),
     [
         (f"{SERVE}\n\nA prompt of 5000 tokens.", "chunked_prefill(chunks=2)"),
-        (f"{SERVE}\n\nA prompt of 4096 tokens.", "prefill_over(4095)"),
-        (
-            "vllm serve a/b\n\nA prompt of 50 tokens.",
-            "chunked_prefill(chunks=2) | prefill_over(49)",
-        ),
+        (f"{SERVE}\n\nA prompt of 4096 tokens.", "unstated()"),
+        ("vllm serve a/b\n\nA prompt of 50 tokens.", "unstated()"),
     ],
 )
 def test_the_trigger_follows_from_the_sizes(text: str, trigger: str) -> None:
@@ -585,7 +581,7 @@ def test_the_other_fields(pair: tuple[str, Scenario, Scenario]) -> None:
     assert [str(step) for step in made.workload] == workload
     assert (made.try_with, made.needs.gpus, made.needs.nodes) == (release, gpus, hand.needs.nodes)
     # that text names no number
-    assert made.issue == ("vllm-project/vllm#0" if hand.id == "sco-hybrid" else hand.issue)
+    assert made.issue == ("not stated" if hand.id == "sco-hybrid" else hand.issue)
     arms = {arm.name: arm for arm in made.arms}
     for name, theirs in (
         ("enforce-eager", "eager"),
@@ -658,18 +654,6 @@ def test_frames_are_the_innermost_of_vllm() -> None:
     assert any("this function is from the message" in guess for guess in made.guesses)
     none = drafted(f"{SERVE}\n\nValueError: it is too long\n")
     assert "the text shows no frames: fill them in from the report of a run" in none.gaps
-
-
-def test_without_an_exception_the_signature_matches_nothing() -> None:
-    made = drafted(f"# [Bug]: it crashes\n\n{SERVE}")
-    signature = checked(made).signature
-    assert signature is not None
-    for text in (traceback("KeyError: 'x'"), traceback("ValueError: no")):
-        assert compare(signature, diagnose(text)).how is How.OTHER
-    assert (
-        "the text holds no exception of the engine: fill in the signature from the report of a run"
-        in made.gaps
-    )
 
 
 def test_the_same_text_gives_the_same_file() -> None:

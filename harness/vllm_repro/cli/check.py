@@ -14,7 +14,7 @@ from vllm_repro.errors import CommandError, ScenarioError, UsageError
 from vllm_repro.releases.request_fields import request_fields
 from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
-from vllm_repro.scenario.reader import read
+from vllm_repro.scenario.reader import gaps, read
 from vllm_repro.scenario.scenario import Scenario
 
 
@@ -39,9 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     files = _files([Path(path) for path in arguments.paths])
     fields = request_fields(arguments.vllm) if arguments.vllm else None
     results = {path: read(path, fields=fields) for path in files}
+    missing = [gap for path in files if results[path][0] for gap in gaps(path)]
     problems = [problem for _, some in results.values() for problem in some]
     if arguments.json:
-        print_json([asdict(problem) for problem in problems])
+        print_json([asdict(problem) for problem in (*problems, *missing)])
     else:
         # the package's own scenarios need no note
         loads = {path: _loads(results[path][0]) for path in files if arguments.paths}
@@ -50,8 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
             for path, flags in loads.items()
             if flags
         )
-        print(*problems, *notes, sep="\n", end="\n" if problems or any(loads.values()) else "")
-        print(f"{plural(len(files), 'file')}, {plural(len(problems), 'problem')}", file=sys.stderr)
+        lines = [*map(str, (*problems, *missing)), *notes]
+        print(*lines, sep="\n", end="\n" if lines else "")
+        counts = [plural(len(files), "file"), plural(len(problems), "problem")]
+        counts += [plural(len(missing), "gap")] if missing else []
+        print(", ".join(counts), file=sys.stderr)
     if any(scenario is None for scenario, _ in results.values()):
         print(
             "correct these and check again: a scenario's parts are compared once all its words are"

@@ -53,7 +53,10 @@ _NAMED = re.compile(
     r"(?:=|['\"]\s{0,9}:\s{0,9}))['\"]?)"
     r"(?!\[|none\b|null\b|true\b|false\b)([A-Za-z][\w.-]*)"
 )
-_IPV4 = re.compile(r"(?<![\w.])(?<!==)((?:\d{1,3}\.){3}\d{1,3})(?![\w]|\.\d)(?=(:\d{2,5}\b)?)")
+# 0.10.1.1 is a release: no host has an address that begins with 0.
+_IPV4 = re.compile(
+    r"(?<![\w.])(?<!==)(?!0\.)((?:\d{1,3}\.){3}\d{1,3})(?![\w]|\.\d)(?=(:\d{2,5}\b)?)"
+)
 _IPV6 = re.compile(
     r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?)"
     r"(?:%\w+)?(?![\w:.]*\w)"

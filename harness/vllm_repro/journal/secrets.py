@@ -86,8 +86,9 @@ _VALUE = re.compile(
     # a quote that a cut line leaves open
     r"(?:(?P<quote>\\?[\"'])(?:(?!(?P=quote))[^\n])*(?P=quote)|\\?[\"'][^\n]*"
     r"|\[[^\]\n]*\]?|\{[^}\n]*\}?|(?:SecretStr)?\([^)\n]*\)?"
-    # What closes a value may also be part of it.
-    r"|[^\s\"',;&)\]}<>|](?:[^\s,;&)\]}<>|]|[,;&)\]}<>|](?![\s,;&)\]}<>|\"']|\Z))*)"
+    # What closes a value may also be part of it, except a last quote: it closes what the name is
+    # in, as in -H "Authorization: Bearer x".
+    r"|[^\s\"',;&)\]}<>|](?:[^\s,;&)\]}<>|]|[,;&)\]}<>|](?![\s,;&)\]}<>|\"']|\Z))*(?<![\"'\\]))"
 )
 _WORD = r"(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"\\|;&]+)+"
 _FLAG = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w-]*)(?:=|[ \t]+)")

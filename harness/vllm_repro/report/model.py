@@ -178,9 +178,9 @@ def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
 
 
 def issue_url(issue: str) -> str:
-    """Return the address of `owner/repository#number`.
+    """Return the address of `owner/repository#number`, or of vLLM's issues if it is not stated.
 
     GitHub redirects it if it is a pull request.
     """
-    repository, _, number = issue.partition("#")
-    return f"https://github.com/{repository}/issues/{number}"
+    named = issue.replace("#", "/issues/") if "#" in issue else "vllm-project/vllm/issues"
+    return f"https://github.com/{named}"

@@ -229,7 +229,8 @@ def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShap
     groups = tuple(model.window_groups) if imitated else ()
     named = boot.args.get("model")
     known = {_last(name) for name in (model.name, scenario.reported().model) if name}
-    if not imitated and isinstance(named, str) and _last(named) not in known:
+    other = not imitated and isinstance(named, str) and _last(named) not in known
+    if other or not (model.heads and model.kv_heads and model.head_dim):
         return None
     return AttentionShape(
         model.heads,

@@ -21,7 +21,7 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.environment import variable_mistakes
 from vllm_repro.command.flags import flag_mistakes
 from vllm_repro.errors import CommandError, ScenarioError
-from vllm_repro.scenario.scenario import Arm, Dummy, Scenario
+from vllm_repro.scenario.scenario import NOT_STATED, Arm, Dummy, Scenario
 from vllm_repro.scenario.workload import Request, Rest, Size, requests_of, resolve
 from vllm_repro.trigger.trigger import Wanted
 from vllm_repro.verdict.verdict import Expected, Standing
@@ -83,13 +83,15 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         wrong("title", "the title is empty: write the title of the issue")
     for key, issues in (("issue", (scenario.issue,)), ("related", tuple(scenario.related))):
         for issue in issues:
-            if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
+            if issue != NOT_STATED and not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", issue):
                 wrong(
                     key,
                     f"{issue!r} is not an upstream issue: write it like 'vllm-project/vllm#41726'",
                 )
     _check_releases(scenario, wrong)
-    if scenario.signature is None and any(arm.expected is Expected.DIES for arm in scenario.arms):
+    if "signature" not in reading.lines and any(
+        arm.expected is Expected.DIES for arm in scenario.arms
+    ):
         wrong(
             "arms",
             "an arm `dies`, but signature= is missing: add the exception, message, frames and"
@@ -117,8 +119,11 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
         return
     first, line = scenario.arms[0], reading.at_arm(scenario.arms[0])
     if first.edits or not first.expected.has_bug:
-        text = "without edits, and with `dies`, `errs`, `hangs` or `spins`"
-        reading.problem(line, f"the first arm must be the reported command: {text}")
+        reading.problem(
+            line,
+            "the first arm must be the reported command: without edits, and with `dies`, `errs`,"
+            " `hangs` or `spins`",
+        )
     if first.name != "reported":
         reading.problem(line, f"the first arm is named {first.name!r}: rename it to 'reported'")
     _check_baselines(scenario, reading)
@@ -129,8 +134,11 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
     _check_commands(scenario, reading, seen, "", scenario.command_of)
     if scenario.lab is not None:
         if scenario.lab.mechanism not in MECHANISMS:
-            near = did_you_mean(scenario.lab.mechanism, MECHANISMS)
-            wrong("lab", f"the lab has no mechanism {scenario.lab.mechanism!r}{near}")
+            wrong(
+                "lab",
+                f"the lab has no mechanism {scenario.lab.mechanism!r}"
+                f"{did_you_mean(scenario.lab.mechanism, MECHANISMS)}",
+            )
         elif scenario.lab.capture and MECHANISMS[scenario.lab.mechanism].alone:
             wrong(
                 "lab",
@@ -167,11 +175,11 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
     if problem := _no_release(scenario.try_with):
         wrong("try_with", f"try_with {problem}")
     elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
-        text = (
+        wrong(
+            "try_with",
             f"try_with {scenario.try_with!r} is not among the bad releases ({scenario.status.bad}):"
-            " name one of them"
+            " name one of them",
         )
-        wrong("try_with", text)
     if (
         scenario.lab is not None
         and scenario.lab.vllm
@@ -340,10 +348,13 @@ def _check_arms(scenario: Scenario, reading: Reading) -> None:
         names.add(arm.name)
         whose = f"arm {arm.name!r}"
         if arm.bad and not arm.expected.has_bug:
-            text = "bad= is only for an arm that `dies`, `errs`, `hangs` or `spins`: remove it"
-            problems.append(f"{whose}: {text}")
-        has_rest = any(isinstance(step, Rest) for step in scenario.workload_of(arm))
-        if arm.expected is Expected.SPINS and not has_rest:
+            problems.append(
+                f"{whose}: bad= is only for an arm that `dies`, `errs`, `hangs` or `spins`: remove"
+                " it"
+            )
+        if arm.expected is Expected.SPINS and not any(
+            isinstance(step, Rest) for step in scenario.workload_of(arm)
+        ):
             problems.append(
                 f"{whose} spins, but its workload has no rest(…): add rest(within=30) at its end"
             )

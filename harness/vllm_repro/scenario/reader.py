@@ -13,7 +13,7 @@ import inspect
 import shlex
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import add, and_, mul, or_, sub
@@ -23,9 +23,9 @@ from typing import Any, Literal
 from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario import vocabulary
 from vllm_repro.scenario.checks import Problem, Reading, check_fields, check_meaning, did_you_mean
-from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.scenario import NOT_STATED, Arm, Scenario
 from vllm_repro.scenario.workload import Size
-from vllm_repro.trigger.trigger import Condition
+from vllm_repro.trigger.trigger import UNSTATED, Condition
 
 WORDS: Mapping[str, Any] = {name: getattr(vocabulary, name) for name in vocabulary.__all__}
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -43,6 +43,9 @@ _OPERANDS: Mapping[type[ast.operator], Sequence[tuple[type, type]]] = {
     ast.BitOr: ((Condition, Condition),),
 }
 """Allowed operands, fewer than in Python. A list times a number makes a prompt of token ids."""
+
+_BLANKS: Mapping[Any, Any] = {int: 0, str: NOT_STATED}
+"""Values in place of `unstated()`, by the type of the argument; None for another type."""
 
 _LARGEST = 2**63
 _LONGEST = 1_000_000
@@ -241,6 +244,12 @@ class _Reader(Reading):
             return self.bad(
                 node.lineno, f"{node.func.id!r} cannot be called: write it without parentheses"
             )
+        keywords = {
+            name: _BLANKS.get(_hints(target).get(name))
+            if isinstance(value, Condition) and value.words == UNSTATED and name != "trigger"
+            else value
+            for name, value in keywords.items()
+        }
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
         if target is Scenario:
             self.scenario_line, self.lines = node.lineno, where
@@ -406,12 +415,13 @@ def read(
     return None, sorted(set(reader.problems))
 
 
-def check_file(path: Path, fields: Mapping[str, Collection[str]] | None = None) -> list[Problem]:
-    """Return every problem of one scenario file; an empty list means that it can run.
-
-    fields: see `read`.
-    """
-    return read(path, fields=fields)[1]
+def gaps(path: Path) -> Iterator[Problem]:
+    """Yield what a draft does not state: each `GAP` comment, and each `unstated()` without one."""
+    before = ""
+    for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1):
+        if "# GAP: " in line or (UNSTATED in line and "# GAP: " not in before):
+            yield Problem(str(path), number, f"gap: {line.strip().removeprefix('# GAP: ')}")
+        before = line
 
 
 def load_file(path: Path) -> Scenario:

@@ -30,6 +30,9 @@ _TINY: Mapping[str, Family] = {
     "Blip2ForConditionalGeneration": "blip2",
 }
 
+NOT_STATED = "not stated"
+"""Issue of a scenario whose issue is not known."""
+
 _NARROW = 256
 """Hidden size of a dummy model.
 
@@ -83,6 +86,7 @@ class Model:
 
     # Default of `--model`.
     name: str
+    # 0 if it is not stated; so are the next four.
     heads: int
     kv_heads: int
     head_dim: int
@@ -110,42 +114,36 @@ class Model:
     why: str = ""
 
     def __post_init__(self) -> None:
-        sizes = (
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "layers",
-            "vocab_size",
-            "block_size",
-            "max_position",
-        )
-        for name in (*sizes, "full_attention_interval"):
-            if getattr(self, name) < 1:
+        least = dict.fromkeys(("heads", "kv_heads", "head_dim", "layers", "vocab_size"), 0)
+        for name in (*least, "block_size", "max_position", "full_attention_interval"):
+            if getattr(self, name) < least.get(name, 1):
                 raise ValueError(f"{name}={getattr(self, name)}: sizes of a model count from 1")
-        if self.heads % self.kv_heads:
+        if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
             )
 
     def shape(self) -> dict[str, Any]:
         """Return the shape with the names of a model's config.json."""
-        stated = {
-            "window_groups": list(self.window_groups),
-            "group_pages": list(self.group_pages),
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "kv_cache_gib": self.kv_cache_gib,
-        }
         return {
-            "architecture": self.architecture,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "num_hidden_layers": self.layers,
-            "vocab_size": self.vocab_size,
-            "block_size": self.block_size,
-            "full_attention_interval": self.full_attention_interval,
-            "max_position_embeddings": self.max_position,
-        } | {name: value for name, value in stated.items() if value}
+            name: value
+            for name, value in {
+                "window_groups": list(self.window_groups),
+                "group_pages": list(self.group_pages),
+                "kv_cache_tokens": self.kv_cache_tokens,
+                "kv_cache_gib": self.kv_cache_gib,
+                "architecture": self.architecture,
+                "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv_heads,
+                "head_dim": self.head_dim,
+                "num_hidden_layers": self.layers,
+                "vocab_size": self.vocab_size,
+                "block_size": self.block_size,
+                "full_attention_interval": self.full_attention_interval,
+                "max_position_embeddings": self.max_position,
+            }.items()
+            if value
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,7 +408,7 @@ class Scenario:
     """One upstream bug."""
 
     id: str
-    # `owner/repository#number`.
+    # `owner/repository#number`, or `NOT_STATED`.
     issue: str
     title: str
     # Reported command, word for word.

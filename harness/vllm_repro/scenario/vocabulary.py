@@ -30,6 +30,7 @@ from vllm_repro.scenario.scenario import (
 )
 from vllm_repro.scenario.workload import (
     Step,
+    at_once,
     chat,
     completion,
     conversation,
@@ -54,6 +55,7 @@ from vllm_repro.trigger.conditions import (
     prefilled_together,
     prefix_hit,
     sent_with,
+    unstated,
 )
 from vllm_repro.trigger.offload_store import block_listed_twice, offload_outgrown
 from vllm_repro.trigger.sparse_prefill import sparse_prefill_outgrown
@@ -67,14 +69,14 @@ from vllm_repro_diagnosis.signature import Signature
 
 __all__ = [
     "Causes", "Dummy", "Lab", "Model", "Needs", "Scenario", "Status", "answered", "arm",
-    "assertion", "attention_backend", "block_listed_twice", "cause", "chat", "checks",
+    "assertion", "at_once", "attention_backend", "block_listed_twice", "cause", "chat", "checks",
     "chunked_prefill", "completion", "continuation_over", "conversation", "dies", "drafting",
     "errs", "flag", "graphs_captured", "hangs", "image", "late_connector", "left_waiting",
     "lengths", "lives", "offload_outgrown", "offloading", "patched", "pause", "preempted",
     "prefill_over", "prefilled_together", "prefix_hit", "public_model", "remote_prefill", "request",
     "rest", "scheduler_lab", "sent_with", "session_lab", "signature", "simple_cpu_offload", "sized",
-    "source_line", "sparse_prefill_outgrown", "spins", "throughput", "together", "untriggered",
-    "with_flags", "without", "workspace_outgrown",
+    "source_line", "sparse_prefill_outgrown", "spins", "throughput", "together", "unstated",
+    "untriggered", "with_flags", "without", "workspace_outgrown",
 ]  # fmt: skip
 
 dies = Expected.DIES
@@ -116,9 +118,11 @@ def without(*names: str, why: str = "") -> Edit:
 
 def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
     """Return the flag of the simple CPU offload connector, for `with_flags`."""
-    room = {"cpu_bytes_to_use": cpu_bytes} | ({"lazy_offload": True} if lazy else {})
     return _connector(
-        "SimpleCPUOffloadConnector", kv_role="kv_both", kv_connector_extra_config=room
+        "SimpleCPUOffloadConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"cpu_bytes_to_use": cpu_bytes}
+        | ({"lazy_offload": True} if lazy else {}),
     )
 
 
@@ -127,8 +131,11 @@ def offloading(cpu_bytes: int, **settings: int) -> str:
 
     settings: the lab's own, such as `store_polls=8`.
     """
-    room = {"cpu_bytes_to_use": cpu_bytes, **settings}
-    return _connector("OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=room)
+    return _connector(
+        "OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"cpu_bytes_to_use": cpu_bytes, **settings},
+    )
 
 
 def late_connector(*, rejects: bool = False) -> str:
@@ -137,8 +144,12 @@ def late_connector(*, rejects: bool = False) -> str:
     rejects: set the policy that recomputes failed loads.
     """
     policy = {"kv_load_failure_policy": "recompute"} if rejects else {}
-    module = "vllm_repro_lab.late_connector"
-    return _connector("LateConnector", kv_connector_module_path=module, kv_role="kv_both", **policy)
+    return _connector(
+        "LateConnector",
+        kv_connector_module_path="vllm_repro_lab.late_connector",
+        kv_role="kv_both",
+        **policy,
+    )
 
 
 def _connector(name: str, **settings: object) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from vllm_repro.command.command import ServeCommand
@@ -388,6 +389,24 @@ def together(*requests: Request) -> Together:
     if len(requests) < 2:
         raise ValueError("together() takes two requests or more")
     return Together(requests)
+
+
+def at_once(
+    count: int, *, prompt: Sequence[int], max_tokens: int | Size = 8, spread: bool = False
+) -> Together:
+    """Send `count` chats at the same time, with the sizes of `prompt` in turn.
+
+    spread: the sizes go evenly from the first one to the last one.
+    """
+    even = (prompt[0] + (prompt[-1] - prompt[0]) * at // max(1, count - 1) for at in range(count))
+    return together(
+        *(
+            chat(prompt=size, max_tokens=max_tokens, stream=False, name=f"request {number}")
+            for number, size in zip(
+                range(1, count + 1), even if spread else cycle(prompt), strict=False
+            )
+        )
+    )
 
 
 def pause(seconds: float) -> Pause:

@@ -47,7 +47,10 @@ IMITATED = frozenset(
 It survives all other bugs, which proves nothing.
 """
 
-_NO_HARDWARE = "--server rehearsal shows the scenario at work without the hardware"
+_NO_HARDWARE = (
+    "with needs=Needs() and dummy=Dummy(…) in the file, --server process --weights dummy --vllm"
+    " RELEASE runs a tiny model on this CPU; --server rehearsal shows it at work without vLLM"
+)
 
 
 class Offer(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from vllm_repro.trigger.trigger import (
+    UNSTATED,
     Condition,
     SentRequest,
     TriggerFacts,
@@ -16,6 +17,20 @@ from vllm_repro.trigger.trigger import (
     continuations,
 )
 from vllm_repro_diagnosis.boot_facts import ScheduledChunk
+
+
+def unstated() -> Any:
+    """Stand for what the report does not state.
+
+    As a trigger it is never crossed, so a quiet trial is `untriggered`. In place of another
+    argument it leaves the argument out.
+    """
+    return Condition(
+        UNSTATED,
+        lambda _: TriggerResult(
+            False, ("the scenario does not state it: name a condition as trigger=",), "not stated"
+        ),
+    )
 
 
 def _count(facts: TriggerFacts, request: SentRequest) -> str:
@@ -111,8 +126,11 @@ def prefix_hit() -> Condition:
                 False, ("no prompt is known to have begun in the prefix cache",), "no prefix hit"
             )
         request = max(hits, key=lambda request: (request.died, facts.uncached(request) or 0))
-        brief = f"{facts.uncached(request)} tokens after {facts.cached(request)} cached"
-        return TriggerResult(True, (_count(facts, request),), brief)
+        return TriggerResult(
+            True,
+            (_count(facts, request),),
+            f"{facts.uncached(request)} tokens after {facts.cached(request)} cached",
+        )
 
     return Condition("prefix_hit()", find)
 
@@ -126,8 +144,11 @@ def continuation_over(tokens: int) -> Condition:
             return TriggerResult(True, (f"a continuation of {over} tokens, more than {tokens}",))
         largest = max(sizes, default=0)
         if largest:
-            text = f"the largest continuation had {largest} tokens, not more than {tokens}"
-            return TriggerResult(False, (text,), f"not over {tokens}")
+            return TriggerResult(
+                False,
+                (f"the largest continuation had {largest} tokens, not more than {tokens}",),
+                f"not over {tokens}",
+            )
         return TriggerResult(False, ("no prompt was continued",))
 
     return Condition(f"continuation_over({tokens})", find)
@@ -183,12 +204,16 @@ def prefilled_together(*names: str) -> Condition:
         crossed = any(
             (step.prompts, step.tokens) == (len(names), sum(tokens)) for step in facts.steps
         )
-        text = f"{what}{'' if crossed else ', not'} in one step, by vLLM's log"
-        return TriggerResult(crossed, (text,), f"{'' if crossed else 'not '}in one step")
+        return TriggerResult(
+            crossed,
+            (f"{what}{'' if crossed else ', not'} in one step, by vLLM's log",),
+            f"{'' if crossed else 'not '}in one step",
+        )
 
-    words = ", ".join(map(repr, names))
     return Condition(
-        f"prefilled_together({words})", find, wanted=tuple(Wanted({}, name) for name in names)
+        f"prefilled_together({', '.join(map(repr, names))})",
+        find,
+        wanted=tuple(Wanted({}, name) for name in names),
     )
 
 
@@ -277,8 +302,11 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
         )
 
     words = [*map(repr, (name, *statuses)), *([f"during={during!r}"] if during else [])]
-    needs = (Wanted({}, name), *([Wanted({}, during)] if during else []))
-    return Condition(f"answered({', '.join(words)})", find, wanted=needs)
+    return Condition(
+        f"answered({', '.join(words)})",
+        find,
+        wanted=(Wanted({}, name), *([Wanted({}, during)] if during else [])),
+    )
 
 
 def _within(facts: TriggerFacts, name: str, during: str) -> bool:
@@ -307,11 +335,13 @@ def left_waiting(name: str) -> Condition:
                     (f"{name} was answered before its client was to leave",),
                     "answered first",
                 )
-            seen = (
-                f"{request.waiting} waiting" if request.waiting is not None else "metrics unknown"
+            waiting = request.waiting
+            seen = "metrics unknown" if waiting is None else f"{waiting} waiting"
+            return TriggerResult(
+                bool(request.waiting),
+                (f"the client of {name} left; the server's metrics then: {seen}",),
+                f"left, {seen}",
             )
-            text = f"the client of {name} left; the server's metrics then: {seen}"
-            return TriggerResult(bool(request.waiting), (text,), f"left, {seen}")
         return TriggerResult(False, (f"{name} was not sent",), "not sent")
 
     return Condition(f"left_waiting({name!r})", find, wanted=(Wanted({}, name),))
@@ -327,9 +357,15 @@ def preempted() -> Condition:
     def find(facts: TriggerFacts) -> TriggerResult:
         seen = [event.values["requests"] for event in facts.observed if event.kind == "preempted"]
         if seen:
-            steps = f"{len(seen)} step{'s' if len(seen) > 1 else ''}"
             return TriggerResult(
-                True, (f"seen: {sum(seen)} preemptions, in {steps}",), f"{sum(seen)} preempted"
+                True,
+                (
+                    (
+                        f"seen: {sum(seen)} preemptions, in {len(seen)}"
+                        f" step{'s' if len(seen) > 1 else ''}"
+                    ),
+                ),
+                f"{sum(seen)} preempted",
             )
         if facts.preemptions:
             text = f"{facts.preemptions} preempted"
@@ -338,9 +374,15 @@ def preempted() -> Condition:
             return TriggerResult(
                 True, ("the step that crashed resumed a preempted request",), "1 preempted"
             )
-        counted = "count none" if facts.preemptions == 0 else "do not count them"
         return TriggerResult(
-            False, (f"no preemption was seen; the server's metrics {counted}",), "none preempted"
+            False,
+            (
+                (
+                    "no preemption was seen; the server's metrics"
+                    f" {'count none' if facts.preemptions == 0 else 'do not count them'}"
+                ),
+            ),
+            "none preempted",
         )
 
     return Condition("preempted()", find)
@@ -356,8 +398,11 @@ def attention_backend(name: str) -> Condition:
         if facts.backend == name:
             return TriggerResult(True, (f"the boot line names the attention backend {name}",))
         seen = f"names {facts.backend}" if facts.backend else "is missing"
-        text = f"not known to use the attention backend {name}: the boot line {seen}"
-        return TriggerResult(False, (text,), f"not {name}")
+        return TriggerResult(
+            False,
+            (f"not known to use the attention backend {name}: the boot line {seen}",),
+            f"not {name}",
+        )
 
     return Condition(f"attention_backend({name!r})", find)
 
@@ -374,9 +419,14 @@ def drafting() -> Condition:
             and facts.command is not None
             and facts.command.has("--speculative-config")
         ):
-            config = facts.command.get("--speculative-config")
             return TriggerResult(
-                True, (f"the command line asks for speculative decoding: {config}",)
+                True,
+                (
+                    (
+                        "the command line asks for speculative decoding:"
+                        f" {facts.command.get('--speculative-config')}"
+                    ),
+                ),
             )
         return TriggerResult(False, ("speculative decoding is off",), "no drafts")
 
@@ -406,7 +456,10 @@ def graphs_captured() -> Condition:
             )
         if boot.cudagraph_mode in (None, "NONE"):
             return TriggerResult(False, ("the log does not announce CUDA graphs",), "no graphs")
-        text = f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}"
-        return TriggerResult(True, (text,), f"graphs {boot.cudagraph_mode}")
+        return TriggerResult(
+            True,
+            (f"the boot ended before all CUDA graphs were captured, mode {boot.cudagraph_mode}",),
+            f"graphs {boot.cudagraph_mode}",
+        )
 
     return Condition("graphs_captured()", find)

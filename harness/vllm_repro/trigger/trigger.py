@@ -19,6 +19,9 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.tiny_model import Kind
 from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk, SharedStep
 
+UNSTATED = "unstated()"
+"""Declaration of a trigger that the report does not state."""
+
 
 @dataclass(frozen=True)
 class SentRequest:

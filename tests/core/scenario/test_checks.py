@@ -236,7 +236,7 @@ def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
             'arm("reported"',
             "the first arm is named 'report': rename it",
         ),
-        ("heads=16", "heads=0", "model=Model(", "Model: heads=0: sizes of a model count from 1"),
+        ("heads=16", "heads=-1", "model=Model(", "Model: heads=-1: sizes of a model count from 1"),
         (
             "kv_heads=4",
             "kv_heads=3",

@@ -11,13 +11,13 @@ from tests.scenario_texts import broken, line_of, problems, text_of
 from vllm_repro.errors import ScenarioError, UsageError
 from vllm_repro.scenario import vocabulary
 from vllm_repro.scenario.catalogue import all_scenarios, find, scenario_files
-from vllm_repro.scenario.reader import check_file, load_file
+from vllm_repro.scenario.reader import load_file, read
 from vllm_repro.verdict.verdict import Expected, Standing
 
 
 @pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
 def test_the_scenarios_of_the_package_have_no_problem(path: Path) -> None:
-    assert check_file(path) == []
+    assert read(path)[1] == []
 
 
 @pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
@@ -302,14 +302,14 @@ def test_a_text_has_a_problem(text: str, shown: str) -> None:
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
     path.write_text(text_of(), encoding="utf-8-sig")
-    assert check_file(path) == []
+    assert read(path)[1] == []
 
 
 @pytest.mark.parametrize("strange", [b"\nx = '\xff'\n", b"\nx = '\0'\n"])
 def test_bytes_that_are_no_text_are_told(tmp_path: Path, strange: bytes) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
     path.write_bytes(text_of().encode("utf-8") + strange)
-    (found,) = check_file(path)
+    (found,) = read(path)[1]
     assert found.text.startswith(("not Python: ", "cannot be read: "))
 
 

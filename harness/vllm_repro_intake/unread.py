@@ -1,0 +1,177 @@
+"""Parts of an issue's text that its draft does not have.
+
+A sentence of prose or a line of code is unread if it states a number, flag, field, route, variable
+or release that stands neither in the draft nor in a quotation of it. Logs, tracebacks and the
+output of `collect_env` are left out: the diagnosis reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from textwrap import wrap
+
+from vllm_repro.command.flags import canonical, positive
+from vllm_repro_intake.requests import DIGITS, tokens_of
+from vllm_repro_intake.text import Block, statements
+
+_LONGEST = 240
+_MOST = 150
+_LOG = re.compile(
+    r"(?i:\b(?:info|warning|error|debug|critical)\b.{0,14}\d\d[-:]\d\d)"
+    r"|^\W*\d{4}-\d\d-\d\d[T ]\d\d:"
+    r"|^\W*(?:\(\w[^)]*pid=\d+\)|\[rank\d|[A-Z]\d{4} \d\d:|Traceback \(|File \"|\^|[\w.]+(?:Error"
+    r"|Exception)(?:: |$))|SchedulerOutput\(|non-default args"
+)
+_MARKER = re.compile(r"^\s*(?:[-*+•◦]|\(?\d{1,2}[.)])\s+")
+_MODEL = re.compile(r"(?<![\w/.-])[A-Za-z][\w.-]+/(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w.-]*\w(?![\w/])")
+_FRAME = re.compile(r"\bFile \"[^\"]+\", line \d+")
+_COLLECTED = re.compile(
+    r"collect_env|LD_LIBRARY_PATH=|(?m:^(?:PyTorch version|GCC version|Is CUDA available|CPU family"
+    r"|Is debug build|NIC Legend|Vulnerability \w+|\[pip3\]|\[conda\])\b)"
+)
+_ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d")
+_LINK = re.compile(
+    r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
+)
+_SENDS = re.compile(
+    r"(?:^|[\s;&|(`])curl\s+(?!.*/(?:metrics|health|models)\b).*(?:/|\\$)"
+    r"|\.(?:create|post|generate|chat|encode)\((?!\w*\))"
+)
+"""A line that sends a request."""
+_FLAG = re.compile(r"(?<![\w-])--(?!data|header|request\b|json\b|location\b)[a-z][\w-]+")
+_SET = re.compile(r"(--[a-z][\w-]+)(?:=|[ \t]+)['\"]?([\w.:/-]*\d[\w.:/-]*\b)")
+_VARIABLE = re.compile(
+    r"\b(?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF|OMP|GLOO|RAY|NVSHMEM|UCX)_[A-Z0-9_]+"
+    r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+(?==)"
+)
+_ROUTE = re.compile(
+    r"(?:\b(?:GET|POST|PUT|DELETE) |`|https?://[^/\s\"'`]+|\b(?:localhost|127\.0\.0\.1)(?::\d+)?)"
+    r"(?P<route>/[a-z][\w/.-]*\w(?:\?[\w=&.-]+)?)(?=[\s\"'`),;.]|$)"
+)
+_TICKED = re.compile(r"`([a-z]+(?:_[a-z0-9]+)+)(?=[=:`])")
+_FIELD = re.compile(r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)=(?![=\s])")
+_PAIR = re.compile(r"[\"']?(\w+)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
+_OF_A_CLIENT = frozenset(
+    [
+        *("api_key", "base_url", "content", "headers", "host", "http", "https", "indent", "key"),
+        *("model", "name", "role", "text", "type", "url", "user"),
+    ]
+)
+"""Fields of clients and of messages, which no request loses."""
+_NUMBER = re.compile(
+    rf"(?<![\w./:#-])(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
+    r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
+)
+_LISTED = re.compile(r"\W*[\d.]+\W*")
+"""An item of a list of arguments."""
+_LEAST_OF_CODE = 3
+"""Numbers below it are indexes and switches, in a line of code without a field."""
+
+
+def unread(
+    blocks: Sequence[Block],
+    values: Sequence[str],
+    quoted: Sequence[str],
+    made_up: Collection[str],
+    sent: int,
+) -> Iterator[str]:
+    """Yield the parts of the text that the draft does not have, adjoining lines together.
+
+    values: what the draft has, without the shape of a known model. quoted: its comments. made_up:
+    numbers that only stand for what is not stated. sent: requests with a body.
+    """
+    stated = [part for block in blocks for part in _parts(block, blocks)]
+    # Which of several requests was not read is not known: quote each.
+    lost = sum(_SENDS.search(text) is not None for text, _ in stated) > sent
+    parts = [
+        part
+        for part in stated
+        if (lost and _SENDS.search(part[0]))
+        or any(_missing(*part, "\n".join(values), "\n".join(quoted), made_up))
+    ]
+    joined: list[str] = []
+    code = False
+    for text, is_code in parts:
+        if joined and code and is_code and len(joined[-1]) + len(text) < _LONGEST:
+            joined[-1] += f" ⏎ {text}"
+        else:
+            joined.append(text)
+        code = is_code
+    yield from joined[:_MOST]
+    if len(joined) > _MOST:
+        yield f"and {len(joined) - _MOST} more parts of the text"
+
+
+def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
+    """Yield (text, it is code) of each sentence or line, without logs and environments."""
+    collected = any(
+        _COLLECTED.search("\n".join(other.lines))
+        for other in blocks
+        if other is block or (block.heading and other.heading == block.heading)
+    )
+    frame = False
+    for raw in block.lines if block.code else tuple(statements([block])):
+        line = raw if block.code else _MARKER.sub("", raw)
+        skipped = frame or _LOG.search(line[:300]) or (collected and _ENTRY.match(line))
+        frame = _FRAME.search(line[:300]) is not None
+        # Cut between words, so that no number is cut.
+        for piece in wrap(line, _LONGEST, break_long_words=False) if not skipped else ():
+            yield " ".join(piece.split()), block.code
+
+
+def _missing(
+    text: str, code: bool, values: str, quoted: str, made_up: Collection[str]
+) -> Iterator[str]:
+    """Yield each fact of a sentence or line that the draft does not have."""
+    everything = f"{values}\n{quoted}"
+    plain = _LINK.sub(" ", text)
+    for flag in _FLAG.findall(text):
+        if not any(_has(everything, name) for name in (flag, canonical(flag), positive(flag))):
+            yield flag
+    for flag, value in _SET.findall(plain):
+        written = (
+            rf"(?:{re.escape(flag)}|{re.escape(canonical(flag))})[ =]['\"]?{re.escape(value)}(?!\w)"
+        )
+        if not re.search(written, everything):
+            yield value
+    plain = _SET.sub(" ", plain)
+    names = [
+        *_VARIABLE.findall(text),
+        *_TICKED.findall(text),
+        *_MODEL.findall(plain),
+        *(route for route in [match["route"] for match in _ROUTE.finditer(text)] if route != "/v1"),
+    ]
+    if code:
+        names += sorted(
+            {name for pair in _FIELD.findall(text) for name in pair if name} - _OF_A_CLIENT
+        )
+    for name in names:
+        if not (_has(everything, name) or _has(everything, f"--{name.replace('_', '-')}")):
+            yield name
+    numbers = {_value(match) for match in _NUMBER.finditer(values)}.difference(made_up)
+    pairs = set(_PAIR.findall(everything))
+    for name, number in _PAIR.findall(plain):
+        flag = re.search(rf"--{re.escape(name.replace('_', '-'))}[ =]{number}\b", everything)
+        # A variable of a shell has its value in the command.
+        if not ((name, number) in pairs or flag or (name.isupper() and number in numbers)):
+            yield number
+    plain = _PAIR.sub(" ", plain)
+    for match in _NUMBER.finditer(plain):
+        value = _value(match)
+        near = plain[max(0, match.start() - 6) : match.end() + 6].strip()
+        least = 0 if _LISTED.fullmatch(text) else _LEAST_OF_CODE if code else 10
+        small = value.isdecimal() and int(value) < least
+        if not (near in quoted or (value in numbers and not small) or (code and small)):
+            yield match[0]
+
+
+def _has(text: str, name: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
+
+
+def _value(match: re.Match[str]) -> str:
+    number = match["number"] or match["last"]
+    if number.count(".") > 1 or (re.fullmatch(r"\d+\.\d+", number) and not match["unit"]):
+        return number if not re.fullmatch(r"[1-9]\d*\.\d{3}", number) else number.replace(".", "")
+    return str(tokens_of(number, match["unit"] or ""))
