@@ -21,6 +21,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro_diagnosis.life_signs import ServerLife
 from vllm_repro_diagnosis.log_text import Line, read_lines
+from vllm_repro_diagnosis.outside import report_of
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 
@@ -44,7 +45,7 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
         if runs.only is not None:
             later_evidence.add(evidence_in([line]))
             continue
-        server = streams.get(line.stream) or streams.setdefault(line.stream, _Container())
+        server = _container_of(line, streams)
         if runs.dropped:  # before the end of a run, which is a line of the same server
             server.life.skip(runs.dropped)
             for kind, time in runs.stamps:
@@ -70,6 +71,19 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     if order.broken:
         return _without_order(diagnosis, any(server.stopped for server in servers))
     return diagnosis
+
+
+def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
+    """Return the container of a line: of another program's report, the only server in the text."""
+    server = streams.get(line.stream)
+    if server is not None and (server.of_vllm or server.life.of_vllm):
+        return server
+    if report_of(line.text) is not None:
+        of_vllm = [name for name, each in streams.items() if each.of_vllm or each.life.of_vllm]
+        # compose names the container that ended; the log of `docker logs` has no name
+        if len(of_vllm) == 1 and "" in (line.stream, *of_vllm):
+            return streams[of_vllm[0]]
+    return server or streams.setdefault(line.stream, _Container())
 
 
 _MOST_SILENT = 64

@@ -212,7 +212,12 @@ def test_a_whole_log_of_docker_ends_with_three_lines_of_advice(harness: Harness)
 
 @pytest.mark.parametrize(
     ("text", "status"),
-    [("INFO:     Application startup complete.\n", 0), (None, 1), ("nothing of interest\n", 2)],
+    [
+        ("INFO:     Application startup complete.\nINFO:     Shutting down\n", 0),
+        (None, 1),
+        ("INFO:     Application startup complete.\n", 2),
+        ("nothing of interest\n", 2),
+    ],
 )
 def test_the_exit_status_on_request(harness: Harness, text: str | None, status: int) -> None:
     source = str(PASTED) if text is None else "-"
