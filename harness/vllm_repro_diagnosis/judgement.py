@@ -371,14 +371,14 @@ def _silent_end(case: _Case) -> Diagnosis | None:
             "the log."
         )
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        how = f"it crashed in native code ({crash.text})"
+        how = f"; it crashed in native code ({crash.text})"
     elif any(kind in life for kind in _CAUSES):
-        how = "another program reports why"
+        how = ""  # see `_explained`
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
-        how = "it printed nothing, like a process killed by a signal"
+        how = "; it printed nothing, like a process killed by a signal"
     else:  # its lines are missing or torn, so its silence proves nothing
-        how = "what it printed is not in this part of the log"
-    return _died(f"EngineCore was gone before anybody asked the server to stop; {how}.")
+        how = "; what it printed is not in this part of the log"
+    return _died(f"EngineCore was gone before anybody asked the server to stop{how}.")
 
 
 def _uncaught(case: _Case) -> Diagnosis | None:
@@ -682,7 +682,8 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
         failed = SignKind.BOOT_FAILED in life
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
-    serving = waited or SignKind.SERVER_ERROR in life or any(life.busy.values())
+    broken = SignKind.STREAM_FAILED in life and diagnosis.died
+    serving = waited or broken or SignKind.SERVER_ERROR in life or any(life.busy.values())
     return Phase.REQUEST if serving else Phase.IDLE
 
 

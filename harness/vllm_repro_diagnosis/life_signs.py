@@ -29,6 +29,7 @@ class SignKind(StrEnum):
     NATIVE_CRASH = "native-crash"
     HEALTH_503 = "health-503"
     SERVER_ERROR = "server-error"  # a request was answered with 5xx
+    STREAM_FAILED = "stream-failed"  # a stream broke, whose status 200 was logged at its start
     DUMP = "scheduler-dump"
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
     STOP_ASKED = "stop-asked"  # the API server logs a request to stop
@@ -122,6 +123,7 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     # to 0.10, which ends the other workers with -15
     (r"Worker \S+ pid \d+ died, exit code: (?!-15\b)", SignKind.WORKER_DIED),
     (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
+    (r"Error in .{0,80}stream\w* generator", SignKind.STREAM_FAILED),
     # with its text; else it is prose
     (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
@@ -436,11 +438,11 @@ def _of_engine(traceback: OpenTraceback) -> bool:
     return not LOOPS.isdisjoint(traceback.functions)
 
 
-_BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
+BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
 
 
 def boot_marker(line: Line) -> str | None:
     """Return the words with which a server begins to boot, if the line begins with them."""
-    if not line.text.startswith(_BEGINNINGS):
+    if not line.text.startswith(BEGINNINGS):
         return None
-    return next(words for words in _BEGINNINGS if line.text.startswith(words))
+    return next(words for words in BEGINNINGS if line.text.startswith(words))
