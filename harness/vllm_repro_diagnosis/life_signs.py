@@ -64,7 +64,8 @@ _REPORTS = {
     Meaning.EXITED: SignKind.EXITED,
     Meaning.RUNNING: SignKind.RUNNING,
 }
-_REFUTED = {SignKind.HEALTH_503, *_REPORTS.values()} - {SignKind.RUNNING}
+_REFUTED = set(_REPORTS.values()) - {SignKind.RUNNING}
+"""Signs that an answer or a token refutes if it comes later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,8 @@ class ServerLife:
         self._in_environment = False
         self._lines = self._logged = self._prose_length = 0
         self._begun: dict[str, str] = {}
+        # the last line with an answer or with tokens
+        self._alive = 0
         self._answers: deque[int] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: SignKind) -> bool:
@@ -382,7 +385,7 @@ class ServerLife:
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (match := _STATS.match(text)):
-            self._stats(match)
+            self._stats(match, line.number)
         if "Killed process " in text and not line.level and (match := _OOM.search(text)):
             return self._out_of_memory(int(match[1]), match[2], "cgroup" in text)
         if "error: " in text and _REFUSED.match(text):
@@ -394,14 +397,18 @@ class ServerLife:
         if line.process or (line.level and (line.of_vllm or not line.source)):
             return None
         report = report_of(text)
-        return None if report is None else _REPORTS[report.meaning]
+        if report is None:
+            return None
+        reported = _REPORTS[report.meaning]
+        # a prompt over several lines may quote a report
+        return None if reported in _REFUTED and line.number < self._alive else reported
 
     def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
             self._answers.append(number)
-            for kind in _REFUTED:
-                self.first.pop(kind, None)  # a dead engine answers nothing
+            self.first.pop(SignKind.HEALTH_503, None)
+            self._lives_at(number)
             while self._doubtful and self._doubtful[0].number < self.survived_until:
                 self._doubtful.popleft()
             if not health:
@@ -411,6 +418,12 @@ class ServerLife:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
 
+    def _lives_at(self, number: int) -> None:
+        """Take an answer or tokens: a dead engine gives none."""
+        self._alive = number
+        for kind in _REFUTED:
+            self.first.pop(kind, None)
+
     def _out_of_memory(self, pid: int, name: str, in_container: bool) -> SignKind | None:
         if pid in self.pids:
             return SignKind.OOM_KILLED
@@ -419,12 +432,14 @@ class ServerLife:
             return SignKind.BY_SIGNAL
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
-    def _stats(self, match: re.Match[str]) -> None:
+    def _stats(self, match: re.Match[str], number: int) -> None:
         self.served = True
         if not self.stopping.isdisjoint(self.first):
             return  # the API server keeps logging the last counts after its engine ended
         waiting = int(match[4]) + int(match[5]) > 0
         still = float(match[2]) == 0.0 and float(match[3]) == 0.0
+        if float(match[3]) > 0:
+            self._lives_at(number)
         engine = match[1] or ""
         if not (waiting and still):
             self.waits = 0

@@ -74,7 +74,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "container engine",
         Meaning.KILLED,
         (
-            r"(?i)\bOOM[-_ ]?Killed\b(?!\W{1,4}(?:false|0))|\bTaskOOM\b|\bcontainer oom\b"
+            r"(?i)\bOOM[-_ ]?Killed\b(?![\"']?\s*[:=]\s*(?:false|0))|\bTaskOOM\b|\bcontainer oom\b"
             r"|\bSystemOOM\b|\bOOMKilling\b|victim process: (?:vllm|python)"
         ),
     ),
@@ -134,7 +134,8 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.KILLED,
         (
             r"killed due to (?:the node running low on memory|memory pressure)|NODE_OUT_OF_MEMORY"
-            r"|running low on memory\b|^\s*A worker died or was killed while executing"
+            r"|running low on memory\b|\bRay killed this worker\b"
+            r"|^(?:\(raylet[^)]*\) )?A worker died or was killed while executing"
             r"|^\s*(?:ray\.exceptions\.)?ActorDiedError\b"
         ),
     ),
