@@ -218,7 +218,7 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     ends = [case.life.first[kind] for kind in _ENDS if kind in case.life]
     end = min(ends, key=lambda sign: sign.line, default=Sign(0, ""))
     if root is not None:
-        end = Sign(root.raised.first_line, "", root.raised.time)
+        end = Sign(root.raised.first_line, "", root.raised.time or end.time)
     causes = [(raised.first_line, raised.message) for raised in case.raised if raised.native]
     causes += [(sign.line, sign.text) for kind in _CAUSES if (sign := case.life.first.get(kind))]
     line, text = min(causes, default=(0, ""))

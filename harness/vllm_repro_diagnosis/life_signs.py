@@ -66,6 +66,8 @@ _REPORTS = {
 }
 _REFUTED = set(_REPORTS.values()) - {SignKind.RUNNING}
 """Signs that an answer or a token refutes if it comes later."""
+_OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
+"""Lines of other programs than vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +350,8 @@ class ServerLife:
             # began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             number = 0 if earlier else line.number
-            self.first.setdefault(kind, Sign(number, text.strip()[:_TEXT], line.stamp))
+            words = line.raw if kind in _OTHERS else text  # with the name of the container
+            self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
 
     def _is_environment(self, line: Line) -> bool:
         text = line.text.strip()
