@@ -95,6 +95,17 @@ _VERSIONS = (
 )
 _STATED = re.compile(rf"\bvLLM(?: version)?\s*: {_VERSION}", re.IGNORECASE)
 """The release in the output of `collect_env`, or in a reporter's prose."""
+_NAMED = re.compile(
+    r"(?:\bvllm(?:-openai)?(?: version| release)?[ :=(]{0,3}(?:v|(?<=[ :=(]))|(?<![\w./-])v)"
+    r"([01]\.\d{1,2}\.\d{1,2}(?:[\w+-]|\.(?=\w))*)",
+    re.IGNORECASE,
+)
+"""A release in a sentence, a requirement or an image: `vLLM 0.25.1`, `v0.25.1`, `vllm==0.25.1`."""
+_OTHER_RELEASE = re.compile(
+    r"(?i)\b(?:works?|worked|working|fine|ok|downgrad\w*|roll\w* back|before|until|previous\w*"
+    r"|earlier|older|unaffected|fixed|not in|no longer)\b"
+)
+"""Words beside a release that is not the reporter's, or that lives."""
 _BACKEND = re.compile(
     r"Using (\w+) attention backend|KV cache layout for (\w+) backend"
     r"|Using (Flash Attention|Triton|FlashInfer) backend"
@@ -187,8 +198,11 @@ class BootReader:
         if "vllm_version" not in self._facts and ("LLM" in text or "ersion" in text):
             printed = next(filter(None, (version.search(text) for version in _VERSIONS)), None)
             self._set("vllm_version", printed and printed[1])
-            if self._stated is None and (stated := _STATED.search(text)):
-                self._stated = stated[1]
+        prose = not line.level and not line.process
+        if prose and self._stated is None and ("LLM" in text or "v0." in text or "vllm" in text):
+            other = _OTHER_RELEASE.search(text) is not None
+            stated = _STATED.search(text) or (None if other else _NAMED.search(text))
+            self._stated = stated and stated[1]
         for word, pattern, name, value_of in _FACTS:
             if word in text and (match := pattern.search(text)):
                 self._set(name, value_of(match))

@@ -19,8 +19,9 @@ from vllm_repro_diagnosis.access_runs import AccessRuns, kind_of
 from vllm_repro_diagnosis.boot_facts import EVIDENCE_WORDS, evidence_in
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
-from vllm_repro_diagnosis.life_signs import ServerLife
+from vllm_repro_diagnosis.life_signs import BEGINNINGS, ServerLife, boot_marker
 from vllm_repro_diagnosis.log_text import Line, read_lines
+from vllm_repro_diagnosis.outside import report_of
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 
@@ -37,14 +38,15 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     we_terminated: the caller stopped this server itself; None if unknown.
     """
     streams: dict[str, _Container] = {}
-    order, later_evidence = _Order(), set[Evidence]()
+    order, later_evidence, deaths = _Order(), set[Evidence](), _LaterDeaths()
     runs, latest = AccessRuns(), dict[str, Line]()
     lines = read_lines(source, runs) if isinstance(source, _Readable) else source
     for line in lines:
         if runs.only is not None:
             later_evidence.add(evidence_in([line]))
+            deaths.feed(line)
             continue
-        server = streams.get(line.stream) or streams.setdefault(line.stream, _Container())
+        server = _container_of(line, streams)
         if runs.dropped:  # before the end of a run, which is a line of the same server
             server.life.skip(runs.dropped)
             for kind, time in runs.stamps:
@@ -54,7 +56,9 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
             server.end_life()
             latest.clear()
             if server.died and len(streams) == 1 and not order.broken:
-                runs.only = _marks_of_weaker(_evidence(server.died, server.evidence))
+                weaker = _marks_of_weaker(_evidence(server.died, server.evidence))
+                runs.only = (*weaker, *_LATER_DEATHS)
+                deaths.feed(line)
         server.life.feed(line)
         order.feed(line)
         if not line.stream and (kind_here := kind_of(line.raw)):
@@ -66,10 +70,45 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     servers = list(streams.values()) or [_Container()]
     diagnosis = _most_telling(servers, we_terminated)
     seen = later_evidence.union(*(server.evidence for server in servers))
-    diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen))
+    count = deaths.count + sum(server.deaths for server in servers)
+    diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen), deaths=count)
     if order.broken:
         return _without_order(diagnosis, any(server.stopped for server in servers))
     return diagnosis
+
+
+_LATER_DEATHS = (
+    *(words.encode() for words in BEGINNINGS),
+    *(b"EngineCore encountered a fatal error.", b"EngineCore failed to start."),
+    *(b"died unexpectedly", b"EngineDeadError: EngineCore"),
+)
+
+
+class _LaterDeaths:
+    """Number of the lives after the first death that died, too: each counts once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._fresh = False
+
+    def feed(self, line: Line) -> None:
+        begins = boot_marker(line) is not None
+        died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) :])
+        self.count += self._fresh and died and line.level != "INFO"
+        self._fresh = begins or (self._fresh and not died)
+
+
+def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
+    """Return the container of a line: of another program's report, the only server in the text."""
+    server = streams.get(line.stream)
+    if server is not None and (server.of_vllm or server.life.of_vllm):
+        return server
+    if report_of(line.text) is not None:
+        of_vllm = [name for name, each in streams.items() if each.of_vllm or each.life.of_vllm]
+        # compose names the container that ended; the log of `docker logs` has no name
+        if len(of_vllm) == 1 and "" in (line.stream, *of_vllm):
+            return streams[of_vllm[0]]
+    return server or streams.setdefault(line.stream, _Container())
 
 
 _MOST_SILENT = 64
@@ -98,6 +137,7 @@ class _Container:
         self.life = ServerLife()
         # diagnosis of the first life that died
         self.died: Diagnosis | None = None
+        self.deaths = 0
         # of all lives
         self.evidence: set[Evidence] = set()
         # a life logged a shutdown; a life logged lines of vLLM
@@ -131,6 +171,7 @@ class _Container:
 
     def _judge(self, life: ServerLife, we_terminated: bool | None) -> Diagnosis:
         diagnosis = judge_life(life, we_terminated)
+        self.deaths += bool(diagnosis.died)
         if self.died is None and diagnosis.died:
             self.died = diagnosis
         self.evidence.add(life.boot.evidence)

@@ -37,10 +37,11 @@ _WARMUP = _names("""
     _dummy_sampler_run _warmup_and_capture capture_model compile_or_warm_up_model
     determine_available_memory kernel_warmup profile_cudagraph_memory profile_run warming_up_model
 """)
-_STEP = _names("""
+STEP = _names("""
     _process_engine_step engine_step execute_dummy_batch execute_model sample_tokens schedule step
     step_async step_fn step_with_batch_queue take_draft_token_ids update_from_output
 """)
+"""Functions of any step: alone they do not show which part of vLLM failed."""
 _BOOT = _names(
     "_init_executor _initialize_kv_caches init_device initialize_from_config initialize_kv_cache "
     "load_model"
@@ -68,7 +69,7 @@ def warming_up(functions: frozenset[str]) -> bool:
 
 def stepping(functions: frozenset[str]) -> bool:
     """Return True in a step of the engine, which it takes only with requests."""
-    return bool(functions & _STEP) and not functions & _WARMUP
+    return bool(functions & STEP) and not functions & _WARMUP
 
 
 def booting(functions: frozenset[str]) -> bool:
@@ -84,4 +85,4 @@ def leaves_the_engine(raised: Raised) -> bool:
     """Return True if it passed through a step or boot of an engine, where nothing catches it."""
     functions = frozenset(raised.functions)
     inside = any(frame.file.startswith(_ENGINE_FILES) for frame in raised.frames)
-    return inside and bool(functions & (_STEP | _WARMUP | _BOOT)) and not functions & _UTILITY
+    return inside and bool(functions & (STEP | _WARMUP | _BOOT)) and not functions & _UTILITY

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_repro_diagnosis.engine_code import (
+    LOOPS,
     booting,
     leaves_the_engine,
     starting,
@@ -26,7 +27,7 @@ from vllm_repro_diagnosis.engine_code import (
     warming_up,
 )
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, ServerLife, SignKind
+from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, ServerLife, Sign, SignKind
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import Frame, OpenTraceback, Raised, bare_name
 
@@ -45,7 +46,8 @@ class Phase(StrEnum):
 class Diagnosis:
     """The diagnosis of one text."""
 
-    # False: alive as far as the log goes, or stopped on request. None: the text does not decide it.
+    # False: stopped on request, refused before an engine existed, or stated to run on. None: the
+    # text does not decide it, for example if it just ends.
     died: bool | None
     # one sentence for people
     why: str
@@ -63,6 +65,13 @@ class Diagnosis:
     connector: str | None = None
     # the text around the log, or the whole text if it is no log
     prose: str = ""
+    # line and time of the exception, else of the first line that reports the death
+    line: int | None = None
+    time: str = ""
+    # lives of a server that died in this text
+    deaths: int = 0
+    # its arguments and configuration as printed at boot
+    config: str = ""
     evidence: Evidence = Evidence.UNKNOWN
 
     @property
@@ -84,9 +93,13 @@ class _Case:
     """One life and the facts that the rules use. A line number is None if there is no such line."""
 
     life: ServerLife
+    # judge it as a pasted text, not as a log
+    paste: bool
     raised: tuple[Raised, ...]
     # the engine's traceback in which the log ends
     cut_inside: OpenTraceback | None
+    # all tracebacks without an end
+    unfinished: tuple[OpenTraceback, ...]
     root: Root | None
     # the caller stopped the server itself; None if unknown
     we_terminated: bool | None
@@ -145,23 +158,41 @@ class _Case:
 
 
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
-    """Return the diagnosis of the first rule that applies."""
+    """Return the diagnosis of the first rule that applies.
+
+    A log among prose or bare lines is also judged as a pasted text: the richer answer counts.
+    """
     life.finish()
     inside = life.cut_inside  # before the tracebacks are closed
+    unfinished = life.finder.unfinished()
     raised = life.finder.finish()
-    root = find_root(raised, paste=not life.is_log, survived=life.survived_until)
-    case = _Case(
-        life=life, raised=raised, cut_inside=inside, root=root, we_terminated=we_terminated
-    )
-    diagnosis = _by_first_rule(case)
+    diagnoses = []
+    for paste in (False, True) if life.is_mixed else (not life.is_log,):
+        case = _Case(
+            life=life,
+            paste=paste,
+            raised=raised,
+            cut_inside=inside,
+            unfinished=unfinished,
+            root=find_root(raised, paste=paste, survived=life.survived_until),
+            we_terminated=we_terminated,
+        )
+        diagnosis = _explained(case, _by_first_rule(case))
+        diagnoses.append(replace(diagnosis, phase=diagnosis.phase or _phase(case, diagnosis)))
+    diagnosis = max(diagnoses, key=_richness)
     return replace(
         diagnosis,
-        phase=diagnosis.phase or _phase(case, diagnosis),
+        deaths=int(bool(diagnosis.died)),
         vllm_version=life.boot.facts().vllm_version,
         usage=life.usage,
         connector=life.connector,
+        config=life.config,
         prose="\n".join(life.prose) if diagnosis.root is None or not life.is_log else "",
     )
+
+
+def _richness(diagnosis: Diagnosis) -> tuple[bool, bool, bool]:
+    return bool(diagnosis.died), diagnosis.root is not None, not diagnosis.open_end
 
 
 def _by_first_rule(case: _Case) -> Diagnosis:
@@ -169,6 +200,42 @@ def _by_first_rule(case: _Case) -> Diagnosis:
         if (diagnosis := rule(case)) is not None:
             return diagnosis
     return _open_end(case)
+
+
+def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
+    """Add where it died, and the earliest line that explains a death better than its rule."""
+    if not diagnosis.died:
+        return diagnosis
+    root = diagnosis.root
+    if root is not None and root.of_unknown_cause:
+        early = "start" in root.message or "init" in root.message
+        why = "The engine did not come up" if early else "The engine died"
+        suffix = _signal_suffix(root.message)
+        missing = "" if suffix else "; the root cause is not in this part of the log"
+        why = f"{why}{missing}: {_named(root)}{suffix}."
+        diagnosis, root = replace(diagnosis, why=why, root=None), None
+        diagnosis = replace(diagnosis, phase=Phase.BOOT) if early else diagnosis
+    ends = [case.life.first[kind] for kind in _ENDS if kind in case.life]
+    end = min(ends, key=lambda sign: sign.line, default=Sign(0, ""))
+    if root is not None:
+        end = Sign(root.raised.first_line, "", root.raised.time or end.time)
+    causes = [(raised.first_line, raised.message) for raised in case.raised if raised.native]
+    causes += [(sign.line, sign.text) for kind in _CAUSES if (sign := case.life.first.get(kind))]
+    line, text = min(causes, default=(0, ""))
+    why = diagnosis.why
+    if line and text not in why and (root is None or line < end.line):
+        why = f"{why.rstrip('.')}. Line {line} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
+    return replace(diagnosis, why=why, line=diagnosis.line or end.line or None, time=end.time)
+
+
+_BREAK = "\n"
+_QUOTE = 200
+_CAUSES = (SignKind.OOM_KILLED, SignKind.OOM_NAMED, SignKind.TROUBLE, SignKind.BY_SIGNAL)
+"""Signs of other programs that explain why a process ended."""
+_ENDS = (
+    *(SignKind.FATAL, SignKind.BOOT_FAILED, SignKind.WORKER_DIED, SignKind.ENGINE_GONE),
+    *(SignKind.ENGINE_DEAD, SignKind.NATIVE_CRASH, SignKind.OOM_KILLED, SignKind.BY_SIGNAL),
+)
 
 
 def _first(*lines: int | None) -> int | None:
@@ -218,12 +285,16 @@ def _last_words(case: _Case) -> Diagnosis | None:
     """Apply the last log lines of EngineCore, or of the process above a worker."""
     life, root, cause = case.life, case.root, case.cause
     worker, failed = life.first.get(SignKind.WORKER_DIED), life.first.get(SignKind.BOOT_FAILED)
-    if failed is not None and not life.ready:
+    # In a text of several servers another one may have been ready.
+    late = failed is not None and failed.line > life.survived_until and not case.ordered
+    if failed is not None and (late or not life.ready):
         not_up = "The engine did not come up"
         if cause is not None:
             return _died(f"{not_up}: {_named(cause)}{_signal_suffix(cause.message)}.", cause)
-        if root is None and life.is_log:
-            return _died(f"{not_up}: {failed.text}{_signal_suffix(failed.text)}")
+        if root is None and not case.paste:
+            suffix = _signal_suffix(failed.text)
+            missing = "" if suffix else "; the root cause is not in this part of the log"
+            return _died(f"{not_up}{missing}: {failed.text}{suffix}")
         if root is not None and _is_exit(root.raised):
             return _lives("The boot was interrupted by a signal; nothing failed by itself.")
     if cause is None:
@@ -236,7 +307,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
         if worker is not None:
             why = f"A worker process ended without an exception: {worker.text}"
             return replace(_died(why + _signal_suffix(worker.text)), lost_worker=True)
-    if SignKind.FATAL in life and (life.is_log or root is not None):
+    if SignKind.FATAL in life and (not case.paste or root is not None):
         return _died(f"EngineCore met a fatal error: {_named(root)}.", root)
     if worker is not None and not case.ordered:
         return _died(f"A worker process ended: {_named(cause)}.", cause)
@@ -278,8 +349,10 @@ def _silent_end(case: _Case) -> Diagnosis | None:
             "A signal stopped EngineCore and not the API server; this log does not show who sent "
             "it."
         )
-    if not life.is_log:
+    if case.paste:
         return None
+    if script := _failed_script(case):
+        return script
     # The API server's output handler failed by itself, with a live engine.
     handlers = (raised for raised in case.raised if raised.headline == HANDLER_FAILED)
     handler = next((raised for raised in handlers if not raised.of_dead_engine), None)
@@ -298,18 +371,20 @@ def _silent_end(case: _Case) -> Diagnosis | None:
             "the log."
         )
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        how = f"it crashed in native code ({crash.text})"
+        how = f"; it crashed in native code ({crash.text})"
+    elif any(kind in life for kind in _CAUSES):
+        how = ""  # see `_explained`
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
-        how = "it printed nothing, like a process killed by a signal"
+        how = "; it printed nothing, like a process killed by a signal"
     else:  # its lines are missing or torn, so its silence proves nothing
-        how = "what it printed is not in this part of the log"
-    return _died(f"EngineCore was gone before anybody asked the server to stop; {how}.")
+        how = "; what it printed is not in this part of the log"
+    return _died(f"EngineCore was gone before anybody asked the server to stop{how}.")
 
 
 def _uncaught(case: _Case) -> Diagnosis | None:
     """Judge an exception that left a loop where nothing catches it, without the fatal line."""
     life = case.life
-    if not life.is_log:
+    if case.paste:
         return None
     cause = case.cause
     if cause is not None and case.after_stop:
@@ -321,6 +396,8 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         return _died(f"An exception left the engine's own loop: {_named(cause)}.", cause)
     if case.ordered:
         return None
+    if cause is not None and _by_fatal_logger(case, cause.raised):
+        return _died(f"EngineCore logged this as it died: {_named(cause)}.", cause)
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed in native code: {crash.text}", cause)
     return None if life.ready else _program(case, frozenset())
@@ -338,9 +415,67 @@ def _program(case: _Case, but: frozenset[str]) -> Diagnosis | None:
         if _is_exit(raised):
             return None
         last = Root(raised=raised.links[0] if raised.explicit else raised)
-        why = f"The server ended while it booted, before an engine served: {_named(last)}."
+        how = "The server ended while it booted"
+        if case.life.first_engine_line is None:
+            how = "The server refused to start"
+        why = f"{how}, before an engine served: {_named(last)}."
         return _died(why, last, Phase.BOOT)
     return None
+
+
+def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
+    """Return True if EngineCore's last words hold the exception, and the words above are cut off.
+
+    The same file logs failures of single calls, but those have a headline.
+    """
+    return (
+        raised.process.startswith(("EngineCore", "DPEngineCore"))
+        and raised.source.rpartition("/")[2].startswith("core.py:")
+        and raised.level in ("ERROR", "CRITICAL")
+        and not raised.headline.startswith(("Invocation of ", "Traceback"))
+        and raised.first_line > case.life.survived_until
+    )
+
+
+def _failed_script(case: _Case) -> Diagnosis | None:
+    """Judge a script that uses vLLM in its own process and failed in its own code.
+
+    The engine ends with the script, and the client reports that as a death.
+    """
+    life = case.life
+    server = life.ready or any(name.startswith("APIServer") for name in life.pids.values())
+    if server or case.cause is not None or case.engine_missing is None:
+        return None
+    for raised in case.raised:
+        files = [frame.file for link in raised.links for frame in link.frames]
+        own = raised.functions[:1] == ("<module>",) and not any("vllm" in file for file in files)
+        if own and not raised.process and _before(raised.first_line, case.engine_missing):
+            root = Root(raised=raised)
+            why = "The script that uses vLLM failed in its own code, and its engine ended with it"
+            return _undecided(f"{why}: {_named(root)}.", root)
+    return None
+
+
+def _multiprocessing(case: _Case) -> Diagnosis | None:
+    """Judge a process whose exception nothing caught, so that multiprocessing printed it."""
+    if case.ordered:
+        return None
+    for raised in case.raised:
+        functions = frozenset(name for link in raised.links for name in link.functions)
+        if _PROCESS.match(raised.headline) and not _is_exit(raised) and functions & LOOPS:
+            root = case.cause or Root(raised=raised)
+            why = "An exception ended a process of the engine, as multiprocessing reports"
+            return _died(f"{why}: {_named(root)}.", root)
+    for cut in case.unfinished:
+        if _PROCESS.match(cut.headline) and LOOPS.intersection(cut.functions):
+            why = "An exception ended a process of the engine, as multiprocessing reports; the end "
+            return replace(
+                _died(f"{why}of its traceback is cut off.", case.cause), line=cut.last_line
+            )
+    return None
+
+
+_PROCESS = re.compile(r"Process [\w.-]+:$")
 
 
 def _is_exit(raised: Raised) -> bool:
@@ -350,8 +485,10 @@ def _is_exit(raised: Raised) -> bool:
 def _pasted(case: _Case) -> Diagnosis | None:
     """Judge a pasted text that is no log."""
     life, root = case.life, case.root
-    if life.is_log or case.after_stop:
+    if not case.paste or case.after_stop:
         return None
+    if script := _failed_script(replace(case, root=None)):
+        return script
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed in native code: {crash.text}", root)
     reported = any(raised.reports_dead_engine for raised in case.raised)
@@ -375,10 +512,11 @@ def _pasted(case: _Case) -> Diagnosis | None:
 def _by_single_sign(case: _Case) -> Diagnosis | None:
     """Judge a log in which nothing was raised by its signs, the strongest first."""
     life, first, terminated = case.life, case.life.first, case.we_terminated
-    # Only the line of a shell, compose or systemd can show that a signal ended vLLM.
+    # Only the line of another program can show that a signal ended vLLM.
     ended = first.get(SignKind.BY_SIGNAL)
-    if ended is not None and not case.ordered and (life.booted or life.ready):
-        return _died(f"What started the server reports that a signal ended it: {ended.text}")
+    server = life.booted or life.ready or life.of_vllm
+    if ended is not None and not case.ordered and server:
+        return _died(f"It was killed, as another program reports: {ended.text}")
     # A server that is scaled and a proxy return 503 too.
     unhealthy = case.line(SignKind.HEALTH_503)
     if unhealthy is not None and not _before(case.stop_asked, unhealthy):
@@ -416,9 +554,19 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
         return _undecided(
             "A worker outlived its parent process; this log does not show how the parent ended."
         )
-    if (ended := first.get(SignKind.EXITED)) is not None and not case.ordered:
-        return _undecided(f"The server ended, and this log does not show why: {ended.text}")
+    for kind, meaning in _OUTSIDE.items():
+        if kind in first and not case.ordered and server:
+            return _undecided(f"{meaning}: {first[kind].text}")
     return None
+
+
+_OUTSIDE = {
+    SignKind.ENDED: "The server was ended from outside; nothing shows that its engine had died",
+    SignKind.TROUBLE: (
+        "What the server runs on failed, and this log does not show whether its engine died of it"
+    ),
+    SignKind.EXITED: "The server ended, and this log does not show why",
+}
 
 
 def _stopped(case: _Case) -> Diagnosis | None:
@@ -442,7 +590,7 @@ def _stopped(case: _Case) -> Diagnosis | None:
 def _open_end(case: _Case) -> Diagnosis:
     """Judge a log that shows no end."""
     life, inside, cause = case.life, case.cut_inside, case.cause
-    if inside is not None and life.is_log:
+    if inside is not None and not case.paste:
         return _undecided(
             f"The log ends inside a traceback that {inside.process or 'the engine'} prints; only "
             "the rest shows whether the engine died."
@@ -458,24 +606,45 @@ def _open_end(case: _Case) -> Diagnosis:
     if SignKind.BOOT_FAILED in life and not life.ready:
         why = "The engine did not come up, and this log does not show what ended it"
         return _undecided(f"{why}: {_named(case.root)}.", case.root)
-    if life.ready:
-        return _lives("Nothing in this log shows that the engine died.", open_end=True)
-    if life.booted:
-        why = "The server was still booting, without a failure, where this log ends."
-        return _lives(why, open_end=True)
-    if life.is_log and cause is not None:
+    if life.ready or life.booted:
+        return _silence(case)
+    if cause is not None and not case.paste:
         why = "The engine raised an exception, and this log does not show what followed"
         return _undecided(f"{why}: {_named(cause)}.", cause)
-    if life.is_log:
+    if not case.paste:
         return _undecided(
             "This part of a log shows neither a boot nor an answered request: paste it from the "
-            "boot on."
+            f"boot on. {_LOOK}"
         )
     return _undecided("There is neither a server's log nor a server's traceback in this text.")
 
 
+def _silence(case: _Case) -> Diagnosis:
+    """Judge a log that ends without any sign of an end: a killed process prints nothing."""
+    life = case.life
+    if case.we_terminated:
+        return _lives("Nothing in this log shows that the engine died.", open_end=True)
+    running = life.first.get(SignKind.RUNNING)
+    if running is not None and life.ready:
+        return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
+    state = "still booting, without a failure"
+    if life.ready:
+        state = "answering requests" if any(life.busy.values()) else "without a failure"
+    last, where = life.last_line, ""
+    if last is not None:
+        where = f" (line {last.number}{', ' + last.stamp if last.stamp else ''})"
+    why = f"The server was {state} where this log ends{where}: it may run on, or have been killed"
+    return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
+
+
+_LOOK = (
+    "If it is gone, look at `kubectl describe pod` or `docker inspect` (exit 137: killed), `dmesg` "
+    "(OOM, Xid), the rest of the log, and the logs of the other ranks."
+)
+
+
 _RULES = (
-    *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _pasted),
+    *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _multiprocessing, _pasted),
     *(_by_single_sign, _stopped),
 )
 """Rules in the order in which they are tried."""
@@ -499,18 +668,23 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     life = case.life
     links = () if diagnosis.root is None else diagnosis.root.raised.links
     functions = frozenset(name for link in links for name in link.functions)
-    if warming_up(functions) and not life.ready:
+    if warming_up(functions):
         return Phase.WARMUP
     in_worker = any(frame.file.startswith(_WORKER_FILES) for frame in diagnosis.frames)
-    if stepping(functions) or (life.ready and in_worker) or SignKind.DUMP in life:
+    if stepping(functions):
+        return Phase.REQUEST
+    # Another service in the text may have been ready before.
+    if booting(functions) or (not functions and SignKind.BOOT_FAILED in life):
+        return Phase.BOOT
+    if (life.ready and in_worker) or SignKind.DUMP in life:
         return Phase.REQUEST
     if not life.ready:
-        failed = SignKind.BOOT_FAILED in life or booting(functions)
+        failed = SignKind.BOOT_FAILED in life
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
-    if diagnosis.died is False:
-        return Phase.REQUEST if any(life.busy.values()) else Phase.IDLE
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
-    return Phase.REQUEST if waited or SignKind.SERVER_ERROR in life else Phase.IDLE
+    broken = SignKind.STREAM_FAILED in life and diagnosis.died
+    serving = waited or broken or SignKind.SERVER_ERROR in life or any(life.busy.values())
+    return Phase.REQUEST if serving else Phase.IDLE
 
 
 _WORKER_FILES = ("vllm/v1/worker/", "vllm/worker/")

@@ -14,6 +14,7 @@ from enum import StrEnum
 from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
+from vllm_repro_diagnosis.outside import Meaning, report_of
 from vllm_repro_diagnosis.tracebacks import Finder, OpenTraceback
 
 
@@ -28,6 +29,7 @@ class SignKind(StrEnum):
     NATIVE_CRASH = "native-crash"
     HEALTH_503 = "health-503"
     SERVER_ERROR = "server-error"  # a request was answered with 5xx
+    STREAM_FAILED = "stream-failed"  # a stream broke, whose status 200 was logged at its start
     DUMP = "scheduler-dump"
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
     STOP_ASKED = "stop-asked"  # the API server logs a request to stop
@@ -38,8 +40,12 @@ class SignKind(StrEnum):
     CLOSED = "closed"
     OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
     OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
-    BY_SIGNAL = "by-signal"  # the shell, compose or systemd reports that a signal ended the server
-    EXITED = "exited"  # they report that it ended, and not by such a signal
+    # reports of other programs, see `outside.Meaning`
+    BY_SIGNAL = "by-signal"
+    ENDED = "ended"
+    TROUBLE = "trouble"
+    EXITED = "exited"
+    RUNNING = "running"
     READY = "ready"
 
 
@@ -51,12 +57,26 @@ _DEATHS = frozenset(
 )
 
 
+_REPORTS = {
+    Meaning.KILLED: SignKind.BY_SIGNAL,
+    Meaning.ENDED: SignKind.ENDED,
+    Meaning.TROUBLE: SignKind.TROUBLE,
+    Meaning.EXITED: SignKind.EXITED,
+    Meaning.RUNNING: SignKind.RUNNING,
+}
+_REFUTED = set(_REPORTS.values()) - {SignKind.RUNNING}
+"""Signs that an answer or a token refutes if it comes later."""
+_OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
+"""Lines of other programs than vLLM."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The first line of its kind: its number and text."""
+    """The first line of its kind: its number, text and time."""
 
     line: int
     text: str
+    time: str = ""
 
 
 HANDLER_FAILED = "AsyncLLM output_handler failed."
@@ -106,6 +126,7 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     # to 0.10, which ends the other workers with -15
     (r"Worker \S+ pid \d+ died, exit code: (?!-15\b)", SignKind.WORKER_DIED),
     (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
+    (r"Error in .{0,80}stream\w* generator", SignKind.STREAM_FAILED),
     # with its text; else it is prose
     (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
@@ -118,20 +139,6 @@ _ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
-_BY_SIGNAL = re.compile(
-    r"(?:\S+: line \d+: +\d+ )?"
-    r"(?:Killed|Aborted|Bus error|Illegal instruction|Segmentation fault)"
-    r"(?: \(core dumped\)|\b {4,}.*)?"
-    r"|\S*vllm\S*: Main process exited, code=(?:killed|dumped), status=(?!2/|15/)\S+"
-    r"|(?:exited|command terminated) with (?:exit )?code 13[245679]\b.*"
-)
-"""The line of a shell, systemd, compose or kubectl.
-
-A script's line also has the number of the line, the pid and the command.
-"""
-_EXITED = re.compile(
-    r"\S+: Main process exited, code=.*|(?:exited|command terminated) with (?:exit )?code \d+\b.*"
-)
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
 _REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
@@ -171,6 +178,8 @@ class ServerLife:
         self.boot = BootReader()
         # the first sign of each kind
         self.first: dict[SignKind, Sign] = {}
+        # the last line with a server's prefix
+        self.last_line: Line | None = None
         # the log has a server's first lines
         self.booted = False
         # the server answered or counted requests, so it had booted
@@ -186,6 +195,8 @@ class ServerLife:
         self.usage: str | None = None
         # class of the KV connector; "" if there is none, None if unknown
         self.connector: str | None = None
+        # its arguments and configuration as printed
+        self.config = ""
         # names of the processes
         self.pids: dict[int, str] = {}
         # pid of the boot's first line
@@ -205,6 +216,8 @@ class ServerLife:
         self._in_environment = False
         self._lines = self._logged = self._prose_length = 0
         self._begun: dict[str, str] = {}
+        # the last line with an answer or with tokens
+        self._alive = 0
         self._answers: deque[int] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: SignKind) -> bool:
@@ -218,6 +231,11 @@ class ServerLife:
     def is_log(self) -> bool:
         """Return True if most lines have a server's prefix: a log, not prose."""
         return self._logged * 2 >= self._lines and self._logged > 0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return True if some lines have a server's prefix, among prose, YAML or bare lines."""
+        return not self.is_log and self._logged > 0
 
     @property
     def ready(self) -> bool:
@@ -297,6 +315,8 @@ class ServerLife:
         self.boot.feed(line)  # the environment names the release
         if self._is_environment(line):
             return
+        if ("LLM engine (" in text or "non-default args: " in text) and len(self.config) < _PROSE:
+            self.config += f"{text[:_PROSE]}\n"
         if not self.connector and "kv_connector" in text and (match := _CONNECTOR.search(text)):
             self.connector = match[1]
         elif (
@@ -306,7 +326,9 @@ class ServerLife:
         if text.strip():
             self._lines += 1
             self._logged += bool(line.level or line.process)
-        self.of_vllm |= bool(line.source) or line.pid is not None
+            if line.level or line.process:
+                self.last_line = line
+        self.of_vllm |= line.of_vllm
         if line.pid is not None:
             self.pids[line.pid] = line.process
             self._known.add(line.pid)
@@ -327,7 +349,9 @@ class ServerLife:
             # The first line of an ordered shutdown names its trigger; without it, the shutdown
             # began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
-            self.first.setdefault(kind, Sign(0 if earlier else line.number, text.strip()[:_TEXT]))
+            number = 0 if earlier else line.number
+            words = line.raw if kind in _OTHERS else text  # with the name of the container
+            self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
 
     def _is_environment(self, line: Line) -> bool:
         text = line.text.strip()
@@ -353,11 +377,6 @@ class ServerLife:
             return SignKind.FATAL
         if not line.level and "watchdog thread terminated with exception: " in text:
             return SignKind.NATIVE_CRASH
-        if not line.level and not line.process:
-            if _BY_SIGNAL.fullmatch(text.rstrip()):
-                return SignKind.BY_SIGNAL
-            if _EXITED.fullmatch(text.rstrip()):
-                return SignKind.EXITED
         if ' - "' in text and (match := _ACCESS.match(text)):
             self.served = True
             return self._access(match[1], match[2], match[3], line.number)
@@ -369,23 +388,30 @@ class ServerLife:
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (match := _STATS.match(text)):
-            self._stats(match)
+            self._stats(match, line.number)
         if "Killed process " in text and not line.level and (match := _OOM.search(text)):
-            return self._out_of_memory(int(match[1]), match[2])
+            return self._out_of_memory(int(match[1]), match[2], "cgroup" in text)
         if "error: " in text and _REFUSED.match(text):
             self.usage = self.usage or text.strip()[:_TEXT]
         if text.rstrip() == "Shutting down" and line.level:
             return SignKind.SHUTDOWN
         if line.process == "MainProcess" and text.startswith("[shutdown] Executor: "):
             return SignKind.SHUTDOWN  # a headless rank has no API server to log it
-        return None
+        if line.process or (line.level and (line.of_vllm or not line.source)):
+            return None
+        report = report_of(text)
+        if report is None:
+            return None
+        reported = _REPORTS[report.meaning]
+        # a prompt over several lines may quote a report
+        return None if reported in _REFUTED and line.number < self._alive else reported
 
     def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
             self._answers.append(number)
-            for kind in (SignKind.HEALTH_503, SignKind.BY_SIGNAL, SignKind.EXITED):
-                self.first.pop(kind, None)  # a dead engine answers nothing
+            self.first.pop(SignKind.HEALTH_503, None)
+            self._lives_at(number)
             while self._doubtful and self._doubtful[0].number < self.survived_until:
                 self._doubtful.popleft()
             if not health:
@@ -395,17 +421,28 @@ class ServerLife:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
 
-    def _out_of_memory(self, pid: int, name: str) -> SignKind | None:
+    def _lives_at(self, number: int) -> None:
+        """Take an answer or tokens: a dead engine gives none."""
+        self._alive = number
+        for kind in _REFUTED:
+            self.first.pop(kind, None)
+
+    def _out_of_memory(self, pid: int, name: str, in_container: bool) -> SignKind | None:
         if pid in self.pids:
             return SignKind.OOM_KILLED
+        # In a container the kernel's pid is not the one that the log has.
+        if in_container and name.lower().startswith("vllm"):
+            return SignKind.BY_SIGNAL
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
-    def _stats(self, match: re.Match[str]) -> None:
+    def _stats(self, match: re.Match[str], number: int) -> None:
         self.served = True
         if not self.stopping.isdisjoint(self.first):
             return  # the API server keeps logging the last counts after its engine ended
         waiting = int(match[4]) + int(match[5]) > 0
         still = float(match[2]) == 0.0 and float(match[3]) == 0.0
+        if float(match[3]) > 0:
+            self._lives_at(number)
         engine = match[1] or ""
         if not (waiting and still):
             self.waits = 0
@@ -419,11 +456,11 @@ def _of_engine(traceback: OpenTraceback) -> bool:
     return not LOOPS.isdisjoint(traceback.functions)
 
 
-_BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
+BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
 
 
 def boot_marker(line: Line) -> str | None:
     """Return the words with which a server begins to boot, if the line begins with them."""
-    if not line.text.startswith(_BEGINNINGS):
+    if not line.text.startswith(BEGINNINGS):
         return None
-    return next(words for words in _BEGINNINGS if line.text.startswith(words))
+    return next(words for words in BEGINNINGS if line.text.startswith(words))

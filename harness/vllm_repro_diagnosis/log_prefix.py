@@ -22,6 +22,12 @@ _MANY = 32
 _STAMP = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d[ .,]"
 )
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+, in ")
+"""The beginning of a line of a traceback, which has the prefix too if the log has nothing else."""
+_NO_PREFIX = re.compile(
+    r".*(?:pid=\d|\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|\[rank\d|\{|[:.] $)"
+)
+"""A prefix of vLLM or of a logger, JSON, or a sentence before a traceback."""
 _STAMPED = re.compile(
     r"(?:\([A-Za-z][\w.:-]{0,60}(?: [\w= ]{1,20})? pid=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?)*"
     + _STAMP.pattern
@@ -48,13 +54,18 @@ class Prefixes:
         if _STAMPED.match(raw, at):
             self._bare += 1
             return
-        if _STAMP.search(raw, at, at + _LONGEST) is None:  # cheaper, and nearly every line has none
+        if _STAMP.search(raw, at, at + _LONGEST):  # cheaper, and nearly every line has none
+            stamp = _STAMPED.search(raw, at, at + _LONGEST)
+        elif ' File "' in raw or "Traceback (" in raw:
+            stamp = _TRACEBACK.search(raw, at, at + _LONGEST)
+        else:
             return
-        stamp = _STAMPED.search(raw, at, at + _LONGEST)
-        if stamp is None:
+        if stamp is None or (prefix := raw[at : stamp.start()]).isspace() or not prefix:
+            return
+        if stamp.re is _TRACEBACK and _NO_PREFIX.match(prefix):
             return
         self._prefixed += 1
-        pattern = _pattern(raw[at : stamp.start()])
+        pattern = _pattern(prefix)
         if pattern in self._patterns or len(self._seen) > _MANY * _MANY:
             return
         self._seen[pattern] += 1

@@ -11,6 +11,7 @@ Reading is lazy and linear in the size of the log. A line is cut at `MAX_LINE` c
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -58,6 +59,22 @@ class Line(NamedTuple):
         """The key of the line's process: its pid, else its name."""
         return self.process if self.pid is None else self.pid
 
+    @property
+    def of_vllm(self) -> bool:
+        """Return True if the line has a prefix of vLLM or the name of one of its loggers."""
+        return self.pid is not None or self.source[-1:].isdigit() or "vllm" in self.source
+
+    @property
+    def of_own_format(self) -> bool:
+        """Return True if a user's format printed it, which leaves a record's further lines bare."""
+        return bool(self.source) and not self.source[-1:].isdigit()
+
+    @property
+    def stamp(self) -> str:
+        """Return the time of vLLM's logger, else the first time of day in the line's prefix."""
+        match = None if self.time else _STAMP.search(self.raw, 0, 120)
+        return match[0] if match else self.time
+
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]_][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Colours and cursor movement (CSI), titles, links and notes (OSC, APC), two-character escapes."""
@@ -72,12 +89,14 @@ _NO_ESC = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,5}m(?!\])")
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")
 """Ray's note on a line that several of its processes print."""
 
+_STAMP = re.compile(r"(?:\d{4}[-/]\d\d[-/]\d\d[T ]|[A-Z][a-z]{2} [ \d]\d |\b)\d\d:\d\d:\d\d\b")
+
 # Prefixes of known collectors. Each is tried once, in this order.
 _COLLECTORS = (
     # a terminal's echo of Ctrl-C
     re.compile(r"(?:\^C)+"),
-    # a quotation in Markdown or a mail
-    re.compile(r"(?:> ?)+"),
+    # a quotation in Markdown or a mail, and an exception in pytest's report
+    re.compile(r"(?:> ?)+|E(?: {3}|$)"),
     # an indented block; without a prefix of vLLM behind it, indentation belongs to the message
     re.compile(
         r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60}(?: [\w=]{1,12})? pid=\d"
@@ -113,6 +132,24 @@ _VLLM = re.compile(
     r"(?:\[([^\]\s]{1,160}:\d+)\]|([\w./-]{1,160}:\d+)\]) ?"
 )
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
+
+# Formats of one's own (VLLM_LOGGING_CONFIG_PATH), of Dynamo and of Ray: time, level and logger in
+# any order, with any separators. It needs a level, and a time or a logger.
+_LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
+_LOGGER = r"(?:vllm\b|[a-z_]\w*(?:\.[a-z_]\w*)+)(?::[\w<>]+(?=:\d))?(?::\d+)?"
+_CLOCK = r"(?:\d{4}[-/]\d\d[-/]\d\d[T ,] ?)?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_THREAD = r"Main(?:Thread|Process)\b"
+_OWN = re.compile(
+    rf"[\s\[(<|-]{{0,4}}(?:(?:(?P<time>{_CLOCK})|(?P<before>{_LOGGER})|\d{{1,7}}|{_THREAD})"
+    rf"[\s\])>|,:\[(<-]{{1,8}}){{0,4}}(?P<level>{_LEVEL})"
+    rf"(?:[\s\])>|:\[(<-]{{1,9}}(?:(?P<later>{_CLOCK})|(?P<after>{_LOGGER})"
+    rf"|\d{{1,7}}(?=[\])|])|{_THREAD})){{0,3}}"
+    r"\s*(?:[\])>]+ ?[:|-]?|[:|]|--?(?=\s))?(?:\s|$|(?<=:))"
+)
+_ANY_LEVEL = re.compile(_LEVEL)
+_OWN_AT = 120
+"""Characters in which the level of such a format stands."""
+_LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
 # A progress bar ends without a newline, so a log line of any process may follow it on its line.
 _GLUED = re.compile(
@@ -306,6 +343,8 @@ def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
 
 
 def _uncoloured(text: str) -> str:
+    if "&quot;" in text or "&#" in text:  # copied from the source of a web page
+        text = html.unescape(text)
     if "[" in text and any(mark in text for mark in _WRITTEN_MARKS):
         text = _WRITTEN_ESC.sub("\x1b", text)
     if "\x1b" in text:
@@ -354,4 +393,16 @@ def _parse(number: int, stream: str, raw: str, at: int) -> Line:
         level, time, source, at = match[1], match[2] or "", match[3] or match[4], match.end()
     elif match := _UVICORN.match(raw, at):
         level, at = match[1], match.end()
+    elif not process and (match := _own_format(raw, at)):
+        level = _LEVELS.get(match["level"], match["level"])
+        source = (match["before"] or match["after"] or "log").rstrip(":0123456789")
+        time, at = match["time"] or match["later"] or "", match.end()
     return Line(number, stream, process, pid, level, time, source, raw[at:], raw)
+
+
+def _own_format(raw: str, at: int) -> re.Match[str] | None:
+    """Return the match of a logging format that has a level, and a time or the name of a logger."""
+    if _ANY_LEVEL.search(raw, at, at + _OWN_AT) is None or not (match := _OWN.match(raw, at)):
+        return None
+    known = match["time"] or match["later"] or match["before"] or match["after"]
+    return match if known or _STAMP.search(raw, 0, at) else None

@@ -2,26 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote_plus
+
 from vllm_repro_diagnosis.evidence import banner, facts_of
 from vllm_repro_diagnosis.judgement import Diagnosis
+from vllm_repro_diagnosis.tracebacks import bare_name
 
 _MOST_FRAMES = 12
 _DIED = {True: "died", False: "did not die", None: "cannot tell"}
+_LIBRARIES = ("torch/", "asyncio/", "multiprocessing/", "concurrent/", "contextlib.py")
+_SEARCH = "https://github.com/vllm-project/vllm/issues?q="
+_DRIVER = ("CUDA", "Cuda", "NCCL", "HIP", "GPU")
+"""Words of errors of which the driver's log has more."""
 
 
-def as_lines(diagnosis: Diagnosis) -> list[str]:
-    """Return the lines to print: verdict, release and phase, the last frames, the exception."""
-    lines = [f"{_DIED[diagnosis.died]}: {diagnosis.why}"]
-    if facts_of(diagnosis.evidence).simulated:
-        lines.insert(0, banner(diagnosis.evidence, diagnosis.vllm_version))
-    if diagnosis.vllm_version:
-        phase = f", phase: {diagnosis.phase}" if diagnosis.phase else ""
-        lines.append(f"vLLM {diagnosis.vllm_version}{phase}")
+def as_lines(diagnosis: Diagnosis, name: str = "") -> list[str]:
+    """Return the lines to print: a simulation's banner, the verdict, where, and the details."""
+    told = verdict(diagnosis)
+    head = [banner_of(diagnosis), told, where(diagnosis, name)]
+    return [line for line in [*head, *details(diagnosis, told)] if line]
+
+
+def banner_of(diagnosis: Diagnosis) -> str:
+    """Return the line that calls a simulation one; "" for another server."""
+    if not facts_of(diagnosis.evidence).simulated:
+        return ""
+    return banner(diagnosis.evidence, diagnosis.vllm_version)
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    return f"{_DIED[diagnosis.died]}: {diagnosis.why}"
+
+
+def where(diagnosis: Diagnosis, name: str = "") -> str:
+    """Return when and where it died: time, line, phase, release and the number of deaths."""
+    deaths = f"{diagnosis.deaths} deaths in this text" if diagnosis.deaths > 1 else ""
+    parts = (
+        f"at {diagnosis.time}" if diagnosis.time else "",
+        f"line {diagnosis.line}" if diagnosis.line else "",
+        f"of {name}" if name else "",
+        f"vLLM {diagnosis.vllm_version}" if diagnosis.vllm_version else "",
+        f"phase: {diagnosis.phase}" if diagnosis.phase else "",
+        deaths or ("1 death" if diagnosis.deaths else ""),
+    )
+    return ", ".join(filter(None, parts))
+
+
+def details(diagnosis: Diagnosis, above: str) -> list[str]:
+    """Return the frames, without those of libraries above the last, and the exception.
+
+    above: the text before them, which may hold the message already.
+    """
+    if not diagnosis.exception:
+        return []
+    *outer, last = diagnosis.frames or (None,)
+    frames = [frame for frame in outer if frame and not frame.file.startswith(_LIBRARIES)]
+    frames = [*frames, *([last] if last else [])][-_MOST_FRAMES:]
+    raised = f"{diagnosis.exception}: {diagnosis.message or ''}".rstrip(": ")
+    lines = [f"  {frame.file}:{frame.function}" for frame in frames]
+    message = (diagnosis.message or "").strip()
+    told = bare_name(diagnosis.exception) in above and message.rstrip(".") in above
+    return lines if told else [*lines, raised]
+
+
+def next_steps(diagnosis: Diagnosis, name: str, message: str) -> list[str]:
+    """Return what to do about a death that no scenario has.
+
+    message: its message without secrets.
+    """
+    steps = []
+    text = " ".join(message.split())[:80]
     if diagnosis.exception:
-        frames = diagnosis.frames[-_MOST_FRAMES:]
-        lines += [f"  {frame.file}:{frame.function}" for frame in frames]
-        lines.append(f"{diagnosis.exception}: {diagnosis.message or ''}".rstrip(": "))
-    return lines
+        function = diagnosis.frames[-1].function if diagnosis.frames else ""
+        words = f"is:issue {bare_name(diagnosis.exception)} {function} {text}"
+        steps.append(f"search {_SEARCH}{quote_plus(' '.join(words.split()))}")
+    steps.append(f"make a scenario: vllm-repro intake {name}")
+    if not diagnosis.exception or any(word in diagnosis.exception + text for word in _DRIVER):
+        steps.append("read `dmesg -T` (OOM, Xid), `nvidia-smi -q` and the logs of the other ranks")
+    return steps
+
+
+def first_death(diagnoses: Mapping[str, Diagnosis]) -> str:
+    """Return the name of the log whose diagnosis counts, of several ranks or roles.
+
+    An exception that no other process's failure explains comes first, then the earliest time.
+    """
+
+    def order(name: str) -> tuple[int, int, str]:
+        diagnosis = diagnoses[name]
+        root = diagnosis.root
+        explained = root is None or root.of_consequence
+        rank = 0 if diagnosis.died else 1 if diagnosis.died is None else 2
+        return rank, int(explained and not diagnosis.lost_worker), diagnosis.time
+
+    return min(diagnoses, key=order)
 
 
 def as_values(diagnosis: Diagnosis) -> dict[str, object]:
@@ -36,4 +111,18 @@ def as_values(diagnosis: Diagnosis) -> dict[str, object]:
         "wrapped": diagnosis.root is not None and diagnosis.root.wrapped,
         "vllm_version": diagnosis.vllm_version,
         "why": diagnosis.why,
+        "line": diagnosis.line,
+        "time": diagnosis.time,
+        "deaths": diagnosis.deaths,
     }
+
+
+def of_files(diagnoses: Mapping[str, Diagnosis]) -> Sequence[str]:
+    """Return a line for each of several logs."""
+    if len(diagnoses) < 2:
+        return []
+    lines = []
+    for name, diagnosis in diagnoses.items():
+        at = where(diagnosis)
+        lines.append(f"{name}: {verdict(diagnosis)}{f' ({at})' if at else ''}")
+    return lines

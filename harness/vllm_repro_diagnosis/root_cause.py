@@ -51,6 +51,11 @@ class Root:
         return any(text in self.raised.message for text in _LOST_PEER)
 
     @property
+    def of_unknown_cause(self) -> bool:
+        """Return True if it only reports that a process failed, without its exception."""
+        return _empty_wrapper(self.raised)
+
+    @property
     def of_consequence(self) -> bool:
         """Return True if an earlier failure of another process may be its cause."""
         return _is_consequence(self.raised)
@@ -122,7 +127,9 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 
     paste: the text is no log, so exceptions of any process count.
     survived: line up to which the engine survived its exceptions.
     """
-    candidates = _candidates(raised, paste)
+    candidates = _candidates(
+        [each for each in raised if not each.native or each.first_line > survived], paste
+    )
     if not candidates:
         return None
     main = _main(candidates)

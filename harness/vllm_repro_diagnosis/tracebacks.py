@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from vllm_repro_diagnosis.log_text import Line
 
+ENGINE_NAMES = ("EngineCore", "DPEngineCore", "Worker", "VllmWorker", "RayWorker")
+_ERRORS = ("ERROR", "CRITICAL")
 _MAX_MESSAGE_LINES = 40
 """Most lines of an exception's message; further ones belong to the rest of the log."""
 
@@ -50,8 +52,12 @@ class Raised:
     cause: Raised | None = None
     # it was "the direct cause"
     explicit: bool = False
-    # thrown by C++ code, which ends the process
+    # printed by C++ code, a kernel of the GPU or the allocator, which ends the process
     native: bool = False
+    # the logging call of its first line: `core.py:1138`
+    source: str = ""
+    # the time of its first line
+    time: str = ""
 
     @property
     def links(self) -> tuple[Raised, ...]:
@@ -127,13 +133,56 @@ def shorten(path: str) -> str:
 _CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
 _THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
 _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
-_WATCHDOG = re.compile(
-    r"watchdog thread terminated with exception: (.*)"
-    r"|Watchdog caught (collective operation timeout.*)"
+_NATIVE = tuple(
+    (name, re.compile(wordings))
+    for name, wordings in (
+        (
+            "c10::DistBackendError",
+            (
+                r"watchdog thread terminated with exception: (.*)"
+                r"|Watchdog caught (collective operation timeout.*)"
+            ),
+        ),
+        (
+            "CUDA error",
+            (
+                r"^Failed: ([Cc]uda error .*)|^((?i:cuda|hip)(?: runtime| driver)? error[ :(].*)"
+                r"|^(\S+\.(?:cuh?|hip):\d+: .*: block: .* [Aa]ssertion .* failed.*)"
+                r"|^(?:\S+ )?(GPUassert: .*)|^(?:\S+ )?(Check failed: .*CUDA.*)"
+            ),
+        ),
+        ("NCCL error", r"(NCCL WARN (?:Cuda failure|HIP failure|.*[Ee]rror|.*[Aa]bort).*)"),
+        (
+            "GPU fault",
+            (
+                r"^(Memory access fault by GPU .*)"
+                r"|^(.*aborting with error ?: HSA_STATUS_ERROR\w*.*)"
+                r"|^(HW Exception by GPU .*)"
+            ),
+        ),
+        (
+            "abort",
+            (
+                r"^((?:free|malloc|realloc|munmap_chunk)\(\): .*)|^(double free or corruption.*)"
+                r"|^(corrupted size vs.*)|^(\*\*\* stack smashing detected.*)|^(LLVM ERROR: .*)"
+                r"|^(F\d{4} .*Check failed: .*)|^(pure virtual method called)"
+                r"|^(terminate called (?:without|recursively).*)"
+                r"|^(\S+: \S+:\d+: .*: Assertion [`'].*' failed\..*)"
+            ),
+        ),
+    )
 )
+"""Name to report, and the wordings of errors that no Python traceback shows."""
+_NATIVE_WORDS = re.compile(
+    r"atchdog|[Ff]ailed|[Ee]rror|ERROR|fault by GPU|NCCL WARN|\(\): |corrupt|smashing|called|assert"
+)
+_MOST_NATIVE = 16
+"""Most native errors kept: each thread of a failing kernel prints its own."""
 _HEADER = re.compile(r"Traceback \(most recent call last\):?")
+_TORCHSCRIPT = re.compile(r"Traceback of TorchScript\b")
+_PYTEST_FRAME = re.compile(r"\s*(\S+\.py):(\d+): in (<\w+>|\w+)\s*")
 _FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})\d*(?:, in (<\w+>|[\w.<>]+))?')
-_CARETS = re.compile(r"[\^~]+")
+_CARETS = re.compile(r"[\^~]+(?: <--- HERE)?")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times?\]")
 _DOTTED = r"(?:[A-Za-z_]\w*\.)*"
 _KNOWN_CLASS = (
@@ -175,6 +224,8 @@ class _Block:
     frame_indent: int = 0
     exception: str | None = None
     message: list[str] = field(default_factory=list)
+    # the exception of TorchScript's wrapper, if the one that it wraps does not follow
+    wrapper: tuple[str, list[str]] | None = None
     # the message is complete, and only a chain marker can follow
     done: bool = False
     # the chain marker that followed
@@ -183,16 +234,21 @@ class _Block:
     explicit: bool = False
 
     def close(self) -> Raised | None:
-        if self.exception is None:
+        exception, message = self.exception, self.message
+        if exception is None and self.wrapper is not None:
+            exception, message = self.wrapper
+        if exception is None:
             return None
         return Raised(
-            exception=self.exception,
-            message="\n".join(self.message).strip(),
+            exception=exception,
+            message="\n".join(message).strip(),
             frames=tuple(self.frames),
             process=self.line.process,
             level=self.line.level,
             headline=self.headline,
             first_line=self.line.number,
+            source=self.line.source,
+            time=self.line.stamp,
             cause=self.cause,
             explicit=self.explicit,
         )
@@ -205,6 +261,8 @@ class OpenTraceback:
     process: str
     last_line: int
     functions: tuple[str, ...]
+    headline: str
+    time: str
 
 
 @dataclass(slots=True)
@@ -219,14 +277,20 @@ class _Transcript:
 
     @property
     def unfinished(self) -> OpenTraceback | None:
-        if self.block is not None and self.block.exception is None:
+        headline = self.previous
+        if self.block is not None and self.block.exception is None and not self.block.wrapper:
             functions = tuple(frame.function for frame in self.block.frames)
+            headline = self.block.headline
         elif self.block is None and _RECORD.match(self.previous):  # the log ends after its headline
             functions = ()
         else:
             return None
         return OpenTraceback(
-            process=self.line.process, last_line=self.line.number, functions=functions
+            process=self.line.process,
+            last_line=self.line.number,
+            functions=functions,
+            headline=headline,
+            time=self.line.stamp,
         )
 
 
@@ -238,13 +302,15 @@ class Finder:
         self._last_transcript: dict[int | str, tuple[int | str, str]] = {}
         self._raised: list[Raised] = []
         self._thrown = ""
+        self._natives = 0
         # line of the last traceback whose frames are not readable
         self.unread = 0
 
     def feed(self, line: Line) -> None:
-        if not line.source:
+        bare = not line.source or line.of_own_format
+        if self._thrown or (bare and _NATIVE_WORDS.search(line.text)):
             self._read_native(line)
-        key = (line.speaker, line.source or line.level)
+        key = _key(line)
         # uvicorn prints its record's first line with a level and the traceback without one
         if key[1] == line.level and line.level and _RECORD.match(line.text):
             key = (line.speaker, "")
@@ -256,7 +322,7 @@ class Finder:
 
     def is_idle(self, line: Line) -> bool:
         """Return True if no traceback is open where this line was printed."""
-        transcript = self._transcripts.get((line.speaker, line.source or line.level))
+        transcript = self._transcripts.get(_key(line))
         return transcript is not None and transcript.block is None
 
     def finish(self) -> tuple[Raised, ...]:
@@ -271,20 +337,25 @@ class Finder:
 
     def _read_native(self, line: Line) -> None:
         """Read an exception of C++ code without a traceback: of NCCL's watchdog, or uncaught."""
-        exception, message = "c10::DistBackendError", None
-        if "atchdog" in line.text and (match := _WATCHDOG.search(line.text)):
-            message = match[1] or match[2]
-        elif "terminate called" in line.text and (match := _THROWN.search(line.text)):
+        exception, message = "", None
+        if match := _THROWN.search(line.text):
             self._thrown = match[1]
         elif self._thrown and (match := _WHAT.match(line.text)):
             exception, message = self._thrown, match[1]
-        if message is not None:
+        else:
+            for name, wordings in _NATIVE:
+                if match := wordings.search(line.text):
+                    exception, message = name, match[match.lastindex or 0]
+                    break
+        if message is not None and self._natives < _MOST_NATIVE:
+            self._natives += 1
             raised = Raised(
                 exception=exception,
-                message=message,
+                message=message.strip(),
                 process=line.process,
                 first_line=line.number,
                 native=True,
+                time=line.stamp,
             )
             self._raised.append(raised)
 
@@ -306,6 +377,8 @@ class Finder:
         text = line.text.rstrip()
         if text[:12].strip()[:1] in ("|", "+"):
             text = _GROUP_MARGIN.sub("", text, count=1)
+        if ".py:" in text and (match := _PYTEST_FRAME.fullmatch(text)):
+            text = f'  File "{match[1]}", line {match[2]}, in {match[3]}'
         stripped = text.strip()
         block = transcript.block
         if block is not None and block.exception is not None and not block.done:
@@ -313,6 +386,14 @@ class Finder:
         if "Traceback (" in text and (match := _HEADER.search(text)):
             block = self._begin(transcript, line, indent=_indent(text))
             _take_frames(block, text[match.end() :])
+        elif "TorchScript" in text and block is not None and _TORCHSCRIPT.match(stripped):
+            if block.exception is not None:
+                block.wrapper, block.exception, block.done = (
+                    (block.exception, block.message),
+                    None,
+                    False,
+                )
+            block.header_indent = _indent(text)
         elif stripped in (_EXPLICIT, _IMPLICIT):
             if block is not None and block.exception is not None:
                 block.done, block.chained = True, stripped
@@ -372,7 +453,8 @@ class Finder:
     def _message_of(self, transcript: _Transcript, block: _Block, text: str) -> None:
         line, stripped = transcript.line, text.strip()
         fenced = stripped.startswith("```")  # the end of a block of code in an issue
-        if fenced or _RECORD.match(stripped) or (line.level and line.level != block.line.level):
+        record = line.of_own_format or (line.level and line.level != block.line.level)
+        if fenced or _RECORD.match(stripped) or record:
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
             self._loose(transcript, line, stripped)
@@ -384,10 +466,13 @@ class Finder:
         if transcript.block is not None and (not stripped or transcript.block.chained):
             return
         self._close(transcript)
-        alone = _LIKELY.fullmatch(stripped) if stripped and not line.source else None
-        if alone is not None and alone[2]:
+        by_engine = line.level in _ERRORS and line.process.startswith(ENGINE_NAMES)
+        bare = not line.source or line.of_own_format or by_engine
+        alone = _LIKELY.fullmatch(stripped) if stripped and bare else None
+        if alone is not None and (alone[2] or by_engine):
+            headline, message = transcript.previous, [alone[2] or ""]
             transcript.block = _Block(
-                line=line, headline=transcript.previous, exception=alone[1], message=[alone[2]]
+                line=line, headline=headline, exception=alone[1], message=message
             )
 
 
@@ -404,6 +489,11 @@ def _take_frames(block: _Block, text: str) -> None:
             block.exception, block.message = raised[1], [(raised[2] or "").strip()]
     if matches:
         block.frame_indent = _indent(text)
+
+
+def _key(line: Line) -> tuple[int | str, str]:
+    """Return the key of a line's transcript: its process and logging call."""
+    return (line.speaker, "" if line.of_own_format else line.source or line.level)
 
 
 def _indent(text: str) -> int:

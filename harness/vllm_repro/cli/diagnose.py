@@ -23,7 +23,17 @@ from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro_diagnosis.log_text import read_lines
-from vllm_repro_diagnosis.output import as_lines, as_values
+from vllm_repro_diagnosis.output import (
+    as_values,
+    banner_of,
+    details,
+    first_death,
+    next_steps,
+    of_files,
+    verdict,
+    where,
+)
+from vllm_repro_diagnosis.signature import How
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +48,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if an engine died, 0 if not, 2 if the text cannot tell",
     )
     parser.add_argument(
-        "file", metavar="FILE", help="a log or a pasted traceback; - for standard input"
+        "file",
+        metavar="FILE",
+        nargs="+",
+        help="a log or a pasted traceback, - for standard input; logs of several ranks or roles",
     )
 
 
@@ -46,48 +59,77 @@ def run(arguments: argparse.Namespace) -> int:
     folders = folder_words()
     options = {"--json": arguments.json, "--exit-code": arguments.exit_code}
     words = ["vllm-repro", "diagnose", "-", *folders, *filter(options.get, options)]
-    diagnosis = _read(arguments.file, shlex.join(words))
-    known = all_scenarios(warn=to_stderr)
+    again = shlex.join(words)
+    diagnoses = {name: _read(name, again) for name in arguments.file}
+    name = first_death(diagnoses)
+    diagnosis, known = diagnoses[name], all_scenarios(warn=to_stderr)
     matching = matches(diagnosis, known)
-    status = {True: 1, False: 0, None: 2}[diagnosis.died] if arguments.exit_code else 0
+    exits = {each.died: {True: 1, None: 2, False: 0}[each.died] for each in diagnoses.values()}
+    status = exits.get(True, max(exits.values())) if arguments.exit_code else 0
     shown = Redactor(secrets=known_secrets(os.environ), names=False).text
+    unknown = diagnosis.died and not matching
+    nexts = next_steps(diagnosis, name, shown(diagnosis.message or "")) if unknown else []
     if arguments.json:
-        print_json(
-            {
-                **as_values(diagnosis),
-                "message": diagnosis.message and shown(diagnosis.message),
-                "why": shown(diagnosis.why),
-                "matches": [
-                    {
-                        "scenario": match.scenario.id,
-                        "how": match.how,
-                        "fixed_in": match.scenario.status.first_good,
-                        "lives_with": match.lives_with,
-                        "prices": kept_prices(match.scenario.id),
-                        "other_bugs": [other.id for other in other_bugs(match.scenario, known)],
-                        "run": _command(match, folders),
-                    }
-                    for match in matching
-                ],
-            }
-        )
+        values = as_values(diagnosis)
+        values |= {key: shown(str(values[key])) for key in ("message", "why") if values[key]}
+        described = [_values(match, known, folders) for match in matching]
+        files = {file: shown(verdict(each)) for file, each in diagnoses.items()}
+        print_json({**values, "file": name, "files": files, "next": nexts, "matches": described})
         return status
-    for line in as_lines(diagnosis):
-        print(shown(line))
+    at = where(diagnosis, name if len(diagnoses) > 1 else "")
+    exact = next(iter(matching), None)
+    if exact is not None and exact.how is not How.MATCH and not exact.reported_again:
+        exact = None
+    head = [verdict(diagnosis), f"next: {'; '.join(nexts)}" if nexts else "", at]
+    if exact:
+        why = head[0] if " explains it: " in head[0] else ""
+        head = [_named(exact), f"do: {_remedy(exact)}", f"died: {at}", why]
+    frames = details(diagnosis, "" if exact else head[0])
+    body = [banner_of(diagnosis), *head, *of_files(diagnoses), *frames]
     for match in matching:
-        print(f"{match.how}: {match.scenario.id} ({match.scenario.issue}): {match.scenario.title}")
+        body += [_named(match)] if match is not exact else []
         if match.against:
-            print(f"  not the same without a closer look: {match.against}")
+            body.append(f"  not the same without a closer look: {match.against}")
         for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
-            print(
-                f"  or, from {match.scenario.status.first_good} on: {twin.id}: {twin.title}. The"
-                " text names no release"
-            )
-        for line in advice(match, known, _command(match, folders)):
-            print(f"  {line}")
+            from_release = f"from {match.scenario.status.first_good} on"
+            body.append(f"  or, {from_release}: {twin.id}: {twin.title}. The text names no release")
+        body += [f"  {line}" for line in advice(match, known, _command(match, folders))]
     if diagnosis.exception and not matching:
-        print("no known scenario has this signature")
+        body.append("no known scenario has this signature")
+    for line in filter(None, body):
+        print(shown(line))
     return status
+
+
+def _named(match: Match) -> str:
+    scenario = match.scenario
+    return f"{match.how}: {scenario.id} ({scenario.issue}): {scenario.title}: {match.url}"
+
+
+def _remedy(match: Match) -> str:
+    """Return what to do about a known death: the release, or a flag with its price."""
+    release = _release_advice(match.scenario.status)
+    flag = match.lives_with[0] if match.lives_with else "no known change of flags avoids it"
+    price = "".join(f" (price: {sentence})" for sentence in kept_prices(match.scenario.id)[:1])
+    return "; ".join(filter(None, (release, match.reported_again, f"or {flag}{price}")))
+
+
+def _values(match: Match, known: Sequence[Scenario], folders: list[str]) -> dict[str, object]:
+    status = match.scenario.status
+    return {
+        "scenario": match.scenario.id,
+        "how": match.how,
+        "issue": match.scenario.issue,
+        "url": match.url,
+        "title": match.scenario.title,
+        "ranges": {"bad": status.bad, "good": status.good},
+        "fixed_in": status.first_good,
+        "reported_again": match.reported_again,
+        "lives_with": match.lives_with,
+        "prices": kept_prices(match.scenario.id),
+        "other_bugs": [other.id for other in other_bugs(match.scenario, known)],
+        "run": _command(match, folders),
+    }
 
 
 def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
@@ -103,6 +145,7 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
     no_flag = "with no known change of flags" + (", only with a patch of vLLM" if patched else "")
     lives = "; or ".join(match.lives_with) or no_flag
     prices = [f"price: {sentence}" for sentence in kept_prices(match.scenario.id)]
+    lines += [match.reported_again] if match.reported_again else []
     return [*lines, f"lives: {lives}", *prices, f"to see it: {command}"]
 
 

@@ -402,7 +402,8 @@ def _cause(death: Death, diagnosis: Diagnosis, seen: Observed) -> str:
         return diagnosis.why
     if death.exception is None:
         why = diagnosis.why
-        if diagnosis.died is False or (diagnosis.died is None and diagnosis.phase is None):
+        undecided = diagnosis.died is None and diagnosis.phase is None
+        if diagnosis.died is False or diagnosis.open_end or undecided:
             # A log that stops early, or none, shows no death: quote the sign that shows it.
             why = next((sign.detail for sign in seen.signs if sign.decisive), why)
         return f"{why.rstrip('.')}; no log names the cause"

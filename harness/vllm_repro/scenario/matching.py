@@ -9,11 +9,21 @@ from dataclasses import dataclass, replace
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_diagnosis.diagnosis import Diagnosis
+from vllm_repro_diagnosis.engine_code import STEP
 from vllm_repro_diagnosis.signature import How, compare, quotes
 
 _CONNECTOR = re.compile(r'kv_connector"?: ?"(\w+)"')
+_REPORTED_AGAIN = {"offloading-two-groups": ("vllm-project/vllm#50454", "0.25.1")}
+"""By scenario: an open issue with the same crash, and its release, which is declared good."""
 _FEATURES = (_CONNECTOR, re.compile(r"--kv-cache-dtype[ =]([^\W_]+)"))
 """Flags that select a part of vLLM: KV connector, and family of the KV cache."""
+_METHOD = re.compile(r'"method"?: ?"(\w+)"')
+_PARTS = re.compile(r"--(mamba|enable-prompt-embeds|scheduling-policy)")
+_COMMON = frozenset({"fp8", "auto", "bfloat16"})
+
+
+def _url(issue: str) -> str:
+    return f"https://github.com/{issue.replace('#', '/issues/')}"
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,18 @@ class Match:
     how: How
     # Facts that contradict an exact match.
     against: str = ""
+    # The release of the crash may be one after the fix.
+    later: bool = False
+
+    @property
+    def url(self) -> str:
+        return _url(self.scenario.issue)
+
+    @property
+    def reported_again(self) -> str:
+        """Return the open issue that reports the same crash for a later release; "" if none."""
+        again = _REPORTED_AGAIN.get(self.scenario.id) if self.later else None
+        return f"but {_url(again[0])} is open: the same crash in {again[1]}" if again else ""
 
     @property
     def lives_with(self) -> list[str]:
@@ -63,7 +85,13 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
         if first := by_id.get(match.scenario.same_death_as):
             cured = first.scenario.status.standing(diagnosis.vllm_version) is Standing.GOOD
             hidden.add(first.scenario.id if cured else match.scenario.id)
-    kept = [_weighed(match, diagnosis) for match in found if match.scenario.id not in hidden]
+    exact = {match.scenario.id for match in found if match.how is How.MATCH}
+    kept = [
+        _weighed(match, diagnosis)
+        for match in found
+        if match.scenario.id not in hidden and _has_sign(match, diagnosis)
+    ]
+    kept.sort(key=lambda match: match.scenario.id not in exact)
     return sorted(kept, key=lambda match: match.how is not How.MATCH) or _quoted(
         diagnosis, scenarios
     )
@@ -85,13 +113,52 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
     """Return the match; at most `near` if the text contradicts the scenario."""
     scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
+    good = scenario.status.standing(version) is Standing.GOOD
+    match = replace(match, later=good or version is None)
     wanted = _CONNECTOR.search(scenario.command)
     against = ""
-    if scenario.status.standing(version) is Standing.GOOD:
+    if good:
         against = f"{version} is declared good"
     elif wanted and connector is not None and connector != wanted[1]:
         against = f"its KV connector is {connector or 'none'}, not {wanted[1]}"
     return replace(match, how=How.NEAR, against=against) if against else match
+
+
+def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
+    """Return True if more than a function's name is like the scenario."""
+    signature, last = match.scenario.signature, diagnosis.frames[-1:]
+    if signature is not None and quotes(signature, diagnosis.message or ""):
+        return True
+    any_step = _of_any_step(match.scenario)
+    if match.how is How.MATCH and (not any_step or (last and last[0].source)):
+        return True
+    words = _words(match.scenario)
+    return any(word in _parts_of(diagnosis) for word in words) if words else not any_step
+
+
+def _of_any_step(scenario: Scenario) -> bool:
+    """Return True if the signature's frames are those of any step, and it has no message."""
+    signature = scenario.signature
+    return signature is not None and not signature.message and STEP.issuperset(signature.frames)
+
+
+def _words(scenario: Scenario) -> set[str]:
+    """Return the words of the part of vLLM in which the bug is: connector, method, layer kind."""
+    features = (*_FEATURES, _METHOD, _PARTS)
+    words = {word for each in features for word in each.findall(scenario.command)} - _COMMON
+    return {_squeezed(word) for word in words}
+
+
+def _parts_of(diagnosis: Diagnosis) -> str:
+    """Return what the log shows of the parts in use: configuration, files, prose."""
+    files = " ".join(frame.file for frame in diagnosis.frames)
+    parts = (diagnosis.connector, diagnosis.config, diagnosis.prose, diagnosis.message, files)
+    return _squeezed(" ".join(filter(None, parts)))
+
+
+def _squeezed(text: str) -> str:
+    """Return the text in which `offloading_connector.py` holds `OffloadingConnector`."""
+    return text.lower().replace("_", "").replace("-", "")
 
 
 def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:

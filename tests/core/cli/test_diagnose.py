@@ -139,7 +139,8 @@ def test_a_full_disk_is_the_hosts_trouble(words: list[str]) -> None:
 
 def test_a_terminal_without_unicode_shows_the_rest(harness: Harness) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii"}
-    assert "\\u2026" in harness("diagnose", str(PASTED), env=ascii_only).out
+    log = 'Traceback (most recent call last):\n  File "vllm/x.py", line 1, in f\nValueError: a…b\n'
+    assert "a\\u2026b" in harness("diagnose", "-", env=ascii_only, stdin=log).out
     found = json.loads(harness("diagnose", str(PASTED), "--json", env=ascii_only).out)
     assert "…" in found["why"]
 
@@ -171,9 +172,14 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
     assert (diagnosis["died"], diagnosis["phase"]) == (True, "request")
     (match,) = diagnosis["matches"]
     (price,) = match.pop("prices")
+    title = match.pop("title")
     assert match == {
         "scenario": "tq-chunked-prefill",
         "how": "match",
+        "issue": "vllm-project/vllm#41726",
+        "url": "https://github.com/vllm-project/vllm/issues/41726",
+        "ranges": {"bad": ">=0.21.0,<0.24.0", "good": ">=0.24.0"},
+        "reported_again": "",
         "fixed_in": "0.24.0",
         "lives_with": ["with --enforce-eager", "with --compilation-config.cudagraph_mode none"],
         "other_bugs": [
@@ -183,9 +189,11 @@ def test_json_has_what_the_last_lines_advise(harness: Harness) -> None:
         ],
         "run": "vllm-repro run tq-chunked-prefill",
     }
-    *_, fixed, first, second, third, lives, costs, see = harness(
-        "diagnose", str(PASTED)
-    ).out.splitlines()
+    lines = harness("diagnose", str(PASTED)).out.splitlines()
+    assert lines[0] == f"match: tq-chunked-prefill ({match['issue']}): {title}: {match['url']}"
+    assert lines[1].startswith(f"do: fixed in 0.24.0; or with --enforce-eager (price: {price})")
+    assert lines[2] == "died: line 11, phase: request, 1 death"
+    *_, fixed, first, second, third, lives, costs, see = lines
     assert fixed.strip().startswith(f"fixed in {match['fixed_in']}. That release or a later one")
     assert [line.split()[0] for line in (first, second, third)] == match["other_bugs"]
     assert lives.strip() == f"lives: {'; or '.join(match['lives_with'])}"
@@ -210,9 +218,58 @@ def test_a_whole_log_of_docker_ends_with_three_lines_of_advice(harness: Harness)
         ]
 
 
+def test_the_first_death_of_several_logs_counts(harness: Harness, tmp_path: Path) -> None:
+    peer, alive, cause = (tmp_path / name for name in ("rank1.log", "rank2.log", "rank0.log"))
+    peer.write_text(DEAD, "utf-8")
+    alive.write_text(DEAD.partition("\n")[0] + "\n", "utf-8")
+    fatal = "(EngineCore pid=9) ERROR 11-20 08:24:31 [core.py:1138] "
+    cause.write_text(DEAD + f"{fatal}ValueError: no --api-key sekrit\n", "utf-8")
+    done = harness("diagnose", "--exit-code", *map(str, (peer, alive, cause)))
+    assert done.status == 1
+    assert f"of {cause}, " in done.out.splitlines()[2]
+    assert f"\n{peer}: died: " in done.out
+    assert f"\n{alive}: cannot tell: " in done.out
+    assert "sekrit" not in done.out
+    assert harness("diagnose", "--exit-code", str(alive), str(alive)).status == 2
+
+
+def test_the_next_step_of_an_unknown_death(harness: Harness) -> None:
+    core = "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] "
+    log = f"{DEAD.partition(chr(10))[0]}\n{core}RuntimeError: CUDA error: misaligned address\n"
+    done = harness("diagnose", "-", "--json", stdin=log)
+    found = json.loads(done.out)
+    search, intake, driver = found["next"]
+    assert search.endswith("issues?q=is%3Aissue+RuntimeError+CUDA+error%3A+misaligned+address")
+    assert intake.endswith("vllm-repro intake -")
+    assert "dmesg" in driver
+    assert (found["line"], found["time"], found["deaths"]) == (2, "11-20 08:24:30", 1)
+    lines = harness("diagnose", "-", stdin=log).out.splitlines()
+    assert lines[1] == f"next: {'; '.join(found['next'])}"
+
+
+def test_a_crash_that_is_reported_again_after_its_fix(harness: Harness) -> None:
+    log = (DATA / "logs" / "match-prose-release.log").read_text("utf-8")
+    first, second, *_ = harness("diagnose", "-", stdin=log).out.splitlines()
+    assert first.startswith("near: offloading-two-groups ")
+    assert "/50454 is open: the same crash in 0.25.1" in second
+
+
+@pytest.mark.parametrize("lives", [1, 3, 40])
+def test_each_life_that_died_is_counted(harness: Harness, lives: int) -> None:
+    ready = "(APIServer pid=1) INFO:     Application startup complete.\n"
+    boot, fatal = DEAD.splitlines(keepends=True)
+    log = "".join(boot.replace(":20", f":{n:02}") + ready + fatal for n in range(lives))
+    assert json.loads(harness("diagnose", "-", "--json", stdin=log).out)["deaths"] == lives
+
+
 @pytest.mark.parametrize(
     ("text", "status"),
-    [("INFO:     Application startup complete.\n", 0), (None, 1), ("nothing of interest\n", 2)],
+    [
+        ("INFO:     Application startup complete.\nINFO:     Shutting down\n", 0),
+        (None, 1),
+        ("INFO:     Application startup complete.\n", 2),
+        ("nothing of interest\n", 2),
+    ],
 )
 def test_the_exit_status_on_request(harness: Harness, text: str | None, status: int) -> None:
     source = str(PASTED) if text is None else "-"

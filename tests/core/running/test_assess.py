@@ -154,7 +154,7 @@ def test_run_and_diagnose_agree_on_a_death_in_the_full_log(
         (ALIVE, "the process is gone, ended by signal 11; no log names the cause"),
         (
             ALIVE + "Aborted (core dumped)\n",
-            "What started the server reports that a signal ended it: Aborted",
+            "It was killed, as another program reports: Aborted",
         ),
     ],
 )

@@ -1,0 +1,243 @@
+"""Reports of other programs than vLLM on the end of a server: shell, kubelet, kernel and others.
+
+A killed process prints nothing, so such a line is the only trace of its end. Each row of the table
+has who reports, what it means, and the wordings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Meaning(StrEnum):
+    """The meaning of a report."""
+
+    KILLED = "killed"  # a signal ended it, or the lack of memory
+    ENDED = "ended"  # somebody ended it on purpose: a time limit, an eviction, a stop
+    TROUBLE = "trouble"  # its device, node or probe failed, which may have ended it
+    EXITED = "exited"  # it ended, and the report does not state why
+    RUNNING = "running"  # it runs, or answers
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report."""
+
+    reporter: str
+    meaning: Meaning
+
+
+_EXIT = (
+    r"(?i:\bexit(?:ed|s)?(?:[ _-]?(?:code|status))?[\"']?(?:\s+with)?"
+    r"(?:\s+(?:non-zero\s+)?(?:exit\s+)?(?:code|status))?[\s:=(\"\[]{0,14}"
+    r"|^make(?:\[\d+\])?: \*\*\* .*\bError )"
+)
+"""The words before an exit status: of shells, container engines, kubectl, CI and launchers.
+
+A shell adds 128 to the number of a signal, Python negates it, and `timeout` exits with 124.
+"""
+_SIGNAL = (
+    r"(?i:^(?=.*\b(?:killed|terminated|exited|died|dumped|interrupted|finished|received)\b)"
+    r".*?(?:\bSIG|\bsignal[\s:=(\[<]{1,3}(?:SIG)?|\bcode=(?:killed|dumped), status=))"
+)
+_DEADLY = (
+    r"(?:Out Of Memory|Killed|Aborted|Bus error|Illegal instruction|Floating point exception"
+    r"|Segmentation fault)(?: \(core dumped\))?"
+)
+_OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
+_ROWS: tuple[tuple[str, Meaning, str], ...] = (
+    ("exit status", Meaning.KILLED, rf"{_EXIT}(?:13[245679]|-(?:[46-9]|11))(?!\d|\.\d)"),
+    ("exit status", Meaning.ENDED, rf"{_EXIT}(?:124|129|130|131|143|-(?:[123]|15))(?!\d|\.\d)"),
+    ("exit status", Meaning.EXITED, rf"{_EXIT}-?\d{{1,3}}(?!\d|\.\d)"),
+    ("signal", Meaning.KILLED, rf"{_SIGNAL}(?:KILL|SEGV|ABRT|BUS|ILL|FPE|11|[46-9])\b"),
+    ("signal", Meaning.ENDED, rf"{_SIGNAL}(?:HUP|INT|QUIT|TERM|15|[123])\b"),
+    (
+        "shell",
+        Meaning.KILLED,
+        (
+            rf"^(?:\S+: line \d+: +\d+ |\S*sh: )?{_DEADLY}(?:\s{{4,}}.*)?$"
+            rf"|^(?:\[\d+\]\s*[+-]?\s*(?:\d+\s+)?|\S*sh: |\d+ )(?i:{_DEADLY}|abort)(?:\s{{2,}}.*)?$"
+            r"|^make(?:\[\d+\])?: \*\*\* .*\b(?:Killed|Segmentation fault|Aborted)"
+        ),
+    ),
+    (
+        "shell",
+        Meaning.ENDED,
+        (
+            r"^(?:\S+: line \d+: +\d+ |\S*sh: |\[\d+\]\s*[+-]?\s*(?:\d+\s+)?)?"
+            r"(?:[Tt]erminated|[Hh]angup)(?:\s{2,}.*)?$"
+        ),
+    ),
+    (
+        "container engine",
+        Meaning.KILLED,
+        (
+            r"(?i)\bOOM[-_ ]?Killed\b(?![\"']?\s*[:=]\s*(?:false|0))|\bTaskOOM\b|\bcontainer oom\b"
+            r"|\bSystemOOM\b|\bOOMKilling\b|victim process: (?:vllm|python)"
+        ),
+    ),
+    (
+        "kernel",
+        Meaning.KILLED,
+        (
+            rf"\boom-kill:constraint=.*\btask={_OURS},|\boom_reaper: reaped process \d+ \({_OURS}\)"
+            rf"|Memory cgroup out of memory: Killed process \d+ \((?i:vllm)"
+            rf"|(?:^|\s|\])(?:traps: )?{_OURS}\[\d+\]:? (?:segfault at|general protection|trap )"
+        ),
+    ),
+    (
+        "systemd",
+        Meaning.KILLED,
+        (
+            r"Failed with result '(?:oom-kill|signal|core-dump)'|killed by the OOM killer"
+            r"|\bKilled \S*vllm\S* due to memory pressure"
+            r"|\bProcess \d+ \(\S*\) of user \d+ dumped core"
+            rf"|sending SIG(?:TERM|KILL) to process \d+ (?:uid \d+ )?\"{_OURS}"
+        ),
+    ),
+    (
+        "systemd",
+        Meaning.ENDED,
+        (
+            r"Failed with result '(?:timeout|watchdog)'|\bStopp(?:ing|ed) .*(?i:vllm)"
+            r"|State 'stop-\w+' timed out|\bWatchdog timeout\b"
+            r"|system (?:is going|will) .*(?:down|boot)"
+        ),
+    ),
+    ("systemd", Meaning.EXITED, r": Main process exited, code=|Failed with result 'exit-code'"),
+    (
+        "Slurm",
+        Meaning.KILLED,
+        (
+            rf"\b(?:tasks? [\d,-]+|task): {_DEADLY}$|\boom[-_]kill event|\bStepId=\S+ oom"
+            r"|(?i:exceeded (?:job|step) memory limit)"
+        ),
+    ),
+    (
+        "Slurm",
+        Meaning.ENDED,
+        (
+            r"\bCANCELLED\b.{0,40} (?:AT|DUE TO|BY)\b|\bDUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)"
+            r"|\btasks? [\d,-]+: Terminated$|\bJob step aborted\b|\bforcing job termination\b"
+        ),
+    ),
+    ("PBS or LSF", Meaning.KILLED, r"PBS: job killed: \S*mem|\bTERM_MEMLIMIT\b"),
+    (
+        "PBS or LSF",
+        Meaning.ENDED,
+        r"PBS: job killed: |\bTERM_(?:RUNLIMIT|OWNER|ADMIN|PREEMPT|CPULIMIT)\b",
+    ),
+    (
+        "Ray",
+        Meaning.KILLED,
+        (
+            r"killed due to (?:the node running low on memory|memory pressure)|NODE_OUT_OF_MEMORY"
+            r"|running low on memory\b|\bRay killed this worker\b"
+            r"|^(?:\(raylet[^)]*\) )?A worker died or was killed while executing"
+            r"|^\s*(?:ray\.exceptions\.)?ActorDiedError\b"
+        ),
+    ),
+    ("Ray", Meaning.TROUBLE, r"\bmarked dead because\b|\braylet\b.*\bdied unexpectedly"),
+    (
+        "kubelet",
+        Meaning.ENDED,
+        (
+            r"\bEvict(?:ed|ing|ion)\b|\bwas low on resource\b|\bPreempt(?:ed|ing)\b"
+            r"|\bStopping container\b|\bMarking for deletion\b|\b(?:Node|Terminat)\w*Shutdown\b"
+            r"|\bDeadlineExceeded\b|active on the node longer than the specified deadline"
+            r"|failed (?:liveness|startup) probe, will be restarted"
+        ),
+    ),
+    (
+        "kubelet",
+        Meaning.TROUBLE,
+        r"\b(?:[Ll]iveness|[Ss]tartup) probe (?:failed|errored)|\bNodeNotReady\b|\bNodeLost\b",
+    ),
+    (
+        "kubelet",
+        Meaning.EXITED,
+        r"\bCrashLoopBackOff\b|[Bb]ack-off restarting failed container|\d+/\d+ +Error +\d",
+    ),
+    (
+        "cloud",
+        Meaning.KILLED,
+        (
+            r"[Cc]ontainer killed due to memory usage|(?i:memory limit of .{1,40} exceeded)"
+            r"|using too much memory and was terminated"
+        ),
+    ),
+    (
+        "cloud",
+        Meaning.ENDED,
+        (
+            r"(?i)\bspot (?:task|instance|request)s? (?:was|were|has been|is being) (?:interrupted|"
+            r"terminated|reclaimed)|\binstance .{0,40}(?:terminated|preempted|reclaimed)"
+            r"|failed (?:ELB|container|load balancer) health checks|\btask stopped by\b"
+        ),
+    ),
+    ("cloud", Meaning.EXITED, r"\bEssential container in task exited\b"),
+    (
+        "NVIDIA driver",
+        Meaning.TROUBLE,
+        r"\bNVRM: (?:Xid|GPU .*fallen off the bus)|\bSXid\b|\bGPU .{0,60}fallen off the bus",
+    ),
+    (
+        "kernel",
+        Meaning.TROUBLE,
+        (
+            r"\binvoked oom-killer\b|\bamdgpu\b.*(?:reset|timeout|fault)|\bKernel panic\b"
+            r"|\bsoft lockup\b|\[Hardware Error\]|\bsystemd-shutdown\b"
+        ),
+    ),
+    (
+        "process list",
+        Meaning.RUNNING,
+        (
+            r"\sUp (?:\d+|About|Less)[\w ]*\b(?:second|minute|hour|day|week)s?\b"
+            r"(?! \((?:unhealthy|Paused))|\s(\d+)/\1\s+Running\b|\bActive: active \(running\)"
+            r"|\sRUNNING\s+pid \d+, uptime|^(?:< ?)?HTTP/[\d.]+ 200\b"
+        ),
+    ),
+    (
+        "text",
+        Meaning.RUNNING,
+        (
+            r"(?i)^(?!.*(?:\b(?:but|not|no|never|hangs?|stuck|until|other|client|script)\b|n't))"
+            r".*\b(?:server|engine|vllm|it|pod|container)\b"
+            r".{0,20}\b(?:still|keeps?) (?:runs?|running|up|alive|answer\w*|serv\w+|respond\w*"
+            r"|generat\w+|works?|working)\b"
+        ),
+    ),
+)
+_TABLE = tuple(
+    (Report(reporter, meaning), re.compile(wordings))
+    for each in Meaning  # the gravest meaning counts
+    for reporter, meaning, wordings in _ROWS
+    if meaning is each
+)
+# Cheap words first: nearly every line has none.
+_WORDS = re.compile(
+    r"(?i:kill|exit|oom|sig(?:nal|term|kill)|terminat|abort|core.dump|dumped core|segfault"
+    r"|segmentation|out of memory|illegal inst|bus error|cancel|evict|probe|preempt"
+    r"|xid|off the bus|died|dead|memory"
+    r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
+    r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
+    r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs)"
+)
+_UNIT = re.compile(r"(\S+)\.service: ")
+"""A unit of another name may be another program."""
+_LONGEST = 600
+"""Longest line that can be a report, in characters."""
+
+
+def report_of(text: str) -> Report | None:
+    """Return the report that a line without vLLM's prefix makes; None if it makes none."""
+    if len(text) > _LONGEST or _WORDS.search(text) is None:
+        return None
+    text = text.strip()
+    report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
+    unit = _UNIT.match(text)
+    other = report is not None and unit is not None and "vllm" not in unit[1].lower()
+    return Report("systemd", Meaning.EXITED) if other else report
