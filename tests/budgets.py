@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 23_800,
-    "tests": 18_420,
+    "harness": 24_390,
+    "tests": 18_600,
     "benchmarks": 1_265,
 }
-"""Most statements by folder. The aim for `harness` is 23,000 and for `tests` 17,500: these two only
-shrink, until a feature needs more. That of the core stays."""
+"""Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500; both grew for reports from
+outside in diagnosis and for what intake reads or quotes. That of the core stays."""
 
 
 def statements(source: str) -> int:

@@ -20,9 +20,10 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import legible, read
 from vllm_repro.report.build import build
 from vllm_repro.report.json_report import ArmJson, report_dict
-from vllm_repro.report.runs import Run, read_runs
+from vllm_repro.report.runs import Run
 from vllm_repro.running.folders import default_out
 from vllm_repro_nights.history import night_of
+from vllm_repro_nights.runs import read_runs
 from vllm_repro_nights.setups import setup_of, signature_of
 from vllm_repro_search.versions.record import VersionMap
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from vllm_repro.cli.common import add_common, number, print_json
 from vllm_repro.errors import UsageError
 from vllm_repro.report.files import write_file
-from vllm_repro.report.runs import Run, read_runs
+from vllm_repro.report.runs import Run
 from vllm_repro.running.folders import default_out, link_to
 from vllm_repro_nights.frames import as_csv
 from vllm_repro_nights.history import NIGHTS, history
 from vllm_repro_nights.history_formats import as_json, html_page, terminal
+from vllm_repro_nights.runs import read_runs
 
 _EPILOG = """
 

@@ -16,7 +16,7 @@ from vllm_repro.host.machine import gpus
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.runs import Run, read_runs, run_id
+from vllm_repro.report.runs import Run, run_id
 from vllm_repro.running.elsewhere import results
 from vllm_repro.running.folders import link_to, private_folders, private_sources, stamped_folder
 from vllm_repro.running.job import Job
@@ -28,6 +28,7 @@ from vllm_repro.servers.options import ServerOptions, lacking, needs_of
 from vllm_repro_nights.history import history
 from vllm_repro_nights.history_formats import change_lines, html_page
 from vllm_repro_nights.night_result import Light, Night, ScenarioNight, judged, markdown, suites
+from vllm_repro_nights.runs import read_runs
 
 _GB = 10**9
 _FREE_SPACE = "free some space"

@@ -17,7 +17,8 @@ from vllm_repro.journal.journal import Journal
 from vllm_repro.report.build import build
 from vllm_repro.report.json_report import report_dict
 from vllm_repro.report.model import RunReport
-from vllm_repro.report.runs import read_runs, run_of
+from vllm_repro.report.runs import run_of
+from vllm_repro_nights.runs import read_runs
 
 RUN = ("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported")
 TQ = "tq-chunked-prefill/20270101T000000Z-ffffff"
@@ -26,7 +27,7 @@ SOURCE = REHEARSAL / "journal.jsonl"
 
 @pytest.fixture(autouse=True)
 def cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_repro.report.runs.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr("vllm_repro_nights.runs.cache_root", lambda: tmp_path / "cache")
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_a_journal_without_a_report_is_rendered_once(
         built.append(folder)
         return build(folder)
 
-    monkeypatch.setattr("vllm_repro.report.runs.build", counted)
+    monkeypatch.setattr("vllm_repro_nights.runs.build", counted)
     first = read_runs(reports)
     assert sorted(built) == folders
     assert read_runs(reports) == first
