@@ -419,7 +419,7 @@ def test_the_commands_that_diagnose_a_pod_parse() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in pages)
     lines = re.findall(r"kubectl \S.*? (?:\| vllm-repro|--) (diagnose .*)", text)
     files = [parser("diagnose").parse_args(line.split()).file for line in lines]
-    assert sorted(files) == ["-", "-", "-", "/proc/1/root/tmp/vllm.log"]
+    assert sorted(files) == [["-"], ["-"], ["-"], ["/proc/1/root/tmp/vllm.log"]]
     assert "privileged" not in loaded(pages[0])["securityContext"]
 
 
