@@ -235,18 +235,22 @@ class Measurements:
             for number, (point, rounds) in enumerate(points):
                 # an even share of the time that is left
                 share = (ends - time.monotonic()) / (len(points) - number)
-                await self._point(point, rounds, time.monotonic() + share)
+                await self._point(point, rounds, time.monotonic() + share, ends)
 
-    async def _point(self, point: Point, rounds: int, ends: float) -> None:
-        """Measure a load. ends: time after which no round begins that the figure can lack."""
+    async def _point(self, point: Point, rounds: int, due: float, ends: float) -> None:
+        """Measure a load.
+
+        due: time after which no round begins that the figure can lack. ends: time after which no
+        round begins.
+        """
         trial = self.runner.trial
         trial.seen.measuring = f"throughput ({point})"
         before = await self.runner.watch.counters.scrape()
         speeds: list[float] = []
         round_s = 0.0
 
-        def fits(number: int) -> bool:
-            return time.monotonic() + number * round_s <= ends
+        def fits(number: int, by: float = due) -> bool:
+            return time.monotonic() + number * round_s <= by
 
         while len(speeds) < WARM_UPS or (
             unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS and fits(1 + rounds)
@@ -256,7 +260,7 @@ class Measurements:
             speeds.append(warm_up.output_tok_s)
             # the first round may compile kernels, so the second one tells more
             round_s = warm_up.wall_s if len(speeds) > 1 else warm_up.wall_s / 2
-            if not fits(WARM_UPS - len(speeds) + LEAST_ROUNDS):
+            if not fits(WARM_UPS - len(speeds) + LEAST_ROUNDS, ends):
                 raise _StoppedError(
                     f"a round takes {warm_up.wall_s:.1f} s, too long for the"
                     f" {trial.measure.most_s:.0f} s of a boot; --throughput has no limit"
