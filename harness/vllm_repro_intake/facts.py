@@ -231,7 +231,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
 
 
 def _symptom(text: str) -> str:
-    """Return what a text says that the engine does; empty if it does not say it."""
+    """Return the declared behaviour that a text describes, such as `dies`; empty if none."""
     if _CRASH.search(text):
         return "dies"
     return next((word for word, rx in _SYMPTOMS if rx.search(text)), "")
