@@ -144,7 +144,7 @@ def _interval(ratio: Ratio) -> str:
 def load_sentences(report: RunReport) -> list[str]:
     """Return what became of the arms that were booted for their load alone."""
     return [
-        f"{arm.name} died before its load was sent, so it was booted once more for the load alone:"
+        f"{arm.name} has no figure from its trials, so it was booted once more for the load alone:"
         f" {load_word(arm.load)}"
         for arm in report.arms
         if arm.load is not None
