@@ -158,8 +158,8 @@ def load_word(load: LoadJson) -> str:
     if load.death is None:
         return f"{load.outcome}: {load.why}"
     cause = f"{load.death.exception}: {load.death.message or ''}".rstrip(": ")
-    same = "as in the bug" if load.death.signature is How.MATCH else "not as in the bug"
-    return f"the engine died of the load, {same}: {cause}"
+    is_bug = "" if load.death.signature is How.MATCH else "not "
+    return f"the engine died of the load, {is_bug}as in the bug: {cause}"
 
 
 def throughput_table(measured: MeasureReport | None) -> Table | None:

@@ -193,7 +193,8 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
 def _check_baselines(scenario: Scenario, reading: Reading) -> None:
     """Check that each baseline is an arm with a server of its own."""
     wrong = reading.wrong
-    baselines = {load.baseline for load in scenario.loads}
+    declared = scenario.loads if scenario.throughput else ()
+    baselines = {load.baseline for load in declared}
     if len(baselines) > 1:
         wrong(
             "throughput", f"all loads need the same baseline, not {' and '.join(sorted(baselines))}"
@@ -209,7 +210,7 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
                     key,
                     f"the baseline {name!r} has the same server as an earlier arm: name that arm",
                 )
-    points = [point for load in scenario.loads for point in load.points]
+    points = [point for load in declared for point in load.points]
     for point in sorted({point for point in points if points.count(point) > 1}):
         wrong("throughput", f"{point} is given twice: remove one")
 

@@ -464,9 +464,9 @@ class Scenario:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        if isinstance(self.throughput, Load):
-            return (self.throughput,)
-        return tuple(self.throughput) or (usual_load([arm.name for arm in self.arms]),)
+        longest = self.reported().number("--max-model-len")
+        loads = self.throughput or usual_load([arm.name for arm in self.arms], longest)
+        return (loads,) if isinstance(loads, Load) else tuple(loads)
 
     def has_own_server(self, arm: Arm) -> bool:
         """Return True if no earlier arm has the same server.

@@ -118,13 +118,15 @@ class Load:
         return tuple(Point(self.prompt, self.output, number) for number in self.concurrency)
 
 
-def usual_load(arms: Collection[str]) -> Load:
+def usual_load(arms: Collection[str], longest: int | None) -> Load:
     """Return the load of a scenario that declares none, with `eager` as the baseline.
 
-    Without an arm of that name the baseline is the first arm that lives.
+    Without an arm of that name the baseline is the first arm that lives. longest: tokens of prompt
+    and answer that the server accepts, None if no flag limits them.
     """
+    length = min(128, (longest or 256) // 2)
     baseline = "eager" if "eager" in arms else ""
-    return Load(prompt=128, output=128, concurrency=(1, 4), baseline=baseline)
+    return Load(prompt=length, output=length, concurrency=(1, 4), baseline=baseline)
 
 
 @dataclass(frozen=True, kw_only=True)

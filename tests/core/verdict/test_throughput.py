@@ -28,6 +28,7 @@ from vllm_repro.verdict.throughput import (
     ratio,
     round_of,
     unsteady,
+    usual_load,
     withheld,
 )
 
@@ -432,3 +433,20 @@ def test_useless_loads_are_refused(fields: dict[str, Any], message: str) -> None
 def test_a_load_is_a_point_for_each_concurrency(load: Load, points: tuple[Point, ...]) -> None:
     assert load.points == points
     assert str(Point(128, 512, 8)) == "128 -> 512 tokens, 8 at once"
+
+
+@pytest.mark.parametrize(
+    ("arms", "longest", "baseline", "length"),
+    [
+        (("reported", "eager"), None, "eager", 128),
+        (("reported",), 8192, "", 128),
+        (("reported",), 96, "", 48),
+        (("reported",), 255, "", 127),
+    ],
+)
+def test_the_usual_load_fits_the_server(
+    arms: tuple[str, ...], longest: int | None, baseline: str, length: int
+) -> None:
+    load = usual_load(arms, longest)
+    assert (load.baseline, load.concurrency) == (baseline, (1, 4))
+    assert (load.prompt, load.output) == (length, length)
