@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.parse import parse
+from vllm_repro.errors import CommandError
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.workload import Step
 from vllm_repro.tiny_model import Family, Kind, TinyModel
@@ -464,9 +465,16 @@ class Scenario:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        longest = self.reported().number("--max-model-len")
-        loads = self.throughput or usual_load([arm.name for arm in self.arms], longest)
+        names = [arm.name for arm in self.arms]
+        loads = self.throughput or usual_load(names, self._longest_request())
         return (loads,) if isinstance(loads, Load) else tuple(loads)
+
+    def _longest_request(self) -> int | None:
+        """Return the tokens that `--max-model-len` allows; None if it does not name a number."""
+        try:
+            return self.reported().number("--max-model-len")
+        except CommandError:
+            return None
 
     def has_own_server(self, arm: Arm) -> bool:
         """Return True if no earlier arm has the same server.

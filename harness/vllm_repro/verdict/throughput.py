@@ -124,7 +124,8 @@ def usual_load(arms: Collection[str], longest: int | None) -> Load:
     Without an arm of that name the baseline is the first arm that lives. longest: tokens of prompt
     and answer that the server accepts, None if no flag limits them.
     """
-    length = min(128, (longest or 256) // 2)
+    # -1 lets vLLM choose
+    length = max(2, min(128, longest // 2)) if longest and longest > 0 else 128
     baseline = "eager" if "eager" in arms else ""
     return Load(prompt=length, output=length, concurrency=(1, 4), baseline=baseline)
 

@@ -442,6 +442,8 @@ def test_a_load_is_a_point_for_each_concurrency(load: Load, points: tuple[Point,
         (("reported",), 8192, "", 128),
         (("reported",), 96, "", 48),
         (("reported",), 255, "", 127),
+        (("reported",), -1, "", 128),
+        (("reported",), 3, "", 2),
     ],
 )
 def test_the_usual_load_fits_the_server(
