@@ -180,15 +180,18 @@ def test_the_leased_cards_are_read_beside_a_load_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_repro.running.watch._GPU_POLL", 0.01)
-    read_once = threading.Event()
+    readings: list[GpuUse | None] = []
+    kept_one = threading.Event()
 
     def gpu_use(gpus: Sequence[str]) -> GpuUse | None:
-        use = machine.gpu_use(gpus)
-        read_once.set()
-        return use
+        # the watch keeps a reading before it asks for the next
+        if readings:
+            kept_one.set()
+        readings.append(machine.gpu_use(gpus))
+        return readings[-1]
 
     monkeypatch.setattr("vllm_repro.running.watch.gpu_use", gpu_use)
-    engine = Engine(wrong=lambda *_: not read_once.wait(60))
+    engine = Engine(wrong=lambda *_: not kept_one.wait(60))
     _, journal, _ = concluded(tmp_path, engine, gpus=("1",), throughput=LOADS)
     workload, first, *_ = journal.of("counters")
     assert (workload["phase"], workload["gpus"]) == ("workload", None)
