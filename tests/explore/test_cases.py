@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.explore.driver_faults import FAULTS, SECOND, plant
 from tests.golden_files import missing
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
+from vllm_repro_explore import driver
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
@@ -345,3 +348,9 @@ def test_requests_are_sent_in_turn_where_together_is_not_needed() -> None:
         case, lambda one: any(len(wave) > 1 for wave in one.waves) and len(one.asks) >= 3
     ).case
     assert sorted(len(wave) for wave in beside.waves) == [1, 2]
+
+
+@pytest.mark.parametrize("fault", [*FAULTS.values(), *SECOND.values()], ids=[*FAULTS, *SECOND])
+def test_each_planted_fault_has_its_line(fault: tuple[str, str, str], tmp_path: Path) -> None:
+    program = shutil.copytree(driver.PROGRAM, tmp_path / "program") / "vllm_repro_driver"
+    assert plant(program, *fault) in MIXES
