@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ VERSIONS = (
 """Releases of `run_of`."""
 
 
+@cache
 def report(folder: Path) -> RunReport:
     return report_of(read(folder / "journal.jsonl"), Path("reports") / "examples" / folder.name)
 
