@@ -40,7 +40,7 @@ lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, CUDA parts rep
 rehearse-%: $(BIN)/vllm-repro ## try a scenario on the rehearsal engine, in seconds
 	@$(RUN) $* --server rehearsal
 
-nightly: $(BIN)/vllm-repro ## run every scenario that this machine can run (docs/nightly.md)
+nightly: $(BIN)/vllm-repro ## run every scenario that this machine can run (harness/vllm_repro_nights/docs/nightly.md)
 	@$(BIN)/vllm-repro nightly $(ARGS)
 
 nightly-cpu: $(BIN)/vllm-repro ## the same without a GPU, in an hour: the newest release, as it is or in the lab (ARGS='--vllm SOURCE')

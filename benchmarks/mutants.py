@@ -50,13 +50,13 @@ MODULES = (
         for name in ("judgement", "life_signs", "root_cause", "signature")
     ),
     *(f"vllm_repro_search/{name}/plan.py" for name in ("bisect", "minimize", "threshold")),
-    "vllm_repro_search/versions/release_result.py",
+    "vllm_repro_search/versions/record.py",
 )
 TESTS = {
     "vllm_repro/verdict": ["tests/core/verdict"],
     "vllm_repro/trigger": ["tests/core/trigger"],
     "vllm_repro_diagnosis": ["tests/diagnosis"],
-    "vllm_repro_search": ["tests/search", "-k", "plan or release_result"],
+    "vllm_repro_search": ["tests/search", "-k", "plan or version_map"],
 }
 """Arguments of pytest for the modules of a folder."""
 # Hypothesis' plugin of pytest writes a patch for each failure, which takes a second; pytest's own

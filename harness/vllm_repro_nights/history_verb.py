@@ -19,7 +19,7 @@ from vllm_repro_nights.runs import read_runs
 _EPILOG = """
 
 A night is named after its morning and begins at 18:00 the evening before, local time (set TZ=UTC
-for another). Details: docs/history.md."""
+for another). Details: vllm_repro_nights/docs/history.md."""
 _STDOUT = Path("-")
 
 

@@ -39,7 +39,8 @@ show the bug.
 Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber,
 undecided or trouble of the host.
 A CI file may set {_VARIABLE}SERVER, _IMAGE, _VLLM, _WEIGHTS, _SCENARIOS, _ARM, _TRIALS,
-_MAX_TIME, _FAIL_ON and _THROUGHPUT (on or off) instead of the options; docs/nightly.md."""
+_MAX_TIME, _FAIL_ON and _THROUGHPUT (on or off) instead of the options. Details:
+vllm_repro_nights/docs/nightly.md."""
 # Options that a variable may set, without `--arm`, which is repeated, and those without a value.
 _OPTIONS = ("server", "image", "vllm", "weights", "trials", "max-time", "fail-on")
 # Values of `--fail-on`: the mildest result with which a night does not exit with 0.

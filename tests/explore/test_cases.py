@@ -24,7 +24,7 @@ from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.shrink import shrink
 from vllm_repro_explore.summary import case_lines
 
-PAGE = Path(__file__).parents[2] / "docs" / "explore.md"
+PAGE = driver.PROGRAM.parent / "docs" / "explore.md"
 SEEDS = st.integers(min_value=1, max_value=10**6)
 MIX = st.sampled_from(sorted(MIXES))
 

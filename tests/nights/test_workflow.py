@@ -24,6 +24,7 @@ from vllm_repro.servers.kinds import kinds
 from vllm_repro_nights.nightly_verb import CPU
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "harness" / "vllm_repro_nights" / "docs"
 WORKFLOWS = ROOT / ".github" / "workflows"
 SCENARIO = ROOT / "scenarios" / "min_tokens_stop_ids.py"
 KUBERNETES = ROOT / "fixtures" / "kubernetes"
@@ -374,7 +375,7 @@ def test_the_shared_workflow_gives_the_action_its_inputs() -> None:
 
 
 def test_the_examples_name_inputs_that_exist() -> None:
-    page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
+    page = (DOCS / "nightly.md").read_text(encoding="utf-8")
     with_action, with_workflow = (
         yaml.safe_load(one)["jobs"]["crashes"]
         for one in re.findall(r"```yaml\n(jobs:.*?)```", page, re.DOTALL)
@@ -389,7 +390,7 @@ def test_the_examples_name_inputs_that_exist() -> None:
 
 
 def test_the_pipeline_of_buildkite_shows_amber(checkout: Path) -> None:
-    page = (ROOT / "docs" / "nightly.md").read_text(encoding="utf-8")
+    page = (DOCS / "nightly.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(steps:.*?)```", page, re.DOTALL)
     (step,) = yaml.safe_load(text)["steps"]
     assert step["soft_fail"] == [{"exit_status": 2}]
@@ -415,7 +416,7 @@ def test_the_night_of_kubernetes_has_a_gpu_and_a_volume_and_no_privilege() -> No
 
 
 def test_the_commands_that_diagnose_a_pod_parse() -> None:
-    pages = [KUBERNETES / "diagnose.yaml", ROOT / "docs" / "nightly.md"]
+    pages = [KUBERNETES / "diagnose.yaml", DOCS / "nightly.md"]
     text = "".join(path.read_text(encoding="utf-8") for path in pages)
     lines = re.findall(r"kubectl \S.*? (?:\| vllm-repro|--) (diagnose .*)", text)
     files = [parser("diagnose").parse_args(line.split()).file for line in lines]

@@ -45,7 +45,7 @@ Both ends are booted first. Each boot is a run with a folder of its own. A boot 
 of something else or does
 not cross the boundary is skipped, and its result is shown. bisection.json and bisection.md in \
 OUT/SCENARIO/bisect/ are
-rewritten after each boot; --resume continues them. docs/bisect.md"""
+rewritten after each boot; --resume continues them. vllm_repro_search/docs/bisect.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -49,7 +49,7 @@ The first boot is the whole command. The following ones leave out requests, flag
 variables, many at a time
 and then one by one. What vLLM refuses to start without is kept. minimize.json and minimize.md in \
 OUT/SCENARIO/minimize/
-are rewritten after each boot; --resume continues them. docs/smaller.md"""
+are rewritten after each boot; --resume continues them. vllm_repro_search/docs/smaller.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

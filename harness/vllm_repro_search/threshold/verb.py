@@ -47,7 +47,8 @@ A boot gets prompts until one crashes it. The first ones lie around the length t
 scenario's trigger computes. In the
 end the answer is sent alone to a fresh server, and two longer prompts. threshold.json and \
 threshold.md in
-OUT/SCENARIO/threshold/ are rewritten after each boot; --resume continues them. docs/smaller.md"""
+OUT/SCENARIO/threshold/ are rewritten after each boot; --resume continues them.
+vllm_repro_search/docs/smaller.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
