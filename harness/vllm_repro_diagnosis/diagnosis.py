@@ -42,6 +42,7 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     runs, latest = AccessRuns(), dict[str, Line]()
     lines = read_lines(source, runs) if isinstance(source, _Readable) else source
     for line in lines:
+        # Runs of equal access lines are skipped unparsed, see `access_runs`.
         if runs.only is not None:
             later_evidence.add(evidence_in([line]))
             deaths.feed(line)
@@ -99,7 +100,10 @@ class _LaterDeaths:
 
 
 def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
-    """Return the container of a line: of another program's report, the only server in the text."""
+    """Return the container that a line is of.
+
+    A report of another program is of the only vLLM server in the text, if there is one.
+    """
     server = streams.get(line.stream)
     if server is not None and (server.of_vllm or server.life.of_vllm):
         return server
@@ -197,7 +201,10 @@ def _most_telling(servers: Sequence[_Container], we_terminated: bool | None) -> 
 
 
 def _evidence(diagnosis: Diagnosis, seen: set[Evidence]) -> Evidence:
-    """Return the weakest evidence: a simulation announces itself in the life before its boot."""
+    """Return the weakest evidence that the log has.
+
+    A log may have several: a simulation announces itself before vLLM's first line.
+    """
     if any(frame.file.startswith("vllm_repro_lab/") for frame in diagnosis.frames):
         seen = seen | {Evidence.LAB}
     return next(evidence for evidence in _WEAKEST_FIRST if evidence in seen)
@@ -229,7 +236,8 @@ def _rank(diagnosis: Diagnosis) -> int:
 class _Order:
     """Order of the times in each process's lines, which a search in a log store may reverse or mix.
 
-    In a reversed log, tracebacks end with their headers, also if all times are the same.
+    In a reversed log the header of a traceback follows its frames, which shows it even if all times
+    are equal.
     """
 
     def __init__(self) -> None:

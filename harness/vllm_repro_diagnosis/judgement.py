@@ -29,7 +29,14 @@ from vllm_repro_diagnosis.engine_code import (
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, ServerLife, Sign, SignKind
 from vllm_repro_diagnosis.root_cause import Root, find_root
-from vllm_repro_diagnosis.tracebacks import Frame, OpenTraceback, Raised, bare_name
+from vllm_repro_diagnosis.tracebacks import (
+    API_SERVERS,
+    ENGINE_CORES,
+    Frame,
+    OpenTraceback,
+    Raised,
+    bare_name,
+)
 
 
 class Phase(StrEnum):
@@ -203,7 +210,10 @@ def _by_first_rule(case: _Case) -> Diagnosis:
 
 
 def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
-    """Add where it died, and the earliest line that explains a death better than its rule."""
+    """Add line and time of a death, and the earliest line that explains it.
+
+    A root that names no cause becomes a sentence.
+    """
     if not diagnosis.died:
         return diagnosis
     root = diagnosis.root
@@ -265,6 +275,7 @@ def _undecided(why: str, root: Root | None = None, phase: Phase | None = None) -
 
 
 def _refused(case: _Case) -> Diagnosis | None:
+    """Judge a server that refused its command line."""
     life = case.life
     if life.usage is None or life.ready or SignKind.FATAL in life:
         return None
@@ -429,7 +440,7 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     The same file logs failures of single calls, but those have a headline.
     """
     return (
-        raised.process.startswith(("EngineCore", "DPEngineCore"))
+        raised.process.startswith(ENGINE_CORES)
         and raised.source.rpartition("/")[2].startswith("core.py:")
         and raised.level in ("ERROR", "CRITICAL")
         and not raised.headline.startswith(("Invocation of ", "Traceback"))
@@ -443,7 +454,7 @@ def _failed_script(case: _Case) -> Diagnosis | None:
     The engine ends with the script, and the client reports that as a death.
     """
     life = case.life
-    server = life.ready or any(name.startswith("APIServer") for name in life.pids.values())
+    server = life.ready or any(name.startswith(API_SERVERS) for name in life.pids.values())
     if server or case.cause is not None or case.engine_missing is None:
         return None
     for raised in case.raised:
@@ -570,6 +581,7 @@ _OUTSIDE = {
 
 
 def _stopped(case: _Case) -> Diagnosis | None:
+    """Judge an ordered shutdown: alive before it, or undecided if the log holds only its end."""
     if not case.ordered:
         return None
     life = case.life
@@ -647,7 +659,11 @@ _RULES = (
     *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _multiprocessing, _pasted),
     *(_by_single_sign, _stopped),
 )
-"""Rules in the order in which they are tried."""
+"""Rules in the order in which they are tried.
+
+First the rules that name a cause, the surest first; then a single sign; a shutdown counts only if
+nothing failed before it.
+"""
 
 
 def _named(root: Root | None) -> str:

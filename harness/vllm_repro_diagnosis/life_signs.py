@@ -15,7 +15,13 @@ from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
 from vllm_repro_diagnosis.outside import Meaning, report_of
-from vllm_repro_diagnosis.tracebacks import Finder, OpenTraceback
+from vllm_repro_diagnosis.tracebacks import (
+    API_SERVERS,
+    ENGINE_CORES,
+    ENGINE_NAMES,
+    Finder,
+    OpenTraceback,
+)
 
 
 class SignKind(StrEnum):
@@ -109,7 +115,6 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Application shutdown complete.", SignKind.CLOSED),
     ("Application startup complete.", SignKind.READY),
 )
-_ENGINE = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
 _FATAL = (
     "EngineCore encountered a fatal error.",
     # this and the next two to 0.8
@@ -205,7 +210,7 @@ class ServerLife:
         self.busy: dict[str, bool] = {}
         # by engine: its last counts in a row that have requests and no new token
         self.stalls: dict[str, int] = {}
-        # reports since the last token that a process does not answer another process
+        # times since the last token that vLLM logged "No available shared memory broadcast block"
         self.waits = 0
         # the lines without a server's prefix
         self.prose: list[str] = []
@@ -278,7 +283,7 @@ class ServerLife:
             self._take(line)
 
     def is_settled(self, line: Line) -> bool:
-        """Return True if the next line of this kind makes this line superfluous."""
+        """Return True if this line need not be read once a later line of its kind is."""
         return not self._is_doubtful(line) and self.finder.is_idle(line)
 
     def skip(self, count: int) -> None:
@@ -287,7 +292,7 @@ class ServerLife:
         self._logged += count
 
     def finish(self) -> None:
-        """Take the lines that nothing refuted. The next life learns no process from them."""
+        """Take the doubtful lines that were kept. The next life does not inherit their pids."""
         self._known = set()
         while self._doubtful:
             self._take(self._doubtful.popleft())
@@ -301,7 +306,7 @@ class ServerLife:
             return False
         if not line.process:
             return bool(line.source) or not line.level
-        named = line.process.startswith((*_ENGINE, "APIServer"))
+        named = line.process.startswith((*ENGINE_NAMES, *API_SERVERS))
         return named and line.pid is not None and line.pid not in self._known
 
     def _take(self, line: Line) -> None:
@@ -337,8 +342,8 @@ class ServerLife:
             self._begun[first_words] = line.raw
             self.api_pid = line.pid
             self.first.pop(SignKind.HEALTH_503, None)  # another server or a proxy answered before
-        if line.process.startswith(_ENGINE):
-            if self.first_engine_line is None and line.process.startswith("EngineCore"):
+        if line.process.startswith(ENGINE_NAMES):
+            if self.first_engine_line is None and line.process.startswith(ENGINE_CORES):
                 self.first_engine_line = line.number
             self.engine_error |= line.level in ("ERROR", "CRITICAL")
         if line.process == "MainProcess":
@@ -452,7 +457,7 @@ class ServerLife:
 
 def _of_engine(traceback: OpenTraceback) -> bool:
     if traceback.process:
-        return traceback.process.startswith(_ENGINE)
+        return traceback.process.startswith(ENGINE_NAMES)
     return not LOOPS.isdisjoint(traceback.functions)
 
 

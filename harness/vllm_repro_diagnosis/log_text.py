@@ -122,7 +122,7 @@ _COLLECTORS = (
 _PROCESS = re.compile(
     r"\((?:([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5}|(?: [A-Z]{2}\d{1,5})+)? pid=(\d{1,10})"
     r"(?:, ip=[^)\s]{1,60})?"
-    r"|((?:APIServer|EngineCore|Worker)\w{0,60}))\) ?"
+    r"|((?:A(?:PI|pi)Server|(?:DP)?EngineCore|Worker)\w{0,60}))\) ?"
 )
 # torch puts the rank before an uncaught exception, and launchers before every line
 _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
@@ -153,7 +153,8 @@ _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
 # A progress bar ends without a newline, so a log line of any process may follow it on its line.
 _GLUED = re.compile(
-    r"(?<=\S)(?=\((?:APIServer|EngineCore|Worker|VllmWorker|MainProcess)[\w.:-]* pid=\d+\) "
+    r"(?<=\S)(?=\((?:A(?:PI|pi)Server|(?:DP)?EngineCore|Worker|VllmWorker|MainProcess)[\w.:-]*"
+    r" pid=\d+\) "
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
-from vllm_repro_diagnosis.tracebacks import Frame, Raised, bare_name
+from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,6 @@ _EMPTY_WRAPPERS = (
     "Engine loop has died",
     "Input socket thread died during startup",
 )
-_ENGINE_NAMES = ("EngineCore", "Worker", "VllmWorker", "RayWorker", "DPEngineCore", "rank")
 _ENGINE_RECORDS = (
     "EngineCore ",
     "WorkerProc ",
@@ -136,7 +135,7 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 
     fresh = [each for each in candidates if each is main or _is_fresh(each, survived)]
     root = _through_wrappers(_first_link(main), candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
-        # A rank that lost its peer logs that too. The peer's own exception is the root, if it
+        # A rank that lost its peer logs a consequence. The peer's own exception is the root, if it
         # logged any.
         for each in fresh:
             if _is_block(each) and not _is_consequence(each):
@@ -252,7 +251,7 @@ def _of_termination(raised: Raised) -> bool:
 def _from_engine(raised: Raised) -> bool:
     return (
         raised.native
-        or raised.process.startswith(_ENGINE_NAMES)
+        or raised.process.startswith((*ENGINE_NAMES, "rank"))
         or raised.headline.startswith(_ENGINE_RECORDS)
         or (
             not raised.process

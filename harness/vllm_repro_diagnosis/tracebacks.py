@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from vllm_repro_diagnosis.log_text import Line
 
-ENGINE_NAMES = ("EngineCore", "DPEngineCore", "Worker", "VllmWorker", "RayWorker")
+API_SERVERS = ("APIServer", "ApiServer")
+ENGINE_CORES = ("EngineCore", "DPEngineCore")
+ENGINE_NAMES = (*ENGINE_CORES, "Worker", "VllmWorker", "RayWorker")
 _ERRORS = ("ERROR", "CRITICAL")
 _MAX_MESSAGE_LINES = 40
 """Most lines of an exception's message; further ones belong to the rest of the log."""

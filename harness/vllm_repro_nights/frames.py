@@ -24,7 +24,7 @@ from vllm_repro.report.runs import Run
 from vllm_repro.running.folders import default_out
 from vllm_repro_nights.history import night_of
 from vllm_repro_nights.runs import read_runs
-from vllm_repro_nights.setups import setup_of, signature_of
+from vllm_repro_nights.setups import death_label, setup_of
 from vllm_repro_search.versions.record import VersionMap
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
         "result": arm.result,
         "crashed": arm.k,
         "boots": arm.n,
-        "signature": signature_of(arm),
+        "signature": death_label(arm),
         "setup": setup_of(arm),
     }
 

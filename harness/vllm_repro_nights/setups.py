@@ -37,7 +37,7 @@ def build_of(version: str | None) -> Build:
     return Build.NIGHTLY if parsed.is_prerelease else Build.RELEASE
 
 
-def signature_of(arm: ArmJson) -> str:
+def death_label(arm: ArmJson) -> str:
     """Return `match: AssertionError in _continuation_prefill` for the first death, or nothing.
 
     Cancelled trials do not count.

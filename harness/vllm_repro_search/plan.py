@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class SearchState(StrEnum):
-    """How far a search is. The first word of each line is what the JSON files have."""
+    """State of a search. The values are those of the JSON files."""
 
     OPEN = "open"
     FOUND = "found"

@@ -270,6 +270,19 @@ def test_an_unknown_prefix_on_every_line(name: str, prefix: str) -> None:
     assert seen(diagnose(prefixed(recording(name), prefix))) == REAL[name]
 
 
+OTHER_NAMES = {"EngineCore": "DPEngineCore_0", "APIServer": "ApiServer_1", "Worker": "Worker_DP0"}
+"""Names of processes in vLLM's prefix, and as other releases or several servers print them."""
+
+
+def test_processes_may_have_the_names_of_other_releases() -> None:
+    renamed = re.compile(rf"\(({'|'.join(OTHER_NAMES)})(?:_0|_DP0)?(?=\w* pid=)")
+    for log in LOGS[::3]:  # each takes 20 ms
+        header, text = split(log)
+        other = renamed.sub(lambda name: f"({OTHER_NAMES[name[1]]}", text)
+        if other != text:
+            assert header_of(diagnose(other)) == header, log
+
+
 def test_several_containers_have_a_prefix_each() -> None:
     death, alive = recording("v0.32.0-fault-workspace-mp-inflight"), recording("v0.32.0-boot")
     text = f"{prefixed(alive, 'sidecar-zz helper ')}\n{prefixed(death, 'vllm-a7f3 main ')}"

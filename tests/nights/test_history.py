@@ -28,7 +28,7 @@ from vllm_repro.verdict.verdict import Expected, Standing, Verdict
 from vllm_repro_nights.bug_state import ABSENT, BugState, bug_state
 from vllm_repro_nights.history import NIGHTS, History, history, night_of
 from vllm_repro_nights.history_formats import as_json, change_lines, html_page, terminal
-from vllm_repro_nights.setups import Build, build_of, setup_of, signature_of
+from vllm_repro_nights.setups import Build, build_of, death_label, setup_of
 
 Rows = list[tuple[date, Run]]
 
@@ -386,7 +386,7 @@ def test_a_signature_says_whether_it_matches() -> None:
     for tried in (tried for folder in EXAMPLES for tried in report(folder).arms):
         deaths = [trial.death for trial in tried.trials if trial.death]
         matched = any(death.signature == "match" for death in deaths)
-        assert signature_of(tried).startswith("match: ") is matched
+        assert death_label(tried).startswith("match: ") is matched
 
 
 DOCKER = "docker run -p 127.0.0.1:{}:8000 {image} Qwen/Qwen3-8B --max-num-seqs 2 --port {}"

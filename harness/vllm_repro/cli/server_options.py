@@ -30,7 +30,11 @@ def add_server_options(
                 f" {texts}"
             ),
         },
-        "url": {"type": _url, "metavar": "U", "help": "attach to the server that runs at this URL"},
+        "url": {
+            "type": _without_v1,
+            "metavar": "U",
+            "help": "attach to the server that runs at this URL",
+        },
         "image": {
             "metavar": "I",
             "help": "the image to run (default: the official one of the release)",
@@ -74,8 +78,8 @@ def add_server_options(
         parser.add_argument(f"--{name}", **options[name])
 
 
-def _url(text: str) -> str:
-    """Return the server's root: clients are often given the URL with `/v1`."""
+def _without_v1(text: str) -> str:
+    """Return a URL without `/v1` and final slashes; it is not checked here."""
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

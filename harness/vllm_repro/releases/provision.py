@@ -354,7 +354,11 @@ class ReleaseCache:
 
 
 def provision(source: Source, progress: Progress = print, *, unchecked: bool = False) -> Release:
-    """Return the vLLM from the user's own cache, see `ReleaseCache.provision`."""
+    """Return the vLLM from the user's cache; install it first if necessary, for minutes.
+
+    unchecked: do not compare its files; the caller calls `check` during the boot. Raises
+    `UsageError` and `InfraError`, see `ReleaseCache.provision`.
+    """
     return ReleaseCache().provision(source, progress, unchecked=unchecked)
 
 

@@ -69,9 +69,9 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 def build(folder: Path) -> RunReport:
-    """Return the report of the run in `folder`.
+    """Return the report of the run in `folder`, which may also be its journal.
 
-    Raises `UsageError` if there is no journal, or an empty one.
+    Raises `UsageError` if there is no journal, or one that is not of one whole run of this schema.
     """
     if folder.is_file():
         folder = folder.parent
@@ -110,7 +110,8 @@ def report_of(
     secrets: values that must not be shown, with their names (`known_secrets`).
     """
     started = head_of(recording, folder, hint="name another run's folder")
-    # A resumed run has several heads. Their names make a report the same wherever it is rendered.
+    # A resumed run has several heads. The private names in all of them make a report the same
+    # wherever it is rendered.
     heads = [started, *recording.of("run-resumed")]
     folders = dict(pair for head in heads for pair in head.get("folders") or ())
     hosts, users = (

@@ -146,9 +146,9 @@ def _refused_by(trials: Sequence[TrialReport]) -> str:
 
 
 def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
-    """Return a row for each trial, or for each outcome of four trials or more.
+    """Return a row for each trial; from four trials on, a row for each outcome.
 
-    A row of several trials has a suffix such as ` x 5`.
+    Each has a suffix: ` x 5` for several trials, `, repeated` for trials that do not count.
     """
     counted = {trial.number for trial in counted_trials(trials)}
     rows = [(trial, "") for trial in trials]

@@ -58,7 +58,7 @@ class Conclusion:
     captured: dict[str, str]
     boot: dict[str, Any]
     launched: bool
-    # measurement in which the engine died, after its workload
+    # measurement, or `NEVER_IDLE`, in which the engine died or hung
     during: str = ""
     # the served ones; None if unknown
     weights: ServedWeights | None = None

@@ -26,7 +26,7 @@ ARM_S = 60.0
 class MeasureOptions:
     """Measurements to make on an engine that survived its workload."""
 
-    # None: on a server that the harness starts, if its evidence allows a figure
+    # None until `resolve_measure` has decided it
     throughput: bool | None = False
     # compare each greedy answer with answers to its prompt alone
     outputs: bool = False
@@ -34,7 +34,10 @@ class MeasureOptions:
     most_s: float | None = None
 
     def applies(self, trial: int) -> bool:
-        """Return True if the loads are measured in this trial of an arm: with a limit, in two."""
+        """Return True if the loads are measured in this trial of an arm.
+
+        With a time limit only the first two trials are: two boots show the spread between boots.
+        """
         return bool(self.throughput) and (self.most_s is None or trial <= 2)
 
 
@@ -73,7 +76,7 @@ class Observed:
     infra: str | None = None
     unsupported: str | None = None
     cancelled: str | None = None
-    # measurement in progress after the workload
+    # measurement in progress, or `NEVER_IDLE`; what the trial died or hung in
     measuring: str = ""
     # failed answers of that measurement
     measured: list[Answer] = field(default_factory=list)

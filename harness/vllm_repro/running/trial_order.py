@@ -23,7 +23,7 @@ from vllm_repro.verdict.statistics import clean_needed
 from vllm_repro.verdict.verdict import ArmResult, Expected, Record, is_other, same_release
 
 DEATHS = 5
-MOST = 20
+MOST = 20  # an hour of boots of three minutes
 """Trials of one arm at most. If its claim needs more clean trials than that, none is added."""
 
 
@@ -56,8 +56,8 @@ class Trials:
     def in_turn(self, arms: Sequence[Arm], due: Callable[[], Sequence[str]]) -> Iterator[Arm]:
         """Yield the arms to try: A B in odd rounds, B A in even ones.
 
-        `due` is called before each round; stop if it returns no names. A machine that slows down or
-        warms up then favours no arm. In round n an arm gets its trial n, so a resumed run keeps the
+        So a machine that slows down or warms up favours no arm. `due` is called before each round;
+        stop if it returns no names. In round n an arm gets its trial n, so a resumed run keeps the
         order.
         """
         for n in count(1):
@@ -81,7 +81,7 @@ def undecided_arms(
     The other arguments are those of `decide`.
     """
     if record is not None and same_release(record.version, version) is not patched:
-        # deaths of the same release cannot prove a fix, nor deaths of another one a patch
+        # a fix needs deaths of another release, a patch needs deaths of the same one
         record = None
     dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
     compared = any(

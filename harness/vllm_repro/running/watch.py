@@ -39,11 +39,10 @@ from vllm_repro.running.state import TimeLimits
 from vllm_repro.servers.base import Exit, Server
 from vllm_repro.servers.kinds import ServerKind
 
-_LAST_LOOK, _LAST_LOOK_AT_VLLM = 0.2, 1.0
-"""Seconds to wait after the last answer.
-
-The first: for a rehearsal, or for vLLM to stay without work. The second: the limit for vLLM.
-"""
+_LAST_LOOK = 0.2
+"""Seconds to wait after the last answer of a rehearsal, or for which vLLM must be idle."""
+_LAST_LOOK_AT_VLLM = 1.0
+"""Most seconds to wait after vLLM's last answer."""
 _SETTLED = 0.5
 """Seconds without a new log line after which to stop reading the log.
 
@@ -104,7 +103,7 @@ class Watch:
         self.fatal_lines = 0
         """Lines of the log so far that report a death."""
         self.refuted_lines = 0
-        """Number of those after which the engine still returned a token."""
+        """Of `fatal_lines`, those that came before a canary that returned a token."""
         self._ready = False
         self._stopping = False
         self._last_growth = time.monotonic()
@@ -237,7 +236,7 @@ class Watch:
     async def last_look(self) -> None:
         """Wait briefly: the engine may still crash in the step after the last response.
 
-        One that is idle has no such step.
+        Return early once the engine is idle.
         """
         end = time.monotonic() + (_LAST_LOOK_AT_VLLM if self.kind.facts.runs_vllm else _LAST_LOOK)
         samples: list[CpuSample] = []

@@ -47,7 +47,7 @@ _SIGN_AFTER_CANARY = 3.0
 """Seconds for another sign of death after a failed canary."""
 
 _SIGN_AFTER_FAILURE = 5.0
-"""Seconds for a sign of death after a request failed that every vLLM answers."""
+"""Seconds for a sign of death after a request failed that any living vLLM answers."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ class KindFacts:
     container: bool = False
     # its runs need the scenario's GPUs
     on_gpus: bool = False
-    # None if the scenario or the server decides
+    # None if the site decides: GPU or CPU
     evidence: Evidence | None = None
     # names of `ServerOptions` that only some kinds read
     options: frozenset[str] = frozenset()

@@ -341,7 +341,7 @@ def _definitions(source: str) -> Iterator[tuple[str, str]]:
     except SyntaxError:
         return
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, ast.unparse(node)
         if isinstance(node, ast.ClassDef):
             yield from (

@@ -222,6 +222,8 @@ def site_class(kind: ServerKind) -> type[Site]:
 def choose(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
     """Return the kind of `--server auto`: the first that can run the scenario on this machine.
 
+    Raises `UsageError` if none can.
+
     download: releases may be downloaded. A test suite that runs unattended must not fill a disk
     with gigabytes.
     """

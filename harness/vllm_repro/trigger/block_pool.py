@@ -205,6 +205,7 @@ class BlockPool:
         self._give_back(left)
 
     def _take(self, count: int) -> list[int]:
+        """Allocate free blocks and evict their content. The caller checks that they suffice."""
         taken = [block for block, _ in zip(self._free, range(count), strict=False)]
         for block in taken:
             del self._free[block]

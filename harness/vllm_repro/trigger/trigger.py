@@ -172,8 +172,8 @@ class TriggerFacts:
     def cached(self, request: SentRequest) -> int:
         """Return the prompt tokens from the prefix cache, as counted by the server.
 
-        A crashed request has no counter: its blocks are computed. 0 if a living engine does not
-        report them.
+        A crashed request has no counter: count the blocks that earlier prompts with the same head
+        left. 0 if a living engine does not report them.
         """
         if request.cached_tokens is not None:
             return request.cached_tokens

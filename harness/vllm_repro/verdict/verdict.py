@@ -250,7 +250,7 @@ def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
 
     It has no signature, so it may be another bug.
     """
-    return outcome is expected.sign is not Outcome.CRASH and not crossed
+    return outcome is expected.sign and outcome is not Outcome.CRASH and not crossed
 
 
 def is_other(expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> bool:

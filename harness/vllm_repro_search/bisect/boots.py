@@ -194,11 +194,13 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         if self.most_boots is not None:
             most = min(most, max(1, self.most_boots - len(self.record.boots)))
         self._round = [
-            self.record.from_good[number] for number in self.record.plan.ahead(most, self._cost)
+            self.record.from_good[number]
+            for number in self.record.plan.ahead(most, self._relative_cost)
         ]
         return self._round
 
-    def _cost(self, number: int) -> float:
+    def _relative_cost(self, number: int) -> float:
+        """Return what a boot of this candidate costs; an installed release costs 1.0."""
         facts, source = self.job.choice.kind.facts, self.record.from_good[number].vllm
         # A commit is laid out in seconds.
         installs = source.release and facts.runs_vllm and not facts.container

@@ -178,7 +178,8 @@ class BisectionPlan:
     def ahead(self, most: int, cost: Callable[[int], float] = lambda _: 1.0) -> tuple[int, ...]:
         """Return up to `most` candidates to boot at once.
 
-        The next one is first, then those that would follow a death or a clean boot.
+        The next one is first, then those that would follow a death or a clean boot. cost: as of
+        `next`.
         """
         chosen: dict[int, None] = {}
         plans = deque([self])

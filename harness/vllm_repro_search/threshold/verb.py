@@ -225,7 +225,7 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...
     answered = True
     for name in sent:
         length, answer, last = int(name.split()[0]), answers.get(name), name == sent[-1]
-        quiet = answer is not None and _is_quiet(answer, length)
+        quiet = answer is not None and _answered_whole(answer, length)
         result = PromptResult.SKIP
         if quiet and (outcome.facts.alive or not last):
             result = PromptResult.QUIET
@@ -240,13 +240,14 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...
     return outcome, str(ended["why"]), tuple(probes)
 
 
-def _is_quiet(got: Entry, length: int) -> bool:
-    complete = got["status"] == 200 and not got["error"] and bool(got["finish_reason"])
-    return complete and (got["usage"] or {}).get("prompt_tokens") == length
+def _answered_whole(answer: Entry, length: int) -> bool:
+    """Return True for a complete 200 to a prompt of exactly `length` tokens."""
+    complete = answer["status"] == 200 and not answer["error"] and bool(answer["finish_reason"])
+    return complete and (answer["usage"] or {}).get("prompt_tokens") == length
 
 
-def _is_refused(got: Entry | None) -> bool:
-    return got is not None and got["status"] is not None and 400 <= got["status"] < 500
+def _is_refused(answer: Entry | None) -> bool:
+    return answer is not None and answer["status"] is not None and 400 <= answer["status"] < 500
 
 
 class ThresholdSearch(ArmSearch[Threshold, tuple[int, ...]]):
