@@ -140,8 +140,9 @@ def classify(facts: TrialFacts) -> Outcome:
     """Return the outcome of a trial.
 
     In this order: cancelled, trouble of the host, unsupported, a crash that matches the signature,
-    a server that was never ready, another crash, a hang, a wrong answer. A trial without any of
-    these is clean if the boundary was crossed.
+    a server that was never ready, another crash, a hang, a wrong answer: a dead or hanging engine
+    may also give wrong answers, so the cause comes first. A trial without any of these is clean if
+    the boundary was crossed.
     """
     if facts.cancelled is not None:
         return Outcome.CANCELLED

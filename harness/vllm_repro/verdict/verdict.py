@@ -95,9 +95,9 @@ class Result(StrEnum):
 
     REPRODUCES = "reproduces"
     QUIET = "quiet"
-    FLAKY = "flaky"
+    FLAKY = "flaky"  # some boots show the bug, others cross the boundary without it
     INCONCLUSIVE = "inconclusive"
-    BLOCKED = "blocked"
+    BLOCKED = "blocked"  # no trial got as far as its workload
 
 
 class Verdict(StrEnum):
