@@ -52,7 +52,7 @@ class ChangePoints:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionPlan:
-    """A bisection of `size` candidates."""
+    """A bisection of `size` candidates, at least two."""
 
     size: int
     # chance that a bad candidate dies in one boot
@@ -61,17 +61,8 @@ class BisectionPlan:
     confidence: float = 0.95
     results: tuple[BootResult, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.size < 2 or not 0 < self.rate <= 1 or not 0 < self.confidence < 1:
-            raise ValueError(
-                f"no search: {self.size} candidates, rate {self.rate}, confidence {self.confidence}"
-            )
-
     def after(self, *results: BootResult) -> BisectionPlan:
         """Return the plan after more boots."""
-        for candidate, _ in results:
-            if not 0 <= candidate < self.size:
-                raise ValueError(f"no candidate {candidate} of {self.size}")
         return replace(self, results=(*self.results, *results))
 
     def count(self, side: Side) -> Counter[int]:
