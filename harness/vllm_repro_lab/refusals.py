@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -170,18 +171,10 @@ def _check_copy(*, pinned: bool, waits: bool) -> None:
         refuse(_waited())
 
 
-def _copied() -> Exception:
-    return RuntimeError(COPY)
-
-
-def _waited() -> Exception:
-    kind: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
-    return kind(WAIT)
-
-
-def _no_array() -> Exception:
-    return TypeError(NUMPY)
-
+# Errors by what is refused.
+_copied = partial(RuntimeError, COPY)
+_waited = partial(getattr(torch, "AcceleratorError", RuntimeError), WAIT)
+_no_array = partial(TypeError, NUMPY)
 
 _READING = {
     "tolist": _copied,
