@@ -7,7 +7,7 @@ of values back to the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -176,7 +176,7 @@ _copied = partial(RuntimeError, COPY)
 _waited = partial(getattr(torch, "AcceleratorError", RuntimeError), WAIT)
 _no_array = partial(TypeError, NUMPY)
 
-_READING = {
+_READING: Mapping[str, Callable[[], Exception]] = {
     "tolist": _copied,
     "numpy": _no_array,
     "__array__": _no_array,
