@@ -25,22 +25,6 @@ from vllm_repro.running.job import Job
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.servers.multi_node import Meeting
 
-__all__ = [
-    "ERROR",
-    "EXIT",
-    "NODE",
-    "OUTPUT",
-    "POLL_S",
-    "RANK_LOG",
-    "SITE",
-    "STARTED",
-    "Item",
-    "Rank",
-    "remove_left",
-    "run_item",
-    "start_item",
-]
-
 RUNS, SITE, OUTPUT, ERROR = "runs", "site.json", "output", "error.json"
 """Names in the folder of an item.
 

@@ -341,19 +341,14 @@ def reading(row: CauseRow, released: CauseRow) -> str:
 def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
     """Return the table as text lines, one row per change."""
     servers = any(row.listed is None for row in rows)  # they do not log which blocks are listed
-    limits = [8, 16, 64, 12, 10, 80]
-    table = [["release", "server", "change", "die", "list twice", "reading"]]
+    heads = ("release", "server", "change", "die", *(() if servers else ("list twice",)), "reading")
+    table = [heads]
     for row in rows:
-        read = reading(row, released[row.cause.release, row.cause.arm]) + _SURPRISE[row.as_expected]
+        cause, listed = row.cause, () if servers else (f"{row.listed}",)
+        read = reading(row, released[cause.release, cause.arm]) + _SURPRISE[row.as_expected]
         died = f"{row.died} of {row.trials}"
-        table.append(
-            [row.cause.release, row.cause.arm, row.cause.name, died, f"{row.listed}", read]
-        )
-    if servers:
-        del limits[4]
-        for line in table:
-            del line[4]
-    text = [*columns([tuple(line) for line in table], limits), ""]
+        table.append((cause.release, cause.arm, cause.name, died, *listed, read))
+    text = [*columns(table, [8, 16, 64, 12, *(() if servers else (10,)), 80]), ""]
     if quiet := min((row.trials for row in rows if row.trials and not row.died), default=0):
         unit = "boots" if servers else "such workloads"
         text.append(

@@ -33,11 +33,9 @@ def unlike_live(case: Case) -> tuple[str, ...]:
     """Return why the lab's server cannot run this case; empty if it can."""
     setup, asks = case.setup, case.asks
     simple = setup.connector == "SimpleCPUOffloadConnector"
+    beyond = beyond_scheduler(case.as_json())
     reasons = {
-        f"no scenario is drafted with {feature}": True
-        for feature in beyond_scheduler(case.as_json())
-    }
-    reasons |= {
+        **{f"no scenario is drafted with {feature}": True for feature in beyond},
         f"the lab has no copies for {setup.connector}": setup.connector not in _CONNECTORS,
         "the lab has no asynchronous scheduling beside SimpleCPUOffloadConnector": (
             simple and setup.asynchronous
@@ -66,8 +64,15 @@ def draft(hit: Found, version: str) -> str:
     """Return the text of the scenario file. Its status names only the release that was searched."""
     finding, setup = hit.finding, hit.shrunk.setup
     file, issue = ScenarioWriter(), re.search(r"vllm-project/vllm#\d+", known(hit.finding))
-    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 32, "layers": len(setup.layers)}
-    sizes |= {"vocab_size": 4096, "block_size": setup.block, "max_position": _POSITIONS}
+    sizes = {
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 32,
+        "layers": len(setup.layers),
+        "vocab_size": 4096,
+        "block_size": setup.block,
+        "max_position": _POSITIONS,
+    }
     why = "the bug is in the scheduler, which reads no weights"
     rest = [file.call("rest", within=30)] if finding.kind is FindingKind.RESTLESS else []
     eager = "boots in seconds, because nothing is compiled"
@@ -75,9 +80,13 @@ def draft(hit: Found, version: str) -> str:
         file.call("with_flags", "--enforce-eager", why=eager),
         file.call("with_flags", "--dtype bfloat16", why="the CPU attention needs it"),
     )
-    lab: dict[str, Any] = {"mechanism": _mechanism(setup), "layers": setup.layers}
-    lab |= {"window": setup.window} if "sliding" in setup.layers else {}
-    lab |= {"why": "the layers of the shrunk case", "changes": one_a_line(changes)}
+    lab = {
+        "mechanism": _mechanism(setup),
+        "layers": setup.layers,
+        **({"window": setup.window} if "sliding" in setup.layers else {}),
+        "why": "the layers of the shrunk case",
+        "changes": one_a_line(changes),
+    }
     fields = {
         "id": draft_id(finding, version),
         "issue": issue[0] if issue else "vllm-project/vllm#0",
@@ -174,8 +183,11 @@ def _signature(file: ScenarioWriter, finding: Finding) -> dict[str, Source]:
     if finding.kind is not FindingKind.DEATH:
         return {}
     message = finding.message.replace("{", "{{").replace("}", "}}")
-    fields: dict[str, object] = {"phase": "request", "exception": finding.exception}
-    fields |= {"message": message}
-    fields |= {"source": finding.source} if finding.source and not message else {}
-    fields |= {"frames": [frame for frame in finding.frames if frame.isidentifier()]}
+    fields = {
+        "phase": "request",
+        "exception": finding.exception,
+        "message": message,
+        **({"source": finding.source} if finding.source and not message else {}),
+        "frames": [frame for frame in finding.frames if frame.isidentifier()],
+    }
     return {"signature": file.block("signature", **fields)}

@@ -141,12 +141,14 @@ def _file(case: Mapping[str, Any], about: Sequence[str]) -> str:
 
 
 def _flags(case: Mapping[str, Any]) -> list[str]:
-    flags = {flag: case[name] for name, flag in _FLAGS.items()}
-    flags |= {"enable_chunked_prefill": True, "dtype": "bfloat16"}
-    # some releases disable it if there is a connector
-    flags["disable_hybrid_kv_cache_manager"] = not case["hybrid"]
-    if case["draft"]:
-        flags["speculative_config"] = drafting(case["draft"])
+    flags = {
+        **{flag: case[name] for name, flag in _FLAGS.items()},
+        "enable_chunked_prefill": True,
+        "dtype": "bfloat16",
+        # some releases disable it if there is a connector
+        "disable_hybrid_kv_cache_manager": not case["hybrid"],
+        **({"speculative_config": drafting(case["draft"])} if case["draft"] else {}),
+    }
     text = ", ".join(f"{name}={value!r}" for name, value in flags.items())
     return wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
@@ -170,9 +172,11 @@ def _list(values: Sequence[str]) -> str:
 
 
 def _call(request: Mapping[str, Any]) -> str:
-    fields = {"prompt": request["prompt"], "answer": request["answer"]}
-    fields |= {name: request[name] for name in ("shared", "after") if request[name]}
-    fields |= {"abort": request["abort"]} if request["abort"] >= 0 else {}
+    fields = {
+        **{name: request[name] for name in ("prompt", "answer")},
+        **{name: request[name] for name in ("shared", "after") if request[name]},
+        **({"abort": request["abort"]} if request["abort"] >= 0 else {}),
+    }
     return f"dict({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 

@@ -435,8 +435,7 @@ def _of_arguments(
     arguments: dict[str, Any], how: str, above: str, unread: tuple[str, ...]
 ) -> Iterator[Found]:
     """Yield the command with these arguments of vLLM, by their names in Python."""
-    model = arguments.pop("model_tag", None)
-    model = arguments.pop("model", model)
+    model = arguments.pop("model", arguments.pop("model_tag", None))
     words = ["vllm", "serve", *([str(model)] if model else [])]
     first = len(words)
     for name, value in arguments.items():

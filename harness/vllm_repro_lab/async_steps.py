@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from vllm.platforms.cpu import CpuPlatform
 
+from .wrapping import keep
+
 
 class _Nothing:
     """Stream or event of a device that has computed each step before it returns."""
@@ -35,12 +37,4 @@ def install() -> None:
     from vllm.v1.worker import cpu_model_runner
 
     cpu_model_runner._torch_cuda_wrapper = nullcontext
-    platform: Any = CpuPlatform
-    original = platform.check_and_update_config.__func__
-
-    def keep(cls: Any, vllm_config: Any) -> None:
-        decided = vllm_config.scheduler_config.async_scheduling
-        original(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = decided
-
-    platform.check_and_update_config = classmethod(keep)
+    keep(CpuPlatform, "scheduler_config.async_scheduling")

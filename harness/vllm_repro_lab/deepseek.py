@@ -14,12 +14,14 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.workspace import WorkspaceManager
 
 from . import dry_run, interpreter
+from .wrapping import keep, wrap
 
 logger = init_logger("vllm.repro_lab")
 
@@ -29,44 +31,25 @@ def install() -> None:
 
     The attention class is replaced later, just before the worker creates its model.
     """
-    _keep_the_scheduler_as_asked()
-    dry_run.make_workspace()
-    dry_run.profile_before_memory()
-    dry_run.capture_after_warm_up()
-    _replace_attention_first()
+    keep(
+        CpuPlatform,
+        "scheduler_config.enable_chunked_prefill",
+        "scheduler_config.max_num_batched_tokens",
+        "cache_config.enable_prefix_caching",
+    )
+    dry_run.install(profile=True)
+    wrap(CPUWorker, "init_device", init_device)
 
 
-def _keep_the_scheduler_as_asked() -> None:
-    original = CpuPlatform.check_and_update_config.__func__
+def init_device(original: Any, worker: Any) -> Any:
+    """Replace the attention class first.
 
-    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-        chosen = (
-            scheduler.enable_chunked_prefill,
-            scheduler.max_num_batched_tokens,
-            cache.enable_prefix_caching,
-        )
-        original(cls, vllm_config)
-        (
-            scheduler.enable_chunked_prefill,
-            scheduler.max_num_batched_tokens,
-            cache.enable_prefix_caching,
-        ) = chosen
-
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
-
-
-def _replace_attention_first() -> None:
-    original = CPUWorker.init_device
-
-    def init_device(self: Any) -> Any:
-        # Not in `install`: the model's modules import parts of vLLM that are not loaded yet when
-        # plugins are.
-        interpreter.insist()
-        _replace_attention()
-        return original(self)
-
-    CPUWorker.init_device = init_device
+    Not in `install`: the model's modules import parts of vLLM that are not loaded yet when plugins
+    are.
+    """
+    interpreter.insist()
+    _replace_attention()
+    return original(worker)
 
 
 def _replace_attention() -> None:
@@ -93,7 +76,7 @@ def _replace_attention() -> None:
     attention.flash_mla_sparse_fwd = kernels.attend
     attention.flash_mla_with_kvcache = kernels.attend_cached
     windows.get_mla_metadata = lambda: (windows.FlashMLASchedMeta(), None)
-    _reserve_in_dummy_runs(indexer)
+    wrap(indexer.SparseAttnIndexer, "forward_cpu", forward_cpu)
     _watch_prefills(gpu)
     name = gpu.backend_cls.get_name()
     logger.info(
@@ -103,15 +86,13 @@ def _replace_attention() -> None:
     )
 
 
-def _reserve_in_dummy_runs(indexer: Any) -> None:
-    original = indexer.SparseAttnIndexer.forward_cpu
-
-    def forward_cpu(self: Any, hidden_states: Any, q_quant: Any, k: Any, weights: Any) -> Any:
-        if not isinstance(indexer.get_forward_context().attn_metadata, dict):
-            return self.forward_cuda(hidden_states, q_quant, k, weights)
-        return original(self, hidden_states, q_quant, k, weights)
-
-    indexer.SparseAttnIndexer.forward_cpu = forward_cpu
+def forward_cpu(
+    original: Any, indexer: Any, hidden_states: Any, q_quant: Any, k: Any, weights: Any
+) -> Any:
+    """Reserve workspace in a dummy run, as `forward_cuda` does."""
+    if not isinstance(get_forward_context().attn_metadata, dict):
+        return indexer.forward_cuda(hidden_states, q_quant, k, weights)
+    return original(indexer, hidden_states, q_quant, k, weights)
 
 
 def _watch_prefills(attention: Any) -> None:

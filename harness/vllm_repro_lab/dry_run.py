@@ -20,51 +20,47 @@ from vllm.logger import init_logger
 from vllm.v1.worker import gpu_model_runner, workspace
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from .wrapping import wrap
+
 logger = init_logger("vllm.repro_lab")
 
 
-def make_workspace() -> None:
+def install(*, profile: bool = False) -> None:
+    """Install the steps in this process. profile: also the profile run."""
+    wrap(CPUWorker, "init_device", init_device)
+    wrap(CPUWorker, "compile_or_warm_up_model", compile_or_warm_up_model)
+    if profile:
+        wrap(CPUWorker, "determine_available_memory", determine_available_memory)
+
+
+def init_device(original: Any, worker: Any, device: Any = None) -> Any:
     """Create the workspace manager when the worker starts, as the GPU worker does."""
-    original = CPUWorker.init_device
-
-    def init_device(self: Any) -> Any:
-        workspace.init_workspace_manager(
-            torch.device("cpu"), 2 if self.vllm_config.parallel_config.enable_dbo else 1
-        )
-        return original(self)
-
-    CPUWorker.init_device = init_device
+    workspace.init_workspace_manager(
+        torch.device("cpu") if device is None else device,
+        2 if worker.vllm_config.parallel_config.enable_dbo else 1,
+    )
+    return original(worker)
 
 
-def profile_before_memory() -> None:
+def determine_available_memory(original: Any, worker: Any) -> Any:
     """Run vLLM's profile_run() before memory is measured, as the GPU worker does."""
-    original = CPUWorker.determine_available_memory
-
-    def determine_available_memory(self: Any) -> Any:
-        self.model_runner.profile_run()
-        return original(self)
-
-    CPUWorker.determine_available_memory = determine_available_memory
+    worker.model_runner.profile_run()
+    return original(worker)
 
 
-def capture_after_warm_up() -> None:
+def compile_or_warm_up_model(original: Any, worker: Any) -> Any:
     """Run vLLM's capture_model() after the warm-up, unless graphs are off."""
-    original = CPUWorker.compile_or_warm_up_model
-
-    def compile_or_warm_up_model(self: Any) -> Any:
-        result = original(self)
-        mode = os.environ.get("REPRO_LAB_GRAPHS", "").upper()
-        if self.model_config.enforce_eager or mode == "NONE":
-            logger.info(
-                "LAB: graphs are turned off, so capture_model() is not called and the workspace"
-                " stays unlocked."
-            )
-        else:
-            with _as_on_a_gpu(self):
-                self.model_runner.capture_model()
-        return result
-
-    CPUWorker.compile_or_warm_up_model = compile_or_warm_up_model
+    result = original(worker)
+    mode = os.environ.get("REPRO_LAB_GRAPHS", "").upper()
+    if worker.model_config.enforce_eager or mode == "NONE":
+        logger.info(
+            "LAB: graphs are turned off, so capture_model() is not called and the workspace"
+            " stays unlocked."
+        )
+    else:
+        with _as_on_a_gpu(worker):
+            worker.model_runner.capture_model()
+    return result
 
 
 @contextlib.contextmanager

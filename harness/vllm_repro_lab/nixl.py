@@ -64,8 +64,6 @@ class Worker:
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._caches = kv_caches
 
-    def set_host_xfer_buffer_ops(self, *_: Any) -> None: ...
-
     def start_load_kv(self, metadata: Any) -> None:
         self._held |= set(metadata.reqs_to_send)
         for name, meta in metadata.reqs_to_recv.items():
@@ -128,9 +126,10 @@ class Worker:
         invalid, self._invalid = self._invalid, set()
         return invalid
 
-    def get_kv_connector_stats(self) -> None: ...
+    def _do_nothing(self, *_: Any) -> None:
+        """Answer a call that is for NIXL, its threads or its buffers."""
 
-    def shutdown(self) -> None: ...
+    set_host_xfer_buffer_ops = get_kv_connector_stats = shutdown = _do_nothing
 
 
 def pairs_of(meta: Any) -> list[list[tuple[int, int]]]:

@@ -18,6 +18,7 @@ import torch
 import vllm.v1.simple_kv_offload.worker as worker
 from vllm.v1.core.block_pool import BlockPool
 
+from .event import Event
 from .record import observe
 
 _MOST_NAMED = 32
@@ -60,22 +61,6 @@ class _Stream:
     @staticmethod
     def priority_range() -> tuple[int, int]:
         return 0, -1
-
-
-class Event:
-    """Dummy event: complete at poll number `polls` + 1, or at once after `synchronize`."""
-
-    def __init__(self, polls: int = 0) -> None:
-        self._left = polls
-
-    def query(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-    def synchronize(self) -> None:
-        self._left = 0
-
-    def record(self, *_: Any) -> None: ...
 
 
 class CopyBackend:

@@ -10,11 +10,13 @@ of `kv_connector_extra_config`, 1 by default.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+from .event import Event
 
 
 def install() -> None:
@@ -26,15 +28,14 @@ def install() -> None:
         spec.get_handlers = _handlers
 
 
-def _transfers_of(spec: Any, *_: Any) -> _Transfers:
-    """Return the transfers of a spec, made on first use."""
+def _transfers_of(spec: Any, *_: Any) -> Any:
+    """Return the transfers of a spec, made on first use. They move no data."""
     if "_repro_transfers" not in spec.__dict__:
-        polls = (
-            int(spec.extra_config.get(f"{direction}_polls", 1)) for direction in ("store", "load")
+        settings = spec.extra_config
+        spec._repro_transfers = Transfers(
+            lambda direction, *_: Event(int(settings.get(f"{direction}_polls", 1)))
         )
-        spec._repro_transfers = _Transfers(*polls)
-    transfers: _Transfers = spec._repro_transfers
-    return transfers
+    return spec._repro_transfers
 
 
 def _handlers(spec: Any, *_: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -45,34 +46,38 @@ def _handlers(spec: Any, *_: Any) -> Iterator[tuple[Any, Any, Any]]:
     yield cpu, gpu, _transfers_of(spec)
 
 
-class _Transfers:
-    """Transfers that move no data. Each is reported after its polls, or once it was waited for."""
+class Transfers:
+    """Worker of the connector. A transfer is reported once its event is complete.
 
-    def __init__(self, store_polls: int, load_polls: int) -> None:
-        self._store_polls, self._load_polls = store_polls, load_polls
-        self._polls: dict[int, int] = {}
+    begin: starts the copy of a direction between two lists of blocks, and returns its event.
+    """
 
-    def submit_store(self, job_id: int, *_: Any) -> bool:
-        self._polls[job_id] = self._store_polls
+    def __init__(self, begin: Callable[[str, Any, Any], Any]) -> None:
+        self._begin = begin
+        self._events: dict[int, Any] = {}
+
+    def submit_store(self, job_id: int, source: Any, target: Any, **_: Any) -> bool:
+        self._events[job_id] = self._begin("store", source, target)
         return True
 
-    def submit_load(self, job_id: int, *_: Any, **__: Any) -> bool:
-        self._polls[job_id] = self._load_polls
+    def submit_load(self, job_id: int, source: Any, target: Any, **_: Any) -> bool:
+        self._events[job_id] = self._begin("load", source, target)
         return True
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
         """Submit a transfer, as releases up to 0.24.0 do, by its source."""
         submit = self.submit_store if "GPU" in type(spec[0]).__name__ else self.submit_load
-        return submit(job_id)
+        return submit(job_id, *spec)
 
     def get_finished(self) -> list[Any]:
-        done = [job for job, left in self._polls.items() if left <= 0]
-        self._polls = {job: left - 1 for job, left in self._polls.items() if left > 0}
+        done = [job for job, event in self._events.items() if event.query()]
+        for job in done:
+            del self._events[job]
         unknown = {"transfer_size": None, "transfer_time": None, "transfer_type": None}
         return [SimpleNamespace(job_id=job, success=True, **unknown) for job in done]
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        for job in self._polls.keys() & set(job_ids):
-            self._polls[job] = 0
+        for job in self._events.keys() & set(job_ids):
+            self._events[job].synchronize()
 
     def shutdown(self) -> None: ...

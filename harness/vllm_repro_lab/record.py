@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _logger = logging.getLogger("vllm.repro_lab")
@@ -63,28 +64,17 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
 
     source: returns the file of its module, (short name for the report, path), or None.
     """
-    known: dict[Path, tuple[dict[str, tuple[str, ...]], str]] = {}
     replaced: list[Mapping[str, str]] = []
     missing: list[str] = []
     for part in parts:
-        place = source(part)
-        if place is None and not part.needed:
-            continue
-        if place is None:
-            missing.append(f"{part.module}.{part.name}")
-            continue
-        file, path = place
-        if path not in known:
-            content = path.read_bytes()
-            known[path] = dict(names_in(content)), hashlib.sha256(content).hexdigest()
-        names, digest = known[path]
+        file, path = source(part) or ("", None)
+        names, digest = _read(path) if path else ({}, "")
         present = next((name for name in (part.name, *part.otherwise) if name in names), None)
-        if present is None and not part.needed:
-            continue
         if present is None:
-            missing.append(
-                " or ".join(f"{part.module}.{name}" for name in (part.name, *part.otherwise))
-            )
+            if part.needed:
+                missing.append(
+                    " or ".join(f"{part.module}.{name}" for name in (part.name, *part.otherwise))
+                )
             continue
         name = f"{part.module}.{present}"
         missing += [
@@ -103,6 +93,13 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
                 }
             )
     return Survey(tuple(replaced), tuple(missing))
+
+
+@cache
+def _read(path: Path) -> tuple[dict[str, tuple[str, ...]], str]:
+    """Return the names of a module, and the digest of its file."""
+    content = path.read_bytes()
+    return dict(names_in(content)), hashlib.sha256(content).hexdigest()
 
 
 def names_in(source: str | bytes) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -7,8 +7,9 @@ of values back to the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -170,20 +171,12 @@ def _check_copy(*, pinned: bool, waits: bool) -> None:
         refuse(_waited())
 
 
-def _copied() -> Exception:
-    return RuntimeError(COPY)
+# Errors by what is refused.
+_copied = partial(RuntimeError, COPY)
+_waited = partial(getattr(torch, "AcceleratorError", RuntimeError), WAIT)
+_no_array = partial(TypeError, NUMPY)
 
-
-def _waited() -> Exception:
-    kind: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
-    return kind(WAIT)
-
-
-def _no_array() -> Exception:
-    return TypeError(NUMPY)
-
-
-_READING = {
+_READING: Mapping[str, Callable[[], Exception]] = {
     "tolist": _copied,
     "numpy": _no_array,
     "__array__": _no_array,

@@ -12,7 +12,6 @@ import importlib
 import queue
 import time
 from collections import deque
-from functools import wraps
 from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
@@ -20,6 +19,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 
 from . import nixl, offload, offloading
+from .wrapping import keep, wrap
 
 GATHER = 0.5
 """Seconds that an idle engine waits for more requests after the first."""
@@ -29,8 +29,14 @@ _OFFLOADING_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.wo
 
 def install() -> None:
     """Install the replacements in this process."""
-    _keep_gpu_defaults()
-    _gather_requests()
+    # The executor and asynchronous scheduling stay as vLLM chose them for a GPU.
+    keep(
+        CpuPlatform,
+        "parallel_config.distributed_executor_backend",
+        "scheduler_config.async_scheduling",
+    )
+    wrap(CpuPlatform, "check_and_update_config", check_and_update_config)
+    wrap(EngineCoreProc, "_process_input_queue", process_input_queue)
     nixl.install()
     offload.install()
     offloading.install()
@@ -40,37 +46,19 @@ def install() -> None:
     simple.register_kv_caches = _copy_nothing
 
 
-def _keep_gpu_defaults() -> None:
-    """Use the lab's worker, and undo the CPU platform's rules for executor and scheduling.
-
-    The executor and asynchronous scheduling stay as vLLM chose them before those rules.
-    """
-    original = CpuPlatform.check_and_update_config.__func__
-
-    @wraps(original)
-    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
-        chosen = parallel.distributed_executor_backend, scheduler.async_scheduling
-        parallel.worker_cls = "vllm_repro_lab.scheduler_worker.Worker"
-        original(cls, vllm_config)
-        parallel.distributed_executor_backend, scheduler.async_scheduling = chosen
-
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+def check_and_update_config(original: Any, cls: Any, vllm_config: Any) -> None:
+    """Use the lab's worker."""
+    vllm_config.parallel_config.worker_cls = "vllm_repro_lab.scheduler_worker.Worker"
+    original(cls, vllm_config)
 
 
-def _gather_requests() -> None:
+def process_input_queue(original: Any, engine: Any) -> None:
     """Change the queue before it is read.
 
     This method returns before a step, so no frame of the lab is in a step's traceback.
     """
-    original = EngineCoreProc._process_input_queue
-
-    @wraps(original)
-    def process_input_queue(engine: Any) -> None:
-        engine.input_queue.__class__ = _Gathering
-        original(engine)
-
-    EngineCoreProc._process_input_queue = process_input_queue
+    engine.input_queue.__class__ = _Gathering
+    original(engine)
 
 
 class _Gathering(queue.Queue):  # type: ignore[type-arg]  # it takes the place of a queue of vLLM

@@ -49,8 +49,10 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         self._prompts: dict[str, list[int]] = {}
         self._answer: ModelRunnerOutput | None = None
 
-    def load_model(self, **_: Any) -> None:
-        """Load nothing."""
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        """Answer a call that is for a model, its memory or its drafts."""
+
+    load_model = set_kv_cache_layout = update_max_model_len = take_draft_token_ids = _do_nothing
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -94,9 +96,6 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
             layout.name for layout in utils.get_supported_kv_cache_layouts([CPUAttentionBackend])
         ]
 
-    def set_kv_cache_layout(self, *_: Any) -> None:
-        """Have no memory to lay out."""
-
     def determine_available_memory(self) -> int:
         return _MEMORY
 
@@ -110,9 +109,6 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         ensure_kv_transfer_initialized(self.vllm_config, kv_cache_config)
         if has_kv_transfer_group():
             get_kv_transfer_group().register_kv_caches({})
-
-    def update_max_model_len(self, _: int) -> None:
-        """Keep no length."""
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         return CompilationTimes(language_model=0.0, encoder=0.0)
@@ -168,9 +164,6 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
                 tokens = answer.sampled_token_ids[answer.req_id_to_index[name]]
                 tokens[:] = [int(allowed[token % len(allowed)]) for token in tokens]
         return answer
-
-    def take_draft_token_ids(self) -> None:
-        """Draft nothing."""
 
     def _sampled(self, scheduler_output: Any) -> dict[str, list[int]]:
         """Return the new tokens of each scheduled request: one at its last token, else none.

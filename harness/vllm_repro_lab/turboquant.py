@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from . import dry_run, kernels
+from .wrapping import wrap
 
 logger = init_logger("vllm.repro_lab")
 
@@ -26,30 +28,31 @@ def install(*, graphs: bool, flash: bool = False) -> None:
     graphs: the module `graphs` creates the workspace and captures. flash: replace FlashAttention,
     too.
     """
-    _choose_backend(flash=flash)
+    wrap(CpuPlatform, "get_attn_backend_cls", partial(get_attn_backend_cls, flash))
     if not graphs:
-        dry_run.make_workspace()
-        dry_run.capture_after_warm_up()
+        dry_run.install()
 
 
-def _choose_backend(*, flash: bool) -> None:
-    original = CpuPlatform.get_attn_backend_cls.__func__
-
-    def get_attn_backend_cls(
-        cls: Any, selected_backend: Any, attn_selector_config: Any, *args: Any, **keywords: Any
-    ) -> Any:
-        if not str(attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
-            return original(cls, selected_backend, attn_selector_config, *args, **keywords)
-        replace_kernels()
-        if flash:
-            _replace_flash_attention()
-        logger.info(
-            "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT']. "
-            "(LAB: without the lab, this platform chooses CPU_ATTN.)"
-        )
-        return AttentionBackendEnum.TURBOQUANT.get_path()
-
-    CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
+def get_attn_backend_cls(
+    flash: bool,
+    original: Any,
+    cls: Any,
+    selected_backend: Any,
+    attn_selector_config: Any,
+    *args: Any,
+    **keywords: Any,
+) -> Any:
+    """Choose TurboQuant's backend for its caches. flash: replace FlashAttention, too."""
+    if not str(attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
+        return original(cls, selected_backend, attn_selector_config, *args, **keywords)
+    replace_kernels()
+    if flash:
+        _replace_flash_attention()
+    logger.info(
+        "Using TURBOQUANT attention backend out of potential backends: ['TURBOQUANT']. "
+        "(LAB: without the lab, this platform chooses CPU_ATTN.)"
+    )
+    return AttentionBackendEnum.TURBOQUANT.get_path()
 
 
 def replace_kernels() -> None:
@@ -64,12 +67,15 @@ def replace_kernels() -> None:
     backend: Any = import_module("vllm.v1.attention.backends.turboquant_attn")
     if isinstance(store._tq_fused_store_mse, kernels.TorchKernel):
         return
-    store._tq_fused_store_mse = kernels.TorchKernel(store._tq_fused_store_mse, kernels.store_mse)
-    store._tq_fused_store_fp8 = kernels.TorchKernel(store._tq_fused_store_fp8, kernels.store_fp8)
-    decode._tq_decode_stage1 = kernels.TorchKernel(decode._tq_decode_stage1, kernels.decode_splits)
-    decode._fwd_kernel_stage2 = kernels.TorchKernel(decode._fwd_kernel_stage2, kernels.merge_splits)
-    unpack = kernels.TorchKernel(decode._tq_full_dequant_kv, kernels.unpack_cache)
-    decode._tq_full_dequant_kv = backend._tq_full_dequant_kv = unpack
+    for module, name, body in (
+        (store, "_tq_fused_store_mse", kernels.store_mse),
+        (store, "_tq_fused_store_fp8", kernels.store_fp8),
+        (decode, "_tq_decode_stage1", kernels.decode_splits),
+        (decode, "_fwd_kernel_stage2", kernels.merge_splits),
+        (decode, "_tq_full_dequant_kv", kernels.unpack_cache),
+    ):
+        setattr(module, name, kernels.TorchKernel(getattr(module, name), body))
+    backend._tq_full_dequant_kv = decode._tq_full_dequant_kv
 
 
 def _replace_flash_attention() -> None:

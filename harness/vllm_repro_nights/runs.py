@@ -64,12 +64,7 @@ def _read(folder: Path, name: str, cache: _Cache) -> Run | None:
     if being_written(journal):
         return None
     with legible(folder):
-        state = journal.stat()
-        if kept := cache.get(name, state):
-            return _decoded(kept, folder)
-        run = run_of(build(folder))
-        cache.add(name, state, msgspec.json.encode(run))
-        return run
+        return _decoded(cache.rendered(folder, name), folder)
 
 
 _WITH_RATE = re.compile(rb'"rate": ?(?:[1-9]|0\.0*[1-9])')
@@ -107,26 +102,23 @@ class _Cache:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._current: dict[str, _Kept] = {}
-        self._changed = False
 
-    def get(self, name: str, journal: os.stat_result) -> bytes | None:
-        """Return the run of an unchanged journal."""
+    def rendered(self, folder: Path, name: str) -> bytes:
+        """Return the run in a folder as JSON: from the cache, or rendered now."""
+        state = (folder / "journal.jsonl").stat()
+        identity = state.st_ino, state.st_size, state.st_mtime_ns
         kept = self._before.get(name)
-        if kept is None or kept.journal != _identity(journal):
-            return None
+        if kept is None or kept.journal != identity:
+            kept = _Kept(identity, msgspec.Raw(msgspec.json.encode(run_of(build(folder)))))
         self._current[name] = kept
         return bytes(kept.run)
 
-    def add(self, name: str, journal: os.stat_result, run: bytes) -> None:
-        self._current[name] = _Kept(_identity(journal), msgspec.Raw(run))
-        self._changed = True
-
     def save(self) -> None:
-        """Write what was read or added.
+        """Write the cache if a run was rendered.
 
         A cache that cannot be written is no error: the next call renders again.
         """
-        if not self._changed:
+        if all(self._before.get(name) is kept for name, kept in self._current.items()):
             return
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +142,3 @@ class _Cache:
             return decode(self._file.read_bytes(), dict[str, _Kept])
         except (OSError, ValueError):
             return {}
-
-
-def _identity(journal: os.stat_result) -> tuple[int, int, int]:
-    return journal.st_ino, journal.st_size, journal.st_mtime_ns

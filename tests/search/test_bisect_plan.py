@@ -238,20 +238,3 @@ def test_information_of_a_boot() -> None:
     assert (information(0.5, 1.0), information(1.0, 0.5)) == pytest.approx((1, 0))
     # the capacity of a Z-channel with crossover 1/2
     assert information(0.4, 0.5) == pytest.approx(log2(5) - 2)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"size": 1},
-        {"size": 5, "rate": 0.0},
-        {"size": 5, "rate": 1.1},
-        {"size": 5, "confidence": 0.0},
-        {"size": 5, "confidence": 1.0},
-    ],
-)
-def test_a_search_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="no search"):
-        BisectionPlan(**wrong)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(ValueError, match="no candidate 5 of 5"):
-        BisectionPlan(size=5).after(BootResult(5, GOOD))

@@ -52,7 +52,7 @@ class ChangePoints:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionPlan:
-    """A bisection of `size` candidates."""
+    """A bisection of `size` candidates, at least two."""
 
     size: int
     # chance that a bad candidate dies in one boot
@@ -61,17 +61,8 @@ class BisectionPlan:
     confidence: float = 0.95
     results: tuple[BootResult, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.size < 2 or not 0 < self.rate <= 1 or not 0 < self.confidence < 1:
-            raise ValueError(
-                f"no search: {self.size} candidates, rate {self.rate}, confidence {self.confidence}"
-            )
-
     def after(self, *results: BootResult) -> BisectionPlan:
         """Return the plan after more boots."""
-        for candidate, _ in results:
-            if not 0 <= candidate < self.size:
-                raise ValueError(f"no candidate {candidate} of {self.size}")
         return replace(self, results=(*self.results, *results))
 
     def count(self, side: Side) -> Counter[int]:
@@ -103,9 +94,7 @@ class BisectionPlan:
 
     def answer(self) -> ChangePoints:
         """Return what is known by now."""
-        return self._answer(self.posterior())
-
-    def _answer(self, posterior: Sequence[float]) -> ChangePoints:
+        posterior = self.posterior()
         left: list[int] = []
         together = 0.0
         for point in sorted(range(self.size + 1), key=posterior.__getitem__, reverse=True):
@@ -157,8 +146,7 @@ class BisectionPlan:
         Both ends come first, then the most information for its cost. cost: of one boot of a
         candidate, in any unit.
         """
-        posterior = self.posterior()
-        known = self._answer(posterior)
+        known = self.answer()
         if known.state is not SearchState.OPEN:
             return None
         if not self.count(Side.BAD):
@@ -172,7 +160,7 @@ class BisectionPlan:
             bits = information(min(bad[candidate], 1.0), self.rate)
             return bits * _bootable(candidate, skipped, near) / cost(candidate)
 
-        bad = list(accumulate(posterior))
+        bad = list(accumulate(self.posterior()))
         return max((place for place in _between(known.left) if place not in skipped), key=value)
 
     def ahead(self, most: int, cost: Callable[[int], float] = lambda _: 1.0) -> tuple[int, ...]:
@@ -192,10 +180,9 @@ class BisectionPlan:
 
     def boots_left(self) -> int:
         """Return about how many boots are to come, without skips."""
-        posterior = self.posterior()
-        if self._answer(posterior).state is not SearchState.OPEN:
+        if self.answer().state is not SearchState.OPEN:
             return 0
-        unknown = -sum(chance * log2(chance) for chance in posterior if chance > 0)
+        unknown = -sum(chance * log2(chance) for chance in self.posterior() if chance > 0)
         return max(
             1, ceil(unknown / max(information(step / 100, self.rate) for step in range(1, 101)))
         )

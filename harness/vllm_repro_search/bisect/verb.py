@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -18,7 +17,7 @@ from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS, published_release
 from vllm_repro.releases.sources import commits_between
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
-from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
@@ -31,7 +30,7 @@ from vllm_repro_search.boot_search import (
     common_fields,
     run_search,
 )
-from vllm_repro_search.versions.verb import choose_once, for_release, refuse_one_release, releases
+from vllm_repro_search.versions.verb import for_release, job_of_releases, releases
 
 _EPILOG = """
 
@@ -135,32 +134,19 @@ def run(arguments: argparse.Namespace) -> int:
     scenario = find(arguments.scenario)
     if arguments.script:
         return _by_script(arguments, scenario, unfinished)
-    options = server_options(arguments)
-    refuse_one_release(options)
     candidates, left_out = _candidates(arguments)
-    options, choice = choose_once(scenario, options, candidates[0].vllm, here=not arguments.on)
-    names = arguments.arm or [arm.name for arm in scenario.leading]
-    arms = find_arms(scenario, names)
-    targets = [arm for arm in arms if arm.expected.has_bug]
+    job = job_of_releases(arguments, scenario, server_options(arguments), candidates[0].vllm)
+    targets = [arm for arm in job.arms if arm.expected.has_bug]
     if len(targets) != 1:
         raise UsageError(
-            f"{len(targets) or 'no'} arms that show the bug are named ({', '.join(names)}), and"
-            " bisect follows one",
+            f"{len(targets) or 'no'} arms that show the bug are named"
+            f" ({', '.join(job.named_arms)}), and bisect follows one",
             hint=(
                 "--arm with one of"
                 f" {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}"
             ),
         )
-    job = job_from(
-        arguments,
-        name=arguments.scenario,
-        scenario=scenario,
-        options=options,
-        choice=choice,
-        arms=arms,
-    )
-    refuse_unused_options(for_release(options, candidates[0].vllm), choice.kind)
-    job = replace(job, named_arms=names)  # so that each run is repeated with these arms
+    refuse_unused_options(for_release(job.options, candidates[0].vllm), job.choice.kind)
     record = _begun(arguments, job, targets[0], candidates, left_out)
     return run_search(arguments, BisectionSearch(job, record), unfinished)
 

@@ -7,7 +7,6 @@ the path that the search takes while all of them are quiet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -42,17 +41,11 @@ class ThresholdPlan:
 
     low: int
     high: int
-    # the shortest crashing prompt by the scenario's formula
+    # the shortest crashing prompt by the scenario's formula, above `low`
     guess: int
     # of a crash, in quiet prompts
     crash_cost: float = 10.0
     probes: tuple[PromptSent, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low < self.guess <= self.high or self.crash_cost < 1:
-            raise ValueError(
-                f"no search: {self.low} < {self.guess} <= {self.high}, crash cost {self.crash_cost}"
-            )
 
     def after(self, *probes: PromptSent) -> ThresholdPlan:
         """Return the plan after more prompts."""
@@ -110,12 +103,10 @@ class ThresholdPlan:
         """Return the prompt to send next, with its expected answer; None if the search is over."""
         if self.quiet_above:
             return None
-        crash, quiet, skipped = (
-            self.shortest_crash,
-            self.longest_quiet,
-            self.lengths(PromptResult.SKIP),
-        )
-        for length in self._first():
+        crash, quiet = self.shortest_crash, self.longest_quiet
+        skipped = self.lengths(PromptResult.SKIP)
+        # Some below the guess, its neighbour, the guess.
+        for length in (self.low, (self.low + self.guess) // 2, self.guess - 1, self.guess):
             if (
                 length not in skipped
                 and (quiet is None or length > quiet)
@@ -124,10 +115,8 @@ class ThresholdPlan:
                 return PromptSent(
                     length, PromptResult.QUIET if length < self.guess else PromptResult.CRASH
                 )
-        bottom, top = (
-            (self.low - 1 if quiet is None else quiet),
-            (self.high + 1 if crash is None else crash),
-        )
+        bottom = self.low - 1 if quiet is None else quiet
+        top = self.high + 1 if crash is None else crash
         left = [length for length in range(bottom + 1, top) if length not in skipped]
         if left:
             middle = self._split(bottom, top, known=crash is not None)
@@ -135,10 +124,6 @@ class ThresholdPlan:
                 min(left, key=lambda length: abs(length - middle)), PromptResult.QUIET
             )
         return self._check(crash) if crash is not None and top - bottom == 1 else None
-
-    def _first(self) -> Iterator[int]:
-        """Yield the lengths to try first: some below the guess, its neighbour, the guess."""
-        yield from (self.low, (self.low + self.guess) // 2, self.guess - 1, self.guess)
 
     def _split(self, bottom: int, top: int, *, known: bool) -> int:
         """Return where to divide the gap. known: its upper end crashed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -67,15 +67,15 @@ def run(arguments: argparse.Namespace) -> int:
     shown = with_out(
         repeat_command("run", unmeasured, job.choice.kind, ("--vllm", job.options.vllm)), job.out
     )
-    lengths = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, shown)
+    plan, request = lengths_of(job.scenario, job.arms[0], job.choice.kind, job.options, shown)
     record = Threshold(
         **common_fields(job, job.reproduce),
         arm=job.arms[0].name,
-        low=lengths.low,
-        high=lengths.high,
-        guess=lengths.guess,
+        low=plan.low,
+        high=plan.high,
+        guess=plan.guess,
     )
-    return run_search(arguments, ThresholdSearch(job, record, lengths.request), unfinished)
+    return run_search(arguments, ThresholdSearch(job, record, request), unfinished)
 
 
 class ThresholdBoot(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,21 +135,10 @@ A chat template alone takes up to 20.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptRange:
-    """Range of a search. low, high, guess: see `Threshold`."""
-
-    # sent with other lengths
-    request: Request
-    low: int
-    high: int
-    guess: int
-
-
 def lengths_of(
     scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str
-) -> PromptRange:
-    """Return what to search with `arm` on servers of `kind`.
+) -> tuple[ThresholdPlan, Request]:
+    """Return what to search with `arm` on servers of `kind`, and the request to send.
 
     Raises `UsageError` if the boundary is not a prompt length.
 
@@ -204,9 +193,8 @@ def lengths_of(
             f"every prompt crosses the boundary of {scenario.id}, which is {guess} tokens",
             hint=again,
         )
-    return PromptRange(
-        request=request, low=low, high=min(max(2 * guess, longest), most), guess=guess
-    )
+    high = min(max(2 * guess, longest), most)
+    return ThresholdPlan(low=low, high=high, guess=guess), request
 
 
 def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...]]:

@@ -25,7 +25,6 @@ from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.options import ServerOptions
-from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_search.boot_search import (
     BootSearch,
@@ -115,30 +114,16 @@ def run(arguments: argparse.Namespace) -> int:
             "no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help"
         )
     scenario = find(arguments.scenario)
-    names = arguments.arm or [arm.name for arm in scenario.leading]
     options = server_options(arguments)
-    refuse_one_release(options)
     if arguments.versions is not None:
         versions = releases(arguments.versions)
     elif choice_of(scenario, options).kind.facts.in_lab and scenario.lab and scenario.lab.vllm:
         versions = (scenario.lab.vllm,)  # those of the status cannot be installed
     else:
         versions = status_bounds(scenario)
-    options, choice = choose_once(
-        scenario, options, Source(release=versions[0]), here=not arguments.on
-    )
-    job = job_from(
-        arguments,
-        name=arguments.scenario,
-        scenario=scenario,
-        options=options,
-        choice=choice,
-        arms=find_arms(scenario, names),
-        compared=bool(options.patch),
-    )
+    job = job_of_releases(arguments, scenario, options, Source(release=versions[0]))
     if job.trials is None:
         raise UsageError("a map needs as many boots of each release", hint="--trials N")
-    job = replace(job, named_arms=names)  # so that each run is repeated with these arms
     if arguments.versions is None:
         print(
             f"No --versions: the releases where the status of {scenario.id} changes"
@@ -148,7 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     record = VersionMap(
         **common_fields(
-            job, repeat_command("versions", job, choice.kind, ("--versions", ",".join(versions)))
+            job,
+            repeat_command("versions", job, job.choice.kind, ("--versions", ",".join(versions))),
         ),
         arms=tuple(arm.name for arm in job.arms),
         trials=arguments.trials,
@@ -157,28 +143,33 @@ def run(arguments: argparse.Namespace) -> int:
     return run_search(arguments, ReleaseSweep(job, record), unfinished)
 
 
-def refuse_one_release(options: ServerOptions) -> None:
-    """Raise `UsageError` for an image that would be the same for every release."""
+def job_of_releases(
+    arguments: argparse.Namespace, scenario: Scenario, options: ServerOptions, source: Source
+) -> Job:
+    """Return the job of a search over releases. Its `source` is replaced for each of them.
+
+    `auto` is resolved here: results of different kinds of server are not comparable. Raises
+    `UsageError`, also for an image that would be the same for every release.
+    """
     if options.image and VERSION not in options.image:
         raise UsageError(
             f"every release would run {options.image}",
             hint=f"write {VERSION} where its tag has the release",
         )
-
-
-def choose_once(
-    scenario: Scenario, options: ServerOptions, source: Source, *, here: bool = True
-) -> tuple[ServerOptions, ServerChoice]:
-    """Return the options with `auto` resolved, and the choice.
-
-    Results of different kinds of server are not comparable.
-
-    here: this machine runs the servers.
-    """
     choice = choice_of(scenario, for_release(options, source))
-    if here and choice.kind.facts.container:
+    if choice.kind.facts.container and not arguments.on:
         connect().close()  # fail now if no engine answers, instead of once per release
-    return replace(options, server=choice.kind.value), choice
+    names = arguments.arm or [arm.name for arm in scenario.leading]
+    job = job_from(
+        arguments,
+        name=arguments.scenario,
+        scenario=scenario,
+        options=replace(options, server=choice.kind.value),
+        choice=choice,
+        arms=find_arms(scenario, names),
+        compared=bool(options.patch),
+    )
+    return replace(job, named_arms=names)  # so that each run is repeated with these arms
 
 
 def releases(text: str) -> tuple[str, ...]:

@@ -97,12 +97,7 @@ def config_of(case: Mapping[str, Any], **engine_arguments: Any) -> Any:
 
 def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {"cpu_bytes_to_use": room_of(case)}
-    name = case["connector"]
-    if name == "SimpleCPUOffloadConnector":
-        return extra | ({"lazy_offload": True} if case["lazy"] else {})
-    if name == "OffloadingConnector":
-        return extra
-    if name == "MultiConnector":
+    if case["connector"] == "MultiConnector":
         first = "NixlConnector" if case.get("load_failures") else "SimpleCPUOffloadConnector"
         children = (first, "OffloadingConnector")
         return {
@@ -115,7 +110,7 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
                 for child in children
             ]
         }
-    return {}
+    return extra | ({"lazy_offload": True} if case["lazy"] else {})
 
 
 def layer_specs(case: Mapping[str, Any], config: Any) -> dict[str, Any]:

@@ -75,17 +75,16 @@ class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not install
 
 def boot(case: Mapping[str, Any]) -> Any:
     """Return vLLM's EngineCoreProc. Raise `NoBoot` if it refuses the flags."""
-    flags: dict[str, Any] = {"async_scheduling": case["asynchronous"]}
-    if case["priority"]:
-        flags["scheduling_policy"] = "priority"
+    flags: dict[str, Any] = {
+        "async_scheduling": case["asynchronous"],
+        "scheduling_policy": "priority" if case["priority"] else "fcfs",
+        "long_prefill_token_threshold": case["threshold"],
+        "disable_chunked_mm_input": case["whole_images"],
+    }
     if case["loras"]:
         flags |= {"enable_lora": True, "max_loras": case["loras"], "max_lora_rank": 8}
-    if case["whole_images"]:
-        if case["largest_image"] > case["chunk"]:  # as `MultiModalBudget` does
-            raise NoBoot("an image is larger than a chunk, and must be whole")
-        flags["disable_chunked_mm_input"] = True
-    if case["threshold"]:
-        flags["long_prefill_token_threshold"] = case["threshold"]
+    if case["whole_images"] and case["largest_image"] > case["chunk"]:  # as `MultiModalBudget` does
+        raise NoBoot("an image is larger than a chunk, and must be whole")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     try:
         config = config_of(case, **flags)
@@ -161,31 +160,17 @@ class _Late(Future[Any]):
 
 def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
     """Return the checked parameters of a request. Raise `Refused` if the frontend refuses them."""
-    fields: dict[str, Any] = {}
-    if ask["grammar"]:
-        fields["structured_outputs"] = StructuredOutputsParams(**GRAMMARS[ask["grammar"]])
-    if ask["stops"]:
-        fields["stop_token_ids"] = list(STOPS)
-    if ask["remote"]:
-        transfer = {
-            "do_remote_decode": True,
-            "do_remote_prefill": False,
-            "transfer_id": f"transfer {ask['number']}",
-        }
-        fields["extra_args"] = {"kv_transfer_params": transfer}
-    if ask["fetch"]:
-        stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
-        fields["extra_args"] = {
-            "kv_transfer_params": {"stored": True} if stored else _prefilled(engine, ask)
-        }
+    grammar, transfer = ask["grammar"], _transfer(engine, ask)
     params = SamplingParams(
         max_tokens=ask["answer"],
         temperature=0.0,
-        ignore_eos=not (ask["eos"] or ask["grammar"]),
-        **fields,
+        ignore_eos=not (ask["eos"] or grammar),
+        structured_outputs=StructuredOutputsParams(**GRAMMARS[grammar]) if grammar else None,
+        stop_token_ids=list(STOPS) if ask["stops"] else None,
+        extra_args={"kv_transfer_params": transfer} if transfer else None,
     )
     params.update_from_generation_config({}, EOS)
-    if ask["grammar"]:
+    if grammar:
         config, check = engine.vllm_config, params._validate_structured_outputs
         known = {
             "model_config": config.model_config,
@@ -197,6 +182,15 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
         except Exception as error:  # whatever it raises is the answer of an HTTP request
             raise Refused(str(error), False) from error
     return params
+
+
+def _transfer(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `kv_transfer_params` of a request; empty for one of this engine alone."""
+    if ask["fetch"]:
+        stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
+        return {"stored": True} if stored else _prefilled(engine, ask)
+    transfer = {"do_remote_decode": True, "do_remote_prefill": False}
+    return transfer | {"transfer_id": f"transfer {ask['number']}"} if ask["remote"] else {}
 
 
 def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:

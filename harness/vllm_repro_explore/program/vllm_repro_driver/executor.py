@@ -99,8 +99,6 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     """vLLM's executor interface."""
 
     case: Mapping[str, Any]
-    uses_ray = False
-    supports_pp = False
 
     def _init_executor(self) -> None:
         # violations that the worker saw

@@ -66,7 +66,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     more = {"trace": player.executor.trace, "answers": player.answers} if case.get("trace") else {}
     return {
         "steps": player.steps,
-        "broken": player.broken,
+        "broken": list(player.broken.values()),
         **player.executor.seen,
         **player.seen,
         **ending,
@@ -133,8 +133,8 @@ class _Player:
         self._scheduler, self.executor = engine.scheduler, engine.model_executor
         # _moved: the last step with progress
         self._moved = self.steps = 0
-        self._known: set[str] = set()
-        self.broken: list[dict[str, Any]] = []
+        # the first violation of each invariant
+        self.broken: dict[str, dict[str, Any]] = {}
         self._managers = tuple(self._scheduler.kv_cache_manager.coordinator.single_type_managers)
         self._sent: dict[str, _Sent] = {}
         self._farthest: dict[str, int] = {}
@@ -415,9 +415,8 @@ class _Player:
     def _note(self, violations: Iterable[Broken]) -> None:
         """Record the first violation of each invariant."""
         for invariant, detail in violations:
-            if invariant not in self._known:
-                self._known.add(invariant)
-                self.broken.append({"invariant": invariant, "detail": detail, "step": self.steps})
+            violation = {"invariant": invariant, "detail": detail, "step": self.steps}
+            self.broken.setdefault(invariant, violation)
 
     def _check_progress(self) -> None:
         """Raise `Stuck` if nothing has moved for too long."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
 from vllm_repro_lab import nixl
+from vllm_repro_lab.event import Event
 
 Pairs = list[tuple[int, int]]
 
@@ -72,7 +73,7 @@ class Copier:
         self._memory = memory
         self._saved: dict[int, Any] = {}  # by the connector's own block number
         self._listed: list[tuple[str, list[int]]] = []
-        self._waiting: list[Transfer] = []
+        self._waiting: list[Event] = []
 
     @property
     def busy(self) -> bool:
@@ -84,13 +85,13 @@ class Copier:
         listed, self._listed = self._listed, []
         return listed
 
-    def _begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Transfer:
+    def begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Event:
         pairs = [(int(read), int(written)) for read, written in zip(source, target, strict=True)]
         self._listed.append(
             (direction, [gpu if direction == "store" else written for gpu, written in pairs])
         )
         copy = self._save if direction == "store" else self._load
-        begun = Transfer(self._polls[direction], lambda: copy(pairs))
+        begun = Event(self._polls[direction], lambda: copy(pairs))
         self._waiting.append(begun)
         return begun
 
@@ -102,28 +103,6 @@ class Copier:
     def _load(self, pairs: Pairs) -> None:
         for stored, gpu in pairs:
             self._memory.put(gpu, self._saved.get(stored))
-
-
-class Transfer:
-    """Copy with the interface of a torch event.
-
-    It is complete at poll `polls` + 1, or at once when waited for.
-    """
-
-    def __init__(self, polls: int, copy: Callable[[], None]) -> None:
-        self._left, self._copy = polls, copy
-        self.over = False
-
-    def query(self) -> bool:
-        self._left -= 1
-        if self._left < 0:
-            self.synchronize()
-        return self.over
-
-    def synchronize(self) -> None:
-        if not self.over:
-            self.over = True
-            self._copy()
 
 
 class _SimpleCopies(Copier):
@@ -139,42 +118,8 @@ class _SimpleCopies(Copier):
         wait_event: Any = None,
     ) -> None:
         events_list.append(
-            (event_idx, self._begin("store" if is_store else "load", src_blocks, dst_blocks))
+            (event_idx, self.begin("store" if is_store else "load", src_blocks, dst_blocks))
         )
-
-
-class _OffloadingCopies(Copier):
-    """Replacement of the offloading connector's copier, with jobs by number."""
-
-    def __init__(self, memory: Any, store_polls: int, load_polls: int) -> None:
-        super().__init__(memory, store_polls, load_polls)
-        self._jobs: dict[int, Transfer] = {}
-
-    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        self._jobs[job_id] = self._begin("store", src_spec.block_ids, dst_spec.block_ids)
-        return True
-
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        self._jobs[job_id] = self._begin("load", src_spec.block_ids, dst_spec.block_ids)
-        return True
-
-    def transfer_async(self, job_id: int, spec: Any) -> bool:
-        """Submit a transfer in older releases, which have no `submit_store` and `submit_load`."""
-        source, target = spec
-        submit = self.submit_store if "GPU" in type(source).__name__ else self.submit_load
-        return submit(job_id, source, target)
-
-    def get_finished(self) -> list[Any]:
-        done = [job for job, transfer in self._jobs.items() if transfer.over or transfer.query()]
-        for job in done:
-            del self._jobs[job]
-        unknown = {"transfer_size": None, "transfer_time": None, "transfer_type": None}
-        return [SimpleNamespace(job_id=job, success=True, **unknown) for job in done]
-
-    def wait(self, job_ids: Iterable[int]) -> None:
-        for job in job_ids:
-            if job in self._jobs:
-                self._jobs[job].synchronize()
 
 
 class _Fetches(Copier, nixl.Worker):
@@ -273,9 +218,15 @@ def _install(
             connector.worker_handler._backend = copies
         return copies
     if name == "OffloadingConnector":
-        jobs = _OffloadingCopies(memory, store_polls, load_polls)
-        connector.connector_worker.worker = jobs
-        return jobs
+        from vllm_repro_lab.offloading import Transfers
+
+        copier = Copier(memory, store_polls, load_polls)
+        connector.connector_worker.worker = Transfers(
+            lambda direction, source, target: copier.begin(
+                direction, source.block_ids, target.block_ids
+            )
+        )
+        return copier
     if name.startswith("Nixl"):
         connector.connector_worker = fetches = _Fetches(config, groups, memory, load_polls)
         return fetches
