@@ -39,6 +39,7 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.scenario.vocabulary import patched
 from vllm_repro.scenario.workload import completion
 from vllm_repro.servers.kinds import ServerKind
@@ -119,11 +120,6 @@ def fatal_line(exchange: Exchange) -> None:
     exchange.reset()
 
 
-def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
-    conclusion = concluded(tmp_path, {})
-    assert (conclusion.outcome, conclusion.outlasted) == (Outcome.CLEAN, ())
-
-
 def test_a_death_at_readiness_is_not_infra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 60.0)  # the sign ends it
     gone: list[bool] = []
@@ -179,38 +175,6 @@ def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
     assert "no answer" in conclusion.why
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "crossed"),
-    [
-        (400, "stop_token_ids contain out-of-vocab token ids", True),
-        (422, "stop_token_ids contain out-of-vocab token ids", True),
-        (400, "maximum context length is 8 tokens", False),
-        (401, "stop_token_ids contain out-of-vocab token ids", False),
-        (404, "no such model", False),
-        (429, "too many requests", False),
-    ],
-)
-def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(
-    tmp_path: Path, status: int, message: str, crossed: bool
-) -> None:
-    refused = answering(status, {"error": {"message": message, "code": status}})
-    conclusion = concluded(tmp_path, odd(refused))
-    outcome = Outcome.CLEAN if crossed else Outcome.UNTRIGGERED
-    assert (conclusion.trigger.crossed, conclusion.outcome) == (crossed, outcome)
-
-
-WITHOUT_THE_FIELD = json.dumps(OPENAPI).replace("stop_token_ids", "stop_tokens")
-
-
-@pytest.mark.parametrize(
-    "openapi", [answering(200, WITHOUT_THE_FIELD), answering(404), Exchange.reset]
-)
-def test_a_field_unknown_to_the_release_is_no_evidence(tmp_path: Path, openapi: Handler) -> None:
-    conclusion = concluded(tmp_path, {"/openapi.json": openapi})
-    assert conclusion.outcome is Outcome.UNTRIGGERED
-    assert "stop_token_ids=[999999]" in conclusion.trigger.evidence[0]
-
-
 def test_fields_are_asked_once_per_release_and_patch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,33 +201,6 @@ def test_a_release_whose_files_changed_proves_nothing(
         Outcome.INFRA,
         "files of vLLM 0.28.0 were changed (Repeat the command.)",
     )
-
-
-@pytest.mark.parametrize("may_fail", [(), (500,)])
-def test_a_request_may_be_declared_to_fail(tmp_path: Path, may_fail: tuple[int, ...]) -> None:
-    request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=may_fail)
-    fails = odd(answering(500, {"error": {"message": "no"}}))
-    conclusion = concluded(tmp_path, fails, arm=replace(ARM, workload=(request,)))
-    assert conclusion.outcome is (Outcome.CLEAN if may_fail else Outcome.WRONG_OUTPUT)
-
-
-@pytest.mark.parametrize(
-    ("path", "outcome"), [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA)]
-)
-def test_an_answer_that_never_stops_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, outcome: Outcome
-) -> None:
-    monkeypatch.setattr("vllm_repro.client.client.MOST_BYTES", 4 << 20)
-    conclusion = concluded(tmp_path, {path: never_ending})
-    assert conclusion.outcome is outcome
-    assert outcome is Outcome.CLEAN or "larger than 4 MiB" in conclusion.why
-
-
-@pytest.mark.parametrize(
-    "body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"]
-)
-def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str) -> None:
-    assert concluded(tmp_path, odd(answering(200, body))).outcome is Outcome.WRONG_OUTPUT
 
 
 def test_another_server_on_the_port_is_infra(tmp_path: Path) -> None:
@@ -450,23 +387,25 @@ def test_no_client_asks_a_server_that_lives_or_is_not_ours(tmp_path: Path, died:
     assert journaled(tmp_path, "client-saw") == []
 
 
-def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> None:
-    """An image may hold it without its label."""
-
-    def version(exchange: Exchange) -> None:
-        exchange.send_response(200)
-        exchange.send_header("x-vllm-rehearsal", "1")
-        exchange.send_header("Content-Length", "21")
-        exchange.end_headers()
-        exchange.wfile.write(b'{"version": "0.28.0"}')
-
-    conclusion = concluded(tmp_path, {"/version": version})
-    assert conclusion.outcome is Outcome.INFRA
-    assert "rehearsal engine, not vLLM" in conclusion.why
+WITHOUT_THE_FIELD = json.dumps(OPENAPI).replace("stop_token_ids", "stop_tokens")
+UNKNOWN_TOKEN = "stop_token_ids contain out-of-vocab token ids"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "unknown"])
-def test_a_log_of_another_device_is_no_evidence(tmp_path: Path, device: str) -> None:
+def refused(status: int, message: str = "no") -> Handler:
+    return answering(status, {"error": {"message": message, "code": status}})
+
+
+def rehearses(exchange: Exchange) -> None:
+    """Answer `/version` as a rehearsal engine in an image without the label."""
+    exchange.send_response(200)
+    exchange.send_header("x-vllm-rehearsal", "1")
+    exchange.send_header("Content-Length", "21")
+    exchange.end_headers()
+    exchange.wfile.write(b'{"version": "0.28.0"}')
+
+
+def logs(device: str) -> dict[str, Handler]:
+    """Return the paths of a server whose log shows the device."""
     core = (
         "(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.28.0)"
         f" with config: device_config={device}"
@@ -477,17 +416,67 @@ def test_a_log_of_another_device_is_no_evidence(tmp_path: Path, device: str) -> 
             exchange.fake.write(core)
         exchange.answer(200)
 
-    conclusion = concluded(tmp_path, {"/health": health})
-    assert conclusion.outcome is (Outcome.INFRA if device == "cuda" else Outcome.CLEAN)
-    assert ("log shows gpu" in conclusion.why) is (device == "cuda")
+    return {"/health": health}
+
+
+def may_fail(*statuses: int) -> dict[str, Arm]:
+    request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=statuses)
+    return {"arm": replace(ARM, workload=(request,))}
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)]
+    ("paths", "changes", "outcome", "why"),
+    [
+        ({}, {}, Outcome.CLEAN, ""),
+        # Only a refusal of the request itself is an answer to it.
+        (odd(refused(400, UNKNOWN_TOKEN)), {}, Outcome.CLEAN, ""),
+        (odd(refused(422, UNKNOWN_TOKEN)), {}, Outcome.CLEAN, ""),
+        (odd(refused(400, "maximum context length is 8")), {}, Outcome.UNTRIGGERED, ""),
+        (odd(refused(401, UNKNOWN_TOKEN)), {}, Outcome.UNTRIGGERED, ""),
+        (odd(refused(404, "no such model")), {}, Outcome.UNTRIGGERED, ""),
+        (odd(refused(429, "too many requests")), {}, Outcome.UNTRIGGERED, ""),
+        # A field that the release does not know is no evidence.
+        *(
+            ({"/openapi.json": answer}, {}, Outcome.UNTRIGGERED, "stop_token_ids=[999999]")
+            for answer in (answering(200, WITHOUT_THE_FIELD), answering(404), Exchange.reset)
+        ),
+        (odd(refused(500)), may_fail(), Outcome.WRONG_OUTPUT, ""),
+        (odd(refused(500)), may_fail(500), Outcome.CLEAN, ""),
+        # An answer that never stops
+        ({"/metrics": never_ending}, {}, Outcome.CLEAN, ""),
+        ({"/v1/models": never_ending}, {}, Outcome.INFRA, "larger than 4 MiB"),
+        *(
+            (odd(answering(200, body)), {}, Outcome.WRONG_OUTPUT, "")
+            for body in (
+                *("null", "[]", '{"choices": [null]}'),
+                *('{"choices": [{}], "usage": 1}', "\x00"),
+            )
+        ),
+        # The canary is refused.
+        *(
+            (dict.fromkeys(("/v1/completions", "/pooling"), refused(status)), {}, outcome, "")
+            for status, outcome in ((404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT))
+        ),
+        # A server that is another than was ordered is no evidence.
+        ({"/version": rehearses}, {}, Outcome.INFRA, "rehearsal engine, not vLLM"),
+        (logs("cuda"), {}, Outcome.INFRA, "log shows gpu"),
+        (logs("cpu"), {}, Outcome.CLEAN, ""),
+        (logs("unknown"), {}, Outcome.CLEAN, ""),
+    ],
 )
-def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcome: Outcome) -> None:
-    refuse = dict.fromkeys(("/v1/completions", "/pooling"), answering(status, {"detail": "x"}))
-    assert concluded(tmp_path, refuse).outcome is outcome
+def test_what_a_server_answers_has_its_outcome(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    paths: Mapping[str, Handler],
+    changes: dict[str, Any],
+    outcome: Outcome,
+    why: str,
+) -> None:
+    monkeypatch.setattr("vllm_repro.client.client.MOST_BYTES", 4 << 20)
+    conclusion = concluded(tmp_path, paths, **changes)
+    assert (conclusion.outcome, conclusion.outlasted) == (outcome, ()), conclusion.why
+    assert conclusion.trigger.crossed or outcome is not Outcome.CLEAN
+    assert why in f"{conclusion.why} {conclusion.trigger.evidence}"
 
 
 def test_our_own_imports_are_no_part_of_the_boot(
