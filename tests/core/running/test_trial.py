@@ -203,6 +203,18 @@ def test_a_release_whose_files_changed_proves_nothing(
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "outcome"), [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA)]
+)
+def test_an_answer_that_never_stops_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, outcome: Outcome
+) -> None:
+    monkeypatch.setattr("vllm_repro.client.client.MOST_BYTES", 4 << 20)
+    conclusion = concluded(tmp_path, {path: never_ending})
+    assert conclusion.outcome is outcome
+    assert outcome is Outcome.CLEAN or "larger than 4 MiB" in conclusion.why
+
+
 def test_another_server_on_the_port_is_infra(tmp_path: Path) -> None:
     with FakeVllm(tmp_path / "strangers.log", {}) as fake:
         ours = ProcessServer(
@@ -442,9 +454,6 @@ def may_fail(*statuses: int) -> dict[str, Arm]:
         ),
         (odd(refused(500)), may_fail(), Outcome.WRONG_OUTPUT, ""),
         (odd(refused(500)), may_fail(500), Outcome.CLEAN, ""),
-        # An answer that never stops
-        ({"/metrics": never_ending}, {}, Outcome.CLEAN, ""),
-        ({"/v1/models": never_ending}, {}, Outcome.INFRA, "larger than 4 MiB"),
         *(
             (odd(answering(200, body)), {}, Outcome.WRONG_OUTPUT, "")
             for body in (
@@ -466,13 +475,11 @@ def may_fail(*statuses: int) -> dict[str, Arm]:
 )
 def test_what_a_server_answers_has_its_outcome(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     paths: Mapping[str, Handler],
     changes: dict[str, Any],
     outcome: Outcome,
     why: str,
 ) -> None:
-    monkeypatch.setattr("vllm_repro.client.client.MOST_BYTES", 4 << 20)
     conclusion = concluded(tmp_path, paths, **changes)
     assert (conclusion.outcome, conclusion.outlasted) == (outcome, ()), conclusion.why
     assert conclusion.trigger.crossed or outcome is not Outcome.CLEAN

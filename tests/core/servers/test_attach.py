@@ -16,7 +16,7 @@ from typing import BinaryIO
 import pytest
 
 from tests.conftest import Harness
-from tests.core.running.test_idle import SPINS
+from tests.core.running.test_assess import SPINS
 from tests.fake_vllm import FakeVllm
 from tests.golden_files import assert_refused
 from tests.web import httpx

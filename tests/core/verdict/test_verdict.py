@@ -6,12 +6,27 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden_files import assert_golden
 from vllm_repro import vocabulary
-from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
+from vllm_repro.trigger.trigger import TriggerResult
+from vllm_repro.verdict.outcome import (
+    NEVER_IDLE,
+    Death,
+    Outcome,
+    TrialFacts,
+    classify,
+    is_unexplained,
+)
+from vllm_repro.verdict.statistics import (
+    clean_needed,
+    clean_streak,
+    excluded_rate,
+    fisher,
+    lower_bound,
+)
 from vllm_repro.verdict.verdict import (
     ArmResult,
     Expect,
@@ -31,6 +46,7 @@ from vllm_repro.verdict.verdict import (
     is_unproved,
     same_release,
 )
+from vllm_repro_diagnosis.signature import How
 
 CRASH, CLEAN, UNTRIGGERED, OTHER = (
     Outcome.CRASH,
@@ -567,3 +583,138 @@ def lines() -> Iterator[str]:
 
 def test_the_table_of_verdicts() -> None:
     assert_golden("verdicts.txt", "\n".join(lines()) + "\n")
+
+
+CROSSED, NOT_CROSSED = TriggerResult(True, ("proof",)), TriggerResult(False, ("none",))
+ALIVE = TrialFacts(ready=True, finding=CROSSED)
+
+
+def died(signature: How | None) -> Death:
+    return Death(
+        detected_by="log",
+        latency_s=0.01,
+        exception="AssertionError",
+        message="…",
+        frames=(),
+        signature=signature,
+        channels=("log",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        (ALIVE, Outcome.CLEAN),
+        (replace(ALIVE, finding=NOT_CROSSED), Outcome.UNTRIGGERED),
+        (replace(ALIVE, death=died(How.MATCH)), Outcome.CRASH),
+        (replace(ALIVE, death=died(How.NEAR)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(None)), Outcome.OTHER_CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.MATCH)), Outcome.CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.OTHER)), Outcome.BOOT_FAILED),
+        (TrialFacts(ready=False, finding=NOT_CROSSED), Outcome.BOOT_FAILED),
+        (replace(ALIVE, finding=NOT_CROSSED, hung="still"), Outcome.HANG),
+        (replace(ALIVE, finding=NOT_CROSSED, wrong_output="empty"), Outcome.WRONG_OUTPUT),
+        (replace(ALIVE, unsupported="no GPU", death=died(How.MATCH)), Outcome.UNSUPPORTED),
+        (replace(ALIVE, hung="still", wrong_output="empty"), Outcome.HANG),
+        (replace(ALIVE, death=died(None), hung="still", wrong_output="empty"), Outcome.OTHER_CRASH),
+        (replace(ALIVE, infra="disk full", unsupported="no GPU"), Outcome.INFRA),
+        (replace(ALIVE, infra="disk full", death=died(How.MATCH)), Outcome.INFRA),
+        (replace(ALIVE, cancelled="Ctrl-C", infra="disk full"), Outcome.CANCELLED),
+    ],
+)
+def test_order_of_classification(facts: TrialFacts, outcome: Outcome) -> None:
+    assert classify(facts) is outcome
+
+
+def test_every_outcome_has_its_facts() -> None:
+    errors = {outcome for outcome in Outcome if outcome.facts.ci == "error"}
+    assert errors == {Outcome.BOOT_FAILED, Outcome.INFRA, Outcome.CANCELLED}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "signature", "unexplained"),
+    [
+        (Outcome.OTHER_CRASH, None, True),
+        (Outcome.OTHER_CRASH, How.NEAR, True),
+        (Outcome.OTHER_CRASH, How.OTHER, False),
+        (Outcome.CANCELLED, None, False),
+        (Outcome.BOOT_FAILED, None, False),
+    ],
+)
+def test_a_death_that_may_be_this_bug(
+    outcome: Outcome, signature: How | None, unexplained: bool
+) -> None:
+    assert is_unexplained(outcome, died(signature)) is unexplained
+    assert not is_unexplained(outcome, None)
+
+
+@pytest.mark.parametrize(
+    ("crashed", "boots", "bound", "needed"),
+    [
+        (0, 10, 0.0, None),
+        (1, 1, 0.05, 59),
+        (5, 5, 0.55, 4),
+        (4, 5, 0.34, 8),
+        (5, 10, 0.22, 12),
+    ],
+)
+def test_known_bounds(crashed: int, boots: int, bound: float, needed: int | None) -> None:
+    assert lower_bound(crashed, boots) == pytest.approx(bound, abs=0.006)
+    assert clean_needed(crashed, boots) == needed
+    assert lower_bound(5_000, 10_000) == pytest.approx(0.4918, abs=1e-4)  # of a long history
+
+
+@pytest.mark.parametrize(
+    ("crashed", "boots", "streak"), [(0, 5, None), (1, 1, 72), (5, 5, 9), (30, 30, 5), (35, 70, 21)]
+)
+def test_quiet_nights_that_are_needed(crashed: int, boots: int, streak: int | None) -> None:
+    assert clean_streak(crashed, boots) == streak
+
+
+@pytest.mark.parametrize(("clean", "rate"), [(0, 1.0), (3, 0.63), (30, 0.10)])
+def test_excluded_rates(clean: int, rate: float) -> None:
+    assert excluded_rate(clean) == pytest.approx(rate, abs=0.005)
+
+
+def test_only_impossible_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 crashes of 3 trials"):
+        lower_bound(4, 3)
+    with pytest.raises(ValueError, match="4 crashes of 3 trials"):
+        fisher(4, 3, 0, 1)
+    assert fisher(1, 2, 2, 2) == pytest.approx(1.0)
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))))
+@settings(max_examples=60)
+def test_clean_needed_is_the_least_that_suffices(pair: tuple[int, int]) -> None:
+    crashed, boots = pair
+    rate, needed = lower_bound(crashed, boots), clean_needed(crashed, boots) or 0
+    assert 0 < rate <= crashed / boots
+    assert (1 - rate) ** needed <= 0.05 + 1e-6
+    if needed > 1:
+        assert (1 - rate) ** (needed - 1) > 0.05 - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sides", "chance"),
+    [
+        ((5, 5, 0, 4), 1 / 126),
+        ((3, 3, 0, 3), 0.05),
+        ((1, 1, 0, 1), 0.5),
+        ((3, 4, 1, 4), 17 / 70),
+        ((0, 3, 0, 3), 1.0),
+    ],
+)
+def test_fishers_exact_test(sides: tuple[int, int, int, int], chance: float) -> None:
+    assert fisher(*sides) == pytest.approx(chance)
+
+
+@given(st.integers(1, 40), st.integers(0, 40))
+def test_watching_asks_for_more_boots_than_one_comparison(crashed: int, quiet: int) -> None:
+    once, watching = clean_needed(crashed, crashed + quiet), clean_streak(crashed, crashed + quiet)
+    assert once is not None
+    assert watching is not None
+    assert watching >= once
+    rate = lower_bound(crashed, crashed + quiet)
+    assert (1 - rate) ** watching * crashed * (crashed + 1) <= 0.05 * (1 + 1e-6)
+    assert clean_streak(0, quiet) is None
