@@ -474,6 +474,10 @@ LOOP = sample_output(
     Probe.GREEDY, [917, 3812, *[52, 2502] * 15], "loops"
 )  # what a tiny random model said on vLLM 0.29.0
 STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
+LOST = sample_output(Probe.NEEDLE, ["4711"], " 4711", needle="73914")
+FOUND = sample_output(Probe.NEEDLE, ["7391", "4."], " 73914.", needle="73914")
+NOT_FOUND = "the number in the middle of 400 tokens was not found"
+IN_A_ROW = "one token 32 times in a row, in an answer of 32 tokens"
 
 
 @pytest.mark.parametrize(
@@ -484,13 +488,13 @@ STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
             CHECKS,
             [STUCK],
             ServedWeights.REAL,
-            "one token 32 times in a row, in an answer of 32 tokens",
+            IN_A_ROW,
         ),
         (
             CHECKS,
             [STUCK],
             ServedWeights.IMITATED,
-            "one token 32 times in a row, in an answer of 32 tokens",
+            IN_A_ROW,
         ),
         (CHECKS, [STUCK], ServedWeights.DUMMY, None),
         (CHECKS, [STUCK], None, None),
@@ -504,10 +508,16 @@ STUCK = sample_output(Probe.GREEDY, [5] * 32, "x" * 32)
             Checks(longest_run=31, tokens=32),
             [STUCK],
             ServedWeights.REAL,
-            "one token 32 times in a row, in an answer of 32 tokens",
+            IN_A_ROW,
         ),
         (Checks(longest_run=32, distinct=1 / 32, tokens=33), [STUCK], ServedWeights.REAL, None),
         (None, [STUCK], ServedWeights.REAL, None),
+        # Only real weights must find the needle.
+        (CHECKS, [GOOD, LOST], ServedWeights.REAL, NOT_FOUND),
+        (CHECKS, [LOST, GOOD], ServedWeights.REAL, NOT_FOUND),
+        (CHECKS, [LOST, STUCK], ServedWeights.IMITATED, IN_A_ROW),
+        (CHECKS, [GOOD, LOST], ServedWeights.IMITATED, None),
+        (CHECKS, [FOUND], ServedWeights.REAL, None),
     ],
 )
 def test_answers_that_are_wrong_by_themselves(
@@ -534,31 +544,6 @@ def test_questions_for_each_kind_of_weights(
 ) -> None:
     assert list(probes(CHECKS, weights)) == asked
     assert Probe.NEEDLE not in probes(replace(CHECKS, needle=None), weights)
-
-
-LOST = sample_output(Probe.NEEDLE, ["4711"], " 4711", needle="73914")
-FOUND = sample_output(Probe.NEEDLE, ["7391", "4."], " 73914.", needle="73914")
-NOT_FOUND = "the number in the middle of 400 tokens was not found"
-
-
-@pytest.mark.parametrize(
-    ("answers", "weights", "message"),
-    [
-        ([GOOD, LOST], ServedWeights.REAL, NOT_FOUND),
-        ([LOST, GOOD], ServedWeights.REAL, NOT_FOUND),
-        (
-            [LOST, STUCK],
-            ServedWeights.IMITATED,
-            "one token 32 times in a row, in an answer of 32 tokens",
-        ),
-        ([GOOD, LOST], ServedWeights.IMITATED, None),
-        ([FOUND], ServedWeights.REAL, None),
-    ],
-)
-def test_only_real_weights_must_find_the_needle(
-    answers: list[OutputSample], weights: ServedWeights, message: str | None
-) -> None:
-    assert check_output(CHECKS, answers, weights) == message
 
 
 LATE = sample_output(Probe.GREEDY, [*range(30), 99, 98], "parts later than is compared")
