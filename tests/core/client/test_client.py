@@ -158,45 +158,51 @@ def test_a_stream_that_ends_well() -> None:
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (7, 3)
 
 
-def test_a_dying_stream_is_a_200_with_an_error_event_and_done() -> None:
-    answer = ask(events([chunk("a"), DEAD]), stream=True)
-    assert (answer.status, answer.ok, answer.done) == (200, False, True)
-    assert sign_of(answer) == (Channel.STREAM, True)
-
-
-def test_a_plain_request_in_flight_gets_the_dead_message() -> None:
-    sign = sign_of_answer(ask(httpx.Response(500, json=DEAD), stream=False))
-    assert sign
-    assert (sign.channel, sign.decisive) == (Channel.ANSWER, True)
-    assert sign.detail.startswith("HTTP 500: EngineCore encountered an issue.")
+BROKEN = {"error": {"message": "Internal server error"}}
+NO_TOKENS = USAGE | {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}
+REFUSAL = {"error": {"message": "stop_token_ids out of range", "code": 400}}
 
 
 @pytest.mark.parametrize(
-    ("response", "stream", "channel"),
+    ("response", "stream", "status", "sign", "shown"),
     [
-        (events([chunk("a")]), True, Channel.STREAM),  # no finish_reason, though [DONE] came
-        (events([chunk("a")], done=False), True, Channel.STREAM),
+        # A dead engine: a 500, or a 200 with an error event.
+        (events([chunk("a"), DEAD]), True, 200, (Channel.STREAM, True), "EngineCore encountered"),
         (
-            events([USAGE | {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}]),
-            True,
-            Channel.EMPTY,
-        ),
-        (events([{"error": {"message": "Internal server error"}}]), True, Channel.STREAM),
-        (
-            httpx.Response(500, json={"error": {"message": "Internal server error"}}),
+            httpx.Response(500, json=DEAD),
             False,
-            Channel.ANSWER,
+            500,
+            (Channel.ANSWER, True),
+            "HTTP 500: EngineCore encountered an issue.",
         ),
-        (httpx.Response(502, text="bad gateway"), False, Channel.ANSWER),
-        (httpx.ReadError("reset"), False, Channel.ANSWER),
-        (httpx.RemoteProtocolError("incomplete chunked read"), True, Channel.STREAM),
+        # These do not decide alone.
+        (events([chunk("a")]), True, 200, (Channel.STREAM, False), ""),  # though [DONE] came
+        (events([chunk("a")], done=False), True, 200, (Channel.STREAM, False), ""),
+        (events([NO_TOKENS]), True, 200, (Channel.EMPTY, False), ""),
+        (events([BROKEN]), True, 200, (Channel.STREAM, False), "Internal server error"),
+        (httpx.Response(500, json=BROKEN), False, 500, (Channel.ANSWER, False), "HTTP 500"),
+        (httpx.Response(502, text="bad gateway"), False, 502, (Channel.ANSWER, False), "502"),
+        (httpx.ReadError("reset"), False, None, (Channel.ANSWER, False), "reset"),
+        (httpx.RemoteProtocolError("cut"), True, None, (Channel.STREAM, False), "cut"),
+        # A refusal is no sign. Within a stream its event has the status.
+        *(
+            (httpx.Response(status, json=REFUSAL), False, status, None, "out of range")
+            for status in (400, 401, 404)
+        ),
+        (events([REFUSAL]), True, 400, None, "stop_token_ids out of range"),
     ],
 )
-def test_what_does_not_decide_alone(
-    response: httpx.Response | Exception, stream: bool, channel: Channel
+def test_what_an_answer_shows_of_a_death(
+    response: httpx.Response | Exception,
+    stream: bool,
+    status: int | None,
+    sign: tuple[Channel, bool] | None,
+    shown: str,
 ) -> None:
     answer = ask(response, stream=stream)
-    assert (answer.ok, sign_of(answer)) == (False, (channel, False))
+    seen = sign_of_answer(answer)
+    assert (answer.ok, answer.status, sign_of(answer)) == (False, status, sign)
+    assert shown in f"{seen.detail if seen else answer.error}"
 
 
 async def endless(piece: bytes) -> AsyncIterator[bytes]:
@@ -220,20 +226,6 @@ def test_an_answer_that_never_stops_is_cut_off(
     answer = ask(httpx.Response(200, content=endless(piece)), stream=stream)
     assert (answer.status, answer.error_kind, answer.ok) == (200, "transport", False)
     assert answer.error == f"EndlessAnswerError: {error}"
-
-
-@pytest.mark.parametrize("status", [400, 401, 404])
-def test_a_refusal_is_no_sign(status: int) -> None:
-    answer = ask(httpx.Response(status, json={"error": {"message": "no"}}), stream=False)
-    assert (answer.error, sign_of(answer)) == ("no", None)
-
-
-def test_a_refusal_within_a_stream_has_the_status_in_it() -> None:
-    answer = ask(
-        events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True
-    )
-    assert (answer.status, answer.error) == (400, "stop_token_ids out of range")
-    assert sign_of(answer) is None
 
 
 @pytest.mark.parametrize(

@@ -420,6 +420,10 @@ def test_a_tiny_model_of_the_same_architecture_keeps_flags(name: str) -> None:
     found = launch(find(name))
     assert found.command.env == find(name).reported().env
     assert not any("MODEL_RUNNER" in text for text in found.differences)
+    tq = find("tq-chunked-prefill")
+    changed = launch(tq, "bigger-chunk").command.without("--load-format", "--host", "--port")
+    command = tq.command_of(arm_of(tq, "bigger-chunk")).with_model(str(FOLDER))
+    assert replace(changed, env=()) == command
 
 
 def test_a_reported_key_is_no_part_of_a_command() -> None:
@@ -428,13 +432,6 @@ def test_a_reported_key_is_no_part_of_a_command() -> None:
     assert found.command == launch(tq).command
     assert "sk-of-somebody" not in found.render()
     assert any("VLLM_API_KEY" in text for text in found.differences)
-
-
-def test_a_tiny_model_changes_no_other_flags() -> None:
-    tq = find("tq-chunked-prefill")
-    changed = launch(tq, "bigger-chunk").command.without("--load-format", "--host", "--port")
-    command = tq.command_of(arm_of(tq, "bigger-chunk")).with_model(str(FOLDER))
-    assert replace(changed, env=()) == command
 
 
 def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:
