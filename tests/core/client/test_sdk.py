@@ -60,10 +60,7 @@ LONG = {"error": {"message": "x" * 100_000}}
         (answering(400, LONG), 5.0, "^BadRequestError$", 0, None, "^.{2000}$"),
         (never_ending, 5.0, "^APIConnectionError$", 2, None, ""),
         # A malformed success is an error of the program.
-        *(
-            (answering(200, body), 5.0, "Error", 0, None, "")
-            for body in MALFORMED
-        ),
+        *((answering(200, body), 5.0, "Error", 0, None, "") for body in MALFORMED),
     ],
 )
 def test_what_a_program_with_the_sdk_sees(

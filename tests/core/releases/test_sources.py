@@ -63,9 +63,7 @@ def output_of(release: Release) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("branch", "compiled"), [("near-28", "0.28.0"), ("near-29", "0.29.0"), ("v0.28.0", "0.28.0")]
-)
+@pytest.mark.parametrize(("branch", "compiled"), [("near-29", "0.29.0"), ("v0.28.0", "0.28.0")])
 def test_a_commit_runs_over_the_release_that_differs_least(
     cache: ReleaseCache, checkout: Path, branch: str, compiled: str
 ) -> None:

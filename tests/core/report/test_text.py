@@ -214,26 +214,29 @@ def answer(status: int | None, error: str | None = None, finish: str | None = No
     }
 
 
+GOOD = answer(200, finish="stop")
+
+
 @pytest.mark.parametrize(
-    ("entry", "word"),
+    ("entries", "words", "failed"),
     [
-        (answer(200, finish="length"), "200"),
-        (answer(500, "EngineCore encountered an issue."), "500"),
-        (answer(None, "ReadError"), "none"),
-        (answer(200, "EngineCore encountered an issue."), "200 (error event)"),
-        (answer(200), "200 (cut off)"),
+        ([answer(200, finish="length")], ("200",), ()),
+        ([answer(500, "EngineCore encountered an issue.")], ("500",), ("chat",)),
+        ([answer(None, "ReadError")], ("none",), ("chat",)),
+        ([answer(200, "EngineCore encountered an issue.")], ("200 (error event)",), ("chat",)),
+        ([answer(200)], ("200 (cut off)",), ("chat",)),
+        (
+            [GOOD, sent(), GOOD, sent(), answer(500, "dead"), sent()],
+            ("200 x 2", "500", "none"),
+            ("chat",),
+        ),
     ],
 )
-def test_results_of_requests(entry: Event, word: str) -> None:
-    assert client_views(recording(sent(), entry))["reported", 1].answers == (word,)
-
-
-def test_equal_results_are_folded() -> None:
-    good = answer(200, finish="stop")
-    found = client_views(recording(sent(), good, sent(), good, sent(), answer(500, "dead"), sent()))
-    assert found["reported", 1].answers == ("200 x 2", "500", "none")
-    assert found["reported", 1].failed == ("chat",)
-    assert client_views(recording(sent(), good))["reported", 1].failed == ()
+def test_results_of_requests(
+    entries: list[Event], words: tuple[str, ...], failed: tuple[str, ...]
+) -> None:
+    view = client_views(recording(sent(), *entries))["reported", 1]
+    assert (view.answers, view.failed) == (words, failed)
 
 
 def ended(arm: str, outcome: str = "clean", weights: str | None = "real") -> Event:

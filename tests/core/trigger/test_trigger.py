@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.trigger.boundary import shortest_prompt
 from vllm_repro.trigger.conditions import (
     answered,
     attention_backend,
@@ -22,7 +24,14 @@ from vllm_repro.trigger.conditions import (
     prefix_hit,
     sent_with,
 )
-from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts, Wanted, chunks_of
+from vllm_repro.trigger.trigger import (
+    AttentionShape,
+    Condition,
+    SentRequest,
+    TriggerFacts,
+    Wanted,
+    chunks_of,
+)
 from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk, SharedStep
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
@@ -404,3 +413,40 @@ def test_a_prompt_without_a_length_shared_no_step(requests: tuple[SentRequest, .
     shared = TriggerFacts(requests=requests, steps=(SharedStep(2, 1031),))
     found = prefilled_together("new", "continued").find(shared)
     assert (found.crossed, found.evidence) == (False, ("the length of continued is not known",))
+
+
+@pytest.mark.parametrize(
+    ("name", "longest", "length"),
+    [
+        # A chunked continuation begins 129 tokens after the batch.
+        ("tq-chunked-prefill", 20_000, 4096 + 129),
+        ("tq-chunked-prefill", 4096 + 129, 4096 + 129),
+        # No length is predicted beyond the longest prompt.
+        ("tq-chunked-prefill", 4096 + 128, None),
+        # A bug of flags, fields or cached prefixes has no length.
+        ("tq-mtp-cudagraphs", 20_000, None),
+        ("tq-mtp-first-request", 20_000, None),
+        ("min-tokens-stop-ids", 20_000, None),
+        ("tq-prefix-hit-unreserved", 20_000, None),
+    ],
+)
+def test_the_boundary_of_a_scenario(name: str, longest: int, length: int | None) -> None:
+    scenario = find(name)
+    command, model = scenario.command_of(scenario.arms[0]), scenario.model
+    facts = TriggerFacts(
+        batch=command.number("--max-num-batched-tokens"),
+        chunked=command.enabled("--enable-chunked-prefill"),
+        command=command,
+        shape=AttentionShape(
+            model.heads, model.kv_heads, model.head_dim, block_size=model.block_size
+        ),
+    )
+    assert shortest_prompt(scenario.trigger, facts, longest) == length
+
+
+@pytest.mark.parametrize(
+    ("over", "longest", "length"),
+    [(7, 50, 8), (0, 50, None), (1, 2, 2)],  # every prompt is longer than 0
+)
+def test_the_boundary_of_a_plain_length(over: int, longest: int, length: int | None) -> None:
+    assert shortest_prompt(prefill_over(over), TriggerFacts(batch=100), longest) == length
