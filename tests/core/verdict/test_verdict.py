@@ -373,35 +373,28 @@ def test_failures_that_are_not_the_bug(
 
 
 @pytest.mark.parametrize(
-    ("expected", "outcome", "crossed", "unproved"),
+    ("expected", "outcome", "during", "crossed", "unproved", "strange"),
     [
-        (Expected.HANGS, Outcome.HANG, False, True),
-        (Expected.ERRS, WRONG, False, True),
-        (Expected.ERRS, WRONG, True, False),
-        (Expected.HANGS, WRONG, False, False),
-        (Expected.DIES, CRASH, False, False),
+        # Without a signature an outcome needs the boundary.
+        (Expected.HANGS, HANG, "the workload", False, True, False),
+        (Expected.ERRS, WRONG, "the workload", False, True, False),
+        (Expected.ERRS, WRONG, "the workload", True, False, False),
+        (Expected.HANGS, WRONG, "the workload", False, False, False),
+        (Expected.DIES, CRASH, "the workload", False, False, False),
+        # The two kinds of hangs.
+        (Expected.SPINS, HANG, NEVER_IDLE, True, False, False),
+        (Expected.SPINS, HANG, "the workload", True, False, True),
+        (Expected.HANGS, HANG, NEVER_IDLE, True, False, True),
+        (Expected.HANGS, HANG, "the workload", True, False, False),
+        (Expected.DIES, HANG, NEVER_IDLE, True, False, False),
     ],
 )
-def test_outcomes_without_a_signature_need_the_boundary(
-    expected: Expected, outcome: Outcome, crossed: bool, unproved: bool
+def test_an_outcome_may_be_another_than_the_bug(
+    expected: Expected, outcome: Outcome, during: str, crossed: bool, unproved: bool, strange: bool
 ) -> None:
     assert is_unproved(expected, outcome, crossed=crossed) is unproved
-    assert is_other(expected, outcome, "the workload", crossed=crossed) is unproved
-
-
-@pytest.mark.parametrize(
-    ("expected", "during", "strange"),
-    [
-        (Expected.SPINS, NEVER_IDLE, False),
-        (Expected.SPINS, "the workload", True),
-        (Expected.HANGS, NEVER_IDLE, True),
-        (Expected.HANGS, "the workload", False),
-        (Expected.DIES, NEVER_IDLE, False),
-    ],
-)
-def test_the_two_kinds_of_hangs(expected: Expected, during: str, strange: bool) -> None:
-    assert is_strange(expected, Outcome.HANG, during) is strange
-    assert is_other(expected, Outcome.HANG, during, crossed=True) is strange
+    assert is_strange(expected, outcome, during) is strange
+    assert is_other(expected, outcome, during, crossed=crossed) is (unproved or strange)
 
 
 @pytest.mark.parametrize(
