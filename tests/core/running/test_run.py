@@ -44,7 +44,7 @@ from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import ArmResult, Expected, Record, arm_result, comparisons
+from vllm_repro.verdict.verdict import ArmResult, Expected, Record, arm_result
 from vllm_repro_diagnosis.evidence import Evidence
 
 TQ = ("run", "tq-chunked-prefill", "--server", "rehearsal")
@@ -967,19 +967,3 @@ def test_it_always_ends(outcomes: list[Outcome], compared: bool) -> None:
     offset = {"reported": 0, "eager": 30}
     found = boots(arms, lambda name, number: outcomes[offset[name] + number - 1])
     assert all(1 <= number <= MOST for number in found.values())
-
-
-def test_what_quiet_arms_show_beside_a_dying_one() -> None:
-    def result(arm: Arm, *outcomes: Outcome) -> ArmResult:
-        return arm_result(arm.name, arm.expected, outcomes)
-
-    (sentence,) = comparisons([result(REPORTED, *[CRASH] * 5), result(EAGER, *[CLEAN] * 4)])
-    assert sentence.startswith("eager: died in 0 of 4 boots, against 5 of 5 of reported")
-    assert "in less than 5 % of cases (Fisher's exact test: p = 0.0079)" in sentence
-    (sentence,) = comparisons([result(REPORTED, CRASH), result(EAGER, CLEAN)])
-    assert "too few boots to say that it helps" in sentence
-    assert comparisons([result(REPORTED, CLEAN), result(EAGER, CLEAN)]) == ()
-    assert (
-        comparisons([result(REPORTED, CRASH), result(EAGER, CRASH), result(NEAR, UNTRIGGERED)])
-        == ()
-    )
