@@ -550,60 +550,11 @@ LATE = sample_output(Probe.GREEDY, [*range(30), 99, 98], "parts later than is co
 TWO = "its greedy answer differs from that of eager after 2 tokens; the first 4 should be equal"
 
 
-@pytest.mark.parametrize(
-    ("tokens", "baseline", "weights", "wrong"),
-    [
-        (range(32), [[GOOD]], ServedWeights.REAL, ""),
-        ([*range(30), 99, 98], [[GOOD]], ServedWeights.REAL, ""),
-        ([0, 1, 9, 3, *range(4, 32)], [[GOOD], [LATE]], ServedWeights.IMITATED, TWO),
-        ([0, 1], [[GOOD], [LATE]], ServedWeights.IMITATED, TWO),
-        ([0, 9], [[GOOD]], ServedWeights.REAL, TWO.replace("2 tokens", "1 token")),
-    ],
-)
-def test_answers_that_differ_from_the_baseline(
-    tokens: list[int], baseline: list[list[OutputSample]], weights: ServedWeights, wrong: str
-) -> None:
-    answer = sample_output(Probe.GREEDY, [*tokens], "an answer")
-    assert compare_output(CHECKS, [answer], baseline, weights) == OutputComparison(wrong=wrong)
+ONE = TWO.replace("2 tokens", "1 token")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "answers", "baseline", "weights", "message"),
-    [
-        (
-            CHECKS,
-            [STUCK],
-            [[GOOD], [STUCK]],
-            ServedWeights.REAL,
-            "eager does not repeat its own answer",
-        ),
-        (
-            CHECKS,
-            [STUCK],
-            [],
-            ServedWeights.REAL,
-            "there is no answer of eager to compare with (--arm eager)",
-        ),
-        (CHECKS, [], [[GOOD]], ServedWeights.REAL, "the question was not asked"),
-        (Checks(longest_run=8), [STUCK], [[GOOD]], ServedWeights.REAL, "no baseline is declared"),
-        (CHECKS, [STUCK], [[GOOD]], None, "answers of dummy weights are neither right nor wrong"),
-        (
-            CHECKS,
-            [STUCK],
-            [[GOOD]],
-            ServedWeights.DUMMY,
-            "answers of dummy weights are neither right nor wrong",
-        ),
-    ],
-)
-def test_differences_that_prove_nothing(
-    wanted: Checks,
-    answers: list[OutputSample],
-    baseline: list[list[OutputSample]],
-    weights: ServedWeights | None,
-    message: str,
-) -> None:
-    assert compare_output(wanted, answers, baseline, weights) == OutputComparison(unknown=message)
+def answered(tokens: list[int]) -> OutputSample:
+    return sample_output(Probe.GREEDY, tokens, "an answer")
 
 
 def sampled(tokens: list[int], margins: list[float], probe: Probe = Probe.GREEDY) -> OutputSample:
@@ -620,29 +571,99 @@ PROVES_NOTHING = "^eager answers the same after another beginning, so its answer
 
 
 @pytest.mark.parametrize(
-    ("answers", "baseline", "wrong", "unknown"),
+    ("wanted", "answers", "baseline", "weights", "wrong", "unknown"),
     [
-        ([RIGHT, BEGUN], [[RIGHT, BEGUN]], "", ""),
-        ([THIRD], [[RIGHT, BEGUN]], "after 2 tokens", ""),
+        # Answers that differ from the baseline
+        (CHECKS, [answered([*range(32)])], [[GOOD]], ServedWeights.REAL, "^$", "^$"),
+        (CHECKS, [answered([*range(30), 99, 98])], [[GOOD]], ServedWeights.REAL, "^$", "^$"),
         (
+            CHECKS,
+            [answered([0, 1, 9, 3, *range(4, 32)])],
+            [[GOOD], [LATE]],
+            ServedWeights.IMITATED,
+            f"^{TWO}$",
+            "^$",
+        ),
+        (CHECKS, [answered([0, 1])], [[GOOD], [LATE]], ServedWeights.IMITATED, f"^{TWO}$", "^$"),
+        (CHECKS, [answered([0, 9])], [[GOOD]], ServedWeights.REAL, f"^{ONE}$", "^$"),
+        # Differences that prove nothing
+        (
+            CHECKS,
+            [STUCK],
+            [[GOOD], [STUCK]],
+            ServedWeights.REAL,
+            "^$",
+            "^eager does not repeat its own answer$",
+        ),
+        (
+            CHECKS,
+            [STUCK],
+            [],
+            ServedWeights.REAL,
+            "^$",
+            r"^there is no answer of eager to compare with \(--arm eager\)$",
+        ),
+        (CHECKS, [], [[GOOD]], ServedWeights.REAL, "^$", "^the question was not asked$"),
+        (
+            Checks(longest_run=8),
+            [STUCK],
+            [[GOOD]],
+            ServedWeights.REAL,
+            "^$",
+            "^no baseline is declared$",
+        ),
+        (
+            CHECKS,
+            [STUCK],
+            [[GOOD]],
+            None,
+            "^$",
+            "^answers of dummy weights are neither right nor wrong$",
+        ),
+        (
+            CHECKS,
+            [STUCK],
+            [[GOOD]],
+            ServedWeights.DUMMY,
+            "^$",
+            "^answers of dummy weights are neither right nor wrong$",
+        ),
+        # Made weights need a sure baseline that attends back.
+        (CHECKS, [RIGHT, BEGUN], [[RIGHT, BEGUN]], ServedWeights.MADE, "^$", "^$"),
+        (CHECKS, [THIRD], [[RIGHT, BEGUN]], ServedWeights.MADE, "after 2 tokens", "^$"),
+        (
+            CHECKS,
             [SECOND],
             [[RIGHT, BEGUN]],
-            "",
+            ServedWeights.MADE,
+            "^$",
             "^the answers differ after 1 token, where eager had no clear best token$",
         ),
-        ([SECOND], [[ENOUGH, BEGUN]], "after 1 token", ""),
-        ([THIRD], [[UNSURE, BEGUN]], "", "no clear best token"),
-        ([THIRD], [[RIGHT, SAME]], "", PROVES_NOTHING),
-        ([THIRD], [[RIGHT]], "", PROVES_NOTHING),
-        ([THIRD], [[RIGHT, BEGUN], [RIGHT, SAME]], "", PROVES_NOTHING),
+        (CHECKS, [SECOND], [[ENOUGH, BEGUN]], ServedWeights.MADE, "after 1 token", "^$"),
+        (CHECKS, [THIRD], [[UNSURE, BEGUN]], ServedWeights.MADE, "^$", "no clear best token"),
+        (CHECKS, [THIRD], [[RIGHT, SAME]], ServedWeights.MADE, "^$", PROVES_NOTHING),
+        (CHECKS, [THIRD], [[RIGHT]], ServedWeights.MADE, "^$", PROVES_NOTHING),
+        (
+            CHECKS,
+            [THIRD],
+            [[RIGHT, BEGUN], [RIGHT, SAME]],
+            ServedWeights.MADE,
+            "^$",
+            PROVES_NOTHING,
+        ),
     ],
 )
-def test_made_weights_need_a_sure_baseline_that_attends_back(
-    answers: list[OutputSample], baseline: list[list[OutputSample]], wrong: str, unknown: str
+def test_answers_are_compared_with_the_baseline(
+    wanted: Checks,
+    answers: list[OutputSample],
+    baseline: list[list[OutputSample]],
+    weights: ServedWeights | None,
+    wrong: str,
+    unknown: str,
 ) -> None:
-    found = compare_output(CHECKS, answers, baseline, ServedWeights.MADE)
-    assert re.search(wrong or "^$", found.wrong)
-    assert re.search(unknown or "^$", found.unknown)
+    found = compare_output(wanted, answers, baseline, weights)
+    assert re.search(wrong, found.wrong)
+    assert re.search(unknown, found.unknown)
 
 
 @given(
