@@ -2,15 +2,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import pytest
 import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.web import httpx
 from vllm_repro.client.answer import DEAD_MESSAGES, Answer
 from vllm_repro.client.client import Client, release_of
+from vllm_repro.client.metrics import (
+    Counted,
+    MetricsReading,
+    counted_between,
+    read_metrics,
+    steps_between,
+    total,
+)
+from vllm_repro.client.prompts import PromptError, build_chat, build_completion, fit
 from vllm_repro.running.death_signs import Channel, sign_of_answer
 
 Result = TypeVar("Result")
@@ -144,45 +158,51 @@ def test_a_stream_that_ends_well() -> None:
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (7, 3)
 
 
-def test_a_dying_stream_is_a_200_with_an_error_event_and_done() -> None:
-    answer = ask(events([chunk("a"), DEAD]), stream=True)
-    assert (answer.status, answer.ok, answer.done) == (200, False, True)
-    assert sign_of(answer) == (Channel.STREAM, True)
-
-
-def test_a_plain_request_in_flight_gets_the_dead_message() -> None:
-    sign = sign_of_answer(ask(httpx.Response(500, json=DEAD), stream=False))
-    assert sign
-    assert (sign.channel, sign.decisive) == (Channel.ANSWER, True)
-    assert sign.detail.startswith("HTTP 500: EngineCore encountered an issue.")
+BROKEN = {"error": {"message": "Internal server error"}}
+NO_TOKENS = USAGE | {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}
+REFUSAL = {"error": {"message": "stop_token_ids out of range", "code": 400}}
 
 
 @pytest.mark.parametrize(
-    ("response", "stream", "channel"),
+    ("response", "stream", "status", "sign", "shown"),
     [
-        (events([chunk("a")]), True, Channel.STREAM),  # no finish_reason, though [DONE] came
-        (events([chunk("a")], done=False), True, Channel.STREAM),
+        # A dead engine: a 500, or a 200 with an error event.
+        (events([chunk("a"), DEAD]), True, 200, (Channel.STREAM, True), "EngineCore encountered"),
         (
-            events([USAGE | {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}]),
-            True,
-            Channel.EMPTY,
-        ),
-        (events([{"error": {"message": "Internal server error"}}]), True, Channel.STREAM),
-        (
-            httpx.Response(500, json={"error": {"message": "Internal server error"}}),
+            httpx.Response(500, json=DEAD),
             False,
-            Channel.ANSWER,
+            500,
+            (Channel.ANSWER, True),
+            "HTTP 500: EngineCore encountered an issue.",
         ),
-        (httpx.Response(502, text="bad gateway"), False, Channel.ANSWER),
-        (httpx.ReadError("reset"), False, Channel.ANSWER),
-        (httpx.RemoteProtocolError("incomplete chunked read"), True, Channel.STREAM),
+        # These do not decide alone.
+        (events([chunk("a")]), True, 200, (Channel.STREAM, False), ""),  # though [DONE] came
+        (events([chunk("a")], done=False), True, 200, (Channel.STREAM, False), ""),
+        (events([NO_TOKENS]), True, 200, (Channel.EMPTY, False), ""),
+        (events([BROKEN]), True, 200, (Channel.STREAM, False), "Internal server error"),
+        (httpx.Response(500, json=BROKEN), False, 500, (Channel.ANSWER, False), "HTTP 500"),
+        (httpx.Response(502, text="bad gateway"), False, 502, (Channel.ANSWER, False), "502"),
+        (httpx.ReadError("reset"), False, None, (Channel.ANSWER, False), "reset"),
+        (httpx.RemoteProtocolError("cut"), True, None, (Channel.STREAM, False), "cut"),
+        # A refusal is no sign. Within a stream its event has the status.
+        *(
+            (httpx.Response(status, json=REFUSAL), False, status, None, "out of range")
+            for status in (400, 401, 404)
+        ),
+        (events([REFUSAL]), True, 400, None, "stop_token_ids out of range"),
     ],
 )
-def test_what_does_not_decide_alone(
-    response: httpx.Response | Exception, stream: bool, channel: Channel
+def test_what_an_answer_shows_of_a_death(
+    response: httpx.Response | Exception,
+    stream: bool,
+    status: int | None,
+    sign: tuple[Channel, bool] | None,
+    shown: str,
 ) -> None:
     answer = ask(response, stream=stream)
-    assert (answer.ok, sign_of(answer)) == (False, (channel, False))
+    seen = sign_of_answer(answer)
+    assert (answer.ok, answer.status, sign_of(answer)) == (False, status, sign)
+    assert shown in f"{seen.detail if seen else answer.error}"
 
 
 async def endless(piece: bytes) -> AsyncIterator[bytes]:
@@ -206,20 +226,6 @@ def test_an_answer_that_never_stops_is_cut_off(
     answer = ask(httpx.Response(200, content=endless(piece)), stream=stream)
     assert (answer.status, answer.error_kind, answer.ok) == (200, "transport", False)
     assert answer.error == f"EndlessAnswerError: {error}"
-
-
-@pytest.mark.parametrize("status", [400, 401, 404])
-def test_a_refusal_is_no_sign(status: int) -> None:
-    answer = ask(httpx.Response(status, json={"error": {"message": "no"}}), stream=False)
-    assert (answer.error, sign_of(answer)) == ("no", None)
-
-
-def test_a_refusal_within_a_stream_has_the_status_in_it() -> None:
-    answer = ask(
-        events([{"error": {"message": "stop_token_ids out of range", "code": 400}}]), stream=True
-    )
-    assert (answer.status, answer.error) == (400, "stop_token_ids out of range")
-    assert sign_of(answer) is None
 
 
 @pytest.mark.parametrize(
@@ -359,3 +365,217 @@ def test_a_connection_that_is_closed_at_once_is_an_answer(monkeypatch: pytest.Mo
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", closed)
     answer = asyncio.run(asked())
     assert (answer.status, answer.error_kind) == (None, "transport")
+
+
+class Counter:
+    """Tokenizer stub that counts a text within a template. `cost`: tokens per piece."""
+
+    def __init__(self, cost: int, overhead: int, merges: bool) -> None:
+        self.cost = cost
+        self.overhead = overhead
+        self.merges = merges
+        self.calls = 0
+
+    async def __call__(self, text: str) -> int:
+        self.calls += 1
+        pieces = re.findall(r" ?\w+|\s+|[^\w\s]", text)
+        if self.merges:  # the same piece twice in a row is one token: boundaries do not add up
+            pieces = [
+                piece for i, piece in enumerate(pieces) if i == 0 or pieces[i - 1] != piece or i % 2
+            ]
+        return self.overhead + sum(self.cost if len(piece) > 3 else 1 for piece in pieces)
+
+
+@pytest.mark.parametrize("tokens", [64, 100, 4225, 7593, 90_000])
+def test_an_ordinary_vocabulary_takes_two_calls(tokens: int) -> None:
+    count = Counter(1, 11, False)
+    text, calls = asyncio.run(fit(count, tokens, "seed"))
+    assert (asyncio.run(count(text)), calls <= 2) == (tokens, True)
+
+
+@given(st.integers(40, 5000), st.integers(1, 4), st.integers(0, 20), st.booleans())
+@settings(max_examples=80)
+def test_any_vocabulary_gives_the_exact_length(
+    tokens: int, cost: int, overhead: int, merges: bool
+) -> None:
+    count = Counter(cost, overhead, merges)
+    text, calls = asyncio.run(fit(count, tokens, "seed"))
+    assert asyncio.run(count(text)) == tokens
+    assert calls <= 40
+
+
+def test_a_seed_gives_one_prompt_and_another_another_head() -> None:
+    def make(seed: str) -> str:
+        return asyncio.run(fit(Counter(1, 11, False), 500, seed))[0]
+
+    assert make("1/a") == make("1/a")
+    assert make("1/a").split()[0] != make("1/b").split()[0]
+
+
+def test_a_prompt_shorter_than_the_template_is_refused() -> None:
+    with pytest.raises(PromptError, match="chat template alone takes 30 tokens"):
+        asyncio.run(fit(Counter(1, 30, False), 20, "seed"))
+
+
+class Tokenizer:
+    """`/tokenize` with one token per word. vocabulary: number of tokens."""
+
+    def __init__(self, vocabulary: int = 2**32) -> None:
+        self._vocabulary = vocabulary
+
+    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        assert path == "/tokenize"
+        messages = body.get("messages")
+        text = (
+            str(body["prompt"])
+            if messages is None
+            else " ".join(str(message["content"]) for message in messages)
+        )
+        ids = [zlib.crc32(word.encode()) % self._vocabulary for word in text.split()]
+        overhead = 0 if messages is None else 3 * len(messages) + 5 * len(body.get("tools", ()))
+        content = {"tokens": ids, "count": len(ids) + overhead}
+        return httpx.Response(
+            200, json=content, request=httpx.Request("POST", "http://server/tokenize")
+        )
+
+
+def completed(tokens: int, seed: str, shared: int = 0, vocabulary: int = 2**32) -> list[int]:
+    client = cast("Client", Tokenizer(vocabulary))
+    made = asyncio.run(
+        build_completion(client, "m", tokens, seed, shared=shared, shared_seed="head")
+    )
+    return list(made.body["prompt"])
+
+
+@given(st.integers(0, 60), st.integers(1, 60))
+def test_completions_differ_right_after_their_shared_head(shared: int, rest: int) -> None:
+    one, other = (completed(shared + rest, seed, shared) for seed in ("1/a", "1/b"))
+    assert len(one) == len(other) == shared + rest
+    assert one[:shared] == other[:shared]
+    assert one[shared] != other[shared]
+
+
+@given(st.integers(1, 60), st.integers(8, 60), st.text(max_size=4))
+def test_no_more_is_shared_than_was_asked_for(shared: int, rest: int, seed: str) -> None:
+    whole = completed(shared + 1, "", shared + 1, vocabulary=3)
+    made = completed(shared + rest, seed, shared, vocabulary=3)
+    assert (len(made), made[:shared]) == (shared + rest, whole[:shared])
+    assert made[shared] != whole[shared]
+
+
+def test_a_chat_counts_earlier_messages_and_its_tools() -> None:
+    before = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "yes"}]
+    opening = {"role": "tool", "tool_call_id": "call_1"}
+    made = asyncio.run(
+        build_chat(
+            cast("Client", Tokenizer()),
+            "m",
+            200,
+            "1/a",
+            before=before,
+            message=opening,
+            fields={"tools": [{"type": "function"}], "min_tokens": 3},
+        )
+    )
+    *first, last = made.body["messages"]
+    assert (first, last["role"], last["tool_call_id"]) == (before, "tool", "call_1")
+    assert len(" ".join(message["content"] for message in (*first, last)).split()) + 9 + 5 == 200
+
+
+PAGES = Path(__file__).parents[2] / "data" / "metrics"
+
+
+@pytest.mark.parametrize("name", ["v0.20.2-metrics.txt", "v0.32.0-metrics.txt"])
+def test_pages_of_real_servers(name: str) -> None:
+    reading = read_metrics((PAGES / name).read_text(encoding="utf-8"))
+    assert reading.started
+    assert min(reading.prompt_tokens, reading.generation_tokens, reading.step_count) > 0
+    assert (reading.steps[float("inf")], reading.preemptions) == (reading.step_count, 0.0)
+    cache = (reading.cache_hits, reading.cache_queries, reading.kv_most)
+    assert cache == (0.0, reading.prompt_tokens, 0.0)
+    assert (reading.draft_tokens, reading.accepted_tokens) == (None, None)  # served without drafts
+
+
+def test_steps_between_two_scrapes_are_counted_by_size() -> None:
+    before = MetricsReading(steps={1.0: 5, 8.0: 5, 4096.0: 5, float("inf"): 5})
+    after = MetricsReading(steps={1.0: 12, 8.0: 12, 4096.0: 14, float("inf"): 15})
+    assert steps_between(before, after) == (
+        "1 step of over 4,096 tokens",
+        "2 steps of 9 to 4,096 tokens",
+        "7 steps of 1 token",
+    )
+    assert steps_between(after, after) == ()
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e300"])
+def test_a_value_that_is_no_count_is_left_out(value: str) -> None:
+    names = (
+        "num_requests_running",
+        "prompt_tokens_total",
+        'iteration_tokens_total_bucket{le="8.0"}',
+        "prefix_cache_hits_total",
+    )
+    page = (
+        "".join(f"vllm:{name} {value}\n" for name in names)
+        + f"process_start_time_seconds {value}\n"
+    )
+    assert read_metrics(page) == MetricsReading()
+    assert steps_between(
+        MetricsReading(), read_metrics('vllm:iteration_tokens_total_bucket{le="-Inf"} 3')
+    ) == ("3 steps of over -1 tokens",)
+
+
+def test_a_page_that_is_no_metrics_is_an_empty_reading() -> None:
+    assert (read_metrics("<html>proxy</html>"), read_metrics("")) == (
+        MetricsReading(),
+        MetricsReading(),
+    )
+
+
+PAGE = """process_start_time_seconds 1000.0
+vllm:kv_cache_usage_perc{{engine="0"}} 0.2
+vllm:kv_cache_usage_perc{{engine="1"}} 0.6
+vllm:prompt_tokens_total {prompt}
+vllm:generation_tokens_total {output}
+vllm:prefix_cache_hits_total 5.0
+vllm:prefix_cache_queries_total {prompt}
+vllm:num_preemptions_total 2.0
+"""
+DRAFTS = """vllm:spec_decode_num_draft_tokens_total 30.0
+vllm:spec_decode_num_accepted_tokens_total 12.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 12.0
+"""
+
+
+def test_what_a_server_counts_in_a_phase() -> None:
+    before = read_metrics(PAGE.format(prompt=10, output=20))
+    after = read_metrics(PAGE.format(prompt=17, output=50) + DRAFTS)
+    found = counted_between(before, after, after.kv_most)
+    assert found == Counted(
+        prompt_tokens=7,
+        generation_tokens=30,
+        kv_most=0.6,
+        cache_hits=0,
+        cache_queries=7,
+        preemptions=0,
+        draft_tokens=30,
+        accepted_tokens=12,
+    )
+    assert after.kv_usage == pytest.approx(0.8)
+    other = Counted(prompt_tokens=1, generation_tokens=2, kv_most=0.7, preemptions=3)
+    assert total([found, other]) == Counted(
+        prompt_tokens=8,
+        generation_tokens=32,
+        kv_most=0.7,
+        cache_hits=0,
+        cache_queries=7,
+        preemptions=3,
+        draft_tokens=30,
+        accepted_tokens=12,
+    )
+
+
+def test_no_counts_are_shown_without_counters_or_on_restart() -> None:
+    page = read_metrics(PAGE.format(prompt=10, output=20))
+    assert counted_between(page, MetricsReading(started=1000.0), None) is None
+    assert counted_between(MetricsReading(started=999.0), page, None) is None

@@ -82,47 +82,31 @@ def test_memory_that_is_not_freed_names_card_and_mib(
 
 
 @pytest.mark.parametrize(
-    ("state", "why"),
+    ("state", "xid", "why"),
     [
-        ({"memory.used": 70000}, "is busy: 70,000 MiB of it are in use; set aside"),
-        ({"clocks_throttle_reasons.hw_slowdown": "Active"}, "slowed down by its hardware"),
+        ({"memory.used": 70000}, "", "is busy: 70,000 MiB of it are in use; set aside"),
+        ({"clocks_throttle_reasons.hw_slowdown": "Active"}, "", "slowed down by its hardware"),
+        (
+            {},
+            "79, pid=<unknown>, GPU has fallen off the bus.",
+            "had Xid 79 since this machine booted; set aside",
+        ),
+        # That Xid is of the program.
+        ({}, "31, pid=1, name=VLLM::EngineCor", None),
     ],
 )
-def test_a_busy_or_slowed_card_is_set_aside_and_named(
-    stub_gpus: StubGpus, state: dict[str, object], why: str
+def test_a_busy_slowed_or_failed_card_is_set_aside_and_named(
+    stub_gpus: StubGpus, state: dict[str, object], xid: str, why: str | None
 ) -> None:
     stub_gpus.say(cards=[state, {}])
-    cards, (line,) = taken()
-    assert cards == ("1",)
-    assert line.startswith("GPU 0 (stub of an H200) ")
-    assert why in line
-
-
-def dmesg(line: str) -> None:
-    """Put a stub of dmesg on PATH that prints `line`."""
     tool = Path(os.environ["TMPDIR"]) / "dmesg"
     tool.unlink()
-    tool.write_text(f"#!/bin/sh\necho '{line}'\n", encoding="utf-8")
+    tool.write_text(f"#!/bin/sh\necho '[ 12.3] NVRM: Xid (PCI:0000:17:00): {xid}'\n", "utf-8")
     tool.chmod(0o755)
-
-
-@pytest.mark.usefixtures("stub_gpus")
-@pytest.mark.parametrize(
-    ("xid", "expected"),
-    [
-        ("79, pid='<unknown>', GPU has fallen off the bus.", ("1",)),
-        ("31, pid=1, name=VLLM::EngineCor", ("0",)),
-    ],
-)
-def test_only_an_xid_of_the_hardware_sets_a_card_aside(xid: str, expected: tuple[str, ...]) -> None:
-    dmesg(f"[ 12.3] NVRM: Xid (PCI:0000:17:00): {xid}".replace("'", ""))
     cards, lines = taken()
-    assert cards == expected
-    assert lines == (
-        ["GPU 0 (stub of an H200) had Xid 79 since this machine booted; set aside"]
-        if cards == ("1",)
-        else []
-    )
+    assert (cards, len(lines)) == (("0",), 0) if why is None else (("1",), 1)
+    assert all(line.startswith("GPU 0 (stub of an H200) ") for line in lines)
+    assert all((why or "") in line for line in lines)
 
 
 def test_only_cards_that_do_and_that_are_visible_are_taken(

@@ -1,16 +1,30 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.secrets_planted import PRIVATE, SECRETS, Plant
+from tests.core.report.journal_fields import TEXT_FIELDS, Field, planted, text_fields
+from tests.planted_outputs import leaks, shown
+from tests.secrets_planted import PLANTS, PRIVATE, SECRETS, Plant
+from vllm_repro.journal.journal import Journal, read
+from vllm_repro.journal.log_excerpts import PAGE_SIZES, ExcerptSizes, read_excerpts
 from vllm_repro.journal.private_names import without_private_names
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.journal.secrets import without_secrets
+from vllm_repro.report.files import FORMATS, render
+from vllm_repro.report.model import RunReport
+from vllm_repro.report.script import no_script
+from vllm_repro.report.summary import summary
+from vllm_repro.scenario.catalogue import all_scenarios
 
 REDACTOR = Redactor(
     [("/home/me/work/checkout", "."), ("/home/me", "~")],
@@ -33,24 +47,14 @@ REDACTOR = Redactor(
             "--model /mnt/[user]/m, file:///mnt/nfs/[user]/m, /scratch/[user]",
         ),
         ("a key plainvalue anywhere", "a key [redacted:VLLM_API_KEY] anywhere"),
+        # An account may be named as a word or a package.
+        ("max() arg is an empty sequence, --max-model-len 9, max_seqs", None),
+        ("/usr/lib/python3/dist-packages/max/core.py, site-packages/max/a.py", None),
+        ("/mnt/maxwell/m, /mnt/max-1/m, 3/max", None),
     ],
 )
-def test_secrets_and_private_names_go(text: str, expected: str) -> None:
-    assert REDACTOR.text(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "max() arg is an empty sequence, --max-model-len 9, max_seqs",
-        (
-            "/usr/lib/python3/dist-packages/max/core.py, site-packages/max/a.py, /mnt/maxwell/m,"
-            " /mnt/max-1/m, 3/max"
-        ),
-    ],
-)
-def test_an_account_may_be_named_as_a_word_or_a_package(text: str) -> None:
-    assert REDACTOR.text(text) == text
+def test_secrets_and_private_names_go(text: str, expected: str | None) -> None:
+    assert REDACTOR.text(text) == (expected or text)
 
 
 @pytest.mark.parametrize(
@@ -80,44 +84,26 @@ def test_a_command_without_names_still_means_the_same_to_a_shell(line: str, mean
     assert shown.stdout.rstrip("\n") == means
 
 
-def test_a_key_that_is_a_word_of_its_own() -> None:
-    argv = [
-        "vllm",
-        "--api-key",
-        "sekrit",
-        "and more",
-        "--hf-token",
-        "other",
-        "--port",
-        "1",
-        "X_TOKEN=a b",
-    ]
-    key, token = "[redacted:api-key]", "[redacted:hf-token]"
-    expected = [
-        "vllm",
-        "--api-key",
-        key,
-        key,
-        "--hf-token",
-        token,
-        "--port",
-        "1",
-        "X_TOKEN=[redacted:x-token]",
-    ]
-    assert REDACTOR.deep(argv) == expected
-
-
-def test_everything_in_a_structure() -> None:
-    data = {
-        "a": ["/home/me/x", 1, None],
-        "env": {"HF_TOKEN": "x", "N": 1},
-        "b": ("AKIAIOSFODNN7EXAMPLE",),
-    }
-    expected = {
-        "a": ["~/x", 1, None],
-        "env": {"HF_TOKEN": "[redacted:hf-token]", "N": 1},
-        "b": ["[redacted:aws-key]"],
-    }
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (
+            ["vllm", "--api-key", "sekrit", "and more", "--port", "1", "X_TOKEN=a b"],
+            [
+                *("vllm", "--api-key", "[redacted:api-key]", "[redacted:api-key]"),
+                *("--port", "1", "X_TOKEN=[redacted:x-token]"),
+            ],
+        ),
+        (
+            ["--hf-token", "other", "--port", "1"],
+            ["--hf-token", "[redacted:hf-token]", "--port", "1"],
+        ),
+        ({"a": ["/home/me/x", 1, None]}, {"a": ["~/x", 1, None]}),
+        ({"env": {"HF_TOKEN": "x", "N": 1}}, {"env": {"HF_TOKEN": "[redacted:hf-token]", "N": 1}}),
+        ({"b": ("AKIAIOSFODNN7EXAMPLE",)}, {"b": ["[redacted:aws-key]"]}),
+    ],
+)
+def test_every_text_of_a_structure_is_read(data: object, expected: object) -> None:
     assert REDACTOR.deep(data) == expected
 
 
@@ -183,6 +169,37 @@ def test_a_host_goes_where_it_is_a_whole_name() -> None:
         assert "gpubox" not in redactor.text(text)
 
 
+HARMLESS = [
+    "max_tokens=16, --tokenizer x --max-num-batched-tokens 8192, 35.1 tokens/s, tokens: 12",
+    (
+        "hf_overrides={}, hf_text_config, hf_token=None, eos_token='<|im_end|>',"
+        " TOKENIZERS_PARALLELISM=false"
+    ),
+    (
+        "max_tokens: 8, stop_token_ids=[1, 2], prompt_tokens=100, token=42,"
+        " VLLM_MOE_TOKENS_PER_CHUNK=64"
+    ),
+    "token = next(ids); key=lambda x: x, cache_key=abc, KeyError: 'x'",
+    "VLLM_API_KEY=${VLLM_API_KEY} PWD=/workspace HF_TOKEN_PATH=/x",
+    (
+        "Invalid API key: ask for one; a Bearer of bad news; bearer authentication is on; Basic"
+        " tests. Basic usage"
+    ),
+    "docker run -u 1000:1000 x; curl -u 1000:1000",
+    "nvidia-curand-cu12==10.3.5.147, pypi-attestations-0.0.21, npm_config_registry=x",
+    "turboquant_attn.py:747 stays, and so do 08:24:30 and c10d::add",
+]
+PUBLIC = [
+    "127.0.0.1:8000 ::1 [::]:8000 http://localhost:8000/v1 http://0.0.0.0:8000 --host 0.0.0.0",
+    "https://github.com/vllm-project/vllm/issues/1 https://docs.vllm.ai/x http://pytorch.org/",
+    "nvidia-curand-cu12==10.3.5.147, driver 535.104.05, cublas 12.1.3.1, mask 255.255.0.0",
+    "turboquant_attn.py:747, 08:24:30, c10d::add, torch::autograd::a, abc:def:1",
+    (
+        "vllm/vllm-openai@sha256:0123abcd, ipc:///tmp/5f, google.protobuf.internal.decoder,"
+        " threading.local"
+    ),
+    "ghost=a localhost=b host=None, --hostfile x",
+]
 _NPM, _PYPI = "npm_" + "aB3dE5gH7j" * 4, "pypi-" + "AgEIcHlwaS5v" * 3
 
 
@@ -240,37 +257,11 @@ _NPM, _PYPI = "npm_" + "aB3dE5gH7j" * 4, "pypi-" + "AgEIcHlwaS5v" * 3
             "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQ=\n-----END PGP PRIVATE KEY BLOCK-----",
             "[redacted:private-key]",
         ),
+        *((text, text) for text in HARMLESS),
     ],
 )
 def test_secrets_go(text: str, expected: str) -> None:
     assert without_secrets(text) == expected
-
-
-HARMLESS = [
-    "max_tokens=16, --tokenizer x --max-num-batched-tokens 8192, 35.1 tokens/s, tokens: 12",
-    (
-        "hf_overrides={}, hf_text_config, hf_token=None, eos_token='<|im_end|>',"
-        " TOKENIZERS_PARALLELISM=false"
-    ),
-    (
-        "max_tokens: 8, stop_token_ids=[1, 2], prompt_tokens=100, token=42,"
-        " VLLM_MOE_TOKENS_PER_CHUNK=64"
-    ),
-    "token = next(ids); key=lambda x: x, cache_key=abc, KeyError: 'x'",
-    "VLLM_API_KEY=${VLLM_API_KEY} PWD=/workspace HF_TOKEN_PATH=/x",
-    (
-        "Invalid API key: ask for one; a Bearer of bad news; bearer authentication is on; Basic"
-        " tests. Basic usage"
-    ),
-    "docker run -u 1000:1000 x; curl -u 1000:1000",
-    "nvidia-curand-cu12==10.3.5.147, pypi-attestations-0.0.21, npm_config_registry=x",
-    "turboquant_attn.py:747 stays, and so do 08:24:30 and c10d::add",
-]
-
-
-@pytest.mark.parametrize("text", HARMLESS)
-def test_harmless_texts_stay(text: str) -> None:
-    assert without_secrets(text) == text
 
 
 @given(
@@ -333,25 +324,116 @@ def test_lines_of_a_harmless_log_stay(lines: list[str]) -> None:
             "[host], [host], [host]",
         ),
         ("jo@box:~/work$ vllm; Jo <jo.d@corp.example>", "[user]@[host]:~/work$ vllm; Jo <[email]>"),
+        *((text, text) for text in PUBLIC),
     ],
 )
 def test_private_names_go(text: str, expected: str) -> None:
     assert (without_private_names(text), without_private_names(expected)) == (expected, expected)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "127.0.0.1:8000 ::1 [::]:8000 http://localhost:8000/v1 http://0.0.0.0:8000 --host 0.0.0.0",
-        "https://github.com/vllm-project/vllm/issues/1 https://docs.vllm.ai/x http://pytorch.org/",
-        "nvidia-curand-cu12==10.3.5.147, driver 535.104.05, cublas 12.1.3.1, mask 255.255.0.0",
-        "turboquant_attn.py:747, 08:24:30, c10d::add, torch::autograd::a, abc:def:1",
-        (
-            "vllm/vllm-openai@sha256:0123abcd, ipc:///tmp/5f, google.protobuf.internal.decoder,"
-            " threading.local"
-        ),
-        "ghost=a localhost=b host=None, --hostfile x",
-    ],
+SCRIPTED = next(scenario for scenario in all_scenarios() if not no_script(scenario))
+
+
+def outputs(made: RunReport) -> Iterator[tuple[str, str]]:
+    """Return every rendering of a report by name."""
+    for form in FORMATS:
+        yield form, render(made, form, SCRIPTED)
+    yield "terminal", summary(made)
+
+
+@pytest.mark.parametrize("group", range(12))
+def test_each_kind_planted_where_texts_come_from(group: int) -> None:
+    """Plant five or six at a time: rendering takes long, and longer texts would be cut."""
+    assert list(leaks(outputs, PLANTS[group::12])) == []
+
+
+@settings(max_examples=50)
+@given(
+    TEXT_FIELDS,
+    st.sampled_from(PLANTS),
+    st.sampled_from(["{0} {1}", "{1}", "{0}\n{1}\n", "{0} '{1}', x", "({1})", "{0}={1}"]),
 )
-def test_public_names_stay(text: str) -> None:
-    assert without_private_names(text) == text
+def test_no_field_of_a_journal_lets_one_through(field: Field, plant: Plant, form: str) -> None:
+    for name, text in outputs(planted(*field, lambda was: form.format(was, plant.written))):
+        assert plant.hidden not in text, name
+
+
+def test_the_plants_would_be_seen() -> None:
+    """Check that the search can fail: without redaction the plants appear."""
+    names = {name for name, _ in outputs(planted(*text_fields()[0], str))}
+    assert names == {"md", "html", "json", "junit", "python", "terminal"}
+    assert shown(outputs, "harmlesspayload", names) == names
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([PAGE_SIZES, replace(PAGE_SIZES, whole=0)]),
+    st.lists(st.sampled_from(PLANTS), min_size=1, max_size=6),
+    st.integers(0, 40_000),
+    st.integers(0, 40_000),
+)
+def test_no_part_of_a_log_lets_one_through(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: ExcerptSizes,
+    plants: list[Plant],
+    before: int,
+    after: int,
+) -> None:
+    """Place log windows anywhere, also inside a key."""
+    folder = tmp_path_factory.mktemp("log")
+    middle = "\n".join(plant.written for plant in plants)
+    filling = "x" * (before // 2) + " " + "y\n" * (before // 4)
+    text = (
+        f"{middle}\n{filling}\n{middle} ERROR {middle}\n{'z ' * after}\nAssertionError:"
+        f" {middle}\n{'w' * after}\n{middle}"
+    )
+    (folder / "a.log").write_text(text, encoding="utf-8")
+    log = read_excerpts(folder, "a.log", Redactor(), "AssertionError", sizes)
+    assert log is not None
+    for plant in plants:
+        assert all(plant.hidden not in one.text for one in log.excerpts)
+
+
+def test_the_journal_keeps_a_marker_in_the_place_of_a_secret(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        for plant in SECRETS.values():
+            journal.write(
+                "answer",
+                error=plant.written,
+                deep={"argv": ["vllm", plant.written], "path": "/home/me/x"},
+            )
+    lines = (tmp_path / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    for plant, line, entry in zip(
+        SECRETS.values(), lines, read(tmp_path / "journal.jsonl").entries, strict=True
+    ):
+        assert plant.hidden not in json.dumps(entry.fields)
+        assert plant.hidden not in line
+        assert "[redacted:" in line
+        assert "/home/me/x" in line  # later commands need it
+
+
+def test_a_journal_from_elsewhere_does_not_open_other_files(tmp_path: Path) -> None:
+    (tmp_path / "outside.log").write_text("ERROR secret", encoding="utf-8")
+    run = tmp_path / "run"
+    run.mkdir()
+    with contextlib.suppress(OSError):  # not every file system has links
+        (run / "link.log").symlink_to("../outside.log")
+    for name in ("../outside.log", str(tmp_path / "outside.log"), "link.log", "absent.log", "."):
+        assert read_excerpts(run, name, Redactor(), None) is None
+
+
+def test_a_host_and_a_user_have_the_names_in_the_journal() -> None:
+    recording, place, way = next(
+        field for field in text_fields() if field[2] == ("trigger", "evidence", 0)
+    )
+    entries = list(recording.entries)
+    entries[0] = replace(
+        entries[0], fields={**entries[0].fields, "hosts": ["quietname"], "users": ["jane"]}
+    )
+    made = planted(
+        replace(recording, entries=tuple(entries)),
+        place,
+        way,
+        lambda was: f"{was} on quietname in /mnt/jane",
+    )
+    assert all("quietname" not in text and "/mnt/jane" not in text for _, text in outputs(made))

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.core.releases.conftest import MAIN, silent, write_wheel
-from vllm_repro.errors import UsageError
+from tests.fake_package import FILE, PATCH, fake_release, write_package
+from vllm_repro.cli import main
+from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases import provision as module
+from vllm_repro.releases.overlay import make_overlay
 from vllm_repro.releases.provision import Release, ReleaseCache
+from vllm_repro.releases.request_fields import request_fields, server_flags
 from vllm_repro.releases.sources import Source, contents_of, parse_source
+from vllm_repro.resources import scenario_folder
+from vllm_repro.scenario.patch import Patch
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -52,9 +63,7 @@ def output_of(release: Release) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("branch", "compiled"), [("near-28", "0.28.0"), ("near-29", "0.29.0"), ("v0.28.0", "0.28.0")]
-)
+@pytest.mark.parametrize(("branch", "compiled"), [("near-29", "0.29.0"), ("v0.28.0", "0.28.0")])
 def test_a_commit_runs_over_the_release_that_differs_least(
     cache: ReleaseCache, checkout: Path, branch: str, compiled: str
 ) -> None:
@@ -191,3 +200,216 @@ def test_a_nightly_build_has_an_image_and_cannot_be_installed(cache: ReleaseCach
     assert f"{parse_source('0.20.1rc1.dev12+g363ffa145')}" == "0.20.1rc1.dev12+g363ffa145"
     with pytest.raises(UsageError, match="a build from source"):
         cache.provision(Source(release="0.23.0+g1234567"), silent)
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """Return a folder with a package whose unchecked compiled files differ from its source."""
+    return write_package(tmp_path / "packages", stale=True)
+
+
+def answer(folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "import vllm.answer as found; print(found.ANSWER, found.__file__)"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_an_overlay_is_imported_and_its_package_unchanged(tmp_path: Path, packages: Path) -> None:
+    made = make_overlay(tmp_path, packages, [PATCH], print)
+    assert made.folder.parent == tmp_path / "patched"
+    assert answer(made.folder) == f"42 {made.folder / FILE}\n"
+    assert answer(packages).startswith("7 ")
+    assert made.digests == {FILE: hashlib.sha256(b"ANSWER = 42\n").hexdigest()}
+    twice = make_overlay(tmp_path, packages, [PATCH, Patch(FILE, "42", "6 * 9")], print)
+    assert answer(twice.folder).startswith("54 ")
+
+
+def test_an_overlay_is_made_once_for_the_same_files(tmp_path: Path, packages: Path) -> None:
+    first = make_overlay(tmp_path, packages, [PATCH], print)
+    before = (first.folder / FILE).stat().st_mtime_ns
+    assert make_overlay(tmp_path, packages, [PATCH], print) == first
+    assert (first.folder / FILE).stat().st_mtime_ns == before
+    other = make_overlay(tmp_path, packages, [Patch(FILE, "ANSWER = 41", "ANSWER = 43")], print)
+    (packages / "vllm" / "new.py").touch()
+    newer = make_overlay(tmp_path, packages, [PATCH], print)
+    assert len({first.folder, other.folder, newer.folder}) == 3
+    assert (newer.folder / "vllm" / "new.py").exists()
+
+
+MAKER = """
+import sys
+from pathlib import Path
+from vllm_repro.releases.overlay import make_overlay
+from vllm_repro.scenario.patch import Patch
+for number in sys.argv[3:]:
+    patch = Patch("vllm/answer.py", "ANSWER = 41", f"ANSWER = {number}")
+    print(make_overlay(Path(sys.argv[1]), Path(sys.argv[2]), [patch], str).folder.name, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_overlays_used_last_are_kept_and_those_in_use(tmp_path: Path, packages: Path) -> None:
+    def maker(first: int, count: int) -> tuple[subprocess.Popen[str], list[str]]:
+        words = [sys.executable, "-c", MAKER, f"{tmp_path}", f"{packages}"]
+        words += map(str, range(first, first + count))
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        return process, [process.stdout.readline().strip() for _ in range(count)]
+
+    def kept() -> set[str]:
+        return {folder.name for folder in (tmp_path / "patched").iterdir()}
+
+    process, old = maker(100, 10)
+    assert kept() == set(old)  # all are in use
+    other, (new, *_) = maker(200, 1)
+    assert kept() == {*old, new}
+    for one in (process, other):
+        one.communicate()
+    again, _ = maker(100, 1)  # the oldest is used again
+    last, (newest, *_) = maker(300, 1)
+    assert kept() == {*old[5:], new, newest, old[0]}
+    for one in (again, last):
+        one.communicate()
+
+
+def test_an_interrupted_overlay_is_made_again(tmp_path: Path, packages: Path) -> None:
+    first = make_overlay(tmp_path, packages, [PATCH], print)
+    (first.folder / "complete").unlink()
+    (first.folder / FILE).unlink()
+    assert make_overlay(tmp_path, packages, [PATCH], print) == first
+    assert answer(first.folder).startswith("42 ")
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        (Patch("vllm/absent.py", "a", "b"), "it has no vllm/absent.py"),
+        (Patch(FILE, "QUESTION", "b"), "nowhere"),
+    ],
+)
+def test_a_patch_that_does_not_fit_leaves_nothing(
+    tmp_path: Path, packages: Path, patch: Patch, message: str
+) -> None:
+    with pytest.raises(Unsupported, match=message):
+        make_overlay(tmp_path, packages, [PATCH, patch], print)
+    assert not (tmp_path / "patched").exists()
+
+
+def test_an_overlay_that_cannot_be_written(tmp_path: Path, packages: Path) -> None:
+    (tmp_path / "patched").touch()
+    with pytest.raises(InfraError, match="cannot make a patched vLLM"):
+        make_overlay(tmp_path, packages, [PATCH], print)
+
+
+ARGUMENTS = """
+import argparse
+FlexibleArgumentParser = argparse.ArgumentParser
+def make_arg_parser(parser): return parser
+"""
+SCENARIO = (scenario_folder() / "min_tokens_stop_ids.py").read_text(encoding="utf-8")
+
+
+def app_of(*fields: str, parameters: str = "args, supported_tasks=None", last: str = "") -> str:
+    body: dict[str, object] = {
+        "content": {"application/json": {"schema": {"properties": {name: {} for name in fields}}}}
+    }
+    page = {
+        "paths": {"/v1/completions": {"post": {"requestBody": body}}},
+        "components": {"schemas": {}},
+    }
+    return "\n".join(
+        (
+            "print('INFO: a line of the log')",
+            f"class App:\n    def openapi(self): return {page}",
+            f"def build_app({parameters}): return App()",
+            last,
+        )
+    )
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of `vllm.entrypoints` of the one release in the cache, 0.23.0."""
+    folder = tmp_path / "packages" / "vllm" / "entrypoints"
+    (folder / "openai").mkdir(parents=True)
+    (folder / "openai" / "cli_args.py").write_text(ARGUMENTS, encoding="utf-8")
+    release = replace(fake_release("0.23.0", tmp_path), python=Path(sys.executable))
+    monkeypatch.setattr(
+        "vllm_repro.releases.provision.ReleaseCache.get",
+        lambda _, source: release if source == release.source else None,
+    )
+    return folder
+
+
+def test_the_app_of_the_release_names_its_fields(installed: Path) -> None:
+    (installed / "openai" / "api_server.py").write_text(
+        app_of("prompt", parameters="args"), encoding="utf-8"
+    )
+    assert request_fields(Source(release="0.23.0")) == {"/v1/completions": {"prompt"}}
+    (installed / "launchers").mkdir()
+    for name, text in (("app", app_of("newer")), ("cli_args", ARGUMENTS)):
+        (installed / "launchers" / f"{name}.py").write_text(text, encoding="utf-8")
+    assert request_fields(Source(release="0.23.0")) == {"/v1/completions": {"newer"}}
+
+
+def test_a_release_that_does_not_show_them_is_refused(installed: Path) -> None:
+    with pytest.raises(Unsupported, match="No module named"):
+        request_fields(Source(release="0.23.0"))
+    (installed / "openai" / "api_server.py").write_text(
+        app_of(last="raise SystemExit(3)"), encoding="utf-8"
+    )
+    with pytest.raises(Unsupported, match="it has no schema"):
+        request_fields(Source(release="0.23.0"))
+    with pytest.raises(InfraError, match="is not in the cache"):
+        request_fields(Source(release="0.24.0"))
+
+
+def test_a_field_that_the_release_does_not_read_is_a_problem(
+    installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "min_tokens_stop_ids.py"
+    path.write_text(SCENARIO, encoding="utf-8")
+    server = installed / "openai" / "api_server.py"
+    server.write_text(app_of("min_tokens", "stop_token_ids"), encoding="utf-8")
+    assert main(["check", str(path), "--vllm", "0.23.0"]) == 0
+    assert capsys.readouterr().out == ""
+    server.write_text(app_of("stop_token_ids"), encoding="utf-8")
+    assert main(["check", str(path), "--vllm", "0.23.0", "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)
+    assert {one["text"].partition(": ")[2] for one in problems} == {
+        "the release does not read 'min_tokens', so its sent_with(…) can never be met there"
+    }
+    assert SCENARIO.splitlines()[problems[0]["line"] - 1].strip().startswith("workload=")
+    assert main(["check", str(path)]) == 0
+
+
+PARSER = """
+import argparse
+FlexibleArgumentParser = argparse.ArgumentParser
+def make_arg_parser(parser):
+    parser.add_argument("--max-model-len", "-m")
+    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction)
+    return parser
+"""
+
+
+def test_the_parser_of_the_release_names_its_flags(installed: Path) -> None:
+    (installed / "openai" / "cli_args.py").write_text(PARSER, encoding="utf-8")
+    defined = {
+        "-h",
+        "--help",
+        "--max-model-len",
+        "-m",
+        "--async-scheduling",
+        "--no-async-scheduling",
+    }
+    assert server_flags(Source(release="0.23.0")) == frozenset(defined)
+    for unpublished in ("0.24.0", "0.20.2rc1.dev35+g4845aee6b"):
+        assert server_flags(Source(release=unpublished)) is None
+    (installed / "openai" / "cli_args.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    assert server_flags(Source(release="0.23.0")) is None

@@ -117,10 +117,7 @@ def test_the_amounts_are_drawn_to_scale() -> None:
     (figure,) = tree.iter("figure")
     words = " ".join(text_of(figure).split())
     assert words == "The boundary in reported (LAB), in MB needed 16.00 MB locked 1.02 MB"
-
-
-def test_a_run_that_knows_no_amounts_draws_none() -> None:
-    assert "<figure" not in html_page(report(LIVED))
+    assert "<figure" not in html_page(report(LIVED)), "it knows no amounts"
 
 
 def test_the_planted_text_is_on_the_page() -> None:

@@ -41,30 +41,26 @@ def written(folder: Path) -> Path:
     return path
 
 
-def test_it_renders_without_a_word_and_without_the_network(page: Path, opened: Open) -> None:
+def test_it_renders_without_the_network_and_its_first_screen_says_the_verdict(
+    page: Path, opened: Open
+) -> None:
     made = opened(page)
-    assert made.shown == []
-    assert made.asked == [page.as_uri()]
+    assert (made.shown, made.asked) == ([], [page.as_uri()])
     assert made.page.title() == "tq-chunked-prefill: reproduces (REHEARSAL)"
-
-
-def test_the_first_screen_has_verdict_cause_and_command(page: Path, opened: Open) -> None:
-    made = opened(page)
     for words in (
         "says nothing about vLLM",
         "reproduces",
         "as expected",
         "AssertionError",
         "Workspace is locked but",
+        "vllm-repro run tq-chunked-prefill",
     ):
         box = made.page.get_by_text(words, exact=False).first.bounding_box()
         assert box is not None, words
         assert box["y"] + box["height"] <= 800, words
-    command = made.page.locator("pre.command").first
-    assert "vllm-repro run tq-chunked-prefill" in command.inner_text()
-    box = command.bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] <= 800
+    assert (
+        "vllm-repro run tq-chunked-prefill" in made.page.locator("pre.command").first.inner_text()
+    )
 
 
 def test_logs_and_keyboard(page: Path, opened: Open) -> None:
@@ -87,6 +83,7 @@ def test_logs_and_keyboard(page: Path, opened: Open) -> None:
 
 
 OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = true"
+PAPER = "getComputedStyle(document.body).backgroundColor"
 CONTRAST = """() => {
     const number = (text) => text.match(/[\\d.]+/g).map(Number);
     const linear = (one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
@@ -113,24 +110,15 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_has_contrast(page: Path, opened: Open, scheme: str) -> None:
-    made = opened(page, color_scheme=scheme)
-    assert made.page.evaluate(CONTRAST) == []
-
-
-def test_dark_and_light_differ_and_paper_is_white(page: Path, opened: Open) -> None:
+def test_every_text_has_contrast_and_paper_is_white(page: Path, opened: Open) -> None:
     made = opened(page)
     seen = []
     for scheme in ("light", "dark"):
         made.page.emulate_media(color_scheme=scheme)
-        seen.append(made.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert made.page.evaluate(CONTRAST) == [], scheme
+        seen.append(made.page.evaluate(PAPER))
     made.page.emulate_media(color_scheme="dark", media="print")
-    assert (
-        made.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        == seen[0]
-        == "rgb(255, 255, 255)"
-    )
+    assert made.page.evaluate(PAPER) == seen[0] == "rgb(255, 255, 255)"
     assert seen[1] != seen[0]
 
 
@@ -194,22 +182,26 @@ def whole_page(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("width", [390, 1280])
 def test_no_text_overlaps_and_pages_fit_the_screen(
-    page: Path, whole_page: Path, opened: Open, width: int
+    page: Path, whole_page: Path, opened: Open
 ) -> None:
     for path in (page, whole_page, *(folder / "report.html" for folder in EXAMPLES)):
-        assert_fits(path, opened, width)
+        assert_fits(path, opened)
 
 
-def assert_fits(path: Path, opened: Open, width: int) -> None:
-    """Check that no text of a page lies on another, and that it is as wide as the screen."""
-    made = opened(path, viewport={"width": width, "height": 800})
+WIDTHS = (390, 1280)
+
+
+def assert_fits(path: Path, opened: Open) -> None:
+    """Check that no text of a page lies on another, and that it is as wide as each screen."""
+    made = opened(path)
     made.page.evaluate(OPEN_ALL)
-    measured, found = made.page.evaluate(OVERLAPS)
-    assert measured > 50, path
-    assert found == [], path
-    assert made.page.evaluate("document.documentElement.scrollWidth") <= width, path
+    for width in WIDTHS:
+        made.page.set_viewport_size({"width": width, "height": 800})
+        measured, found = made.page.evaluate(OVERLAPS)
+        assert measured > 50, path
+        assert found == [], path
+        assert made.page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
 def test_text_that_lies_on_another_is_found(page: Path, opened: Open) -> None:

@@ -26,6 +26,7 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.scenario.workload import Pause, Rest, Size, requests_of, resolve
 
 SCRIPTED = [scenario for scenario in all_scenarios() if not no_script(scenario)]
+TQ, MTP, STOP_IDS = "tq-chunked-prefill", "tq-mtp-cudagraphs", "min-tokens-stop-ids"
 ARMS = [(scenario, arm) for scenario in SCRIPTED for arm in scenario.arms if not arm.patches]
 
 
@@ -74,76 +75,59 @@ def test_what_is_secret_or_private_leaves_a_script_whole(example: Path) -> None:
     ast.parse((example / "repro.py").read_text(encoding="utf-8"))
 
 
-def run_on_rehearsal(
-    folder: Path, text: str, version: str, fault: str = ""
-) -> tuple[int | None, str]:
+AS_IT_IS = ("", "")
+STALLS_SOON = ("STALL_S = 600", "STALL_S = 0.7")
+REFUSES_PROMPTS = ("--max-model-len 102400", "--max-model-len 50")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "arm", "version", "fault", "change", "status", "printed"),
+    [
+        (TQ, "reported", "0.23.0", "", AS_IT_IS, 1, "died: AssertionError: Workspace is locked"),
+        (TQ, "near-miss-128", "0.23.0", "", AS_IT_IS, 0, "The engine lives."),
+        (TQ, "prefix-hit", "0.23.0", "", AS_IT_IS, 1, "The engine died: AssertionError"),
+        (TQ, "growing-chat", "0.23.0", "", AS_IT_IS, 1, "The engine died: AssertionError"),
+        (TQ, "reported", "0.24.0", "kill:2", AS_IT_IS, 1, "The engine died"),
+        (TQ, "reported", "0.23.0", "", REFUSES_PROMPTS, 2, "a request failed"),
+        (MTP, "reported", "0.24.0", "boot", AS_IT_IS, 2, "The server did not start: "),
+        (MTP, "reported", "0.20.2", "", AS_IT_IS, 1, "The server did not start: "),
+        (STOP_IDS, "reported", "0.28.0", "", AS_IT_IS, 1, "died: IndexError: index 999999"),
+        ("sco-lazy-never-rests", "reported", "0.24.0", "busy", AS_IT_IS, 1, "never goes idle."),
+        ("sco-lazy-starves", "reported", "0.24.0", "hang:2", STALLS_SOON, 1, "The engine hangs."),
+    ],
+)
+def test_it_finds_what_the_harness_finds(
+    tmp_path: Path,
+    scenario: str,
+    arm: str,
+    version: str,
+    fault: str,
+    change: tuple[str, str],
+    status: int,
+    printed: str,
+) -> None:
     """Run a script with the rehearsal engine as `vllm`."""
-    vllm = folder / "bin" / "vllm"
+    vllm = tmp_path / "bin" / "vllm"
     vllm.parent.mkdir()
     vllm.write_text(
         f'#!/bin/sh\nexec {sys.executable} {rehearsal_engine()} "$@"\n', encoding="utf-8"
     )
     vllm.chmod(0o755)
-    text = (
-        text.replace("SETTLE_S = 5", "SETTLE_S = 0.5")
-        .replace("time.sleep(1)", "time.sleep(0.1)")
-        .replace("sleep(5)", "sleep(1)")
-        .replace(">= 0.5", ">= 0.03")  # a busy machine leaves an engine little of a processor
-    )
+    text = script(find(scenario), arm_of(find(scenario), arm))
+    for was, now in (
+        change,
+        ("SETTLE_S = 5", "SETTLE_S = 0.5"),
+        ("time.sleep(1)", "time.sleep(0.1)"),
+        ("sleep(5)", "sleep(1)"),
+        (">= 0.5", ">= 0.03"),  # a busy machine leaves an engine little of a processor
+    ):
+        text = text.replace(was, now)
     text = re.sub(r"idle within \d+", "idle within 1.5", text)
-    (folder / "repro.py").write_text(text, encoding="utf-8")
+    (tmp_path / "repro.py").write_text(text, encoding="utf-8")
     environment = {**os.environ, "VLLM_REHEARSAL_VERSION": version, "VLLM_REHEARSAL_FAULT": fault}
     environment["PATH"] = f"{vllm.parent}:{os.environ['PATH']}"
-    return run_script(folder, environment)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "arm", "version", "fault", "status", "printed"),
-    [
-        (
-            "tq-chunked-prefill",
-            "reported",
-            "0.23.0",
-            "",
-            1,
-            "The engine died: AssertionError: Workspace is locked",
-        ),
-        ("tq-chunked-prefill", "near-miss-128", "0.23.0", "", 0, "The engine lives."),
-        ("tq-chunked-prefill", "prefix-hit", "0.23.0", "", 1, "The engine died: AssertionError"),
-        ("tq-chunked-prefill", "growing-chat", "0.23.0", "", 1, "The engine died: AssertionError"),
-        ("tq-chunked-prefill", "reported", "0.24.0", "kill:2", 1, "The engine died"),
-        ("tq-mtp-cudagraphs", "reported", "0.24.0", "boot", 2, "The server did not start: "),
-        ("tq-mtp-cudagraphs", "reported", "0.20.2", "", 1, "The server did not start: "),
-        ("tq-chunked-prefill", "reported", "0.23.0", "boot", 2, "The server did not start: "),
-        (
-            "min-tokens-stop-ids",
-            "reported",
-            "0.28.0",
-            "",
-            1,
-            "The engine died: IndexError: index 999999",
-        ),
-        ("min-tokens-stop-ids", "reported", "0.29.0", "", 0, "The engine lives."),
-        ("sco-lazy-never-rests", "reported", "0.24.0", "busy", 1, "The engine never goes idle."),
-    ],
-)
-def test_it_finds_what_the_harness_finds(
-    tmp_path: Path, scenario: str, arm: str, version: str, fault: str, status: int, printed: str
-) -> None:
-    known = find(scenario)
-    text = script(known, arm_of(known, arm))
-    ended, shown = run_on_rehearsal(tmp_path, text, version, fault)
+    ended, shown = run_script(tmp_path, environment)
     assert (ended, printed in shown) == (status, True), shown
-
-
-def test_a_server_that_refuses_all_prompts_is_undecided(tmp_path: Path) -> None:
-    known = find("tq-chunked-prefill")
-    status, shown = run_on_rehearsal(
-        tmp_path,
-        script(known, known.arms[0]).replace("--max-model-len 102400", "--max-model-len 50"),
-        "0.23.0",
-    )
-    assert (status, "a request failed" in shown) == (2, True), shown
 
 
 def test_what_goes_wrong_in_it_is_no_crash(tmp_path: Path) -> None:
@@ -167,14 +151,6 @@ def test_an_arm_that_changes_the_source_has_none() -> None:
     known = find("tq-prefix-hit-unreserved")
     with pytest.raises(UsageError, match="changes vLLM's source"):
         script(known, arm_of(known, "patched"))
-
-
-def test_a_request_without_an_answer_is_a_hang(tmp_path: Path) -> None:
-    text = script(find("sco-lazy-starves"), find("sco-lazy-starves").arms[0])
-    status, shown = run_on_rehearsal(
-        tmp_path, text.replace("STALL_S = 600", "STALL_S = 0.7"), "0.24.0", "hang:2"
-    )
-    assert (status, "The engine hangs." in shown) == (1, True), shown
 
 
 @pytest.mark.parametrize("scenario", SCRIPTED, ids=lambda one: one.id)

@@ -144,24 +144,19 @@ def test_an_interrupt_of_the_boot_ends_the_server(monkeypatch: pytest.MonkeyPatc
     assert server.pids == ()
 
 
-def test_an_engine_that_dies_in_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "boot")
-    with pytest.raises(EngineDied) as caught, booted():
-        pytest.fail("it never becomes ready")
-    assert caught.value.exception
-
-
-def test_an_engine_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"), [("boot", r"\w"), ("hang", r"nothing moved for \d+ s")]
+)
+def test_an_engine_that_dies_in_its_boot_or_hangs(
+    monkeypatch: pytest.MonkeyPatch, fault: str, words: str
+) -> None:
     import openai  # here, because each worker would wait for it
 
-    monkeypatch.setenv("VLLM_REHEARSAL_FAULT", "hang")
-    with (
-        pytest.raises(EngineDied, match=r"nothing moved for \d+ s") as caught,
-        booted(answer_stall=2) as server,
-    ):
+    monkeypatch.setenv("VLLM_REHEARSAL_FAULT", fault)
+    with pytest.raises(EngineDied, match=words) as caught, booted(answer_stall=2) as server:
         complete(server)
-    assert caught.value.exception is None
-    assert isinstance(caught.value.__cause__, openai.APIConnectionError)
+    assert bool(caught.value.exception) is (fault == "boot")
+    assert isinstance(caught.value.__cause__, openai.APIConnectionError) is (fault == "hang")
 
 
 @pytest.mark.parametrize("when", ["boot", "later"])

@@ -21,6 +21,7 @@ from tests.fake_package import fake_release
 from tests.fake_vllm import (
     COMPLETES,
     COMPLETION,
+    METRICS,
     OPENAPI,
     Exchange,
     FakeVllm,
@@ -39,11 +40,13 @@ from vllm_repro.running.assess import Conclusion
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
+from vllm_repro.scenario.scenario import Arm
 from vllm_repro.scenario.vocabulary import patched
-from vllm_repro.scenario.workload import completion
+from vllm_repro.scenario.workload import chat, completion, conversation, request, sized, together
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.process import ProcessServer
+from vllm_repro.trigger.conditions import answered, left_waiting
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import Evidence
 
@@ -119,11 +122,6 @@ def fatal_line(exchange: Exchange) -> None:
     exchange.reset()
 
 
-def test_a_healthy_server_that_answers_is_clean(tmp_path: Path) -> None:
-    conclusion = concluded(tmp_path, {})
-    assert (conclusion.outcome, conclusion.outlasted) == (Outcome.CLEAN, ())
-
-
 def test_a_death_at_readiness_is_not_infra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 60.0)  # the sign ends it
     gone: list[bool] = []
@@ -179,38 +177,6 @@ def test_a_request_without_any_answer_is_not_clean(tmp_path: Path) -> None:
     assert "no answer" in conclusion.why
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "crossed"),
-    [
-        (400, "stop_token_ids contain out-of-vocab token ids", True),
-        (422, "stop_token_ids contain out-of-vocab token ids", True),
-        (400, "maximum context length is 8 tokens", False),
-        (401, "stop_token_ids contain out-of-vocab token ids", False),
-        (404, "no such model", False),
-        (429, "too many requests", False),
-    ],
-)
-def test_only_a_refusal_of_the_request_itself_is_an_answer_to_it(
-    tmp_path: Path, status: int, message: str, crossed: bool
-) -> None:
-    refused = answering(status, {"error": {"message": message, "code": status}})
-    conclusion = concluded(tmp_path, odd(refused))
-    outcome = Outcome.CLEAN if crossed else Outcome.UNTRIGGERED
-    assert (conclusion.trigger.crossed, conclusion.outcome) == (crossed, outcome)
-
-
-WITHOUT_THE_FIELD = json.dumps(OPENAPI).replace("stop_token_ids", "stop_tokens")
-
-
-@pytest.mark.parametrize(
-    "openapi", [answering(200, WITHOUT_THE_FIELD), answering(404), Exchange.reset]
-)
-def test_a_field_unknown_to_the_release_is_no_evidence(tmp_path: Path, openapi: Handler) -> None:
-    conclusion = concluded(tmp_path, {"/openapi.json": openapi})
-    assert conclusion.outcome is Outcome.UNTRIGGERED
-    assert "stop_token_ids=[999999]" in conclusion.trigger.evidence[0]
-
-
 def test_fields_are_asked_once_per_release_and_patch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,14 +205,6 @@ def test_a_release_whose_files_changed_proves_nothing(
     )
 
 
-@pytest.mark.parametrize("may_fail", [(), (500,)])
-def test_a_request_may_be_declared_to_fail(tmp_path: Path, may_fail: tuple[int, ...]) -> None:
-    request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=may_fail)
-    fails = odd(answering(500, {"error": {"message": "no"}}))
-    conclusion = concluded(tmp_path, fails, arm=replace(ARM, workload=(request,)))
-    assert conclusion.outcome is (Outcome.CLEAN if may_fail else Outcome.WRONG_OUTPUT)
-
-
 @pytest.mark.parametrize(
     ("path", "outcome"), [("/metrics", Outcome.CLEAN), ("/v1/models", Outcome.INFRA)]
 )
@@ -257,13 +215,6 @@ def test_an_answer_that_never_stops_ends_no_run(
     conclusion = concluded(tmp_path, {path: never_ending})
     assert conclusion.outcome is outcome
     assert outcome is Outcome.CLEAN or "larger than 4 MiB" in conclusion.why
-
-
-@pytest.mark.parametrize(
-    "body", ["null", "[]", '{"choices": [null]}', '{"choices": [{}], "usage": 1}', "\x00"]
-)
-def test_answers_that_are_no_answers_are_wrong_output(tmp_path: Path, body: str) -> None:
-    assert concluded(tmp_path, odd(answering(200, body))).outcome is Outcome.WRONG_OUTPUT
 
 
 def test_another_server_on_the_port_is_infra(tmp_path: Path) -> None:
@@ -450,23 +401,25 @@ def test_no_client_asks_a_server_that_lives_or_is_not_ours(tmp_path: Path, died:
     assert journaled(tmp_path, "client-saw") == []
 
 
-def test_a_rehearsal_engine_in_place_of_vllm_is_no_evidence(tmp_path: Path) -> None:
-    """An image may hold it without its label."""
-
-    def version(exchange: Exchange) -> None:
-        exchange.send_response(200)
-        exchange.send_header("x-vllm-rehearsal", "1")
-        exchange.send_header("Content-Length", "21")
-        exchange.end_headers()
-        exchange.wfile.write(b'{"version": "0.28.0"}')
-
-    conclusion = concluded(tmp_path, {"/version": version})
-    assert conclusion.outcome is Outcome.INFRA
-    assert "rehearsal engine, not vLLM" in conclusion.why
+WITHOUT_THE_FIELD = json.dumps(OPENAPI).replace("stop_token_ids", "stop_tokens")
+UNKNOWN_TOKEN = "stop_token_ids contain out-of-vocab token ids"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "unknown"])
-def test_a_log_of_another_device_is_no_evidence(tmp_path: Path, device: str) -> None:
+def refused(status: int, message: str = "no") -> Handler:
+    return answering(status, {"error": {"message": message, "code": status}})
+
+
+def rehearses(exchange: Exchange) -> None:
+    """Answer `/version` as a rehearsal engine in an image without the label."""
+    exchange.send_response(200)
+    exchange.send_header("x-vllm-rehearsal", "1")
+    exchange.send_header("Content-Length", "21")
+    exchange.end_headers()
+    exchange.wfile.write(b'{"version": "0.28.0"}')
+
+
+def logs(device: str) -> dict[str, Handler]:
+    """Return the paths of a server whose log shows the device."""
     core = (
         "(EngineCore pid=2) INFO 11-20 08:24:10 [core.py:1] Initializing a V1 LLM engine (v0.28.0)"
         f" with config: device_config={device}"
@@ -477,17 +430,62 @@ def test_a_log_of_another_device_is_no_evidence(tmp_path: Path, device: str) -> 
             exchange.fake.write(core)
         exchange.answer(200)
 
-    conclusion = concluded(tmp_path, {"/health": health})
-    assert conclusion.outcome is (Outcome.INFRA if device == "cuda" else Outcome.CLEAN)
-    assert ("log shows gpu" in conclusion.why) is (device == "cuda")
+    return {"/health": health}
+
+
+def may_fail(*statuses: int) -> dict[str, Arm]:
+    request = completion(prompt="hello", min_tokens=1, stop_token_ids=[9], may_fail=statuses)
+    return {"arm": replace(ARM, workload=(request,))}
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"), [(404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT)]
+    ("paths", "changes", "outcome", "why"),
+    [
+        ({}, {}, Outcome.CLEAN, ""),
+        # Only a refusal of the request itself is an answer to it.
+        (odd(refused(400, UNKNOWN_TOKEN)), {}, Outcome.CLEAN, ""),
+        (odd(refused(422, UNKNOWN_TOKEN)), {}, Outcome.CLEAN, ""),
+        (odd(refused(400, "maximum context length is 8")), {}, Outcome.UNTRIGGERED, ""),
+        (odd(refused(401, UNKNOWN_TOKEN)), {}, Outcome.UNTRIGGERED, ""),
+        (odd(refused(404, "no such model")), {}, Outcome.UNTRIGGERED, ""),
+        (odd(refused(429, "too many requests")), {}, Outcome.UNTRIGGERED, ""),
+        # A field that the release does not know is no evidence.
+        *(
+            ({"/openapi.json": answer}, {}, Outcome.UNTRIGGERED, "stop_token_ids=[999999]")
+            for answer in (answering(200, WITHOUT_THE_FIELD), answering(404), Exchange.reset)
+        ),
+        (odd(refused(500)), may_fail(), Outcome.WRONG_OUTPUT, ""),
+        (odd(refused(500)), may_fail(500), Outcome.CLEAN, ""),
+        *(
+            (odd(answering(200, body)), {}, Outcome.WRONG_OUTPUT, "")
+            for body in (
+                *("null", "[]", '{"choices": [null]}'),
+                *('{"choices": [{}], "usage": 1}', "\x00"),
+            )
+        ),
+        # The canary is refused.
+        *(
+            (dict.fromkeys(("/v1/completions", "/pooling"), refused(status)), {}, outcome, "")
+            for status, outcome in ((404, Outcome.UNTRIGGERED), (500, Outcome.WRONG_OUTPUT))
+        ),
+        # A server that is another than was ordered is no evidence.
+        ({"/version": rehearses}, {}, Outcome.INFRA, "rehearsal engine, not vLLM"),
+        (logs("cuda"), {}, Outcome.INFRA, "log shows gpu"),
+        (logs("cpu"), {}, Outcome.CLEAN, ""),
+        (logs("unknown"), {}, Outcome.CLEAN, ""),
+    ],
 )
-def test_a_refused_canary_is_no_wrong_answer(tmp_path: Path, status: int, outcome: Outcome) -> None:
-    refuse = dict.fromkeys(("/v1/completions", "/pooling"), answering(status, {"detail": "x"}))
-    assert concluded(tmp_path, refuse).outcome is outcome
+def test_what_a_server_answers_has_its_outcome(
+    tmp_path: Path,
+    paths: Mapping[str, Handler],
+    changes: dict[str, Any],
+    outcome: Outcome,
+    why: str,
+) -> None:
+    conclusion = concluded(tmp_path, paths, **changes)
+    assert (conclusion.outcome, conclusion.outlasted) == (outcome, ()), conclusion.why
+    assert conclusion.trigger.crossed or outcome is not Outcome.CLEAN
+    assert why in f"{conclusion.why} {conclusion.trigger.evidence}"
 
 
 def test_our_own_imports_are_no_part_of_the_boot(
@@ -522,3 +520,180 @@ print(sorted(new))
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+def tokenize(exchange: Exchange) -> None:
+    """Count the words of a chat, 7 for each tool and 5 for each option of its template."""
+    body = exchange.body
+    words = sum(len(str(message["content"]).split()) for message in body["messages"])
+    extra = 7 * len(body.get("tools", ())) + 5 * len(body.get("chat_template_kwargs", ()))
+    exchange.answer(200, {"count": words + extra})
+
+
+def test_a_chat_is_counted_with_its_tools_and_template(tmp_path: Path) -> None:
+    """Without them a prompt would cross a boundary that it should not reach."""
+    sent: list[dict[str, Any]] = []
+    request = chat(
+        prompt=60,
+        stream=False,
+        tools=[{"type": "function"}],
+        chat_template_kwargs={"enable_thinking": True},
+    )
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": keeping(sent)}
+    tried(tmp_path, paths, arm=replace(ARM, workload=(request,)))
+    assert len(sent[0]["messages"][0]["content"].split()) == 60 - 7 - 5
+
+
+def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    turns = conversation(first=50, adds=[30, 30], tools=[tool], stream=False)
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": keeping(sent)}
+    _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(turns,)))
+    roles = [message["role"] for message in sent[2]["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool"]
+    calls = [said["tool_calls"][0] for said in sent[2]["messages"] if said["role"] == "assistant"]
+    results = [said["tool_call_id"] for said in sent[2]["messages"] if said["role"] == "tool"]
+    assert [call["id"] for call in calls] == results == ["call_1", "call_2"]
+    assert calls[0]["function"] == {"name": "look", "arguments": "{}"}
+    assert sent[2]["messages"][:3] == sent[1]["messages"]
+    assert [asked.repeats for asked in trial.seen.requests] == [0, 50, 80]
+
+
+@pytest.mark.parametrize(("kind", "repeats"), [(ServerKind.LAB, 32), (ServerKind.PROCESS, 96)])
+def test_a_shared_head_has_the_size_that_was_sent(
+    tmp_path: Path, kind: ServerKind, repeats: int
+) -> None:
+    def tokenize(exchange: Exchange) -> None:
+        words = [hash(word) for word in exchange.body["prompt"].split()]
+        exchange.answer(200, {"count": len(words), "tokens": words})
+
+    request = completion(prompt=128, shared=sized(96, lab=32))
+    arm = replace(ARM, workload=(request, request))
+    _, trial = tried(tmp_path, {"/tokenize": tokenize}, arm=arm, launch=replace(LAUNCH, kind=kind))
+    assert [asked.repeats for asked in trial.seen.requests] == [0, repeats]
+    sent = {entry["body"]["prompt"] for entry in journaled(tmp_path, "request-sent")}
+    assert sent == {f"(128 tokens, the first {repeats} shared)"}
+
+
+def test_a_prompt_of_ids_is_sent_as_it_is_and_counted_exactly(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    uncounted = answering(200, {"choices": COMPLETION["choices"]})
+    stated: dict[str, Any] = {
+        "temperature": 0.5,
+        "seed": 0,
+        "stop": [],
+        "suffix": "",
+        "echo": False,
+    }
+    first, second = (
+        completion(prompt=[7] * 64),
+        completion(prompt=[*[7] * 48, 8], name="second", **stated),
+    )
+    paths = {"/v1/completions": keeping(sent, uncounted), "/tokenize": answering(500)}
+    _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(first, second)))
+    assert sent[1].items() >= {**stated, "prompt": [*[7] * 48, 8]}.items()
+    asked = trial.seen.requests
+    counts = [(request.prompt_tokens, request.counted_by, request.repeats) for request in asked]
+    assert counts == [(64, "ids", 0), (49, "ids", 48)]
+    # What the scenario states can be the evidence of a trigger.
+    assert asked[1].fields == {**stated, "stop": ()}
+    bodies = {entry["name"]: entry["body"] for entry in journaled(tmp_path, "request-sent")}
+    assert bodies["second"]["prompt"] == [*[7] * 48, 8]
+
+
+EMBEDDED = {
+    "object": "list",
+    "data": [{"embedding": [0.5]}],
+    "usage": {"prompt_tokens": 3, "total_tokens": 3},
+}
+
+
+def test_a_server_without_completions_can_be_asked(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    paths = dict.fromkeys(("/v1/embeddings", "/pooling"), keeping(sent, answering(200, EMBEDDED)))
+    paths["/v1/completions"] = answering(404, {"detail": "Not Found"})
+    body = {"input": [1, 2, 3], "dimensions": 0}
+    workload = (
+        request(path="/v1/embeddings", body=body, name="one"),
+        request(
+            path="/v1/embeddings", body={"model": "adapter", "input": [[1], [2, 3]]}, name="two"
+        ),
+    )
+    conclusion, trial = tried(
+        tmp_path, paths, arm=replace(ARM, workload=workload, trigger=answered("one", 200))
+    )
+    assert (conclusion.outcome, conclusion.sent, conclusion.ok) == (Outcome.CLEAN, 2, 2)
+    assert (sent[0], sent[1]["model"]) == ({"model": "tiny", **body}, "adapter")
+    assert sent[2]["input"] == "hello", "the canary"
+    # Two prompts are no prompt of their sum.
+    assert [asked.prompt_tokens for asked in trial.seen.requests] == [3, None]
+    bodies = [body, {"model": "adapter", "input": [[1], [2, 3]]}]
+    assert [entry["body"] for entry in journaled(tmp_path, "request-sent")] == bodies
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(200, Outcome.UNTRIGGERED), (400, Outcome.CLEAN), (500, Outcome.WRONG_OUTPUT)],
+)
+def test_the_failure_of_any_request_counts(tmp_path: Path, status: int, outcome: Outcome) -> None:
+    paths = {"/score": answering(status, {} if status == 200 else {"error": "no"})}
+    scored = request(path="/score", body={"text_1": "a", "text_2": "b"}, name="score")
+    arm = replace(ARM, workload=(scored,), trigger=answered("score", 400))
+    assert concluded(tmp_path, paths, arm=arm).outcome is outcome
+
+
+@pytest.mark.parametrize(("hits", "cached"), [(96, 96), (0, 0), (128, None), (5000, None)])
+def test_hits_of_other_clients_are_not_those_of_a_request(
+    tmp_path: Path, hits: int, cached: int | None
+) -> None:
+    answered: list[dict[str, Any]] = []
+    counts = {**COMPLETION, "usage": {"prompt_tokens": 128, "completion_tokens": 1}}
+
+    def metrics(exchange: Exchange) -> None:
+        counted = hits * bool(answered)
+        exchange.answer(200, f"{METRICS}vllm:prefix_cache_hits_total {counted}\n", "text/plain")
+
+    paths = {"/v1/completions": keeping(answered, answering(200, counts)), "/metrics": metrics}
+    _, trial = tried(tmp_path, paths, arm=replace(ARM, workload=(completion(prompt="hello"),)))
+    assert trial.seen.requests[0].cached_tokens == cached
+
+
+def test_a_count_below_nothing_is_no_count(tmp_path: Path) -> None:
+    usage = {
+        "prompt_tokens": 128,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": -1},
+    }
+    paths = {"/v1/completions": answering(200, {**COMPLETION, "usage": usage})}
+    assert tried(tmp_path, paths)[1].seen.requests[0].cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("takes", "waiting", "outcome"),
+    [(0.6, 1, Outcome.CLEAN), (0.6, 0, Outcome.UNTRIGGERED), (0.0, 1, Outcome.UNTRIGGERED)],
+)
+def test_a_client_may_leave_before_its_answer(
+    tmp_path: Path, takes: float, waiting: int, outcome: Outcome
+) -> None:
+    """It is no server failure, and a trigger only if the server counted a waiting request then."""
+    came: list[dict[str, Any]] = []
+
+    def completions(exchange: Exchange) -> None:
+        time.sleep(takes * (exchange.body["prompt"] == "short"))
+        exchange.answer(200, COMPLETION)
+
+    counted = f"{METRICS}vllm:num_requests_waiting {waiting}\n"
+    paths = {
+        "/v1/completions": keeping(came, completions),
+        "/metrics": answering(200, counted, "text/plain"),
+    }
+    leaving = completion(name="leaves", prompt="short", starts_after=0.2, leaves_after=0.3)
+    workload = (together(leaving, completion(name="busy", prompt="long")),)
+    conclusion, _ = tried(
+        tmp_path, paths, arm=replace(ARM, workload=workload, trigger=left_waiting("leaves"))
+    )
+    assert (conclusion.outcome, conclusion.sent - conclusion.ok) == (outcome, 0)
+    assert [body["prompt"] for body in came[:2]] == ["long", "short"]
+    left = [entry["waiting"] for entry in journaled(tmp_path, "client-left")]
+    assert left == ([waiting] if takes else [])

@@ -437,6 +437,28 @@ def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
     assert (len(long), after) == (65536, "next")
 
 
+OTHER_LINES = [
+    "",
+    "INFO: 400 Bad Request",
+    "Traceback (most recent call last):",
+    "ERROR 11-20 x",
+    (
+        "(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] Received request: prompt: 'why"
+        " EngineCore failed to start'"
+    ),
+    ("(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] EngineCore encountered a fatal error."),
+    "EngineCore encountered a fatal error.",
+    (
+        "(APIServer pid=7) ERROR 11-20 08:24:30 [serving.py:9] bad prompt: EngineCore"
+        " encountered a fatal error."
+    ),
+    (
+        "UserWarning: resource_tracker: process died unexpectedly, relaunching.  Some resources"
+        " might leak."
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "decisive"),
     [
@@ -498,38 +520,10 @@ def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
             True,
         ),
         ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", False),
+        # Other lines are none.
+        *((line, None) for line in OTHER_LINES),
     ],
 )
-def test_each_log_line_of_a_death_is_a_sign(line: str, decisive: bool) -> None:
+def test_each_log_line_of_a_death_is_a_sign(line: str, decisive: bool | None) -> None:
     _, sign_decides = log_sign(line) or (None, None)
     assert sign_decides is decisive
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "INFO: 400 Bad Request",
-        "Traceback (most recent call last):",
-        "ERROR 11-20 x",
-        (
-            "(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] Received request: prompt: 'why"
-            " EngineCore failed to start'"
-        ),
-        (
-            "(APIServer pid=7) INFO 11-20 08:24:30 [logger.py:39] EngineCore encountered a fatal"
-            " error."
-        ),
-        "EngineCore encountered a fatal error.",
-        (
-            "(APIServer pid=7) ERROR 11-20 08:24:30 [serving.py:9] bad prompt: EngineCore"
-            " encountered a fatal error."
-        ),
-        (
-            "UserWarning: resource_tracker: process died unexpectedly, relaunching.  Some resources"
-            " might leak."
-        ),
-    ],
-)
-def test_other_lines_are_not(line: str) -> None:
-    assert log_sign(line) is None

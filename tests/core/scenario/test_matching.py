@@ -51,10 +51,9 @@ def test_of_two_that_share_a_death_the_release_decides(
     assert [(match.scenario, match.how) for match in matches(dead_of(version), known)] == [
         (scenario, How.MATCH)
     ]
-
-
-def test_a_scenario_whose_twin_is_not_known_here_is_named() -> None:
-    assert [match.scenario for match in matches(dead_of("0.21.0"), [UNRESERVED])] == [UNRESERVED]
+    # A scenario whose twin is not known here is named all the same. No death matches nothing.
+    assert [match.scenario for match in matches(dead_of(version), known[1:2])] == [UNRESERVED]
+    assert matches(diagnose("INFO:     Application startup complete."), known) == []
 
 
 PASTED = Path(__file__).parents[2] / "data" / "pasted"
@@ -109,10 +108,6 @@ IndexError: index 191222 is out of bounds for dimension 1 with size 128256
     own = text.replace("vllm/v1/sample/logits_processor/builtin.py", "/srv/my_bias.py")
     (match,) = matches(diagnose(own), [MIN_TOKENS])
     assert (match.how, match.against) == (How.NEAR, "it failed in my_bias.py, outside of vLLM")
-
-
-def test_no_death_no_match() -> None:
-    assert matches(diagnose("INFO:     Application startup complete."), [CHUNKED, UNRESERVED]) == []
 
 
 @pytest.mark.parametrize(

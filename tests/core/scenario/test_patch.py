@@ -26,17 +26,27 @@ diff --git a/vllm/v1/core/block_pool.py b/vllm/v1/core/block_pool.py
 
 
 @pytest.mark.parametrize(
-    "file", ["block_pool.py", "/vllm/a.py", "vllm/../../a.py", "vllm/a.so", "torch/a.py"]
+    ("file", "was", "now", "message"),
+    [
+        *(
+            (file, "a", "b", "no file of vLLM's")
+            for file in (
+                "block_pool.py",
+                "/vllm/a.py",
+                "vllm/../../a.py",
+                "vllm/a.so",
+                "torch/a.py",
+            )
+        ),
+        (FILE, "", "x", "changes nothing"),
+        (FILE, "x", "x", "changes nothing"),
+    ],
 )
-def test_only_files_of_vllm_can_be_changed(file: str) -> None:
-    with pytest.raises(ValueError, match="no file of vLLM's"):
-        Patch(file, "a", "b")
-
-
-@pytest.mark.parametrize(("was", "now"), [("", "x"), ("x", "x")])
-def test_a_change_changes_something(was: str, now: str) -> None:
-    with pytest.raises(ValueError, match="changes nothing"):
-        Patch(FILE, was, now)
+def test_a_change_is_of_a_file_of_vllm_and_changes_it(
+    file: str, was: str, now: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Patch(file, was, now)
 
 
 @given(st.text(), st.text(min_size=1), st.text(), st.text())

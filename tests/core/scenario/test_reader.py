@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import Harness
-from tests.scenario_texts import broken, line_of, problems, text_of
+from tests.scenario_texts import TQ, broken, line_of, problems, text_of
 from vllm_repro.errors import ScenarioError, UsageError
 from vllm_repro.scenario import vocabulary
 from vllm_repro.scenario.catalogue import all_scenarios, find, scenario_files
@@ -45,179 +48,22 @@ def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # 
     assert scenario.status.standing(scenario.try_with) is Standing.BAD
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line", "text"),
-    [
-        (
-            "chunked_prefill(chunks=2)",
-            "chuncked_prefill(chunks=2)",
-            "& (chunked_prefill",
-            "did you mean 'chunked_prefill'?",
-        ),
-        (
-            "try_with=",
-            "try_wiht=",
-            "try_with=",
-            "Scenario has no argument 'try_wiht'; did you mean 'try_with'?",
-        ),
-        ('try_with="0.23.0"', 'try_with="0.24.0"', "try_with=", "is not among the bad releases"),
-        ('issue="vllm-project/vllm#41726"', 'issue="#41726"', "issue=", "is not an upstream issue"),
-        ('id="tq-chunked-prefill"', 'id="tq-chunked"', "id=", "does not match the file's name"),
-        ('bad=">=0.21.0,<0.24.0"', 'bad="0.21"', "status=", "is no version specifier"),
-        (
-            "--kv-cache-dtype turboquant_4bit_nc",
-            "--kv-cache-dtyp turboquant_4bit_nc",
-            "command=",
-            "--kv-cache-dtyp",
-        ),
-        (
-            "'{\"enable_thinking\": true}'",
-            '\'{"enable_thinking": true}',
-            "--default-chat",
-            "command:",
-        ),
-        ("dies)", "dyes)", 'arm("reported"', "did you mean 'dies'?"),
-        (
-            "max_tokens=",
-            "max_tokns=",
-            "max_tokens=",
-            "chat has no argument 'max_tokns'; did you mean 'max_tokens'?",
-        ),
-        (
-            'arm("eager"',
-            'arm("reported"',
-            'arm("eager"',
-            "two arms are named 'reported'",
-        ),
-        (
-            'arm("eager"',
-            'arm("Eager!"',
-            'arm("eager"',
-            "lower-case words",
-        ),
-        ("heads=16", 'heads="16"', "heads=16", "heads='16' must be a whole number"),
-        (
-            "continuation_over(128)",
-            "continuation_over()",
-            "& continuation_over",
-            "continuation_over: missing 'tokens'",
-        ),
-        ('flag("--max', 'flag("max', "BATCH = flag", "as it is written on the command line"),
-        (
-            'phase="request"',
-            'phase="serving"',
-            "phase=",
-            "phase='serving' must be 'boot' or 'warmup' or 'request'",
-        ),
-        ("prompt=100", "prompt=0", "prompt=100", "a prompt of 0 tokens cannot be sent"),
-        ("prompt=100", "prompt=[7]", "prompt=100", "must be a whole number or a size or a string"),
-        ("prompt=100", "prompt=[7] * 2_000_000", "prompt=100", "too large: a number"),
-        (
-            "prompt=100",
-            "promt=100",
-            "prompt=100",
-            "chat has no argument 'promt'; did you mean 'prompt'?",
-        ),
-    ],
+MISTAKES: list[dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parents[2] / "data" / "mistakes.yaml").read_text(encoding="utf-8")
 )
-def test_each_mistake_is_found_with_its_line(old: str, new: str, line: str, text: str) -> None:
-    found = broken(old, new)
-    assert found
-    assert any(text in problem for _, problem in found), found
-    assert line_of(line) in {number for number, problem in found if text in problem}, found
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line", "shown"),
-    [
-        (
-            "workspace_outgrown(),",
-            "workspace_outgrown,",
-            "& workspace",
-            "needs parentheses: write workspace_outgrown()",
-        ),
-        (
-            "continuation_over(128)",
-            "continuation_over",
-            "& continuation_over",
-            "write continuation_over(…)",
-        ),
-        (
-            "& workspace_outgrown(),",
-            '& "workspace_outgrown",',
-            "trigger=",
-            "a condition and a string cannot be combined here",
-        ),
-        (
-            "| prefix_hit()",
-            "| 3",
-            "& (chunked_prefill",
-            "a condition and a whole number cannot be combined here",
-        ),
-        (
-            'id="tq-chunked-prefill"',
-            'id="a" * 3000000000',
-            "id=",
-            "a string and a whole number cannot be combined",
-        ),
-        ("CONTEXT = 2048 ", "CONTEXT = 10**9 ", "CONTEXT = 2048", "only + - * for sizes"),
-        (
-            "CONTEXT = 2048 ",
-            f"CONTEXT = {'9' * 10} * {'9' * 10} ",
-            "CONTEXT = 2048",
-            "too large: a number is at most",
-        ),
-        (
-            "CONTEXT = 2048 ",
-            f"CONTEXT = {'-' * 1500}2048 ",
-            "CONTEXT = 2048",
-            "CONTEXT is nested too deep",
-        ),
-        (
-            '"type": "function"',
-            '{"a": 1}: "function"',
-            "READ_FILE =",
-            "a key must be a string or a number",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_told_once_with_its_line(
-    old: str, new: str, line: str, shown: str
-) -> None:
-    assert [number for number, problem in broken(old, new) if shown in problem] == [
-        line_of(line)
-    ], broken(old, new)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "line", "shown"),
-    [
-        (
-            "    needs=Needs(gpus=1",
-            "    needs=Needs(),\n    needs=Needs(gpus=1",
-            "needs=",
-            "Scenario: needs= is given twice",
-        ),
-        ("gpus=1,", "**READ_FILE,", "needs=", "** is not supported"),
-        (
-            "frames=[",
-            'not_in_message="negative", frames=[',
-            "frames=[",
-            "not_in_message='negative' must be a list: write a list, with brackets",
-        ),
-        (
-            'arms=["reported", "eager"]',
-            'arms="reported"',
-            'arms=["reported", "eager"]',
-            "Lab: arms='reported' must be a list: write a list, with brackets",
-        ),
-    ],
-)
-def test_each_argument_is_written_once_and_lists_are_lists(
-    old: str, new: str, line: str, shown: str
-) -> None:
-    (found,) = [(number, text) for number, text in broken(old, new) if shown in text]
-    assert found[0] - new.count("\n") - line_of(line) in (-1, 0, 1)
+@pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row["new"][:40])
+def test_a_mistake_is_told_once_where_it_stands(row: dict[str, Any]) -> None:
+    name = row.get("file", TQ)
+    text = text_of(name)
+    assert row["old"] in text
+    text = text.replace(row["old"], row["new"], 1)
+    found = problems(text, name)
+    told = [line for line, problem in found if row.get("shown", "no mistake") in problem]
+    lines = [text.splitlines()[line - 1].strip().startswith(row["at"]) for line in told]
+    assert lines == [True] * ("shown" in row), found
+    assert len(found) - len(told) == row.get("others", 0), found
 
 
 def test_what_is_wrong_in_a_list_makes_nothing_missing_elsewhere() -> None:
@@ -287,6 +133,7 @@ def test_a_text_has_one_problem(text: str, line: int, shown: str) -> None:
     ("text", "shown"),
     [
         (text_of().replace("scenario =", DOUBLED), "too large"),
+        (text_of().replace("= 2048 ", f"= {'-' * 1500}2048 "), "CONTEXT is nested too deep"),
         ('"""A bug."""\nscenario = 3\n', "`scenario` is not a Scenario"),
         ("scenario = 3\n", "begin with a docstring"),
         (
@@ -299,18 +146,23 @@ def test_a_text_has_a_problem(text: str, shown: str) -> None:
     assert any(shown in problem for _, problem in problems(text))
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
-    path = tmp_path / "tq_chunked_prefill.py"
-    path.write_text(text_of(), encoding="utf-8-sig")
-    assert read(path)[1] == []
+UNREADABLE = "(not Python|cannot be read): "
 
 
-@pytest.mark.parametrize("strange", [b"\nx = '\xff'\n", b"\nx = '\0'\n"])
-def test_bytes_that_are_no_text_are_told(tmp_path: Path, strange: bytes) -> None:
+@pytest.mark.parametrize(
+    ("head", "tail", "shown"),
+    [
+        (b"\xef\xbb\xbf", b"", "$"),  # a byte order mark
+        (b"", b"\nx = '\xff'\n", UNREADABLE),
+        (b"", b"\nx = '\0'\n", UNREADABLE),
+    ],
+)
+def test_bytes_that_are_no_text_are_told(
+    tmp_path: Path, head: bytes, tail: bytes, shown: str
+) -> None:
     path = tmp_path / "tq_chunked_prefill.py"
-    path.write_bytes(text_of().encode("utf-8") + strange)
-    (found,) = read(path)[1]
-    assert found.text.startswith(("not Python: ", "cannot be read: "))
+    path.write_bytes(head + text_of().encode("utf-8") + tail)
+    assert re.match(shown, "\n".join(problem.text for problem in read(path)[1]))
 
 
 def test_mistakes_of_words_come_before_those_of_meaning() -> None:
@@ -437,3 +289,89 @@ def test_a_file_that_is_read_keeps_what_it_says_of_the_bug() -> None:
     scenario = find("tq-prefix-hit-unreserved")
     assert scenario.about.startswith("TurboQuant without chunked prefill: ")
     assert "only with chunked prefill on" in scenario.about.split("\n\n")[1]
+
+
+MIN_TOKENS = "min_tokens_stop_ids.py"
+
+
+def test_fields_that_come_in_two_requests_come_in_none_together() -> None:
+    text = (
+        text_of(MIN_TOKENS)
+        .replace("min_tokens=1,\n", "")
+        .replace("max_tokens=4),", "max_tokens=4, min_tokens=1),", 1)
+    )
+    assert [problem for _, problem in problems(text, MIN_TOKENS)] == [
+        (
+            "no request has min_tokens and stop_token_ids together, so sent_with(min_tokens,"
+            " stop_token_ids) can never be met"
+        )
+    ]
+
+
+def test_a_file_without_a_release_does_not_blind_the_others(
+    tmp_path: Path, harness: Harness
+) -> None:
+    wrong = (
+        text_of()
+        .replace('try_with="0.23.0"', 'try_with="latest"')
+        .replace("--max-num-seqs 1", "--max-num-sesq 1")
+    )
+    (tmp_path / "tq_chunked_prefill.py").write_text(wrong, encoding="utf-8")
+    (tmp_path / "tq_second.py").write_text(
+        text_of().replace('title="', 'title="" and "'), encoding="utf-8"
+    )
+    given = harness("check", str(tmp_path), "--json")
+    assert given.status == 1
+    found = {(Path(problem["file"]).name, problem["line"]) for problem in json.loads(given.out)}
+    assert ("tq_chunked_prefill.py", line_of("try_with=")) in found
+    assert (
+        "tq_chunked_prefill.py",
+        line_of("command="),
+    ) in found, "the flags are looked at all the same"
+    assert "tq_second.py" in {file for file, _ in found}
+    shown: list[str] = []
+    assert all_scenarios(tmp_path, warn=shown.append) == []
+    assert len(shown) == 2
+
+
+@pytest.mark.parametrize(
+    ("again", "shown"),
+    [
+        ('completion(name="again", prompt="hello", max_tokens=4)', ""),
+        (
+            (
+                'completion(name="again", prompt="hello", max_tokens=4,'
+                ' kv_transfer_params={"do_remote_prefill": True})'
+            ),
+            "",
+        ),
+        (
+            'completion(name="again", prompt="hello", max_tokens=5)',
+            "'again' and 'first' are not equal",
+        ),
+        (
+            'completion(name="again", prompt="hello", max_tokens=4, temperature=1)',
+            "'again' is not greedy",
+        ),
+        ('completion(name="again", prompt=9, max_tokens=4)', "'again' has a new prompt each time"),
+        ('completion(name="first", prompt="hello", max_tokens=4)', "'first' is sent twice"),
+        (
+            'request(name="again", path="/v1/completions", body={"prompt": "hello"})',
+            "'again' is not greedy",
+        ),
+    ],
+)
+def test_requests_that_need_equal_answers_are_equal(again: str, shown: str) -> None:
+    text = text_of(MIN_TOKENS)
+    first = 'completion(name="first", prompt="hello", max_tokens=4)'
+    text = text.replace(
+        "    workload=[\n", f"    workload=[\n        {first},\n        {again},\n", 1
+    )
+    found = problems(
+        text.replace(
+            "    related=[", '    output=checks(alike=[("first", "again")]),\n    related=['
+        ),
+        MIN_TOKENS,
+    )
+    texts = [problem for _, problem in found]
+    assert any(shown in one for one in texts) if shown else texts == []

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.server
 import os
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from typing import BinaryIO
 import pytest
 
 from tests.conftest import Harness
-from tests.core.running.test_idle import SPINS
-from tests.fake_vllm import FakeVllm
+from tests.core.running.test_assess import SPINS
+from tests.fake_vllm import FakeVllm, answering
 from tests.golden_files import assert_refused
 from tests.web import httpx
 from vllm_repro.host.ports import free_port
@@ -157,25 +156,16 @@ def test_without_a_log_the_cause_is_not_guessed(harness: Harness) -> None:
     assert "no log names the cause" in trial["why"]
 
 
-def test_what_answers_but_is_no_vllm_is_wrong_usage(harness: Harness) -> None:
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        done = harness(
-            "run", "min-tokens-stop-ids", "--url", f"http://127.0.0.1:{server.server_port}"
-        )
-        server.shutdown()
-        thread.join()
-    assert_refused(done, "it is not a vLLM")
-    assert done.folder is None
-
-
-def test_a_gateway_without_health_cannot_be_watched(harness: Harness, tmp_path: Path) -> None:
-    with FakeVllm(tmp_path / "log", {"/health": lambda exchange: exchange.answer(404)}) as fake:
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("/version", "it is not a vLLM"), ("/health", "answers 404 to /health")],
+)
+def test_what_is_no_vllm_or_cannot_be_watched_is_wrong_usage(
+    harness: Harness, tmp_path: Path, path: str, message: str
+) -> None:
+    with FakeVllm(tmp_path / "log", {path: answering(404)}) as fake:
         done = harness("run", "min-tokens-stop-ids", "--url", fake.base_url)
-    assert_refused(done, "answers 404 to /health")
+    assert_refused(done, message)
     assert done.folder is None
 
 

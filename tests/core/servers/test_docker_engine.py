@@ -22,18 +22,19 @@ from vllm_repro.servers.docker_engine import (
 )
 
 
-def test_no_engine_at_the_host_that_was_named(tmp_path: Path) -> None:
-    host = f"unix://{tmp_path}/none.sock"
-    with pytest.raises(InfraError) as caught:
+@pytest.mark.parametrize(
+    ("host", "why", "hint"),
+    [
+        ("unix:///nowhere/none.sock", ": No such file or directory$", "Start Docker."),
+        ("nonsense", "", ""),
+        ("tcp://127.0.0.1:1", "", ""),
+        ("tcp://127.0.0.1:no-port", "", ""),
+    ],
+)
+def test_no_engine_at_the_host_that_was_named(host: str, why: str, hint: str) -> None:
+    with pytest.raises(InfraError, match=f"^no Docker Engine answers at {host}{why}") as caught:
         connect({"DOCKER_HOST": host})
-    assert str(caught.value) == f"no Docker Engine answers at {host}: No such file or directory"
-    assert caught.value.hint == "Start Docker."
-
-
-@pytest.mark.parametrize("host", ["nonsense", "tcp://127.0.0.1:1", "tcp://127.0.0.1:no-port"])
-def test_a_host_where_no_engine_can_be(host: str) -> None:
-    with pytest.raises(InfraError, match="no Docker Engine answers at"):
-        connect({"DOCKER_HOST": host})
+    assert hint in caught.value.hint
 
 
 def test_ci_fails_where_others_skip(tmp_path: Path) -> None:
@@ -159,14 +160,11 @@ def test_a_refusal_quotes_the_engine(
     explained = explain(refusal(words))
     assert type(explained) is error
     assert str(explained) == f"the Docker Engine refuses: {' '.join(words.split())}"
+    silent = explain(requests.exceptions.ConnectionError(words))
+    assert type(silent) is InfraError
+    assert f"{silent}".startswith("the Docker Engine does not answer: ")
     assert hint in explained.hint
     assert bool(hint) is bool(explained.hint)
-
-
-def test_an_engine_that_does_not_answer() -> None:
-    explained = explain(requests.exceptions.ConnectionError("Connection aborted."))
-    assert isinstance(explained, InfraError)
-    assert str(explained) == "the Docker Engine does not answer: Connection aborted."
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from vllm_repro.command.parse import parse
@@ -70,52 +73,49 @@ def test_what_was_seen_stands_beside_what_was_computed() -> None:
     assert found.amounts == (Amounts("blocks", bars),)
 
 
-def test_what_was_seen_is_enough() -> None:
-    assert not judge(WHOLE, observed=(PLAIN,)).crossed
-    assert judge(WHOLE, LONG).crossed, "the first request that crosses is the evidence"
-    found = judge(WHOLE, observed=(STORE, PLAIN, STORE))
-    assert found.crossed
-    assert "and 1 more of 3 do so" in found.evidence[1]
-
-
 @pytest.mark.parametrize(
-    ("asked", "blocks", "expected"),
+    ("found", "crossed", "shown"),
     [
-        (WHOLE, 330, "no block is listed twice"),  # no block waits to be filled
-        # the answer does not fill it
-        (SentRequest("a", 5693, answer_tokens=3), 330, "no block is listed twice"),
-        (LONG, 1000, "no block is listed twice"),  # the pool is not short
+        (judge(WHOLE, observed=(PLAIN,)), False, "no block is listed twice"),
+        (judge(WHOLE, LONG), True, ""),  # the first request that crosses is the evidence
+        (judge(WHOLE, observed=(STORE, PLAIN, STORE)), True, "and 1 more of 3 do so"),
+        # the answer does not fill the block that waits
         (
-            SentRequest("a", 5693, cached_tokens=2048, answer_tokens=8),
-            330,
+            judge(SentRequest("a", 5693, answer_tokens=3), observed=(PLAIN,)),
+            False,
+            "no block is listed twice",
+        ),
+        # the pool is not short
+        (judge(LONG, blocks=1000, observed=(PLAIN,)), False, "no block is listed twice"),
+        (
+            judge(SentRequest("a", 5693, cached_tokens=2048, answer_tokens=8), observed=(PLAIN,)),
+            False,
             "2048 came from the prefix cache",
         ),
-        (SentRequest("a", 5693, answer_tokens=8, status=400), 330, "no request reached the engine"),
+        (
+            judge(SentRequest("a", 5693, answer_tokens=8, status=400), observed=(PLAIN,)),
+            False,
+            "no request reached the engine",
+        ),
+        # Another model is not computed.
+        *(
+            (judge(LONG, shape=shape), False, "^not computed: ")
+            for shape in (
+                None,
+                AttentionShape(64, 1, 512, 256),
+                AttentionShape(4, 2, 32, 32, ("sliding", "full"), 128),
+            )
+        ),
+        # Chunks and the server's own flags decide.
+        (judge(LONG, given=330), True, ""),
+        (judge(LONG, chunked=None, given=330), True, ""),
+        (judge(LONG, chunked=False, given=330), False, ""),
+        (judge(LONG, given=1000), False, ""),
     ],
 )
-def test_near_misses_do_not_cross(asked: SentRequest, blocks: int, expected: str) -> None:
-    found = judge(asked, blocks=blocks, observed=(PLAIN,))
-    assert not found.crossed
-    assert expected in found.evidence[0]
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [None, AttentionShape(64, 1, 512, 256), AttentionShape(4, 2, 32, 32, ("sliding", "full"), 128)],
-)
-def test_another_model_is_not_computed(shape: AttentionShape | None) -> None:
-    found = judge(LONG, shape=shape)
-    assert (found.crossed, found.evidence[0][:14]) == (False, "not computed: ")
-
-
-@pytest.mark.parametrize(
-    ("chunked", "given", "crossed"),
-    [(True, 330, True), (None, 330, True), (False, 330, False), (True, 1000, False)],
-)
-def test_chunks_and_the_servers_own_flags_decide(
-    chunked: bool | None, given: int, crossed: bool
-) -> None:
-    assert judge(LONG, chunked=chunked, given=given).crossed is crossed
+def test_a_block_listed_twice(found: TriggerResult, crossed: bool, shown: str) -> None:
+    assert found.crossed is crossed
+    assert re.search(shown, "; ".join(found.evidence))
 
 
 SCO = find("sco-hybrid").model
@@ -140,20 +140,24 @@ def reported(
     return block_listed_twice().find(facts)
 
 
-def test_the_reported_pool_is_known_by_the_tokens_of_its_log() -> None:
-    assert reported().brief == "1541 would be listed twice up to 0.21.0"
-    assert reported(prompt=90_112).brief == "none listed twice"
-    assert "in a pool of 50,000 blocks" in reported("--num-gpu-blocks-override 50000").evidence[0]
-    assert reported(tokens=None).evidence[0].startswith("not computed: ")
-
-
 @pytest.mark.parametrize(
-    ("version", "blocks"),
-    [(None, "7,283"), ("0.27.1", "7,283"), ("main", "7,283"), ("0.28.0", "8,152")],
+    ("found", "shown"),
+    [
+        (reported(), "^1541 would be listed twice up to 0.21.0: "),
+        (reported(prompt=90_112), "^none listed twice: "),
+        (reported("--num-gpu-blocks-override 50000"), ": .*in a pool of 50,000 blocks"),
+        (reported(tokens=None), ": not computed: "),
+        # To 0.24.0 a request's need is counted in bytes of the first group, from 0.28.0 in blocks.
+        (reported(version=None), ": .*in a pool of 7,283 blocks"),
+        (reported(version="0.27.1"), ": .*in a pool of 7,283 blocks"),
+        (reported(version="main"), ": .*in a pool of 7,283 blocks"),
+        (reported(version="0.28.0"), ": .*in a pool of 8,152 blocks"),
+    ],
 )
-def test_releases_log_the_same_pool_in_other_units(version: str | None, blocks: str) -> None:
-    """To 0.24.0 a request's need is counted in bytes of the first group, from 0.28.0 in blocks."""
-    assert f"in a pool of {blocks} blocks" in reported(version=version).evidence[0]
+def test_the_reported_pool_is_known_by_the_tokens_of_its_log(
+    found: TriggerResult, shown: str
+) -> None:
+    assert re.search(shown, f"{found.brief}: {found.evidence[0]}")
 
 
 ROOM = parse("vllm serve m --block-size 32 --num-gpu-blocks-override 31")
@@ -182,32 +186,40 @@ def outgrown(
     return offload_outgrown().find(facts)
 
 
+ROOM_FOR_16 = BootFacts(offload_blocks=16)
+
+
 @pytest.mark.parametrize(
-    ("tokens", "room", "crossed"),
+    ("found", "crossed", "shown"),
     [
-        ([400, 400], 16, False),  # 24 blocks: what stands first in line has never been used
-        ([320, 320, 320], 16, True),  # exactly 30 blocks
-        ([320, 320, 319], 16, False),  # a block that is not full is not copied
-        ([400, 400, 400], 30, True),
-        ([400, 400, 400], 31, False),  # room for all that the GPU keeps
+        # 24 blocks: what stands first in line has never been used
+        (outgrown([400, 400], ROOM_FOR_16), False, ""),
+        (outgrown([320, 320, 320], ROOM_FOR_16), True, ""),  # exactly 30 blocks
+        # a block that is not full is not copied
+        (outgrown([320, 320, 319], ROOM_FOR_16), False, ""),
+        (outgrown([400, 400, 400], BootFacts(offload_blocks=30)), True, ""),
+        # room for all that the GPU keeps
+        (outgrown([400, 400, 400], BootFacts(offload_blocks=31)), False, ""),
+        (outgrown([4000], ROOM_FOR_16, cached=3968), False, ""),  # it filled nothing new
+        # The pool may be known from the log alone, in blocks of 16 tokens without a flag.
+        (
+            outgrown([400, 400], replace(ROOM_FOR_16, kv_cache_tokens=31 * 16), flags=False),
+            True,
+            "",
+        ),
+        (
+            outgrown([400, 400, 400], ROOM_FOR_16, flags=False),
+            False,
+            "how many blocks the GPU's cache has",
+        ),
+        (outgrown([400, 400, 400], BootFacts()), False, "^no connector: "),
     ],
 )
-def test_the_threshold_of_the_connectors_room(tokens: list[int], room: int, crossed: bool) -> None:
-    assert outgrown(tokens, BootFacts(offload_blocks=room)).crossed is crossed
-
-
-def test_what_was_cached_filled_nothing_new() -> None:
-    assert not outgrown([4000], BootFacts(offload_blocks=16), cached=3968).crossed
-
-
-def test_the_pool_may_be_known_from_the_log_alone() -> None:
-    shown = BootFacts(offload_blocks=16, kv_cache_tokens=31 * 16)
-    # blocks of 16 tokens, unless a flag says otherwise
-    assert outgrown([400, 400], shown, flags=False).crossed
-    unknown = outgrown([400, 400, 400], BootFacts(offload_blocks=16), flags=False)
-    assert not unknown.crossed
-    assert "how many blocks the GPU's cache has" in unknown.evidence[0]
-    assert outgrown([400, 400, 400], BootFacts()).brief == "no connector"
+def test_the_threshold_of_the_connectors_room(
+    found: TriggerResult, crossed: bool, shown: str
+) -> None:
+    assert found.crossed is crossed
+    assert re.search(shown, f"{found.brief}: {found.evidence[0]}")
 
 
 def test_what_the_lab_saw_is_evidence() -> None:

@@ -103,20 +103,26 @@ def test_the_longest_that_fits_is_the_last_that_does(shapes: Shapes, given: Size
 
 
 @pytest.mark.parametrize(
-    ("tokens", "flags", "crossed"),
+    ("found", "crossed"),
     [
-        (759, FLAGS, False),
-        (760, FLAGS, True),
-        (1304, FLAGS.replace("16384", "65536"), False),  # a longer context locks more
-        (2023, FLAGS.replace("8192", "512"), False),  # cut into pieces that fit
+        # Without the lab it is computed for the branch.
+        (facts(759), False),
+        (facts(760), True),
+        # a longer context locks more
+        (facts(1304, flags=FLAGS.replace("16384", "65536")), False),
+        # cut into pieces that fit
+        (facts(2023, flags=FLAGS.replace("8192", "512")), False),
         # the last of which gathers all that is compressed
-        (2024, FLAGS.replace("8192", "512"), True),
+        (facts(2024, flags=FLAGS.replace("8192", "512")), True),
+        # What is not known proves nothing.
+        (facts(5000, shape=None), False),
+        (facts(5000, flags="--max-num-batched-tokens 8192"), False),
+        (facts(5000, flags="--max-model-len 16384", batch=None), False),
+        (facts(), False),
     ],
 )
-def test_without_the_lab_it_is_computed_for_the_branch(
-    tokens: int, flags: str, crossed: bool
-) -> None:
-    assert OUTGROWN.find(facts(tokens, flags=flags)).crossed is crossed
+def test_the_prefills_that_outgrow_the_workspace(found: TriggerFacts, crossed: bool) -> None:
+    assert OUTGROWN.find(found).crossed is crossed
 
 
 def test_prompts_that_died_in_one_step_are_taken_together() -> None:
@@ -127,6 +133,7 @@ def test_prompts_that_died_in_one_step_are_taken_together() -> None:
         prefill_bytes(Shapes.BRANCH, REPORTED, [500] * 3) > indexer_bytes(16384)
     )
     assert found.evidence[0].startswith("a prefill of 500 and 500 and 500 tokens in one step needs")
+    assert OUTGROWN.find(facts()).brief == "no request"
 
 
 def test_the_lab_has_the_first_word() -> None:
@@ -177,19 +184,6 @@ def test_the_death_says_it_itself() -> None:
     assert (found.crossed, found.brief) == (True, "needs 21.80 MB, 21.62 MB locked")
     assert bars(found) == [("MB", [21.8, 21.62])]
     assert "for the shapes of the branch: a lone prompt fits up to 759 tokens" in found.evidence[1]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"shape": None},
-        {"flags": "--max-num-batched-tokens 8192"},
-        {"flags": "--max-model-len 16384", "batch": None},
-    ],
-)
-def test_what_is_not_known_proves_nothing(more: dict[str, Any]) -> None:
-    assert not OUTGROWN.find(facts(5000, **more)).crossed
-    assert OUTGROWN.find(facts()).brief == "no request"
 
 
 def test_the_prompts_of_the_scenario_follow_its_flags() -> None:

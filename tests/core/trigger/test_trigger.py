@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_repro.command.parse import parse
+from vllm_repro.scenario.catalogue import find
+from vllm_repro.trigger.boundary import shortest_prompt
 from vllm_repro.trigger.conditions import (
     answered,
     attention_backend,
@@ -22,7 +24,14 @@ from vllm_repro.trigger.conditions import (
     prefix_hit,
     sent_with,
 )
-from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts, Wanted, chunks_of
+from vllm_repro.trigger.trigger import (
+    AttentionShape,
+    Condition,
+    SentRequest,
+    TriggerFacts,
+    Wanted,
+    chunks_of,
+)
 from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk, SharedStep
 
 LONG = chunked_prefill(chunks=2) & continuation_over(128)
@@ -181,27 +190,19 @@ def test_a_condition_crosses(condition: Condition, found: TriggerFacts, crossed:
 
 
 @pytest.mark.parametrize(
-    ("condition", "found", "crossed", "brief"),
+    ("condition", "found", "shown"),
     [
-        (prefix_hit(), facts(385, cached_tokens=256), True, "129 tokens after 256 cached"),
-        (prefill_over(759), facts(2000, status=None, died=True), True, "2000 tokens in one step"),
+        (prefix_hit(), facts(385, cached_tokens=256), "^129 tokens after 256 cached: "),
+        (prefill_over(759), facts(2000, status=None, died=True), "^2000 tokens in one step: "),
+        (drafting(), TriggerFacts(args={"max_num_seqs": 1}, command=parse(MTP)), "^no drafts: "),
         (
-            drafting(),
-            TriggerFacts(args={"max_num_seqs": 1}, command=parse(MTP)),
-            False,
-            "no drafts",
+            LONG,
+            facts(7593),
+            (
+                ": long chat: 7593 prompt tokens by usage, cut at 4096 into 4096 . 3497;"
+                " a continuation of 3497 tokens, more than 128$"
+            ),
         ),
-    ],
-)
-def test_a_condition_has_a_brief(
-    condition: Condition, found: TriggerFacts, crossed: bool, brief: str
-) -> None:
-    assert (condition.find(found).crossed, condition.find(found).brief) == (crossed, brief)
-
-
-@pytest.mark.parametrize(
-    ("condition", "found", "text"),
-    [
         (LONG, facts(7593, counted_by="tokenize", status=None, died=True), "by /tokenize"),
         (LONG, facts(7593, counted_by="ids"), "7593 prompt tokens stated as ids"),
         (LONG, facts(7593, status=400), "refused it with 400"),
@@ -215,39 +216,24 @@ def test_a_condition_has_a_brief(
         (
             chunked_prefill(),
             served(REFUSED, SentRequest("longer", 3000), SHORT),
-            "^longer: 3000 prompt tokens",
+            ": longer: 3000 prompt tokens",
+        ),
+        # With one it is of the prompt that died, or of the longest.
+        *(
+            (LONG, served(*requests), f"^4096 . {over} tokens: .*a continuation of {over} tokens")
+            for requests, over in (
+                ((SentRequest("first", 4096 + 128, cached_tokens=0), DIED), 129),
+                ((LIVED, DIED), 129),
+                ((SentRequest("first", 4096 + 129, cached_tokens=0), SHORT, LIVED), 300),
+            )
         ),
     ],
 )
-def test_the_first_evidence(condition: Condition, found: TriggerFacts, text: str) -> None:
-    assert re.search(text, condition.find(found).evidence[0])
-
-
-def test_evidence_names_the_source_of_the_count_and_the_chunks() -> None:
-    assert LONG.find(facts(7593)).evidence == (
-        "long chat: 7593 prompt tokens by usage, cut at 4096 into 4096 + 3497",
-        "a continuation of 3497 tokens, more than 128",
-    )
-
-
-@pytest.mark.parametrize(
-    ("requests", "brief", "continued"),
-    [
-        ((SentRequest("first", 4096 + 128, cached_tokens=0), DIED), "4096 + 129 tokens", 129),
-        ((LIVED, DIED), "4096 + 129 tokens", 129),
-        (
-            (SentRequest("first", 4096 + 129, cached_tokens=0), SHORT, LIVED),
-            "4096 + 300 tokens",
-            300,
-        ),
-    ],
-)
-def test_the_evidence_is_of_the_prompt_that_died_or_the_longest(
-    requests: tuple[SentRequest, ...], brief: str, continued: int
+def test_a_condition_shows_its_evidence(
+    condition: Condition, found: TriggerFacts, shown: str
 ) -> None:
-    found = LONG.find(served(*requests))
-    continuation = f"a continuation of {continued} tokens, more than 128"
-    assert (found.brief, found.evidence[1]) == (brief, continuation)
+    result = condition.find(found)
+    assert re.search(shown, f"{result.brief}: {'; '.join(result.evidence)}")
 
 
 def test_unknown_cached_tokens_prove_no_hit() -> None:
@@ -404,3 +390,40 @@ def test_a_prompt_without_a_length_shared_no_step(requests: tuple[SentRequest, .
     shared = TriggerFacts(requests=requests, steps=(SharedStep(2, 1031),))
     found = prefilled_together("new", "continued").find(shared)
     assert (found.crossed, found.evidence) == (False, ("the length of continued is not known",))
+
+
+@pytest.mark.parametrize(
+    ("name", "longest", "length"),
+    [
+        # A chunked continuation begins 129 tokens after the batch.
+        ("tq-chunked-prefill", 20_000, 4096 + 129),
+        ("tq-chunked-prefill", 4096 + 129, 4096 + 129),
+        # No length is predicted beyond the longest prompt.
+        ("tq-chunked-prefill", 4096 + 128, None),
+        # A bug of flags, fields or cached prefixes has no length.
+        ("tq-mtp-cudagraphs", 20_000, None),
+        ("tq-mtp-first-request", 20_000, None),
+        ("min-tokens-stop-ids", 20_000, None),
+        ("tq-prefix-hit-unreserved", 20_000, None),
+    ],
+)
+def test_the_boundary_of_a_scenario(name: str, longest: int, length: int | None) -> None:
+    scenario = find(name)
+    command, model = scenario.command_of(scenario.arms[0]), scenario.model
+    facts = TriggerFacts(
+        batch=command.number("--max-num-batched-tokens"),
+        chunked=command.enabled("--enable-chunked-prefill"),
+        command=command,
+        shape=AttentionShape(
+            model.heads, model.kv_heads, model.head_dim, block_size=model.block_size
+        ),
+    )
+    assert shortest_prompt(scenario.trigger, facts, longest) == length
+
+
+@pytest.mark.parametrize(
+    ("over", "longest", "length"),
+    [(7, 50, 8), (0, 50, None), (1, 2, 2)],  # every prompt is longer than 0
+)
+def test_the_boundary_of_a_plain_length(over: int, longest: int, length: int | None) -> None:
+    assert shortest_prompt(prefill_over(over), TriggerFacts(batch=100), longest) == length

@@ -4,14 +4,30 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden_files import assert_golden
 from vllm_repro import vocabulary
-from vllm_repro.verdict.outcome import NEVER_IDLE, Outcome
+from vllm_repro.trigger.trigger import TriggerResult
+from vllm_repro.verdict.outcome import (
+    NEVER_IDLE,
+    Death,
+    Outcome,
+    TrialFacts,
+    classify,
+    is_unexplained,
+)
+from vllm_repro.verdict.statistics import (
+    clean_needed,
+    clean_streak,
+    excluded_rate,
+    fisher,
+    lower_bound,
+)
 from vllm_repro.verdict.verdict import (
     ArmResult,
     Expect,
@@ -31,6 +47,7 @@ from vllm_repro.verdict.verdict import (
     is_unproved,
     same_release,
 )
+from vllm_repro_diagnosis.signature import How
 
 CRASH, CLEAN, UNTRIGGERED, OTHER = (
     Outcome.CRASH,
@@ -82,97 +99,124 @@ def test_bad_beats_unknown_beats_good(outcomes: tuple[Outcome, ...], result: Res
     assert reported(*outcomes).result is result
 
 
+HANG = Outcome.HANG
+BAD, GOOD, UNKNOWN = Standing.BAD, Standing.GOOD, Standing.UNKNOWN
+STRANGE = arm_result("reported", Expected.SPINS, [HANG], strange=1)
+UNPROVED = arm_result("reported", Expected.HANGS, [HANG], unproved=1)
+LIVED = arm("near-miss-129", Expected.DIES, *[CLEAN] * 50)
+NEAR_RECORD = replace(RECORD, arm="near-miss-129")
+LATER = {"record": RECORD, "version": "0.24.0"}
+LIVES = {"expect": Expect.ALIVE}
+PATCHED = {**LIVES, "patched": True}
+
+
+def pool(outcome: Outcome, standing: Standing) -> ArmResult:
+    """Return an arm with a status of its own."""
+    return arm_result("small-pool", Expected.DIES, [outcome], standing=standing)
+
+
 @pytest.mark.parametrize(
-    ("arms", "standing", "expect", "verdict", "expected"),
+    ("arms", "standing", "given", "verdict", "expected"),
     [
-        ([reported(CRASH), eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, True),
-        ([reported(CRASH), eager(CRASH)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, False),
-        ([reported(CRASH)], Standing.GOOD, Expect.DECLARED, Verdict.REGRESSED, False),
-        ([reported(CRASH)], Standing.UNKNOWN, Expect.DECLARED, Verdict.REPRODUCES, True),
-        ([reported(CLEAN)], Standing.GOOD, Expect.DECLARED, Verdict.QUIET, True),
-        ([reported(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
-        ([reported(CLEAN)], Standing.GOOD, Expect.CRASH, Verdict.QUIET, False),
-        ([reported(CRASH)], Standing.BAD, Expect.ALIVE, Verdict.REPRODUCES, False),
-        ([reported(UNTRIGGERED)], Standing.BAD, Expect.ALIVE, Verdict.INCONCLUSIVE, None),
-        ([reported(UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
-        ([reported(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
+        ([reported(CRASH), eager(CLEAN)], BAD, {}, Verdict.REPRODUCES, True),
+        ([reported(CRASH), eager(CRASH)], BAD, {}, Verdict.REPRODUCES, False),
+        ([reported(CRASH)], GOOD, {}, Verdict.REGRESSED, False),
+        ([reported(CRASH)], UNKNOWN, {}, Verdict.REPRODUCES, True),
+        ([reported(CLEAN)], GOOD, {}, Verdict.QUIET, True),
+        ([reported(CLEAN)], BAD, {}, Verdict.QUIET, False),
+        ([reported(CLEAN)], GOOD, {"expect": Expect.CRASH}, Verdict.QUIET, False),
+        ([reported(CRASH)], BAD, LIVES, Verdict.REPRODUCES, False),
+        ([reported(UNTRIGGERED)], BAD, LIVES, Verdict.INCONCLUSIVE, None),
+        ([reported(UNTRIGGERED)], BAD, {}, Verdict.INCONCLUSIVE, None),
+        ([reported(OTHER)], BAD, {}, Verdict.CHANGED, False),
+        ([reported(OTHER, unexplained=1)], BAD, {}, Verdict.INCONCLUSIVE, None),
+        ([reported(Outcome.INFRA)], BAD, {"expect": Expect.ANY}, Verdict.INCONCLUSIVE, None),
+        ([reported(CRASH), eager(CRASH)], GOOD, {"expect": Expect.ANY}, Verdict.REGRESSED, True),
+        ([errs(WRONG), eager(CLEAN)], BAD, {}, Verdict.REPRODUCES, True),
+        ([errs(WRONG)], GOOD, {}, Verdict.REGRESSED, False),
+        ([errs(OTHER)], BAD, {}, Verdict.CHANGED, False),
+        ([reported(WRONG)], BAD, {}, Verdict.CHANGED, False),
+        ([near(UNTRIGGERED)], BAD, {}, Verdict.INCONCLUSIVE, True),
+        ([near(CLEAN)], BAD, {}, Verdict.QUIET, False),
+        ([reported(CRASH), near(CRASH)], BAD, {}, Verdict.REPRODUCES, False),
+        ([reported(CRASH), near(OTHER)], BAD, {}, Verdict.REPRODUCES, False),
+        ([near(UNTRIGGERED, CLEAN)], BAD, {}, Verdict.INCONCLUSIVE, False),
+        ([reported(CLEAN)], UNKNOWN, {"expect": Expect.CRASH}, Verdict.QUIET, False),
+        ([reported(CRASH)], UNKNOWN, {"expect": Expect.CRASH}, Verdict.REPRODUCES, True),
+        ([eager(CLEAN)], BAD, {}, Verdict.QUIET, True),
+        ([], BAD, {}, Verdict.INCONCLUSIVE, None),
+        # Fixed needs a record and enough quiet boots.
+        ([reported(*[CLEAN] * 4)], GOOD, LATER, Verdict.FIXED, True),
+        ([reported(*[CLEAN] * 3)], GOOD, LATER, Verdict.QUIET, True),
+        ([reported(*[CLEAN] * 50)], GOOD, {**LATER, "record": None}, Verdict.QUIET, True),
+        # A workaround that lives does not make the bug fixed.
         (
-            [reported(OTHER, unexplained=1)],
-            Standing.BAD,
-            Expect.DECLARED,
-            Verdict.INCONCLUSIVE,
-            None,
+            [eager(*[CLEAN] * 50)],
+            GOOD,
+            {**LATER, "record": replace(RECORD, arm="eager")},
+            Verdict.QUIET,
+            True,
         ),
-        ([reported(Outcome.INFRA)], Standing.BAD, Expect.ANY, Verdict.INCONCLUSIVE, None),
-        ([reported(CRASH), eager(CRASH)], Standing.GOOD, Expect.ANY, Verdict.REGRESSED, True),
-        ([errs(WRONG), eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, True),
-        ([errs(WRONG)], Standing.GOOD, Expect.DECLARED, Verdict.REGRESSED, False),
-        ([errs(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
-        ([reported(WRONG)], Standing.BAD, Expect.DECLARED, Verdict.CHANGED, False),
-        ([near(UNTRIGGERED)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, True),
-        ([near(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, False),
-        ([reported(CRASH), near(CRASH)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, False),
-        ([reported(CRASH), near(OTHER)], Standing.BAD, Expect.DECLARED, Verdict.REPRODUCES, False),
-        ([near(UNTRIGGERED, CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, False),
-        ([reported(CLEAN)], Standing.UNKNOWN, Expect.CRASH, Verdict.QUIET, False),
-        ([reported(CRASH)], Standing.UNKNOWN, Expect.CRASH, Verdict.REPRODUCES, True),
-        ([eager(CLEAN)], Standing.BAD, Expect.DECLARED, Verdict.QUIET, True),
-        ([], Standing.BAD, Expect.DECLARED, Verdict.INCONCLUSIVE, None),
+        # The release that died is not fixed by living.
+        ([reported(*[CLEAN] * 50)], BAD, {**LATER, "version": "0.23.0"}, Verdict.QUIET, False),
+        # A record counts for its arm only.
+        ([LIVED], GOOD, LATER, Verdict.QUIET, True),
+        ([LIVED], GOOD, {**LATER, "record": NEAR_RECORD}, Verdict.FIXED, True),
+        # Between the releases that have the bug and those that do not, one arm still dies.
+        ([reported(CLEAN), pool(CRASH, BAD)], UNKNOWN, {}, Verdict.REPRODUCES, True),
+        ([reported(CLEAN), pool(CLEAN, BAD)], UNKNOWN, {}, Verdict.QUIET, False),
+        ([reported(CLEAN), pool(CRASH, GOOD)], GOOD, {}, Verdict.REGRESSED, False),
+        # Its own status wins over the scenario's, either way.
+        ([reported(CLEAN), pool(CRASH, BAD)], GOOD, {}, Verdict.REPRODUCES, True),
+        ([reported(CRASH), pool(CLEAN, GOOD)], BAD, {}, Verdict.REPRODUCES, True),
+        # A patch is compared with the release that died.
+        (
+            [reported(*[CLEAN] * 4)],
+            BAD,
+            {**LATER, **PATCHED, "version": "0.23.0"},
+            Verdict.FIXED,
+            True,
+        ),
+        (
+            [reported(*[CLEAN] * 3)],
+            BAD,
+            {**LATER, **PATCHED, "version": "0.23.0"},
+            Verdict.QUIET,
+            True,
+        ),
+        (
+            [reported(*[CLEAN] * 50)],
+            BAD,
+            {**LATER, **LIVES, "version": "0.23.0"},
+            Verdict.QUIET,
+            True,
+        ),
+        ([reported(*[CLEAN] * 50)], BAD, {**LATER, **PATCHED}, Verdict.QUIET, True),
+        # A patch short of the boundary is undecided.
+        ([reported(UNTRIGGERED)], BAD, PATCHED, Verdict.INCONCLUSIVE, None),
+        ([reported(CLEAN, UNTRIGGERED)], BAD, PATCHED, Verdict.INCONCLUSIVE, None),
+        ([reported(CLEAN), near(UNTRIGGERED)], BAD, PATCHED, Verdict.QUIET, True),
+        ([reported(CLEAN), eager(UNTRIGGERED)], BAD, PATCHED, Verdict.QUIET, None),
+        ([reported(CRASH)], BAD, PATCHED, Verdict.REPRODUCES, False),
+        # A hang of the other kind is not the bug.
+        ([STRANGE], BAD, {}, Verdict.CHANGED, False),
+        # 0.19.1 never admits the prompt (vllm-project/vllm#39734), so it hangs before the boundary.
+        ([UNPROVED], BAD, {}, Verdict.INCONCLUSIVE, None),
+        ([UNPROVED], GOOD, {}, Verdict.INCONCLUSIVE, None),
+        ([UNPROVED], UNKNOWN, {}, Verdict.INCONCLUSIVE, None),
+        # It is not alive, whatever the cause.
+        ([UNPROVED], BAD, LIVES, Verdict.INCONCLUSIVE, False),
     ],
 )
 def test_verdicts(
     arms: list[ArmResult],
     standing: Standing,
-    expect: Expect,
+    given: dict[str, Any],
     verdict: Verdict,
     expected: bool | None,
 ) -> None:
-    report = decide(arms, standing=standing, expect=expect)
+    report = decide(arms, standing=standing, **given)
     assert (report.verdict, report.expected) == (verdict, expected)
-
-
-NEAR_RECORD = replace(RECORD, arm="near-miss-129")
-
-
-@pytest.mark.parametrize(
-    ("arms", "standing", "record", "version", "verdict"),
-    [
-        # Fixed needs a record and enough quiet boots.
-        ([reported(*[CLEAN] * 4)], Standing.GOOD, RECORD, "0.24.0", Verdict.FIXED),
-        ([reported(*[CLEAN] * 3)], Standing.GOOD, RECORD, "0.24.0", Verdict.QUIET),
-        ([reported(*[CLEAN] * 50)], Standing.GOOD, None, "0.24.0", Verdict.QUIET),
-        # A workaround that lives does not make the bug fixed.
-        (
-            [eager(*[CLEAN] * 50)],
-            Standing.GOOD,
-            replace(RECORD, arm="eager"),
-            "0.24.0",
-            Verdict.QUIET,
-        ),
-        # The release that died is not fixed by living.
-        ([reported(*[CLEAN] * 50)], Standing.BAD, RECORD, "0.23.0", Verdict.QUIET),
-        # A record counts for its arm only.
-        (
-            [arm("near-miss-129", Expected.DIES, *[CLEAN] * 50)],
-            Standing.GOOD,
-            RECORD,
-            "0.24.0",
-            Verdict.QUIET,
-        ),
-        (
-            [arm("near-miss-129", Expected.DIES, *[CLEAN] * 50)],
-            Standing.GOOD,
-            NEAR_RECORD,
-            "0.24.0",
-            Verdict.FIXED,
-        ),
-    ],
-)
-def test_fixed_needs_a_record_and_enough_quiet_boots(
-    arms: list[ArmResult], standing: Standing, record: Record | None, version: str, verdict: Verdict
-) -> None:
-    report = decide(arms, standing=standing, record=record, version=version)
-    assert (report.verdict, report.expected) == (verdict, standing is Standing.GOOD)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +247,24 @@ def test_fixed_needs_a_record_and_enough_quiet_boots(
         (
             decide([arm("reported", Expected.HANGS, CLEAN)], standing=Standing.GOOD),
             "that it hung in more than 95% of boots is excluded",
+        ),
+        (
+            decide([UNPROVED], standing=Standing.BAD),
+            "^reported: nothing can be said: 1 hang, 1 short of the boundary$",
+        ),
+        (
+            decide(
+                [reported(*[CLEAN] * 4)],
+                standing=BAD,
+                record=RECORD,
+                version="0.23.0",
+                patched=True,
+            ),
+            "the patch",
+        ),
+        (
+            decide([reported(*[CLEAN] * 50)], standing=BAD, record=RECORD, version="0.23.0"),
+            "^(?!.*the patch)",
         ),
     ],
 )
@@ -237,71 +299,6 @@ def test_quiet_and_fixed_need_proof(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "small", "own", "standing", "verdict", "expected"),
-    [
-        # Between the releases that have the bug and those that do not, one arm still dies.
-        (CLEAN, CRASH, Standing.BAD, Standing.UNKNOWN, Verdict.REPRODUCES, True),
-        (CLEAN, CLEAN, Standing.BAD, Standing.UNKNOWN, Verdict.QUIET, False),
-        (CLEAN, CRASH, Standing.GOOD, Standing.GOOD, Verdict.REGRESSED, False),
-        # Its own status wins over the scenario's, either way.
-        (CLEAN, CRASH, Standing.BAD, Standing.GOOD, Verdict.REPRODUCES, True),
-        (CRASH, CLEAN, Standing.GOOD, Standing.BAD, Verdict.REPRODUCES, True),
-    ],
-)
-def test_an_arm_may_have_bad_releases_of_its_own(
-    outcome: Outcome,
-    small: Outcome,
-    own: Standing,
-    standing: Standing,
-    verdict: Verdict,
-    expected: bool,
-) -> None:
-    pool = arm_result("small-pool", Expected.DIES, [small], standing=own)
-    report = decide([reported(outcome), pool], standing=standing)
-    assert (report.verdict, report.expected) == (verdict, expected)
-
-
-@pytest.mark.parametrize(
-    ("clean", "version", "patched", "verdict"),
-    [
-        (4, "0.23.0", True, Verdict.FIXED),
-        (3, "0.23.0", True, Verdict.QUIET),
-        (50, "0.23.0", False, Verdict.QUIET),
-        (50, "0.24.0", True, Verdict.QUIET),
-    ],
-)
-def test_a_patch_is_compared_with_the_release_that_died(
-    clean: int, version: str, patched: bool, verdict: Verdict
-) -> None:
-    report = decide(
-        [reported(*[CLEAN] * clean)],
-        standing=Standing.BAD,
-        expect=Expect.ALIVE,
-        record=RECORD,
-        version=version,
-        patched=patched,
-    )
-    assert (report.verdict, "the patch" in report.because) == (verdict, patched)
-
-
-@pytest.mark.parametrize(
-    ("arms", "expected"),
-    [
-        ([reported(UNTRIGGERED)], None),
-        ([reported(CLEAN, UNTRIGGERED)], None),
-        ([reported(CLEAN), near(UNTRIGGERED)], True),
-        ([reported(CLEAN), eager(UNTRIGGERED)], None),
-        ([reported(CRASH)], False),
-    ],
-)
-def test_a_patch_short_of_the_boundary_is_undecided(
-    arms: list[ArmResult], expected: bool | None
-) -> None:
-    report = decide(arms, standing=Standing.BAD, expect=Expect.ALIVE, patched=True)
-    assert report.expected is expected
-
-
-@pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         ("0.28.0+cpu", "0.28.0", True),
@@ -331,11 +328,6 @@ def test_same_release(one: str | None, other: str | None, same: bool) -> None:
 )
 def test_a_build_from_source_is_no_release(version: str | None, source: bool) -> None:
     assert from_source(version) is source
-
-
-HANG = Outcome.HANG
-STRANGE = arm_result("reported", Expected.SPINS, [HANG], strange=1)
-UNPROVED = arm_result("reported", Expected.HANGS, [HANG], unproved=1)
 
 
 @pytest.mark.parametrize(
@@ -380,51 +372,29 @@ def test_failures_that_are_not_the_bug(
     assert found.otherwise == otherwise
 
 
-def test_a_hang_of_the_other_kind_is_not_the_bug() -> None:
-    report = decide([STRANGE], standing=Standing.BAD)
-    assert (report.verdict, report.expected) == (Verdict.CHANGED, False)
-
-
-@pytest.mark.parametrize("standing", Standing)
-def test_a_hang_short_of_the_boundary_is_undecided(standing: Standing) -> None:
-    """0.19.1 never admits the prompt (vllm-project/vllm#39734), so it hangs before the boundary."""
-    shown = decide([UNPROVED], standing=standing)
-    assert (shown.verdict, shown.expected) == (Verdict.INCONCLUSIVE, None)
-    assert shown.because == "reported: nothing can be said: 1 hang, 1 short of the boundary"
-    # It is not alive, whatever the cause.
-    assert decide([UNPROVED], standing=Standing.BAD, expect=Expect.ALIVE).expected is False
-
-
 @pytest.mark.parametrize(
-    ("expected", "outcome", "crossed", "unproved"),
+    ("expected", "outcome", "during", "crossed", "unproved", "strange"),
     [
-        (Expected.HANGS, Outcome.HANG, False, True),
-        (Expected.ERRS, WRONG, False, True),
-        (Expected.ERRS, WRONG, True, False),
-        (Expected.HANGS, WRONG, False, False),
-        (Expected.DIES, CRASH, False, False),
+        # Without a signature an outcome needs the boundary.
+        (Expected.HANGS, HANG, "the workload", False, True, False),
+        (Expected.ERRS, WRONG, "the workload", False, True, False),
+        (Expected.ERRS, WRONG, "the workload", True, False, False),
+        (Expected.HANGS, WRONG, "the workload", False, False, False),
+        (Expected.DIES, CRASH, "the workload", False, False, False),
+        # The two kinds of hangs.
+        (Expected.SPINS, HANG, NEVER_IDLE, True, False, False),
+        (Expected.SPINS, HANG, "the workload", True, False, True),
+        (Expected.HANGS, HANG, NEVER_IDLE, True, False, True),
+        (Expected.HANGS, HANG, "the workload", True, False, False),
+        (Expected.DIES, HANG, NEVER_IDLE, True, False, False),
     ],
 )
-def test_outcomes_without_a_signature_need_the_boundary(
-    expected: Expected, outcome: Outcome, crossed: bool, unproved: bool
+def test_an_outcome_may_be_another_than_the_bug(
+    expected: Expected, outcome: Outcome, during: str, crossed: bool, unproved: bool, strange: bool
 ) -> None:
     assert is_unproved(expected, outcome, crossed=crossed) is unproved
-    assert is_other(expected, outcome, "the workload", crossed=crossed) is unproved
-
-
-@pytest.mark.parametrize(
-    ("expected", "during", "strange"),
-    [
-        (Expected.SPINS, NEVER_IDLE, False),
-        (Expected.SPINS, "the workload", True),
-        (Expected.HANGS, NEVER_IDLE, True),
-        (Expected.HANGS, "the workload", False),
-        (Expected.DIES, NEVER_IDLE, False),
-    ],
-)
-def test_the_two_kinds_of_hangs(expected: Expected, during: str, strange: bool) -> None:
-    assert is_strange(expected, Outcome.HANG, during) is strange
-    assert is_other(expected, Outcome.HANG, during, crossed=True) is strange
+    assert is_strange(expected, outcome, during) is strange
+    assert is_other(expected, outcome, during, crossed=crossed) is (unproved or strange)
 
 
 @pytest.mark.parametrize(
@@ -567,3 +537,138 @@ def lines() -> Iterator[str]:
 
 def test_the_table_of_verdicts() -> None:
     assert_golden("verdicts.txt", "\n".join(lines()) + "\n")
+
+
+CROSSED, NOT_CROSSED = TriggerResult(True, ("proof",)), TriggerResult(False, ("none",))
+ALIVE = TrialFacts(ready=True, finding=CROSSED)
+
+
+def died(signature: How | None) -> Death:
+    return Death(
+        detected_by="log",
+        latency_s=0.01,
+        exception="AssertionError",
+        message="…",
+        frames=(),
+        signature=signature,
+        channels=("log",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        (ALIVE, Outcome.CLEAN),
+        (replace(ALIVE, finding=NOT_CROSSED), Outcome.UNTRIGGERED),
+        (replace(ALIVE, death=died(How.MATCH)), Outcome.CRASH),
+        (replace(ALIVE, death=died(How.NEAR)), Outcome.OTHER_CRASH),
+        (replace(ALIVE, death=died(None)), Outcome.OTHER_CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.MATCH)), Outcome.CRASH),
+        (TrialFacts(ready=False, finding=NOT_CROSSED, death=died(How.OTHER)), Outcome.BOOT_FAILED),
+        (TrialFacts(ready=False, finding=NOT_CROSSED), Outcome.BOOT_FAILED),
+        (replace(ALIVE, finding=NOT_CROSSED, hung="still"), Outcome.HANG),
+        (replace(ALIVE, finding=NOT_CROSSED, wrong_output="empty"), Outcome.WRONG_OUTPUT),
+        (replace(ALIVE, unsupported="no GPU", death=died(How.MATCH)), Outcome.UNSUPPORTED),
+        (replace(ALIVE, hung="still", wrong_output="empty"), Outcome.HANG),
+        (replace(ALIVE, death=died(None), hung="still", wrong_output="empty"), Outcome.OTHER_CRASH),
+        (replace(ALIVE, infra="disk full", unsupported="no GPU"), Outcome.INFRA),
+        (replace(ALIVE, infra="disk full", death=died(How.MATCH)), Outcome.INFRA),
+        (replace(ALIVE, cancelled="Ctrl-C", infra="disk full"), Outcome.CANCELLED),
+    ],
+)
+def test_order_of_classification(facts: TrialFacts, outcome: Outcome) -> None:
+    assert classify(facts) is outcome
+
+
+def test_every_outcome_has_its_facts() -> None:
+    errors = {outcome for outcome in Outcome if outcome.facts.ci == "error"}
+    assert errors == {Outcome.BOOT_FAILED, Outcome.INFRA, Outcome.CANCELLED}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "signature", "unexplained"),
+    [
+        (Outcome.OTHER_CRASH, None, True),
+        (Outcome.OTHER_CRASH, How.NEAR, True),
+        (Outcome.OTHER_CRASH, How.OTHER, False),
+        (Outcome.CANCELLED, None, False),
+        (Outcome.BOOT_FAILED, None, False),
+    ],
+)
+def test_a_death_that_may_be_this_bug(
+    outcome: Outcome, signature: How | None, unexplained: bool
+) -> None:
+    assert is_unexplained(outcome, died(signature)) is unexplained
+    assert not is_unexplained(outcome, None)
+
+
+@pytest.mark.parametrize(
+    ("crashed", "boots", "bound", "needed"),
+    [
+        (0, 10, 0.0, None),
+        (1, 1, 0.05, 59),
+        (5, 5, 0.55, 4),
+        (4, 5, 0.34, 8),
+        (5, 10, 0.22, 12),
+    ],
+)
+def test_known_bounds(crashed: int, boots: int, bound: float, needed: int | None) -> None:
+    assert lower_bound(crashed, boots) == pytest.approx(bound, abs=0.006)
+    assert clean_needed(crashed, boots) == needed
+    assert lower_bound(5_000, 10_000) == pytest.approx(0.4918, abs=1e-4)  # of a long history
+
+
+@pytest.mark.parametrize(
+    ("crashed", "boots", "streak"), [(0, 5, None), (1, 1, 72), (5, 5, 9), (30, 30, 5), (35, 70, 21)]
+)
+def test_quiet_nights_that_are_needed(crashed: int, boots: int, streak: int | None) -> None:
+    assert clean_streak(crashed, boots) == streak
+
+
+@pytest.mark.parametrize(("clean", "rate"), [(0, 1.0), (3, 0.63), (30, 0.10)])
+def test_excluded_rates(clean: int, rate: float) -> None:
+    assert excluded_rate(clean) == pytest.approx(rate, abs=0.005)
+
+
+def test_only_impossible_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 crashes of 3 trials"):
+        lower_bound(4, 3)
+    with pytest.raises(ValueError, match="4 crashes of 3 trials"):
+        fisher(4, 3, 0, 1)
+    assert fisher(1, 2, 2, 2) == pytest.approx(1.0)
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))))
+@settings(max_examples=60)
+def test_clean_needed_is_the_least_that_suffices(pair: tuple[int, int]) -> None:
+    crashed, boots = pair
+    rate, needed = lower_bound(crashed, boots), clean_needed(crashed, boots) or 0
+    assert 0 < rate <= crashed / boots
+    assert (1 - rate) ** needed <= 0.05 + 1e-6
+    if needed > 1:
+        assert (1 - rate) ** (needed - 1) > 0.05 - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sides", "chance"),
+    [
+        ((5, 5, 0, 4), 1 / 126),
+        ((3, 3, 0, 3), 0.05),
+        ((1, 1, 0, 1), 0.5),
+        ((3, 4, 1, 4), 17 / 70),
+        ((0, 3, 0, 3), 1.0),
+    ],
+)
+def test_fishers_exact_test(sides: tuple[int, int, int, int], chance: float) -> None:
+    assert fisher(*sides) == pytest.approx(chance)
+
+
+@given(st.integers(1, 40), st.integers(0, 40))
+def test_watching_asks_for_more_boots_than_one_comparison(crashed: int, quiet: int) -> None:
+    once, watching = clean_needed(crashed, crashed + quiet), clean_streak(crashed, crashed + quiet)
+    assert once is not None
+    assert watching is not None
+    assert watching >= once
+    rate = lower_bound(crashed, crashed + quiet)
+    assert (1 - rate) ** watching * crashed * (crashed + 1) <= 0.05 * (1 + 1e-6)
+    assert clean_streak(0, quiet) is None
