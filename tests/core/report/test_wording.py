@@ -30,7 +30,7 @@ def with_outcomes(arm: ArmReport, *outcomes: Outcome) -> ArmReport:
         (
             [Outcome.CRASH, Outcome.CLEAN],
             Verdict.REPRODUCES,
-            "shows this bug: it died in 1 of 2 boots; it lived with ",
+            "shows this bug: it died in 1 of 2 boots; with --enforce-eager it lived in 1 boot, ",
         ),
         (
             [Outcome.OTHER_CRASH],
