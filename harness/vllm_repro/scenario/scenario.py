@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -404,6 +405,16 @@ class SourceLine:
     code: str
 
 
+_ISSUE_URL = re.compile(
+    r"(?:https?://)?(?:www\.)?github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)\b.*"
+)
+
+
+def issue_name(text: str) -> str:
+    """Return `owner/repository#number` for the address of an issue, and other text as it is."""
+    return _ISSUE_URL.sub(r"\1#\2", text.strip())
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One upstream bug."""
@@ -442,6 +453,10 @@ class Scenario:
     defect: SourceLine | None = None
     # Docstring of the file.
     about: str = field(default="", compare=False)  # set by the reader
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "issue", issue_name(self.issue))
+        object.__setattr__(self, "related", tuple(map(issue_name, self.related)))
 
     @property
     def try_in_lab(self) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.conftest import Harness
 from tests.scenario_texts import TQ, broken, line_of, problems, text_of
 from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.scenario.reader import read
 
 MIN_TOKENS = "min_tokens_stop_ids.py"
 
@@ -202,7 +204,7 @@ def test_a_mistyped_flag_is_told_once_where_it_stands(
 )
 def test_what_no_request_carries_was_never_sent(old: str, new: str, line: str, shown: str) -> None:
     text = text_of(MIN_TOKENS).replace(old, new, 1)
-    found = problems(text, MIN_TOKENS)
+    found = [each for each in problems(text, MIN_TOKENS) if "a trigger waits" not in each[1]]
     assert len(found) == 1, found
     assert shown in found[0][1]
     assert found[0][0] == text[: text.index(line)].count("\n") + 1
@@ -458,3 +460,80 @@ def test_what_a_tiny_model_cannot_do_is_told(old: str, new: str, shown: str) -> 
 
 def test_a_request_that_may_be_refused_may_be_too_long() -> None:
     assert broken('prompt="hello"', "prompt=9000, may_fail=[400]", MIN_TOKENS) == []
+
+
+def at_line(text: str, words: str) -> int:
+    return text[: text.index(words)].count("\n") + 1
+
+
+_NAMES = 'name="ordinary completion"', 'name="completion with an unknown stop token"'
+_ISSUE = 'issue="vllm-project/vllm#54195"'
+_WAITS = ": a trigger waits for min_tokens and stop_token_ids: correct the misspelt one"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "shown"),
+    [
+        (_NAMES[0], _NAMES[1], "workload=[", "two requests are named 'completion with an unknown"),
+        (_NAMES[1], _NAMES[0], "workload=[", "two requests are named 'ordinary completion', so"),
+        *(
+            (old, new, new, f"{new.partition('=')[0]!r}{_WAITS}")
+            for old, new in (
+                ("min_tokens=1", "min_token=1"),
+                ("min_tokens=1", "mintokens=1"),
+                ("stop_token_ids=[BEYOND_ANY_VOCABULARY],\n        ),", "stop_tokens_id=[7],\n),"),
+                ("min_tokens=1", "min_tokns=1"),
+            )
+        ),
+        *(
+            ('try_with="0.28.0"', f'try_with="{short}"', "try_with", "no whole release number")
+            for short in ("0.28", "1", "0.28rc1", "0.28.dev3")
+        ),
+        (_ISSUE, 'issue="54195"', "issue=", "is not an upstream issue"),
+        (_ISSUE, 'issue="https://gitlab.com/a/b/issues/1"', "issue=", "is not an upstream issue"),
+    ],
+)
+def test_a_mistake_is_reported_at_its_word(old: str, new: str, line: str, shown: str) -> None:
+    text = text_of(MIN_TOKENS)
+    assert old in text
+    text = text.replace(old, new, 1)
+    found = [(at, problem) for at, problem in problems(text, MIN_TOKENS) if shown in problem]
+    assert [at for at, _ in found] == [at_line(text, line.partition("\n")[0])], found
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/vllm-project/vllm/issues/54195",
+        "http://www.github.com/vllm-project/vllm/issues/54195#issuecomment-1",
+        "github.com/vllm-project/vllm/pull/54195/files",
+        " https://github.com/vllm-project/vllm/issues/54195?timeline_page=1 ",
+    ],
+)
+def test_an_issue_may_be_an_address(tmp_path: Path, url: str) -> None:
+    path = tmp_path / MIN_TOKENS
+    path.write_text(text_of(MIN_TOKENS).replace(_ISSUE, f'issue="{url}"'), encoding="utf-8")
+    scenario, found = read(path)
+    assert (scenario and scenario.issue, found) == ("vllm-project/vllm#54195", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        (MIN_TOKENS, ("", "")),
+        (MIN_TOKENS, ('"0.28.0"', '"0.27.0"')),
+        ("tq_chunked_prefill.py", ("prompt=100", "prompt=101")),
+        ("sco_lazy_starves.py", ("", "")),
+    ],
+)
+def test_a_copy_of_a_scenario_is_found(
+    harness: Harness, tmp_path: Path, name: str, edit: tuple[str, str]
+) -> None:
+    path, known = tmp_path / "my_bug.py", name.removesuffix(".py").replace("_", "-")
+    text = text_of(name).replace(f'id="{known}"', 'id="my-bug"').replace(*edit)
+    path.write_text(text, encoding="utf-8")
+    done = harness("check", str(path))
+    at = at_line(text, "issue=")
+    assert (done.status, f"my_bug.py:{at}: a copy of {known}" in done.out) == (1, True), done.out
+    path.write_text(re.sub(r"vllm#\d+", "vllm#99999", text), encoding="utf-8")
+    assert harness("check", str(path)).status == 0
