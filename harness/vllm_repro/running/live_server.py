@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError, InfraError, ReproError, Unsupported, UsageError
+from vllm_repro.host.lease import TEMPORARY
 from vllm_repro.host.machine import gpus
 from vllm_repro.journal.journal import Journal
 from vllm_repro.journal.redact import Redactor, known_secrets
@@ -270,7 +271,7 @@ class VllmServer:
         _LOG.info(first_line(site, choice.why, f"{options.vllm or ''}"))
         opened.enter_context(site.leased(scenario, options, _LOG.info))
         if self._named_folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="vllm-repro-server-"))
+            folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
             opened.callback(self._remove_if_alive, folder)
         else:
             folder = Path(self._named_folder).absolute()

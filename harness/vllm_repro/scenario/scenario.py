@@ -470,6 +470,18 @@ class Scenario:
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)
 
+    @property
+    def workarounds(self) -> list[Arm]:
+        """Return the arms whose change of the command avoids the bug.
+
+        Prefer those that cross the boundary. If there are none, return those that keep the same
+        requests from crossing it.
+        """
+        changed = [arm for arm in self.arms if arm.edits and not arm.patches]
+        living = [arm for arm in changed if arm.expected is Expected.LIVES]
+        kept = (Expected.UNTRIGGERED, None)
+        return living or [arm for arm in changed if (arm.expected, arm.workload) == kept]
+
     def status_of(self, arm: Arm) -> Status:
         """Return the scenario's status, with the arm's own bad releases if it has some.
 

@@ -1,6 +1,6 @@
-"""Matrix of scenarios and vLLM releases: `catalogue.html` and `catalogue.md` in reports/results/.
+"""Matrix of scenarios and vLLM releases: `catalogue.html`, `.md` and `.json` in reports/results/.
 
-make catalogue     # write both again, from the scenarios, `upstream.json`, kept maps and kept runs
+make catalogue     # write them again, from the scenarios, `upstream.json`, kept maps and kept runs
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from vllm_repro.report.model import issue_url
 from vllm_repro.report.tables import price_sentences
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.scenario.ledger import Bug as LedgerBug
+from vllm_repro.scenario.ledger import Fix, Ledger, Sighted, Workaround
+from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import Evidence
@@ -216,6 +219,54 @@ def page(rows: Sequence[Bug]) -> str:
     )
 
 
+def ledger(rows: Sequence[Bug]) -> str:
+    """Return `catalogue.json`."""
+    kept = {bug.scenario.id: kept_prices(bug.scenario.id) for bug in rows}
+    known = Ledger(
+        schema=1,
+        newest=NEWEST,
+        bugs=tuple(
+            LedgerBug(
+                id=bug.scenario.id,
+                title=bug.scenario.title,
+                issue=issue_url(bug.scenario.issue),
+                filed=bug.scenario.filed,
+                state=bug.upstream.state,
+                checked=bug.upstream.checked,
+                subsystem=bug.upstream.subsystem,
+                bad=bug.scenario.status.bad,
+                releases=tuple(
+                    Sighted(
+                        release=seen.release,
+                        outcome=seen.fate,
+                        evidence=seen.evidence,
+                        k=seen.k,
+                        n=seen.n,
+                        started_at=seen.started_at,
+                        run=seen.path,
+                    )
+                    for _, seen in sorted(bug.sightings.items(), key=lambda each: Version(each[0]))
+                ),
+                fix=Fix(release=bug.scenario.status.first_good, note=bug.upstream.note),
+                workarounds=tuple(
+                    Workaround(
+                        arm=arm.name,
+                        change=" and ".join(map(str, arm.edits)),
+                        prices=tuple(
+                            text
+                            for text in kept[bug.scenario.id]
+                            if text.startswith(f"{arm.name} ")
+                        ),
+                    )
+                    for arm in bug.scenario.workarounds
+                ),
+            )
+            for bug in rows
+        ),
+    )
+    return msgspec.json.format(msgspec.json.encode(known), indent=1).decode() + "\n"
+
+
 def prices(reports: Path = REPORTS) -> str:
     """Return `prices.json`: what the kept runs measured of workarounds, by scenario."""
     sentences: dict[str, list[str]] = {}
@@ -226,8 +277,11 @@ def prices(reports: Path = REPORTS) -> str:
     return json.dumps(sentences, indent=1, ensure_ascii=False) + "\n"
 
 
+FILES = {"catalogue.md": markdown, "catalogue.html": page, "catalogue.json": ledger}
+"""Function of each file."""
+
 if __name__ == "__main__":
     (scenario_folder() / "prices.json").write_text(prices(), encoding="utf-8")
     folder = REPORTS / "results"
-    for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
+    for name, render in FILES.items():
         (folder / name).write_text(render(bugs()), encoding="utf-8")

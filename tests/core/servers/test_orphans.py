@@ -91,6 +91,35 @@ def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(
     assert list(lease_folder().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        ("vllm-repro-server-a1/logs/server-1.log", True),
+        ("vllm-repro-server-/logs/server-1.log", True),
+        ("vllm-repro-server-x y/logs/server-1.log", True),
+        ("vllm-repro-server-running/logs/server-1.log", False),
+        ("vllm-repro-server-a1/server-1.log", False),
+        ("someone-elses/logs/server-1.log", False),
+    ],
+)
+def test_clean_names_the_logs_of_dead_engines(
+    tmp_path: Path, harness: Harness, monkeypatch: pytest.MonkeyPatch, log: str, named: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / log).parent.mkdir(parents=True)
+    with (
+        (tmp_path / log).open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            ["sleep", "60"], stdout=file if "running" in log else None, start_new_session=True
+        ) as program,
+    ):
+        for words in (("clean",), ("clean", "--yes")):
+            folder = (tmp_path / log).parents[1]
+            assert (f"in {folder}; rm -r" in harness(*words).out) is named
+            assert (tmp_path / log).exists(), "an observation is not lost"
+        program.kill()
+
+
 def test_a_guard_that_was_killed_is_replaced() -> None:
     first, second = Lease("first"), Lease("second")
     assert second._guard is first._guard, "one guard for all servers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -130,6 +131,34 @@ def test_the_served_model_decides_and_not_the_reported_one(tmp_path: Path) -> No
     over = release(tmp_path, "fused_experts_cpu")
     assert misfit(over, scenario.tiny_model)
     assert misfit(over, scenario.lab.shape(scenario.model)) == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "docker run --gpus all vllm/vllm-openai:v0.33.0 --model m --max-model-len 9",
+        "docker run vllm/vllm-openai:v0.33.0 m --max-model-len 9",
+        "vllm serve --model m -tp 2",
+        "vllm serve -tp 2 --model=m --trust-remote-code",
+        "vllm serve m --compilation-config '{\"a\": 1}'",
+        "python -m vllm.entrypoints.openai.api_server --model m --dtype auto",
+    ],
+)
+def test_each_line_of_a_shown_command_is_a_flag_with_its_value(command: str) -> None:
+    scenario = dataclasses.replace(find("min-tokens-stop-ids"), command=command)
+    launch = process_launch(
+        scenario,
+        scenario.arms[0],
+        vllm=("vllm",),
+        env={},
+        weights=ServedModel(name="m"),
+        port=8000,
+        evidence=Evidence.GPU,
+    )
+    first, *lines = launch.render().split(" \\\n")
+    assert first in ("vllm serve", "vllm serve m")
+    assert [line for line in lines if not line.startswith("  -")] == []
+    assert (first == "vllm serve m") is not any("--model" in line for line in lines)
 
 
 def test_a_report_names_the_compiled_parts_of_a_tree(tmp_path: Path) -> None:
