@@ -13,7 +13,7 @@ from vllm_repro.releases.known import RELEASES
 from vllm_repro.report.format import columns, terminal_width
 from vllm_repro.report.script import no_script
 from vllm_repro.scenario.catalogue import all_scenarios, scenario_ids, to_stderr
-from vllm_repro.scenario.ledger import ledger, ledger_values, strongest
+from vllm_repro.scenario.ledger import ledger_values, strongest_evidence
 from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Standing
 
@@ -34,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     rows = [("scenario", "title", "crashes in", "evidence")]
     for scenario in scenarios:
-        bug = ledger().get(scenario.id)
-        seen = strongest(bug.releases if bug else ())
+        seen = strongest_evidence(scenario.id)
         rows.append((scenario.id, scenario.title, crashes_in(scenario.status), seen))
     print(*columns(rows, [_WIDEST] * len(rows[0]), terminal_width()), sep="\n")
     files = scenario_ids() if arguments.verbose else {}

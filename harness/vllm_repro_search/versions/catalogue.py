@@ -25,10 +25,8 @@ from vllm_repro.report.model import issue_url
 from vllm_repro.report.tables import price_sentences
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
-from vllm_repro.scenario.ledger import Bug as LedgerBug
-from vllm_repro.scenario.ledger import Fix, Ledger, Sighted, Workaround
 from vllm_repro.scenario.prices import kept_prices
-from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.record import ReleaseResult, VersionMap
@@ -64,8 +62,9 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Sighting(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"fate": "outcome", "path": "run"}
+):
     """Result of the first arm of a scenario in one release, in a kept run or map."""
 
     release: str
@@ -87,6 +86,48 @@ class Sighting:
     def look(self) -> tuple[str, str]:
         """Return the sign and the colour of the cell."""
         return _SIGNS.get(self.fate, ("?", "warn"))
+
+
+class Workaround(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the command with which the engine lives."""
+
+    arm: str
+    change: str
+    # measured costs, a sentence each
+    prices: tuple[str, ...]
+
+
+class LedgerBug(msgspec.Struct, frozen=True, kw_only=True):
+    """A bug of the ledger."""
+
+    # of its scenario
+    id: str
+    title: str
+    # address of the issue, or of the nearest if nobody has reported the bug
+    issue: str
+    filed: bool
+    state: UpstreamState
+    # when the issue was read; empty if it was not
+    checked: str
+    # pull requests and their states then
+    note: str
+    subsystem: str
+    # releases as pip specifiers
+    declared_bad: str
+    # first release that is declared good
+    fixed_in: str | None
+    releases: tuple[Sighting, ...]
+    workarounds: tuple[Workaround, ...]
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `catalogue.json`."""
+
+    # 1; another number if a key is removed or changes its meaning
+    schema: int
+    # newest release of vLLM when it was written
+    newest: str
+    bugs: tuple[LedgerBug, ...]
 
 
 _SIGNS = {
@@ -221,50 +262,31 @@ def page(rows: Sequence[Bug]) -> str:
 
 def ledger(rows: Sequence[Bug]) -> str:
     """Return `catalogue.json`."""
-    kept = {bug.scenario.id: kept_prices(bug.scenario.id) for bug in rows}
-    known = Ledger(
-        schema=1,
-        newest=NEWEST,
-        bugs=tuple(
-            LedgerBug(
-                id=bug.scenario.id,
-                title=bug.scenario.title,
-                issue=issue_url(bug.scenario.issue),
-                filed=bug.scenario.filed,
-                state=bug.upstream.state,
-                checked=bug.upstream.checked,
-                subsystem=bug.upstream.subsystem,
-                bad=bug.scenario.status.bad,
-                releases=tuple(
-                    Sighted(
-                        release=seen.release,
-                        outcome=seen.fate,
-                        evidence=seen.evidence,
-                        k=seen.k,
-                        n=seen.n,
-                        started_at=seen.started_at,
-                        run=seen.path,
-                    )
-                    for _, seen in sorted(bug.sightings.items(), key=lambda each: Version(each[0]))
-                ),
-                fix=Fix(release=bug.scenario.status.first_good, note=bug.upstream.note),
-                workarounds=tuple(
-                    Workaround(
-                        arm=arm.name,
-                        change=" and ".join(map(str, arm.edits)),
-                        prices=tuple(
-                            text
-                            for text in kept[bug.scenario.id]
-                            if text.startswith(f"{arm.name} ")
-                        ),
-                    )
-                    for arm in bug.scenario.workarounds
-                ),
-            )
-            for bug in rows
-        ),
+    bugs = tuple(
+        LedgerBug(
+            id=bug.scenario.id,
+            title=bug.scenario.title,
+            issue=issue_url(bug.scenario.issue),
+            filed=bug.scenario.filed,
+            state=bug.upstream.state,
+            checked=bug.upstream.checked,
+            note=bug.upstream.note,
+            subsystem=bug.upstream.subsystem,
+            declared_bad=bug.scenario.status.bad,
+            fixed_in=bug.scenario.status.first_good,
+            releases=tuple(bug.sightings[each] for each in sorted(bug.sightings, key=Version)),
+            workarounds=tuple(_workaround(bug.scenario, arm) for arm in bug.scenario.workarounds),
+        )
+        for bug in rows
     )
-    return msgspec.json.format(msgspec.json.encode(known), indent=1).decode() + "\n"
+    text = msgspec.json.encode(Ledger(schema=1, newest=NEWEST, bugs=bugs))
+    return msgspec.json.format(text, indent=1).decode() + "\n"
+
+
+def _workaround(scenario: Scenario, arm: Arm) -> Workaround:
+    prices = (text for text in kept_prices(scenario.id) if text.startswith(f"{arm.name} "))
+    change = " and ".join(map(str, arm.edits))
+    return Workaround(arm=arm.name, change=change, prices=tuple(prices))
 
 
 def prices(reports: Path = REPORTS) -> str:
