@@ -102,6 +102,7 @@ lint: $(DEV) ## run ruff, mypy, and the checks of scenarios and workflows
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.rows
 	@$(BIN)/vllm-repro check
 	@$(BIN)/python -m tests.budgets
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = {path: read(path, fields=fields) for path in files}
     missing = [gap for path in files if results[path][0] for gap in gaps(path)]
     problems = [problem for _, some in results.values() for problem in some]
-    problems += _copies({path: scenario for path, (scenario, _) in results.items() if scenario})
+    missing += _copies({path: scenario for path, (scenario, _) in results.items() if scenario})
     if arguments.json:
         print_json([asdict(problem) for problem in (*problems, *missing)])
     else:
@@ -70,7 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
-    """Yield a problem for each scenario that another one under another id is already."""
+    """Yield a gap for each scenario that another one under another id is already.
+
+    No problem: a new scenario may begin as a copy.
+    """
     known = {scenario.id: scenario for scenario in all_scenarios(warn=lambda _: None)}
     for path, scenario in checked.items():
         for other in known.values():
@@ -80,7 +83,7 @@ def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
             if same and titles and other.id != scenario.id and "#" in scenario.issue:
                 if {other.same_death_as, scenario.same_death_as} & {other.id, scenario.id}:
                     continue
-                text = f"a copy of {other.id}, with its issue and signature: change that scenario"
+                text = f"gap: a copy of {other.id}, with its issue and signature: state its own"
                 before = re.split(r"\bissue *=", path.read_text("utf-8", "replace"))[0]
                 line = before.count("\n") + 1
                 yield Problem(str(path), line, f"{text}, or name it in same_death_as=")

@@ -1,7 +1,8 @@
 """Ledger of known bugs: `reports/results/catalogue.json`, which `make catalogue` writes.
 
 It has what was seen of each bug in each release, in kept runs and version maps, and the state of
-its issue when it was last read. docs/scenarios.md has its keys.
+its issue when it was last read. Its record is `Ledger` in
+`vllm_repro_search/versions/catalogue.py`.
 """
 
 from __future__ import annotations
