@@ -1,8 +1,7 @@
 """Ledger of known bugs: `reports/results/catalogue.json`, which `make catalogue` writes.
 
 It has what was seen of each bug in each release, in kept runs and version maps, and the state of
-its issue when it was last read. Its record is `Ledger` in
-`vllm_repro_search/versions/catalogue.py`.
+its issue when it was last read. `schema` is 1: keys are added, never changed.
 """
 
 from __future__ import annotations
