@@ -38,7 +38,8 @@ class ServerOptions:
     log: Path | None = None
     patch: tuple[Path, ...] = ()
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise `UsageError` for an unknown kind of server or of weights."""
         servers, weights = ("auto", *ServerKind), ("real", *RANDOM_WEIGHTS)
         for name, known in (("server", servers), ("weights", weights)):
             value = getattr(self, name)
