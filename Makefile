@@ -91,7 +91,7 @@ images: ## build the images of the rehearsal engine
 compose: $(DEV) ## regenerate docker-compose.yml from the scenarios
 	@$(BIN)/python -m vllm_repro.servers.compose_services > docker-compose.yml.new && mv docker-compose.yml.new docker-compose.yml
 
-catalogue: $(DEV) ## regenerate catalogue.md and .html in reports/results
+catalogue: $(DEV) ## regenerate catalogue.md, .html and .json in reports/results
 	@$(BIN)/python -m vllm_repro_search.versions.catalogue
 
 check: $(BIN)/vllm-repro ## find mistakes in the scenario files
@@ -102,6 +102,7 @@ lint: $(DEV) ## run ruff, mypy, and the checks of scenarios and workflows
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.rows
 	@$(BIN)/vllm-repro check
 	@$(BIN)/python -m tests.budgets
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

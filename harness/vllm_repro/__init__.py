@@ -8,9 +8,16 @@ import importlib
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CommandError": "vllm_repro.errors",
     "EngineDied": "vllm_repro.running.live_server",
+    "InfraError": "vllm_repro.errors",
+    "ReproError": "vllm_repro.errors",
     "RunResult": "vllm_repro.api",
+    "ScenarioError": "vllm_repro.errors",
+    "Unsupported": "vllm_repro.errors",
+    "UsageError": "vllm_repro.errors",
     "VllmServer": "vllm_repro.running.live_server",
+    "VllmServerFactory": "vllm_repro.running.live_server",
     "diagnose": "vllm_repro_diagnosis.diagnosis",
     "load_scenario": "vllm_repro.api",
     "run": "vllm_repro.api",

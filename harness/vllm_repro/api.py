@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from vllm_repro.errors import ReproError, UsageError
 from vllm_repro.releases.sources import parse_source
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import Run, run_of
@@ -22,13 +24,15 @@ from vllm_repro.running.job import (
     first_line,
     refuse_unused_options,
     usual_expectation,
+    with_patches,
 )
 from vllm_repro.running.run import run_one
-from vllm_repro.running.state import MeasureOptions
+from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.options import ServerOptions
+from vllm_repro.verdict.verdict import Expect
 
 _LOG = logging.getLogger("vllm_repro")
 
@@ -73,22 +77,28 @@ def run(
     image: str | None = None,
     model: str | None = None,
     weights: str | None = None,
-    patch: str | os.PathLike[str] | None = None,
-    arms: Sequence[str] = (),
-    trials: int | None = 1,
+    log: str | os.PathLike[str] | None = None,
+    patch: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    arms: str | Sequence[str] = (),
+    trials: int | Literal["auto"] | None = 1,
     seed: int = 1,
+    answer_stall: float = TimeLimits.answer_stall,
     throughput: bool | None = None,
+    outputs: bool = False,
+    expect: str | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> RunResult:
     """Run a scenario as `vllm-repro run` does, and return the result.
 
     The options and the reports are the same. It blocks for minutes.
 
-    trials: boots of each arm, None for as many as decide its claim. throughput: as `--throughput`
-    and `--no-throughput`, None for neither. Raises `KeyboardInterrupt`
-    after an interrupt, with the report written; else as the command fails: `UsageError`,
-    `ScenarioError`, `Unsupported`, `InfraError`.
+    arms: one or several; so is `patch`. trials: boots of each arm, "auto" for as many as decide its
+    claim. throughput: as `--throughput` and `--no-throughput`, None for neither. Raises
+    `KeyboardInterrupt` after an interrupt, with the report written; else as the command fails:
+    `UsageError`, `ScenarioError`, `Unsupported`, `InfraError`.
     """
+    patches = [patch] if isinstance(patch, str | os.PathLike) else patch or ()
+    arms = [arms] if isinstance(arms, str) else arms
     loaded = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     options = ServerOptions(
         server=server,
@@ -97,22 +107,29 @@ def run(
         image=image,
         model=model,
         weights=weights,
-        patch=(Path(patch),) if patch is not None else (),
+        log=Path(log) if log is not None else None,
+        patch=tuple(map(Path, patches)),
     )
+    if expect not in (None, *Expect):
+        raise UsageError(f"expect={expect!r} is none of {', '.join(Expect)}")
     choice = choice_of(loaded, options)
     refuse_unused_options(options, choice.kind)
+    compared = len(options.patch) > 1
+    tried = loaded.leading if compared and not arms else find_arms(loaded, list(arms))
     job = Job(
         name=loaded.id if isinstance(scenario, Scenario) else os.fspath(scenario),
         scenario=loaded,
         options=options,
         choice=choice,
-        arms=find_arms(loaded, list(arms)),
+        arms=with_patches(loaded, tried, options.patch) if compared else tried,
         named_arms=arms,
-        trials=trials,
+        trials=None if trials == "auto" else trials,
         seed=seed,
         out=Path(out) if out is not None else default_out(),
-        expect=usual_expectation(options),
-        measure=MeasureOptions(throughput),
+        limits=TimeLimits(answer_stall=answer_stall),
+        expect=Expect(expect) if expect else usual_expectation(options),
+        measure=MeasureOptions(throughput, outputs),
+        compared=compared,
     )
 
     def chosen(site: SiteFacts, why: str) -> None:
@@ -121,7 +138,10 @@ def run(
     def work() -> RunReport:
         return run_one(job, Progress(io.StringIO()), chosen)
 
-    report = ThreadPoolExecutor(1).submit(work).result() if _in_notebook() else work()
+    try:
+        report = ThreadPoolExecutor(1).submit(work).result() if _in_notebook() else work()
+    except ReproError as error:
+        raise error.with_traceback(None) from None  # else its lines would hide the message
     if report.interrupted:
         raise KeyboardInterrupt(report.interrupted)
     return RunResult(folder=report.folder, report=run_of(report))

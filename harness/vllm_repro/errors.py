@@ -26,6 +26,8 @@ class ReproError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"next: {hint}")  # a traceback prints it
 
     @property
     def with_hint(self) -> str:

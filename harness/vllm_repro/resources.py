@@ -24,6 +24,11 @@ def scenario_folder() -> Path:
     return _find("scenarios", "scenarios")
 
 
+def ledger_file() -> Path:
+    """Return the ledger of known bugs."""
+    return _find("reports/results", "results") / "catalogue.json"
+
+
 def rehearsal_engine() -> Path:
     """Return the folder of the rehearsal engine, for `python FOLDER serve …`."""
     return _find("fixtures/rehearsal", "rehearsal")

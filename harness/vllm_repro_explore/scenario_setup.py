@@ -58,7 +58,7 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
         raise UsageError(
             f"{scenario.id} has no server that can be played: "
             "its lab does not state layers (full or sliding) and the number of KV blocks",
-            hint="sco-hybrid does; vllm-repro explore --engine searches without a scenario",
+            hint="vllm-repro list -v names the scenarios with this form, and the forms of each",
         )
     shape, block = lab.shape(scenario.model), command.number("--block-size") or 16
     transfer = json.loads(command.get("--kv-transfer-config") or "{}")

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     elif output is None:
         print(made.text, end="")
+    nexts = f"Once you have read it: vllm-repro check {path} && vllm-repro run {path}"
+    if output is None:
+        vllm = f" --vllm {arguments.vllm}" if arguments.vllm else ""
+        nexts = f"To keep it: vllm-repro intake {shlex.quote(arguments.text)}{vllm} -o {path}"
     # What the draft lacks, and the next command.
     lines = [
         *(f"gap: {gap}" for gap in made.gaps),
@@ -116,11 +121,11 @@ def run(arguments: argparse.Namespace) -> int:
             for it in crashes
         ),
         (
-            f"{path}: {plural(len(made.gaps), 'gap')}, {plural(len(made.guesses), 'guessed part')}."
-            f" Once you have read it: vllm-repro check {path} && vllm-repro run {path}"
+            f"{path if output else made.id}: {plural(len(made.gaps), 'gap')},"
+            f" {plural(len(made.guesses), 'guessed part')}. {nexts}"
         ),
     ]
-    if "Dummy(" in made.text:
+    if output and "Dummy(" in made.text:
         lines.append(
             f"without a GPU: replace needs= by the line below it, then vllm-repro run {path}"
             f" --server process --weights dummy --vllm {made.release} (a tiny model, marked CPU)"

@@ -39,6 +39,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     report = build_foreign(Path(arguments.run))
+    if not any(trial.outcome.facts.tested for arm in report.arms for trial in arm.trials):
+        raise UsageError(
+            f"there is nothing to report upstream: no boot tested vLLM ({report.because})",
+            hint="vllm-repro doctor lists what this machine can run",
+        )
     made = make_draft(report)
     if (report.trigger == UNSTATED and not report.bug_seen) or "#" not in made.issue:
         what = "issue" if "#" not in made.issue else "trigger, and no boot showed the bug"

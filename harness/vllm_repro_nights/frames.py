@@ -58,9 +58,16 @@ def runs(folder: Folder | None = None) -> pd.DataFrame:
     """Return one row per run and arm below a folder of reports, the oldest run first.
 
     folder: by default `$VLLM_REPRO_REPORTS`, else `reports`. Warns of folders whose journal holds
-    no run. Figures are medians over boots, at the first load of the scenario.
+    no run. Figures are medians over boots, at the first load of the scenario. Raises `UsageError`
+    for what is no folder of reports.
     """
-    known, unreadable = read_runs(Path(folder) if folder is not None else default_out())
+    reports = Path(folder) if folder is not None else default_out()
+    if not reports.is_dir() or (reports / "journal.jsonl").exists():
+        what = "a run" if reports.is_dir() else "no folder"
+        raise UsageError(
+            f"{reports} is {what}", hint="name the folder of all reports; frames.trials reads a run"
+        )
+    known, unreadable = read_runs(reports)
     for name in unreadable:
         warnings.warn(f"skipped, its journal holds no run: {name}", stacklevel=2)
     return _run_frame(known)

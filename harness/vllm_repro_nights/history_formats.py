@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from vllm_repro.report.document import document, fragment
-from vllm_repro.report.format import columns, plural
+from vllm_repro.report.format import columns, plural, terminal_width
 from vllm_repro.report.text import Table
 from vllm_repro_diagnosis.evidence import facts_of
 from vllm_repro_nights.history import MARKS, History
@@ -32,12 +32,15 @@ def terminal(history: History) -> str:
     for bug in filter(attrgetter("decided"), history.bugs):
         letters = "".join(MARKS[cell.result].letter for cell in bug.nights)
         rows.append((bug.state.verdict, bug.scenario, bug.evidence, letters, bug.reason))
-    lines += ["", *columns(rows, (12, 32, 9, 14, 100))]
+    lines += ["", *columns(rows, (12, 32, 9, 14, 100), terminal_width())]
     if folded := _folded(history):
         lines += ["", f"without a conclusive run: {', '.join(folded)}"]
     table = _throughput_table(history)
     if table.rows:
-        lines += ["", *columns([table.heads, *table.rows], (48, 36, 8, 40, 10, 12, 12))]
+        lines += [
+            "",
+            *columns([table.heads, *table.rows], (48, 36, 8, 40, 10, 12, 12), terminal_width()),
+        ]
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ import msgspec
 import vllm_repro
 from vllm_repro.conversion import decode
 from vllm_repro.errors import ReproError
-from vllm_repro.journal.journal import being_written, legible
+from vllm_repro.journal.journal import legible
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.report.build import build
 from vllm_repro.report.runs import Run, run_of
@@ -61,7 +61,7 @@ def _read(folder: Path, name: str, cache: _Cache) -> Run | None:
     with contextlib.suppress(OSError, ValueError):
         if report.stat().st_mtime_ns >= journal.stat().st_mtime_ns:
             return _decoded(report.read_bytes(), folder)
-    if being_written(journal):
+    if _being_written(journal):
         return None
     with legible(folder):
         return _decoded(cache.rendered(folder, name), folder)
@@ -142,3 +142,16 @@ class _Cache:
             return decode(self._file.read_bytes(), dict[str, _Kept])
         except (OSError, ValueError):
             return {}
+
+
+def _being_written(path: Path) -> bool:
+    """Return True if a process holds this journal.
+
+    Reads the kernel's list of locks: taking the lock could disturb a run.
+    """
+    try:
+        inode = path.stat().st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return any(" FLOCK " in line and f":{inode} " in line for line in locks.splitlines())

@@ -15,7 +15,7 @@ import msgspec
 from markupsafe import Markup
 
 from vllm_repro.report.document import plain_text
-from vllm_repro.report.format import columns
+from vllm_repro.report.format import columns, terminal_width
 from vllm_repro.report.text import one_line
 from vllm_repro.scenario.scenario import Status
 from vllm_repro_diagnosis.evidence import banner, facts_of, simulated
@@ -195,7 +195,9 @@ def terminal(record: SearchRecord, page: str, resume: str) -> str:
         page=page,
         resume=resume,
         subject=facts_of(record.evidence).subject,
-        columns=lambda table: columns([table.heads, *table.rows], [_WIDEST] * len(table.heads)),
+        columns=lambda table: columns(
+            [table.heads, *table.rows], [_WIDEST] * len(table.heads), terminal_width()
+        ),
     )
 
 

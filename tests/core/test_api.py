@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import inspect
 import re
+import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import vllm_repro
-from vllm_repro.errors import ScenarioError, UsageError
+from vllm_repro.cli import parser
+from vllm_repro.errors import InfraError, ScenarioError, UsageError
 from vllm_repro.features import additions
+from vllm_repro.running import live_server
+from vllm_repro.servers.launch import ServedModel, container_launch
+from vllm_repro_diagnosis.evidence import Evidence
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-NAMES = ["EngineDied", "RunResult", "VllmServer", "diagnose", "load_scenario", "run"]
+NAMES: list[str] = [*vars(vllm_repro)["_HOMES"]]
 BLOCKS = re.findall(
     r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL
 )
@@ -66,12 +73,99 @@ def test_a_run_in_a_notebook_has_an_event_loop_of_its_own(tmp_path: Path) -> Non
     assert (result.folder / "report.json").is_file()
 
 
-def test_a_run_refuses_what_the_command_refuses(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--image has no meaning with --server rehearsal"):
-        vllm_repro.run("min-tokens-stop-ids", server="rehearsal", image="x", out=tmp_path)
-    with pytest.raises(UsageError, match="has no arm 'eagr'"):
-        vllm_repro.run("min-tokens-stop-ids", server="rehearsal", arms=["eagr"], out=tmp_path)
+def enter(**options: Any) -> None:
+    with vllm_repro.VllmServer("vllm serve Qwen/Qwen3-0.6B", **options):
+        pass
+
+
+NO_SERVER = "'{}' is none of auto, attach, docker, process, lab, scheduler, rehearsal"
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "message", "hint"),
+    [
+        (vllm_repro.run, {"image": "x"}, "--image has no meaning with --server rehearsal", "leave"),
+        (vllm_repro.run, {"arms": ["eagr"]}, "has no arm 'eagr'", "It has: reported, near-miss"),
+        (vllm_repro.run, {"arms": "near-mis"}, "has no arm 'near-mis'", "did you mean near-miss?"),
+        (vllm_repro.run, {"server": "rehersal"}, NO_SERVER, "did you mean rehearsal?"),
+        (vllm_repro.run, {"server": "Docker"}, NO_SERVER, "did you mean docker?"),
+        (vllm_repro.run, {"server": ""}, NO_SERVER, "name one of these server"),
+        (vllm_repro.run, {"weights": "dumy"}, "'dumy' is none of real, random, dummy", "dummy?"),
+        (vllm_repro.run, {"expect": "dead"}, "'dead' is none of declared, alive, crash, any", ""),
+        (vllm_repro.run, {"vllm": "0.99.9.x"}, "0.99.9.x", ""),
+        (enter, {"server": "rehersal"}, NO_SERVER, "did you mean rehearsal?"),
+        (enter, {"server": "procss"}, NO_SERVER, "did you mean process?"),
+        (enter, {"weights": "reel"}, "'reel' is none of real, random, dummy", "mean real?"),
+    ],
+)
+def test_a_wrong_call_is_refused_shortly_with_the_next_step(
+    tmp_path: Path, call: Any, options: dict[str, Any], message: str, hint: str
+) -> None:
+    named = ("min-tokens-stop-ids",) if call is vllm_repro.run else ()
+    options = {"server": "rehearsal"} | ({"out": tmp_path} if named else {}) | options
+    with pytest.raises(UsageError) as refused:
+        call(*named, **options)
+    assert message.format(options["server"]) in str(refused.value)
+    shown = traceback.format_exception(refused.value)
+    assert (hint in shown[-1], len("".join(shown).splitlines()) <= 25) == (True, True), shown
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_release_that_does_not_exist_is_a_short_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(*_: object) -> None:
+        raise InfraError("error: No solution found\n  cause: no vllm==0.99.9", hint="Check it.")
+
+    monkeypatch.setattr("vllm_repro.releases.provision.ReleaseCache._install", install)
+    for call in (
+        lambda: vllm_repro.run("min-tokens-stop-ids", server="process", vllm="0.99.9"),
+        lambda: enter(server="process", vllm="0.99.9"),
+    ):
+        with pytest.raises(InfraError) as refused:
+            call()
+        lines = "".join(traceback.format_exception(refused.value)).splitlines()
+        assert (lines[-1], len(lines) < 25) == ("next: Check it.", True), lines
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["A=1 vllm serve m", "vllm serve m", "docker run -e A=1 vllm/vllm-openai:v0.33.0 --model m"],
+)
+def test_a_server_has_the_variables_of_its_call(command: str) -> None:
+    scenario = live_server._scenario(command, {"A": "2", "B": "x y"}, "0.33.0", on_gpu=False)
+    launch = container_launch(
+        scenario,
+        scenario.arms[0],
+        image="i",
+        weights=ServedModel(name="m"),
+        port=8000,
+        evidence=Evidence.CPU,
+    )
+    assert dict(launch.env).items() >= {"A": "2", "B": "x y"}.items()
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_run_takes_the_options_of_the_command(tmp_path: Path) -> None:
+    """Those that choose an exit status or another machine aside."""
+    other = {"scenarios", "scenario_folders", "json", "help", "on", "resume", "bisect_exit"}
+    parsers = vars(parser("run"))["_subparsers"]._group_actions[0].choices["run"]._actions
+    options = {action.dest for action in parsers} - other
+    names = set(inspect.signature(vllm_repro.run).parameters) - {"scenario"}
+    assert {name.removesuffix("s") for name in names} == {
+        name.removesuffix("s") for name in options
+    }
+    result = vllm_repro.run(
+        "min-tokens-stop-ids",
+        server="rehearsal",
+        arms="reported",
+        expect="crash",
+        answer_stall=200,
+        outputs=True,
+        out=tmp_path,
+    )
+    command = "--arm reported --expect crash --outputs --seed 1"
+    assert (result.expected, command in result.report.reproduce) == (True, True)
+    assert "--answer-stall 200" in result.report.reproduce
 
 
 @pytest.mark.usefixtures("short_waits")

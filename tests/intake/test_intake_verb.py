@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -71,12 +72,30 @@ def test_what_is_not_stated_decides_nothing(harness: Harness, tmp_path: Path) ->
     )
 
 
-def test_without_a_file_it_prints_the_draft(harness: Harness) -> None:
+@pytest.mark.parametrize("words", [[str(ISSUE)], ["-"], [str(ISSUE), "--json"], ["a b.md"]])
+def test_without_a_file_it_prints_the_draft(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = ISSUE.read_text(encoding="utf-8")
+    Path("a b.md").write_text(text, encoding="utf-8")
+    done = harness("intake", *words, stdin=text)
+    (command,) = re.findall(r"To keep it: vllm-repro (.*)", done.err)
+    named = shlex.split(command)
+    assert (done.status, "vllm-repro check" in done.err, "vllm-repro run my" in done.err) == (
+        0,
+        False,
+        False,
+    )
+    assert harness(*named, stdin=text).status == 0
+    assert Path(named[-1]).is_file()
+
+
+def test_the_draft_has_the_number_of_its_issue(harness: Harness) -> None:
     done = harness("intake", str(ISSUE))
-    assert done.status == 0
     assert done.out.startswith('"""TurboQuant KV cache crashes')
     assert 'id="issue-41726"' in done.out
-    assert "issue_41726.py: " in done.err
+    assert "issue_41726.py\n" in done.err
 
 
 def test_json_holds_draft_gaps_and_guesses(

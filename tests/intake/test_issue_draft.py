@@ -24,6 +24,7 @@ from tests.core.report.test_files import with_refused_requests, without_a_tested
 from tests.github_markdown import Rendered, render
 from tests.golden_files import assert_refused, missing
 from tests.report_examples import EXAMPLES, replace, report
+from vllm_repro.report.build import build
 from vllm_repro.report.json_report import PatchedFile
 from vllm_repro.report.model import RunReport, arm_fields, verdict_fields
 from vllm_repro.report.source_changes import diff_of, how_to_apply, whole_diff
@@ -434,6 +435,18 @@ def test_a_bug_that_the_run_did_not_see_is_no_new_issue(harness: Harness, tmp_pa
     assert cause not in (run / "issue.md").read_text(encoding="utf-8"), (
         "it would explain what nobody saw"
     )
+
+
+@pytest.mark.parametrize("outcome", ["unsupported", "infra", "cancelled"])
+def test_a_run_that_tested_nothing_has_no_draft(
+    harness: Harness, tmp_path: Path, outcome: str
+) -> None:
+    run = run_of(examples.DIED, tmp_path)
+    journal = run / "journal.jsonl"
+    text = re.sub(r'"outcome": "\w+"', f'"outcome": "{outcome}"', journal.read_text("utf-8"))
+    journal.write_text(text, encoding="utf-8")
+    assert_refused(harness("draft", str(run)), "no boot tested vLLM", "next: vllm-repro doctor")
+    assert "draft:" not in summary(build(run))
 
 
 def test_a_journal_of_a_newer_release_is_wrong_usage(harness: Harness, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -117,3 +118,14 @@ def test_the_columns_of_the_docs_are_those_of_the_frames(tmp_path: Path) -> None
             source = tmp_path
             (tmp_path / "requests.jsonl").touch()
         assert sorted(documented) == sorted(getattr(frames, name)(source)), name
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("nofolder", "no folder"), ("a/b", "no folder"), ("file", "no folder"), ("run", "a run")],
+)
+def test_what_is_no_folder_of_reports_is_refused(tmp_path: Path, folder: str, message: str) -> None:
+    (tmp_path / "file").touch()
+    shutil.copytree(REHEARSAL, tmp_path / "run")
+    with pytest.raises(UsageError, match=f"{folder} is {message}"):
+        frames.runs(tmp_path / folder)

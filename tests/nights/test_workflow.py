@@ -129,8 +129,9 @@ def run(
         if "run" not in step:
             job.status[name] = 0
             continue
-        # As GitHub runs a step that names no shell.
-        words = ["bash", "-e", "-c", given(step["run"], inputs, job)]
+        # As GitHub runs a step; one that names its shell fails with any part of a pipe.
+        options = ["-e", *(["-o", "pipefail"] if "shell" in step else [])]
+        words = ["bash", "--noprofile", *options, "-c", given(step["run"], inputs, job)]
         own = {
             name: given(value, inputs, job)
             for name, value in step.get(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
+import msgspec
 import pytest
 
+from tests.conftest import Harness
 from tests.core.report.test_html import assert_sound, text_of
+from tests.report_examples import replace
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.catalogue import (
+    FILES,
     Bug,
+    Ledger,
     Upstream,
     UpstreamState,
     bugs,
-    markdown,
     page,
     prices,
     upstream,
@@ -35,13 +39,44 @@ def rows() -> dict[str, Bug]:
 
 
 def test_the_files_are_what_scenarios_and_reports_give(rows: dict[str, Bug]) -> None:
-    for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
+    for name, render in FILES.items():
         assert (RESULTS / name).read_text(encoding="utf-8") == render(list(rows.values())), (
             "make catalogue"
         )
     kept = (ROOT / "scenarios" / "prices.json").read_text(encoding="utf-8")
     assert kept == prices(REPORTS), "make catalogue"
     assert "of the tokens per second of reported (vLLM 0.24.0; 1 boot each; random weights" in kept
+
+
+def test_the_ledger_has_its_schema_and_what_the_matrix_shows(rows: dict[str, Bug]) -> None:
+    text = (RESULTS / "catalogue.json").read_text(encoding="utf-8")
+    jsonschema.validate(json.loads(text), msgspec.json.schema(Ledger))
+    known = {bug.id: bug for bug in msgspec.json.decode(text, type=Ledger).bugs}
+    assert known.keys() == rows.keys()
+    for tree_row in assert_sound(page(list(rows.values()))).iter("tr"):
+        shown = {
+            str(cell.get("data-release")): " ".join(text_of(cell).split())
+            for cell in tree_row
+            if cell.get("data-release")
+        }
+        seen = known[str(tree_row.get("id"))].releases if shown else ()
+        signs = {each.release: f"{each.look[0]} {each.evidence.upper()}" for each in seen}
+        assert shown == signs
+    assert all((REPORTS / seen.path).is_file() for bug in known.values() for seen in bug.releases)
+    (eager,) = known["tq-chunked-prefill"].workarounds[:1]
+    assert (eager.change, len(eager.prices)) == ("with --enforce-eager", 1)
+
+
+def test_list_and_diagnose_read_the_ledger(harness: Harness, rows: dict[str, Bug]) -> None:
+    listed = {row["scenario"]: row for row in json.loads(harness("list", "--json").out)}
+    assert listed.keys() == rows.keys()
+    for name, row in listed.items():
+        assert row["state"] == rows[name].upstream.state
+        assert {seen["release"] for seen in row["releases"]} == rows[name].sightings.keys()
+    log = next((ROOT / "tests" / "data" / "pasted").glob("tq-chunked-prefill*"))
+    (match, *_) = json.loads(harness("diagnose", str(log), "--json").out)["matches"]
+    same = ("scenario", "state", "releases")
+    assert [match[key] for key in same] == [listed[match["scenario"]][key] for key in same]
 
 
 def test_each_scenario_has_a_row_of_upstream() -> None:

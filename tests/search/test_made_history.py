@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.releases.test_sources import git
-from vllm_repro.releases.sources import commits_between
+from vllm_repro_search.bisect.commits import commits_between
 
 MAKE = Path(__file__).parents[2] / "fixtures" / "history" / "make.py"
 FILE = "vllm/v1/attention/x.py"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from vllm_repro.command.environment import loading_flags
 from vllm_repro.errors import CommandError, ScenarioError, UsageError
 from vllm_repro.releases.request_fields import request_fields
 from vllm_repro.report.format import plural
-from vllm_repro.scenario.catalogue import scenario_files, scenario_files_below
+from vllm_repro.scenario.catalogue import all_scenarios, scenario_files, scenario_files_below
+from vllm_repro.scenario.checks import Problem
 from vllm_repro.scenario.reader import gaps, read
 from vllm_repro.scenario.scenario import Scenario
 
@@ -41,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = {path: read(path, fields=fields) for path in files}
     missing = [gap for path in files if results[path][0] for gap in gaps(path)]
     problems = [problem for _, some in results.values() for problem in some]
+    missing += _copies({path: scenario for path, (scenario, _) in results.items() if scenario})
     if arguments.json:
         print_json([asdict(problem) for problem in (*problems, *missing)])
     else:
@@ -63,6 +67,28 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if problems else 0
+
+
+def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
+    """Yield a gap for each scenario that another one under another id is already.
+
+    No problem: a new scenario may begin as a copy.
+    """
+    known = {scenario.id: scenario for scenario in all_scenarios(warn=lambda _: None)}
+    for path, scenario in checked.items():
+        for other in known.values():
+            # Bugs that do not crash the engine have no signature.
+            same = (other.issue, other.signature) == (scenario.issue, scenario.signature)
+            titles = scenario.signature is not None or other.title == scenario.title
+            if same and titles and other.id != scenario.id and "#" in scenario.issue:
+                if {other.same_death_as, scenario.same_death_as} & {other.id, scenario.id}:
+                    continue
+                text = f"gap: a copy of {other.id}, with its issue and signature: state its own"
+                before = re.split(r"\bissue *=", path.read_text("utf-8", "replace"))[0]
+                line = before.count("\n") + 1
+                yield Problem(str(path), line, f"{text}, or name it in same_death_as=")
+                break
+        known[scenario.id] = scenario
 
 
 def _loads(scenario: Scenario | None) -> list[str]:

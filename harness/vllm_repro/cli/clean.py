@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 from vllm_repro.cli.common import add_common
+from vllm_repro.host.lease import TEMPORARY
+from vllm_repro.host.processes import sessions_writing_to
 from vllm_repro.servers.orphans import end_orphans, find_orphans
 
 
@@ -17,6 +24,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _logs_of_dead_engines() -> Iterator[Path]:
+    """Yield the logs of dead engines that programs with `VllmServer` left, without a folder."""
+    for log in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/logs/server-1.log")):
+        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+            facts = log.stat()
+            if facts.st_uid == os.getuid() and not sessions_writing_to(
+                (facts.st_dev, facts.st_ino)
+            ):
+                yield log
+
+
 def run(arguments: argparse.Namespace) -> int:
     orphans = find_orphans()
     if arguments.yes:
@@ -25,8 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(("removed: " if arguments.yes else "left: ") + line)
     if orphans.docker_error and arguments.verbose:
         print(f"docker was not asked: {orphans.docker_error}", file=sys.stderr)
-    if not orphans.lines:
+    logs = list(_logs_of_dead_engines())
+    for log in logs:
+        print(f"kept: the log of an engine that died, in {log.parents[1]}; rm -r removes it")
+    if not orphans.lines and not logs:
         print("nothing is left")
-    elif not arguments.yes:
+    elif orphans.lines and not arguments.yes:
         print("vllm-repro clean --yes removes it")
     return 0

@@ -17,6 +17,7 @@ from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
+from vllm_repro.scenario.ledger import ledger_values
 from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
 from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Scenario, Status
@@ -121,6 +122,7 @@ def _values(match: Match, known: Sequence[Scenario], folders: list[str]) -> dict
         "how": match.how,
         "issue": match.scenario.issue,
         "url": match.url,
+        **ledger_values(match.scenario.id),
         "title": match.scenario.title,
         "ranges": {"bad": status.bad, "good": status.good},
         "fixed_in": status.first_good,

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from vllm_repro.cli.common import add_common, print_json
-from vllm_repro.report.format import columns
+from vllm_repro.cli.show import STYLES
+from vllm_repro.errors import UsageError
+from vllm_repro.features import additions, load
+from vllm_repro.releases.known import RELEASES
+from vllm_repro.report.format import columns, terminal_width
+from vllm_repro.report.script import no_script
 from vllm_repro.scenario.catalogue import all_scenarios, scenario_ids, to_stderr
+from vllm_repro.scenario.ledger import ledger_values, strongest_evidence
+from vllm_repro.scenario.scenario import Scenario, Status
+from vllm_repro.verdict.verdict import Standing
 
 _WIDEST = 200
 
@@ -14,56 +23,67 @@ _WIDEST = 200
 def add(parser: argparse.ArgumentParser) -> None:
     add_common(parser, example="vllm-repro list --json", prints="a list of the scenarios")
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="also print titles, arms and files"
+        "-v", "--verbose", action="store_true", help="also print issues, needs, arms, forms, files"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     scenarios = all_scenarios(warn=to_stderr)
     if arguments.json:
-        print_json(
-            [
-                {
-                    "scenario": scenario.id,
-                    "issue": scenario.issue,
-                    "filed": scenario.filed,
-                    "title": scenario.title,
-                    "phase": scenario.phase,
-                    "needs": {
-                        "gpus": scenario.needs.gpus,
-                        "gpu_memory_gb": scenario.needs.gpu_memory_gb,
-                        "nodes": scenario.needs.nodes,
-                    },
-                    "status": "open" if scenario.status.open else "fixed",
-                    "first_bad": scenario.status.first_bad,
-                    "first_good": scenario.status.first_good,
-                    "arms": [arm.name for arm in scenario.arms],
-                }
-                for scenario in scenarios
-            ]
-        )
+        print_json(list(map(_values, scenarios)))
         return 0
-    rows = [("scenario", "issue", "shows in", "needs", "status", "first bad", "first good")]
-    rows += [
-        (
-            scenario.id,
-            scenario.issue if scenario.filed else f"none; see {scenario.issue}",
-            scenario.phase or "any phase",
-            str(scenario.needs),
-            "open" if scenario.status.open else "fixed",
-            scenario.status.first_bad or "-",
-            scenario.status.first_good or "-",
-        )
-        for scenario in scenarios
-    ]
-    for line in columns(rows, [_WIDEST] * len(rows[0])):
-        print(line)
-    if arguments.verbose:
-        files = scenario_ids()
-        for scenario in scenarios:
-            print(
-                f"\n{scenario.id}: {scenario.title}\n  arms:"
-                f" {', '.join(arm.name for arm in scenario.arms)}"
-            )
-            print(f"  file: {files[scenario.id]}")
+    rows = [("scenario", "title", "crashes in", "evidence")]
+    for scenario in scenarios:
+        seen = strongest_evidence(scenario.id)
+        rows.append((scenario.id, scenario.title, crashes_in(scenario.status), seen))
+    print(*columns(rows, [_WIDEST] * len(rows[0]), terminal_width()), sep="\n")
+    files = scenario_ids() if arguments.verbose else {}
+    for scenario in scenarios if arguments.verbose else ():
+        nearest = "" if scenario.filed else "none; the nearest is "
+        print(f"\n{scenario.id}: {scenario.title}")
+        print(f"  issue: {nearest}{scenario.issue}\n  shows in: {scenario.phase or 'any phase'}")
+        print(f"  needs: {scenario.needs}\n  declared: {scenario.status}")
+        print(f"  arms: {', '.join(arm.name for arm in scenario.arms)}")
+        print(f"  show --as {', '.join(_forms(scenario))}\n  file: {files[scenario.id]}")
     return 0
+
+
+def crashes_in(status: Status) -> str:
+    """Return the first and the last release that is declared bad."""
+    bad = [release for release in RELEASES if status.standing(release) is Standing.BAD]
+    if not bad:
+        return "a branch only"
+    return f"{bad[0]} on" if bad[-1] == RELEASES[-1] else f"{bad[0]} to {bad[-1]}"
+
+
+def _values(scenario: Scenario) -> dict[str, object]:
+    return {
+        "scenario": scenario.id,
+        "issue": scenario.issue,
+        "filed": scenario.filed,
+        **ledger_values(scenario.id),
+        "title": scenario.title,
+        "phase": scenario.phase,
+        "needs": {
+            "gpus": scenario.needs.gpus,
+            "gpu_memory_gb": scenario.needs.gpu_memory_gb,
+            "nodes": scenario.needs.nodes,
+        },
+        "status": "open" if scenario.status.open else "fixed",
+        "first_bad": scenario.status.first_bad,
+        "first_good": scenario.status.first_good,
+        "arms": [arm.name for arm in scenario.arms],
+        "forms": _forms(scenario),
+    }
+
+
+def _forms(scenario: Scenario) -> list[str]:
+    """Return the values of `show --as` that the scenario's first arm has."""
+    lacking = {"python", "curl"} if no_script(scenario) else set()
+    lacking |= set() if scenario.lab else {"lab"}
+    forms = [style for style in STYLES if style not in lacking]
+    for form in additions("show_forms"):
+        with contextlib.suppress(UsageError):
+            load("show_forms", form)(scenario, scenario.arms[0])
+            forms.append(form)
+    return forms

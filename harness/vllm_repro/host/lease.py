@@ -54,6 +54,10 @@ class LeaseFacts:
     temporary: str = ""
 
 
+TEMPORARY = "vllm-repro-server-"
+"""Begins the name of a program's temporary folder with the log of its server."""
+
+
 class Lease:
     """A lease and its guard, until `release`.
 

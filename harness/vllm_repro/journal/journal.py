@@ -159,19 +159,6 @@ class Journal:
         self.close()
 
 
-def being_written(path: Path) -> bool:
-    """Return True if a process holds this journal.
-
-    Reads the kernel's list of locks: taking the lock could disturb a run.
-    """
-    try:
-        inode = path.stat().st_ino
-        locks = Path("/proc/locks").read_text(encoding="ascii")
-    except OSError:
-        return False
-    return any(" FLOCK " in line and f":{inode} " in line for line in locks.splitlines())
-
-
 def read(path: Path) -> Recording:
     """Return the entries of a journal. Raises `UsageError` if the file cannot be read."""
     entries: list[Entry] = []

@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from bisect import bisect
 from pathlib import Path
 
 from packaging.version import Version
 
-from vllm_repro.errors import UsageError
-from vllm_repro.releases.versions import DISTRIBUTION, OLDEST, release_version
+from vllm_repro.releases.versions import DISTRIBUTION, OLDEST
 
 _FILE = Path(__file__).with_name("known.json")
 _KNOWN: dict[str, list[str]] = json.loads(_FILE.read_text(encoding="utf-8"))
@@ -24,26 +22,6 @@ RELEASES = tuple(_KNOWN["vllm"])
 
 CPU_BUILDS = tuple(_KNOWN[DISTRIBUTION])
 NEWEST = RELEASES[-1]
-
-
-def published_release(text: str) -> str:
-    """Return the full number of a release, like `release_version`.
-
-    Raises `UsageError` also for one that was never published.
-
-    Only final releases between the oldest and the newest of the list are checked.
-    """
-    known, requested = [*map(Version, RELEASES)], Version(version := release_version(text))
-    place = bisect(known, requested)
-    if (
-        requested not in known
-        and 0 < place < len(known)
-        and not requested.is_prerelease
-        and not requested.is_postrelease
-    ):
-        hint = f"the releases next to it are {known[place - 1]} and {known[place]}"
-        raise UsageError(f"there is no vLLM {version}", hint=hint)
-    return version
 
 
 def nearest_cpu_build(version: str) -> str:

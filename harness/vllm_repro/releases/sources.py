@@ -31,7 +31,7 @@ _HINT = (
     " ~/vllm@abc123"
 )
 REQUIREMENTS = "requirements/common.txt"
-_RUN = ("vllm", REQUIREMENTS)
+RUN = ("vllm", REQUIREMENTS)
 """The parts of a checkout that are run."""
 
 
@@ -95,7 +95,7 @@ class Tree:
 
 def parse_source(text: str) -> Source:
     """Return the vLLM that a SOURCE names. Raises `UsageError` if it does not exist."""
-    if (version := _version(text)) is not None:
+    if (version := version_of(text)) is not None:
         # An image may be of a nightly build.
         return Source(release=str(version) if version.local else release_version(text))
     if not any(mark in text for mark in ("/", "@", ".whl")) and not Path(text).is_dir():
@@ -110,7 +110,7 @@ def parse_source(text: str) -> Source:
     return source
 
 
-def _version(text: str) -> Version | None:
+def version_of(text: str) -> Version | None:
     try:
         return Version(text.strip())
     except InvalidVersion:
@@ -166,7 +166,7 @@ def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
 
 def _file_hashes(source: Source) -> dict[str, str]:
     """Return git's hash of each file of a commit that is run, by its name."""
-    printed = git(source.path, "ls-tree", "-r", "-z", source.commit, "--", *_RUN).decode()
+    printed = git(source.path, "ls-tree", "-r", "-z", source.commit, "--", *RUN).decode()
     hashes = {}
     for row in printed.split("\0")[:-1]:
         facts, _, name = row.partition("\t")
@@ -180,7 +180,7 @@ NEWEST_COMPILED = nearest_cpu_build(NEWEST)
 def _commit(checkout: Path, text: str) -> Source:
     if not checkout.is_dir():
         raise UsageError(f"there is no folder {checkout}", hint=_HINT)
-    commit = _hash_of(checkout, text)
+    commit = hash_of(checkout, text)
     if not commit:
         raise UsageError(
             f"{checkout} is no git checkout with a commit {text}",
@@ -191,52 +191,12 @@ def _commit(checkout: Path, text: str) -> Source:
     return Source(folder=checkout, commit=commit)
 
 
-def _hash_of(checkout: Path, text: str) -> str:
+def hash_of(checkout: Path, text: str) -> str:
     """Return the full hash of a commit; empty without such a commit."""
     return (
         git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"")
         .decode()
         .strip()
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    """A commit."""
-
-    hash: str
-    # The author's, as `2026-05-01`.
-    date: str
-    title: str
-
-
-def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], int]:
-    """Return the commits from `old` to `new` that change the server, and the number of the others.
-
-    The oldest comes first. old, new: each a release or a commit. Only `vllm/` and its requirements
-    are run, so a commit that changes neither behaves like its parent. vLLM's release tags are on
-    branches of their own. If `old` is not an ancestor of `new`, the list begins at their merge
-    base. Raises `UsageError`.
-    """
-    first, last = (_end(checkout, name) for name in (old, new))
-    base = git(checkout, "merge-base", first, last).decode().strip()
-    fields, span = "--format=%H %as %s", f"{base}..{last}"
-    printed = git(checkout, "log", "-1", fields, base)
-    printed += git(checkout, "log", "--reverse", "--first-parent", fields, span, "--", *_RUN)
-    words = [line.split(" ", 2) for line in printed.decode(errors="replace").splitlines()]
-    commits = [Commit(hash=commit, date=date, title=title) for commit, date, title in words]
-    every = int(git(checkout, "rev-list", "--count", "--first-parent", span))
-    return commits, every + 1 - len(commits)
-
-
-def _end(checkout: Path, name: str) -> str:
-    """Return the hash of a release's tag or of a commit."""
-    tags = [f"v{release_version(name)}"] if _version(name) is not None else []
-    for text in (*tags, name):
-        if commit := _hash_of(checkout, text):
-            return commit
-    raise UsageError(
-        f"{checkout} is no git checkout with a commit {name}", hint="git fetch --tags there first"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TypeVar
@@ -47,14 +48,23 @@ def truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int]) -> list[str]:
-    """Return the rows as lines of aligned columns, each at most `limits` letters wide."""
-    short = [
-        tuple(truncate(text, limit) for text, limit in zip(row, limits, strict=True))
+def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int], most: int = 0) -> list[str]:
+    """Return the rows as lines of aligned columns, each at most `limits` letters wide.
+
+    most: letters of a line, for which the widest columns are shortened; 0 for any number.
+    """
+    longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [*map(min, longest, limits)]
+    while most and sum(widths) + 2 * len(widths) - 2 > most and max(widths) > 8:
+        widths[widths.index(max(widths))] -= 1
+    return [
+        "  ".join(
+            truncate(text, width).ljust(width) for text, width in zip(row, widths, strict=True)
+        ).rstrip()
         for row in rows
     ]
-    widths = [max(len(row[column]) for row in short) for column in range(len(limits))]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in short
-    ]
+
+
+def terminal_width() -> int:
+    """Return the letters of a line of the terminal; 200 without one."""
+    return shutil.get_terminal_size((200, 24)).columns

@@ -81,7 +81,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         amounts=_amounts(report),
         heads=heads,
         patches_table=patches_table(report),
-        rows=[(row, tones.get(re.split("[, ]", row[-2])[0], "dull")) for row in rows],
+        rows=[(row, tones.get(re.split("[, ]", row[1])[0], "dull")) for row in rows],
         trials=list(_trials(report)),
         more_trials=[
             f"{arm.name}: {text}" for arm in report.arms for text in first_of_each(arm.trials)[1]

@@ -36,7 +36,7 @@ _Column = tuple[str, Callable[[ArmReport, TrialReport], str]]
 def arms_table(report: RunReport) -> Table:
     """Return a row per trial, or per outcome for an arm of four trials or more.
 
-    The last two columns are outcome and result.
+    The second column is the outcome, the last one the result.
     """
     columns = _arm_columns(report)
     did = next((arm.expected.did for arm in report.arms if arm.expected.has_bug), Expected.DIES.did)
@@ -44,10 +44,10 @@ def arms_table(report: RunReport) -> Table:
     for arm in report.arms:
         for trial, times in grouped(arm.trials):
             words = (word(arm, trial) for _, word in columns)
-            rows.append((arm.name, *words, f"{outcome_word(trial)}{times}", _result(arm, did)))
+            rows.append((arm.name, f"{outcome_word(trial)}{times}", *words, _result(arm, did)))
         if not arm.trials:
-            rows.append((arm.name, *("" for _ in columns), not_run_word(arm), ""))
-    return Table(("arm", *(head for head, _ in columns), "outcome", "result"), tuple(rows))
+            rows.append((arm.name, not_run_word(arm), *("" for _ in columns), ""))
+    return Table(("arm", "outcome", *(head for head, _ in columns), "result"), tuple(rows))
 
 
 def _arm_columns(report: RunReport) -> list[_Column]:

@@ -11,7 +11,8 @@ from vllm_repro.report.format import seconds
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, counted_trials
 from vllm_repro.report.source_changes import changed_files, untried_note
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Result, Verdict
+from vllm_repro.verdict.statistics import clean_needed
+from vllm_repro.verdict.verdict import TOO_FEW, Result, Verdict
 from vllm_repro_diagnosis.evidence import facts_of
 
 INTERRUPTED, NOT_RUN = "interrupted", "not run"
@@ -39,22 +40,38 @@ def notices(report: RunReport) -> list[str]:
 
 def plain_sentence(report: RunReport) -> str:
     """Return whether this release showed the bug, what avoided it, and the declared fix."""
-    ran = [arm for arm in report.arms if arm.trials]
-    failed = next((arm for arm in ran if arm.expected.has_bug and arm.k), None)
     tested = any(arm.expected.has_bug and arm.result is Result.QUIET for arm in report.arms)
     release = f"vLLM {report.vllm_version or 'of unknown version'}"
     fixed = re.fullmatch(r">=([\d.]+)", report.status.good)
-    avoiding = [arm for arm in ran if avoids(arm) and arm.edits] if failed else []
     return plain_text(
         "sentence.txt",
         report=report,
         who=facts_of(report.evidence).actor.format(release=release),
         changed=_source_word(report),
-        failed=failed,
+        failed=_failed(report),
         quiet=tested and report.verdict in (Verdict.QUIET, Verdict.FIXED),
-        avoided=dict.fromkeys(_difference(arm, failed) for arm in avoiding if failed),
+        avoided=_avoided(report),
+        too_few=TOO_FEW,
         fixed=fixed and fixed[1],
     )
+
+
+def _failed(report: RunReport) -> ArmReport | None:
+    """Return the first arm that showed the bug."""
+    return next((arm for arm in report.arms if arm.expected.has_bug and arm.k), None)
+
+
+def _avoided(report: RunReport) -> dict[int, tuple[bool, list[str]]]:
+    """Return the changes that avoided the bug, by boots, and whether these prove that they help."""
+    failed = _failed(report)
+    avoided: dict[int, tuple[bool, list[str]]] = {}
+    for arm in report.arms if failed else ():
+        if failed and avoids(arm) and arm.edits:
+            needed = clean_needed(failed.k, failed.n)
+            enough = needed is not None and arm.n >= needed
+            changes = avoided.setdefault(arm.n, (enough, []))[1]
+            changes += [text for text in [_difference(arm, failed)] if text not in changes]
+    return avoided
 
 
 def _source_word(report: RunReport) -> str:
@@ -86,9 +103,11 @@ def _difference(arm: ArmReport, failed: ArmReport) -> str:
 def details(report: RunReport) -> list[str]:
     """Return the sentences below `plain_sentence`, without their stops.
 
-    They are about the lab's own exception, comparisons and refused requests.
+    They are about the lab's own exception, comparisons and refused requests. `plain_sentence` has
+    the comparisons that prove too little.
     """
-    return [*filter(None, [lab_rule(report)]), *report.comparisons, *refusals(report.arms)]
+    proved = [text for text in report.comparisons if TOO_FEW not in text or not _avoided(report)]
+    return [*filter(None, [lab_rule(report)]), *proved, *refusals(report.arms)]
 
 
 def lab_rule(report: RunReport) -> str:

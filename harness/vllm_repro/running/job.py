@@ -100,6 +100,7 @@ class Job:
 
 def choice_of(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
     """Return the kind of server to use, with `auto` resolved. download: see `choose`."""
+    options.check()
     if options.server == "auto":
         return choose(scenario, options, download=download)
     return ServerChoice(ServerKind(options.server), "")

@@ -13,12 +13,14 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError, InfraError, ReproError, Unsupported, UsageError
+from vllm_repro.host.lease import TEMPORARY
 from vllm_repro.host.machine import gpus
 from vllm_repro.journal.journal import Journal
 from vllm_repro.journal.redact import Redactor, known_secrets
@@ -31,7 +33,7 @@ from vllm_repro.running.job import choice_of, first_line, refuse_unused_options
 from vllm_repro.running.state import TimeLimits, Trial
 from vllm_repro.running.trial import run_trial
 from vllm_repro.running.workload import WorkloadRunner
-from vllm_repro.scenario.scenario import Arm, Model, Needs, Scenario, Status
+from vllm_repro.scenario.scenario import Arm, Edit, Model, Needs, Scenario, Status
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.orphans import sweep
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("vllm_repro")
 _FRAMES = 12
 _LOOK = 0.2
+
+VllmServerFactory = Callable[..., "VllmServer"]
+"""Type of the pytest fixture `vllm_server`, which takes the arguments of `VllmServer`."""
 
 RUNNING: list[VllmServer] = []
 """The servers of this process."""
@@ -97,6 +102,8 @@ class VllmServer:
         model: str | None = None,
         # "dummy" serves a tiny model of random weights in its place
         weights: Literal["real", "dummy"] = "real",
+        # variables of the server, in addition to those of the command
+        env: Mapping[str, str] | None = None,
         # for log and journal; None: a temporary one, removed if the engine lived
         folder: str | os.PathLike[str] | None = None,
         # seconds without any progress
@@ -108,6 +115,7 @@ class VllmServer:
         self._options = ServerOptions(
             server=server, vllm=source, image=image, model=model, weights=weights
         )
+        self._env = dict(env or {})
         self._named_folder = folder
         self._limits = TimeLimits(boot_stall=boot_stall, answer_stall=answer_stall)
         self._returned = asyncio.Event()
@@ -123,7 +131,10 @@ class VllmServer:
         for line in sweep():
             _LOG.info("left by a killed run, removed: %s", line)
         with contextlib.ExitStack() as opened:
-            self._trial = self._make_trial(opened)
+            try:
+                self._trial = self._make_trial(opened)
+            except ReproError as error:
+                raise error.with_traceback(None) from None  # else its lines would hide the message
             self._opened = opened.pop_all()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="vllm-repro server", daemon=True)
@@ -248,7 +259,8 @@ class VllmServer:
                     hint=f'vllm="{NEWEST}" installs that release into a cache',
                 )
             options = replace(options, vllm=installed[-1].source)
-        scenario = _scenario(self._command, f"{options.vllm or NEWEST}", on_gpu=on_gpu)
+        version = f"{options.vllm or NEWEST}"
+        scenario = _scenario(self._command, self._env, version, on_gpu=on_gpu)
         choice = choice_of(scenario, options)
         if options.server == "auto" and choice.kind is ServerKind.REHEARSAL:
             raise Unsupported(
@@ -259,7 +271,7 @@ class VllmServer:
         _LOG.info(first_line(site, choice.why, f"{options.vllm or ''}"))
         opened.enter_context(site.leased(scenario, options, _LOG.info))
         if self._named_folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="vllm-repro-server-"))
+            folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
             opened.callback(self._remove_if_alive, folder)
         else:
             folder = Path(self._named_folder).absolute()
@@ -270,7 +282,7 @@ class VllmServer:
                 hint="name a new folder for each server",
             )
         log.parent.mkdir(parents=True, exist_ok=True)
-        redactor = Redactor(secrets=known_secrets(os.environ), names=False)
+        redactor = Redactor(secrets=known_secrets({**os.environ, **self._env}), names=False)
         launch, server = site.server(scenario, scenario.arms[0], 1, log, folder.name)
         return Trial(
             scenario=scenario,
@@ -332,14 +344,18 @@ class VllmServer:
                 await runner.finish()
 
 
-def _scenario(command: str, version: str, *, on_gpu: bool) -> Scenario:
-    """Return a scenario with only a command.
+def _scenario(command: str, env: Mapping[str, str], version: str, *, on_gpu: bool) -> Scenario:
+    """Return a scenario with only a command and variables.
 
     Its model is the tiny one of `weights="dummy"`.
     """
     parsed = parse(command)
     if not parsed.model:
         raise CommandError("the command names no model", hint="vllm serve MODEL …")
+    variables = Edit(
+        " ".join(["with", *env]),
+        lambda command: replace(command, env=(*command.env, *env.items())),
+    )
     ranks = [
         parsed.number(flag) or 1 for flag in ("--tensor-parallel-size", "--pipeline-parallel-size")
     ]
@@ -363,5 +379,5 @@ def _scenario(command: str, version: str, *, on_gpu: bool) -> Scenario:
         try_with=version,
         workload=(),
         trigger=Condition("nothing", lambda _: TriggerResult(True, ())),
-        arms=(Arm("server", Expected.LIVES),),
+        arms=(Arm("server", Expected.LIVES, (variables,)),),
     )

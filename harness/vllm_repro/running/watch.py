@@ -31,6 +31,7 @@ from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import GpuUse, gpu_use
 from vllm_repro.host.processes import is_alive
 from vllm_repro.journal.journal import Journal
+from vllm_repro.report.format import plural
 from vllm_repro.running.counters import Counters
 from vllm_repro.running.death_signs import Channel, DeathSign, log_sign, sign_of_answer
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle
@@ -59,6 +60,8 @@ _LOOK_AGAIN = (0.02, 0.25, 0.75)
 _CHILDREN_POLL = 0.25
 _COUNTERS_POLL = 0.5
 _GPU_POLL = 5.0
+_QUIET = 5.0
+"""Seconds without progress after which a wait is shown."""
 
 
 class Watch:
@@ -472,6 +475,10 @@ class Watch:
                 moved = time.monotonic()
             seen.add(last)
             still = time.monotonic() - moved
+            if still > _QUIET and not self._stalled.is_set():
+                waits = f"waiting for {plural(self.in_flight, 'answer')}"
+                limit = f"a hang after {self.limits.answer_stall:.0f} s"
+                self.notify(f"{waits}: nothing moved for {still:.0f} s; {limit}")
             if still > self.limits.answer_stall and not self._stalled.is_set():
                 if not self.counters.answered:
                     raise InfraError(

@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -20,7 +19,7 @@ from pathlib import Path
 from vllm_repro.errors import ScenarioError, UsageError
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.reader import load_file
-from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.scenario import Arm, Scenario, issue_name
 
 FOLDERS = "VLLM_REPRO_SCENARIOS"
 """Variable with folders of more scenarios, separated by `:`. `--scenarios DIR` sets it."""
@@ -121,7 +120,7 @@ def find(name: str) -> Scenario:
     files = scenario_ids()
     if name in files:
         return load_file(files[name])
-    issue = _ISSUE_URL.sub(r"\1#\2", name).removeprefix("#")
+    issue = issue_name(name).removeprefix("#")
     by_issue = [
         it
         for it in all_scenarios(warn=to_stderr)
@@ -133,9 +132,6 @@ def find(name: str) -> Scenario:
     near = near or difflib.get_close_matches(name, files, n=3, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")
-
-
-_ISSUE_URL = re.compile(r"^https?://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)\b.*")
 
 
 def scenario_ids() -> dict[str, Path]:

@@ -54,6 +54,8 @@ class Reading:
     # Line of each argument of `Scenario(...)`.
     lines: dict[str, int] = field(default_factory=dict)
     scenario_line: int = 1
+    # First line of each argument and key, by name.
+    words: dict[str, int] = field(default_factory=dict)
     # Line of each arm, by `id()`.
     arm_lines: dict[int, int] = field(default_factory=dict)
 
@@ -164,11 +166,10 @@ def _no_release(text: str) -> str:
     except InvalidVersion:
         return f"{text!r} is not a release number: write it like '0.23.0'"
     # Image tags and package pins use the text as it is.
-    return (
-        ""
-        if text == plain
-        else f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
-    )
+    if text != plain:
+        return f"{text!r}: write it as {plain!r}" + (", without the v" if text[:1] == "v" else "")
+    short = len(Version(text).release) < 3
+    return f"{text!r} is no whole release number: write it like '0.28.0'" if short else ""
 
 
 def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
@@ -288,8 +289,20 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     for line, whose, trigger, arms in wants:
         requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
         for wanted in trigger.wanted:
-            if text := _unsent(wanted, requests):
+            text, near = _unsent(wanted, requests)
+            if text:
                 reading.problem(line, whose + text)
+            if near in reading.words:
+                text = f"{near!r}: a trigger waits for {' and '.join(wanted.fields)}"
+                reading.problem(reading.words[near], f"{text}: correct the misspelt one")
+    for arm in scenario.arms:
+        names: dict[str, Request] = {}
+        for request in requests_of(scenario.workload_of(arm)):
+            # Copies of one request, as `at_once` makes them, are the same object.
+            if names.setdefault(request.name, request) is not request and request.name:
+                line = reading.at_arm(arm) if arm.workload else reading.line_of("workload")
+                text = f"two requests are named {request.name!r}, so a trigger cannot tell them"
+                reading.problem(line, f"{text} apart: rename one")
 
 
 def check_fields(
@@ -319,23 +332,36 @@ def check_fields(
                     reading.problems.append(problem)
 
 
-def _unsent(wanted: Wanted, requests: Sequence[Request]) -> str:
-    """Return the problem of a trigger that no request can meet; empty if one can."""
+def _unsent(wanted: Wanted, requests: Sequence[Request]) -> tuple[str, str]:
+    """Return the problem of a trigger that no request can meet, and the word to correct.
+
+    Both are empty if a request can meet it.
+    """
     sent = [request.fields for request in requests if wanted.name in ("", request.label)]
     if not sent:
         near = did_you_mean(wanted.name, [request.label for request in requests])
-        return f"no request is named {wanted.name!r}, so its trigger can never be met{near}"
+        return f"no request is named {wanted.name!r}, so its trigger can never be met{near}", ""
     if any(wanted.carried_by(wanted.name, fields) for fields in sent):
-        return ""
+        return "", ""
     known = {name for fields in sent for name in fields}
     unsent = [name for name in wanted.fields if name not in known]
     names = " and ".join(wanted.fields)
     what = repr(unsent[0]) if unsent else f"{names} together"
     if any(Wanted(dict.fromkeys(wanted.fields)).carried_by("", fields) for fields in sent):
         what = f"{names} with these values"
-    near = did_you_mean(unsent[0], sorted(known)) if unsent else ""
+    close = [
+        sent_name
+        for fields in sent
+        for name in wanted.fields
+        if name not in fields
+        for sent_name in difflib.get_close_matches(name, sorted(fields.keys() - wanted.fields), 1)
+    ][:1]
+    near = f"; did you mean {close[0]!r}?" if close else ""
     who = f"no request named {wanted.name!r}" if wanted.name else "no request"
-    return f"{who} has {what}, so sent_with({', '.join(wanted.fields)}) can never be met{near}"
+    return (
+        f"{who} has {what}, so sent_with({', '.join(wanted.fields)}) can never be met{near}",
+        "".join(close),
+    )
 
 
 def _check_arms(scenario: Scenario, reading: Reading) -> None:

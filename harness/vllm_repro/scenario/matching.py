@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.verdict.verdict import Expected, Standing
+from vllm_repro.verdict.verdict import Standing
 from vllm_repro_diagnosis.diagnosis import Diagnosis
 from vllm_repro_diagnosis.engine_code import STEP
 from vllm_repro_diagnosis.signature import How, compare, quotes
@@ -50,17 +50,8 @@ class Match:
 
     @property
     def lives_with(self) -> list[str]:
-        """Return the changes of the command with which the engine lives: `with --enforce-eager`.
-
-        Prefer changes with which it crosses the boundary. If there are none, return those that keep
-        the same requests from crossing it.
-        """
-        changed = [arm for arm in self.scenario.arms if arm.edits and not arm.patches]
-        living = [arm for arm in changed if arm.expected is Expected.LIVES]
-        kept = [
-            arm for arm in changed if arm.expected is Expected.UNTRIGGERED and arm.workload is None
-        ]
-        return [" and ".join(map(str, arm.edits)) for arm in living or kept]
+        """Return the changes of the command with which the engine lives: `with --enforce-eager`."""
+        return [" and ".join(map(str, arm.edits)) for arm in self.scenario.workarounds]
 
 
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:

@@ -158,6 +158,9 @@ class _Reader(Reading):
                 found = tuple(map(self.value, items))
                 return _BAD if _BAD in found else found
             case ast.Dict(keys=keys, values=items) if all(keys):
+                for key in keys:
+                    if isinstance(key, ast.Constant):
+                        self.words.setdefault(str(key.value), key.lineno)
                 pairs = [
                     (self.value(key), self.value(item))
                     for key, item in zip(keys, items, strict=True)
@@ -251,6 +254,7 @@ class _Reader(Reading):
             for name, value in keywords.items()
         }
         where = {word.arg: word.value.lineno for word in node.keywords if word.arg}
+        self.words = where | self.words
         if target is Scenario:
             self.scenario_line, self.lines = node.lineno, where
         wrong = self._arguments_wrong(node, node.func.id, target, arguments, keywords, where)
@@ -409,7 +413,7 @@ def read(
         check_meaning(reader, path, value)
         if fields is not None:
             check_fields(reader, value, fields)
-        return replace(value, about=ast.get_docstring(tree) or ""), sorted(reader.problems)
+        return replace(value, about=ast.get_docstring(tree) or ""), sorted(set(reader.problems))
     if value is not _BAD:
         reader.problem(1, "`scenario` is not a Scenario(...)")
     return None, sorted(set(reader.problems))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -404,6 +405,16 @@ class SourceLine:
     code: str
 
 
+_ISSUE_URL = re.compile(
+    r"(?:https?://)?(?:www\.)?github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)\b.*"
+)
+
+
+def issue_name(text: str) -> str:
+    """Return `owner/repository#number` for the address of an issue, and other text as it is."""
+    return _ISSUE_URL.sub(r"\1#\2", text.strip())
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One upstream bug."""
@@ -443,6 +454,10 @@ class Scenario:
     # Docstring of the file.
     about: str = field(default="", compare=False)  # set by the reader
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "issue", issue_name(self.issue))
+        object.__setattr__(self, "related", tuple(map(issue_name, self.related)))
+
     @property
     def try_in_lab(self) -> str:
         """Default release of a run in the lab."""
@@ -454,6 +469,18 @@ class Scenario:
 
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)
+
+    @property
+    def workarounds(self) -> list[Arm]:
+        """Return the arms whose change of the command avoids the bug.
+
+        Prefer those that cross the boundary. If there are none, return those that keep the same
+        requests from crossing it.
+        """
+        changed = [arm for arm in self.arms if arm.edits and not arm.patches]
+        living = [arm for arm in changed if arm.expected is Expected.LIVES]
+        kept = (Expected.UNTRIGGERED, None)
+        return living or [arm for arm in changed if (arm.expected, arm.workload) == kept]
 
     def status_of(self, arm: Arm) -> Status:
         """Return the scenario's status, with the arm's own bad releases if it has some.

@@ -104,7 +104,8 @@ class Launch:
         """Return the command for a POSIX shell, without the name and labels of one run."""
         if self.container is not None:
             return replace(self.container, name=None, labels=()).render()
-        flags = self.argv.index("serve") + 2 if "serve" in self.argv else 1
+        flags = self.argv.index("serve") + 1 if "serve" in self.argv else 1
+        flags += flags > 1 and not self.argv[flags].startswith("-")  # a model without --model
         lines = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         lines += [shlex.join(self.argv[:flags])]
         lines += [f"  {shlex.join(group)}" for group in group_by_flag(self.argv[flags:])]

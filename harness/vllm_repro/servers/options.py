@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,10 @@ if TYPE_CHECKING:  # `show` takes no time without it
     from vllm_repro.releases.sources import Source
 
 
+RANDOM_WEIGHTS = ("random", "dummy")
+"""Values of `--weights` whose model is not trained: all its layers, or a tiny one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """The options of the command line about servers. Their flags have the same names."""
@@ -32,6 +37,18 @@ class ServerOptions:
     weights: str | None = None
     log: Path | None = None
     patch: tuple[Path, ...] = ()
+
+    def check(self) -> None:
+        """Raise `UsageError` for an unknown kind of server or of weights."""
+        servers, weights = ("auto", *ServerKind), ("real", *RANDOM_WEIGHTS)
+        for name, known in (("server", servers), ("weights", weights)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                near = difflib.get_close_matches(str(value), known, n=1)
+                raise UsageError(
+                    f"{name}={value!r} is none of {', '.join(known)}",
+                    hint=f"did you mean {near[0]}?" if near else f"name one of these {name}",
+                )
 
 
 def default_image(scenario: Scenario, version: str) -> str:
@@ -72,10 +89,6 @@ def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
     if needs.memory_gb * 0.9 > memory_gb():  # the system reserves part of the memory
         return f"the scenario needs {needs}, and this machine has {memory_gb():g} GB"
     return ""
-
-
-RANDOM_WEIGHTS = ("random", "dummy")
-"""Values of `--weights` whose model is not trained: all its layers, or a tiny one."""
 
 
 def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | None:

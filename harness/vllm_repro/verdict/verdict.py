@@ -386,6 +386,10 @@ def _fisher(crashed: int, boots: int, clean: int) -> str:
     return f"Fisher's exact test: p = {fisher(crashed, boots, 0, clean):.2g}"
 
 
+TOO_FEW = "too few boots to say that it helps (--trials auto)"
+"""End of a comparison that proves nothing."""
+
+
 def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
     """Return how much quiet arms prove as workarounds for an arm that died in the same run.
 
@@ -412,7 +416,7 @@ def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> s
         f" {dying.name}"
     )
     if needed is None or clean < needed:
-        return f"{seen}: too few boots to say that it helps (--trials auto)"
+        return f"{seen}: {TOO_FEW}"
     return (
         f"{seen}: a workaround that does nothing would look like this in less than 5 % of cases "
         f"({_fisher(dying.crashed, dying.conclusive, clean)})"

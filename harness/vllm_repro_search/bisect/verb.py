@@ -14,8 +14,7 @@ from vllm_repro.cli.common import add_common
 from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import UsageError
-from vllm_repro.releases.known import CPU_BUILDS, published_release
-from vllm_repro.releases.sources import commits_between
+from vllm_repro.releases.known import CPU_BUILDS
 from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -23,6 +22,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro_search.bisect.boots import Bisection, BisectionSearch, Candidate, ScriptSearch
+from vllm_repro_search.bisect.commits import commits_between
 from vllm_repro_search.boot_search import (
     UnfinishedSearch,
     add_limits,
@@ -30,6 +30,7 @@ from vllm_repro_search.boot_search import (
     common_fields,
     run_search,
 )
+from vllm_repro_search.published import published_release
 from vllm_repro_search.versions.verb import for_release, job_of_releases, releases
 
 _EPILOG = """

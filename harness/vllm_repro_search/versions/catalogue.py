@@ -1,6 +1,6 @@
-"""Matrix of scenarios and vLLM releases: `catalogue.html` and `catalogue.md` in reports/results/.
+"""Matrix of scenarios and vLLM releases: `catalogue.html`, `.md` and `.json` in reports/results/.
 
-make catalogue     # write both again, from the scenarios, `upstream.json`, kept maps and kept runs
+make catalogue     # write them again, from the scenarios, `upstream.json`, kept maps and kept runs
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from vllm_repro.report.model import issue_url
 from vllm_repro.report.tables import price_sentences
 from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
-from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.scenario.prices import kept_prices
+from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.verdict.verdict import Result
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.record import ReleaseResult, VersionMap
@@ -61,8 +62,9 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Sighting(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"fate": "outcome", "path": "run"}
+):
     """Result of the first arm of a scenario in one release, in a kept run or map."""
 
     release: str
@@ -84,6 +86,48 @@ class Sighting:
     def look(self) -> tuple[str, str]:
         """Return the sign and the colour of the cell."""
         return _SIGNS.get(self.fate, ("?", "warn"))
+
+
+class Workaround(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the command with which the engine lives."""
+
+    arm: str
+    change: str
+    # measured costs, a sentence each
+    prices: tuple[str, ...]
+
+
+class LedgerBug(msgspec.Struct, frozen=True, kw_only=True):
+    """A bug of the ledger."""
+
+    # of its scenario
+    id: str
+    title: str
+    # address of the issue, or of the nearest if nobody has reported the bug
+    issue: str
+    filed: bool
+    state: UpstreamState
+    # when the issue was read; empty if it was not
+    checked: str
+    # pull requests and their states then
+    note: str
+    subsystem: str
+    # releases as pip specifiers
+    declared_bad: str
+    # first release that is declared good
+    fixed_in: str | None
+    releases: tuple[Sighting, ...]
+    workarounds: tuple[Workaround, ...]
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `catalogue.json`."""
+
+    # 1; another number if a key is removed or changes its meaning
+    schema: int
+    # newest release of vLLM when it was written
+    newest: str
+    bugs: tuple[LedgerBug, ...]
 
 
 _SIGNS = {
@@ -216,6 +260,35 @@ def page(rows: Sequence[Bug]) -> str:
     )
 
 
+def ledger(rows: Sequence[Bug]) -> str:
+    """Return `catalogue.json`."""
+    bugs = tuple(
+        LedgerBug(
+            id=bug.scenario.id,
+            title=bug.scenario.title,
+            issue=issue_url(bug.scenario.issue),
+            filed=bug.scenario.filed,
+            state=bug.upstream.state,
+            checked=bug.upstream.checked,
+            note=bug.upstream.note,
+            subsystem=bug.upstream.subsystem,
+            declared_bad=bug.scenario.status.bad,
+            fixed_in=bug.scenario.status.first_good,
+            releases=tuple(bug.sightings[each] for each in sorted(bug.sightings, key=Version)),
+            workarounds=tuple(_workaround(bug.scenario, arm) for arm in bug.scenario.workarounds),
+        )
+        for bug in rows
+    )
+    text = msgspec.json.encode(Ledger(schema=1, newest=NEWEST, bugs=bugs))
+    return msgspec.json.format(text, indent=1).decode() + "\n"
+
+
+def _workaround(scenario: Scenario, arm: Arm) -> Workaround:
+    prices = (text for text in kept_prices(scenario.id) if text.startswith(f"{arm.name} "))
+    change = " and ".join(map(str, arm.edits))
+    return Workaround(arm=arm.name, change=change, prices=tuple(prices))
+
+
 def prices(reports: Path = REPORTS) -> str:
     """Return `prices.json`: what the kept runs measured of workarounds, by scenario."""
     sentences: dict[str, list[str]] = {}
@@ -226,8 +299,11 @@ def prices(reports: Path = REPORTS) -> str:
     return json.dumps(sentences, indent=1, ensure_ascii=False) + "\n"
 
 
+FILES = {"catalogue.md": markdown, "catalogue.html": page, "catalogue.json": ledger}
+"""Function of each file."""
+
 if __name__ == "__main__":
     (scenario_folder() / "prices.json").write_text(prices(), encoding="utf-8")
     folder = REPORTS / "results"
-    for name, render in (("catalogue.md", markdown), ("catalogue.html", page)):
+    for name, render in FILES.items():
         (folder / name).write_text(render(bugs()), encoding="utf-8")

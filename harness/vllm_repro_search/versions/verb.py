@@ -15,7 +15,6 @@ from vllm_repro.cli.common import add_common
 from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
-from vllm_repro.releases.known import published_release
 from vllm_repro.releases.sources import Source
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
@@ -34,6 +33,7 @@ from vllm_repro_search.boot_search import (
     run_search,
     stream_of,
 )
+from vllm_repro_search.published import published_release
 from vllm_repro_search.versions.record import (
     ReleaseResult,
     ReleaseRow,

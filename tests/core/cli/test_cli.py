@@ -399,6 +399,29 @@ def test_list_and_show_print_data(harness: Harness) -> None:
     assert re.match("vllm serve Qwen/Qwen3.5-9B.*--enforce-eager", shown["command"], re.DOTALL)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_list_is_as_wide_as_the_terminal(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    head, *lines = harness("list").out.splitlines()
+    assert head.split("  ")[0] == "scenario"
+    assert max(map(len, lines)) <= width
+    assert width < 80 or any(re.match(r"dsv4-tp2 .* a branch only +-$", line) for line in lines)
+    assert width < 80 or any(
+        re.match(r"tq-chunked-prefill .* 0.21.0 to 0.23.0 +GPU$", line) for line in lines
+    )
+
+
+def test_list_names_the_forms_that_show_has(harness: Harness) -> None:
+    forms = {row["scenario"]: row["forms"] for row in json.loads(harness("list", "--json").out)}
+    assert f"  show --as {', '.join(forms['sco-hybrid'])}\n" in harness("list", "-v").out
+    for name in ("sco-hybrid", "min-tokens-stop-ids", "kv-load-rejected", "async-streaming-stop"):
+        for form in ("lab", "python", "curl", *additions("show_forms")):
+            done = harness("show", name, "--as", form)
+            assert (done.status == 0) is (form in forms[name]), (name, form, done.err)
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [

@@ -19,18 +19,19 @@ import pytest
 from tests import budgets
 from tests.conftest import Harness
 from tests.live import kept
+from tests.rows import ROWS, missing
 from tests.test_layers import FEATURES, LAYERS
 from vllm_repro.cli import parser, verbs
+from vllm_repro.cli.list_ import crashes_in
 from vllm_repro.cli.show import STYLES
 from vllm_repro.features import additions
-from vllm_repro.releases.known import RELEASES
 from vllm_repro.report.files import FORMATS
 from vllm_repro.scenario import vocabulary
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.kinds import KINDS
 from vllm_repro.verdict.outcome import Outcome
-from vllm_repro.verdict.verdict import Standing, Verdict
+from vllm_repro.verdict.verdict import Verdict
 from vllm_repro_lab.parts import MECHANISMS
 
 ROOT = Path(__file__).parents[3]
@@ -269,9 +270,8 @@ def bug_row(name: str) -> list[str]:
     """Return the row of README's table for a scenario."""
     scenario = find(name)
     status, number = scenario.status, scenario.issue.partition("#")[2]
-    bad = [release for release in RELEASES if status.standing(release) is Standing.BAD]
-    crashes = f"{bad[0]} to {bad[-1]}" if bad else "a branch only"
-    return [f"`{name}`", f"[#{number}]", crashes, status.first_good or "-", str(scenario.needs)]
+    first = (f"`{name}`", f"[#{number}]", crashes_in(status))
+    return [*first, status.first_good or "-", str(scenario.needs)]
 
 
 def test_the_readme_has_the_reported_bugs_and_the_number_of_all() -> None:
@@ -284,6 +284,28 @@ def test_the_readme_has_the_reported_bugs_and_the_number_of_all() -> None:
         "README.md", "Bugs"
     )
     assert not any(scenario.needs.gpus for scenario in scenarios if scenario.lab is None)
+
+
+@pytest.mark.parametrize("name", [*ROWS])
+@pytest.mark.parametrize("scenario", ["my_bug.py", "tq_a.py"])
+def test_lint_names_the_rows_that_a_new_scenario_lacks(
+    tmp_path: Path, name: str, scenario: str
+) -> None:
+    shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
+    for file in ("README.md", *ROWS):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / file, tmp_path / file)
+    assert list(missing(tmp_path)) == []
+    (tmp_path / "scenarios" / scenario).touch()
+    known = scenario.removesuffix(".py").replace("_", "-")
+    found = list(missing(tmp_path))
+    assert f"{name}: no row for {known}: {ROWS[name][1]}" in found
+    assert len(found) == len(ROWS) + 1
+    (tmp_path / "scenarios" / scenario).unlink()
+    (tmp_path / "scenarios" / "sco_hybrid.py").unlink()
+    assert f"{name}: a row for what is no scenario, sco-hybrid: {ROWS[name][1]}" in [
+        *missing(tmp_path)
+    ]
 
 
 SAMPLES = [

@@ -107,7 +107,7 @@ def test_a_kill_and_an_interrupt_give_the_same_report(tmp_path: Path) -> None:
     for made, word in ((killed, "interrupted"), (interrupted, "cancelled")):
         assert (made.verdict, made.as_expected) == (Verdict.REPRODUCES, None)
         assert made.because.endswith(rest)
-        rows = [row[-2] for row in arms_table(made).rows]
+        rows = [row[1] for row in arms_table(made).rows]
         assert rows == ["crash, match", word, *["not run"] * 6]
         table = summary(made).splitlines()[3 : 3 + len(rows)]
         assert [line.endswith(word) for line, word in zip(table, rows, strict=True)] == [
@@ -257,7 +257,7 @@ def test_a_repeated_boot_is_shown_and_not_counted(outcome: str, sent: bool) -> N
     assert [trial.outcome for trial in arm.trials] == [outcome, "crash"]
     assert arm.counted.outcomes == ("crash",)
     assert arm.requests == report_of(WHOLE, REHEARSAL).arms[0].requests != ()
-    assert [row[-2] for row in arms_table(made).rows if row[0] == "reported"] == [
+    assert [row[1] for row in arms_table(made).rows if row[0] == "reported"] == [
         f"{outcome}, repeated",
         "crash, match",
     ]

@@ -189,11 +189,29 @@ def test_no_text_overlaps_and_pages_fit_the_screen(
         assert_fits(path, opened)
 
 
+BESIDE = """(width) => {
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const beside = [];
+    for (let node; node = walk.nextNode();) {
+        if (!node.parentElement.checkVisibility()) continue;
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        const wide = [...range.getClientRects()].some((rect) => rect.right > width);
+        if (wide) beside.push(node.data.trim().slice(0, 60));
+    }
+    return beside;
+}"""
+"""Texts that go over the right edge of the screen, also those in a box that scrolls."""
+
+
 WIDTHS = (390, 1280)
 
 
 def assert_fits(path: Path, opened: Open) -> None:
-    """Check that no text of a page lies on another, and that it is as wide as each screen."""
+    """Check that no text of a page lies on another, and that it is as wide as each screen.
+
+    On a phone no text needs scrolling sideways.
+    """
     made = opened(path)
     made.page.evaluate(OPEN_ALL)
     for width in WIDTHS:
@@ -201,6 +219,7 @@ def assert_fits(path: Path, opened: Open) -> None:
         measured, found = made.page.evaluate(OVERLAPS)
         assert measured > 50, path
         assert found == [], path
+        assert width > 390 or made.page.evaluate(BESIDE, width) == [], path
         assert made.page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 

@@ -139,7 +139,7 @@ def beside(eager: ArmReport) -> RunReport:
         # It claims only what the run saw.
         (
             with_first(Verdict.REPRODUCES, Outcome.CRASH, Outcome.CLEAN),
-            f"{IN_LAB}shows this bug: it died in 1 of 2 boots; it lived with ",
+            f"{IN_LAB}shows this bug: it died in 1 of 2 boots; with --enforce-eager it lived in 1",
         ),
         (
             with_first(Verdict.CHANGED, Outcome.OTHER_CRASH),

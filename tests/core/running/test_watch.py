@@ -109,6 +109,18 @@ def test_the_last_look_ends_early_at_an_idle_engine_only(
     assert (took[0] < 30.0) if early else (took[0] >= 0.6)
 
 
+def test_a_wait_for_an_answer_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "_QUIET", 0.2)
+    lines: list[str] = []
+
+    async def shown(watch: Watch, client: Client) -> None:
+        watch.notify = lines.append
+        await ask(watch, client)
+
+    watched(FakeVllm(tmp_path / "log", {"/v1/completions": Exchange.stall}), shown, tmp_path)
+    assert "waiting for 1 answer: nothing moved for 1 s; a hang after 1 s" in lines
+
+
 def test_an_api_server_that_answers_nothing_any_more_hangs(tmp_path: Path) -> None:
     def completions(exchange: Exchange) -> None:
         exchange.fake.paths["/metrics"] = answering(404)

@@ -375,3 +375,45 @@ def test_requests_that_need_equal_answers_are_equal(again: str, shown: str) -> N
     )
     texts = [problem for _, problem in found]
     assert any(shown in one for one in texts) if shown else texts == []
+
+
+STOP_IDS, ISSUE = "min_tokens_stop_ids.py", 'issue="vllm-project/vllm#54195"'
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/vllm-project/vllm/issues/54195",
+        "http://www.github.com/vllm-project/vllm/issues/54195#issuecomment-1",
+        "github.com/vllm-project/vllm/pull/54195/files",
+        " https://github.com/vllm-project/vllm/issues/54195?timeline_page=1 ",
+    ],
+)
+def test_an_issue_may_be_an_address(tmp_path: Path, url: str) -> None:
+    path = tmp_path / STOP_IDS
+    path.write_text(text_of(STOP_IDS).replace(ISSUE, f'issue="{url}"'), encoding="utf-8")
+    scenario, found = read(path)
+    assert (scenario and scenario.issue, found) == ("vllm-project/vllm#54195", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        (STOP_IDS, ("", "")),
+        (STOP_IDS, ('"0.28.0"', '"0.27.0"')),
+        ("tq_chunked_prefill.py", ("prompt=100", "prompt=101")),
+        ("sco_lazy_starves.py", ("", "")),
+    ],
+)
+def test_a_copy_of_a_scenario_is_found(
+    harness: Harness, tmp_path: Path, name: str, edit: tuple[str, str]
+) -> None:
+    path, known = tmp_path / "my_bug.py", name.removesuffix(".py").replace("_", "-")
+    text = text_of(name).replace(f'id="{known}"', 'id="my-bug"').replace(*edit)
+    path.write_text(text, encoding="utf-8")
+    done = harness("check", str(path))
+    at = text[: text.index("issue=")].count("\n") + 1
+    assert f"my_bug.py:{at}: gap: a copy of {known}, with its issue" in done.out
+    assert (done.status, done.err) == (0, "1 file, 0 problems, 1 gap\n")
+    path.write_text(re.sub(r"vllm#\d+", "vllm#99999", text), encoding="utf-8")
+    assert harness("check", str(path)).err == "1 file, 0 problems\n"

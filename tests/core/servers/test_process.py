@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -142,6 +143,34 @@ def test_the_served_model_decides_and_not_the_reported_one(tmp_path: Path) -> No
     assert misfit(over, scenario.lab.shape(scenario.model)) == ""
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "docker run --gpus all vllm/vllm-openai:v0.33.0 --model m --max-model-len 9",
+        "docker run vllm/vllm-openai:v0.33.0 m --max-model-len 9",
+        "vllm serve --model m -tp 2",
+        "vllm serve -tp 2 --model=m --trust-remote-code",
+        "vllm serve m --compilation-config '{\"a\": 1}'",
+        "python -m vllm.entrypoints.openai.api_server --model m --dtype auto",
+    ],
+)
+def test_each_line_of_a_shown_command_is_a_flag_with_its_value(command: str) -> None:
+    scenario = dataclasses.replace(find("min-tokens-stop-ids"), command=command)
+    launch = process_launch(
+        scenario,
+        scenario.arms[0],
+        vllm=("vllm",),
+        env={},
+        weights=ServedModel(name="m"),
+        port=8000,
+        evidence=Evidence.GPU,
+    )
+    first, *lines = launch.render().split(" \\\n")
+    assert first in ("vllm serve", "vllm serve m")
+    assert [line for line in lines if not line.startswith("  -")] == []
+    assert (first == "vllm serve m") is not any("--model" in line for line in lines)
+
+
 def test_a_report_names_the_compiled_parts_of_a_tree(tmp_path: Path) -> None:
     scenario = find("min-tokens-stop-ids")
     launch = process_launch(
@@ -258,6 +287,35 @@ def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(
     assert not temporary.parent.exists()
     assert "nothing is left" in harness("clean").out
     assert list(lease_folder().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        ("vllm-repro-server-a1/logs/server-1.log", True),
+        ("vllm-repro-server-/logs/server-1.log", True),
+        ("vllm-repro-server-x y/logs/server-1.log", True),
+        ("vllm-repro-server-running/logs/server-1.log", False),
+        ("vllm-repro-server-a1/server-1.log", False),
+        ("someone-elses/logs/server-1.log", False),
+    ],
+)
+def test_clean_names_the_logs_of_dead_engines(
+    tmp_path: Path, harness: Harness, monkeypatch: pytest.MonkeyPatch, log: str, named: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / log).parent.mkdir(parents=True)
+    with (
+        (tmp_path / log).open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            ["sleep", "60"], stdout=file if "running" in log else None, start_new_session=True
+        ) as program,
+    ):
+        for words in (("clean",), ("clean", "--yes")):
+            folder = (tmp_path / log).parents[1]
+            assert (f"in {folder}; rm -r" in harness(*words).out) is named
+            assert (tmp_path / log).exists(), "an observation is not lost"
+        program.kill()
 
 
 def test_a_guard_that_was_killed_is_replaced() -> None:

@@ -1,0 +1,32 @@
+"""Ledger of known bugs: `reports/results/catalogue.json`, which `make catalogue` writes.
+
+It has what was seen of each bug in each release, in kept runs and version maps, and the state of
+its issue when it was last read. `schema` is 1: keys are added, never changed.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from vllm_repro.resources import ledger_file
+from vllm_repro_diagnosis.evidence import Evidence
+
+
+@cache
+def _bugs() -> dict[str, dict[str, Any]]:
+    return {bug["id"]: bug for bug in json.loads(ledger_file().read_bytes())["bugs"]}
+
+
+def ledger_values(scenario: str) -> dict[str, Any]:
+    """Return the state of a scenario's issue and its releases; empty for one of another folder."""
+    bug = _bugs().get(scenario, {"state": "unknown", "releases": []})
+    return {key: bug[key] for key in ("state", "releases")}
+
+
+def strongest_evidence(scenario: str) -> str:
+    """Return the strongest evidence that shows the bug, such as `GPU`; `-` if none does."""
+    seen = ledger_values(scenario)["releases"]
+    shown = {Evidence(each["evidence"]) for each in seen if each["outcome"].startswith("dies")}
+    return next((evidence.upper() for evidence in Evidence if evidence in shown), "-")

@@ -1,0 +1,50 @@
+"""Commits of a checkout to bisect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_repro.errors import UsageError
+from vllm_repro.releases.sources import RUN, git, hash_of, version_of
+from vllm_repro.releases.versions import release_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A commit."""
+
+    hash: str
+    # The author's, as `2026-05-01`.
+    date: str
+    title: str
+
+
+def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], int]:
+    """Return the commits from `old` to `new` that change the server, and the number of the others.
+
+    The oldest comes first. old, new: each a release or a commit. Only `vllm/` and its requirements
+    are run, so a commit that changes neither behaves like its parent. vLLM's release tags are on
+    branches of their own. If `old` is not an ancestor of `new`, the list begins at their merge
+    base. Raises `UsageError`.
+    """
+    first, last = (_end(checkout, name) for name in (old, new))
+    base = git(checkout, "merge-base", first, last).decode().strip()
+    fields, span = "--format=%H %as %s", f"{base}..{last}"
+    printed = git(checkout, "log", "-1", fields, base)
+    printed += git(checkout, "log", "--reverse", "--first-parent", fields, span, "--", *RUN)
+    words = [line.split(" ", 2) for line in printed.decode(errors="replace").splitlines()]
+    commits = [Commit(hash=commit, date=date, title=title) for commit, date, title in words]
+    every = int(git(checkout, "rev-list", "--count", "--first-parent", span))
+    return commits, every + 1 - len(commits)
+
+
+def _end(checkout: Path, name: str) -> str:
+    """Return the hash of a release's tag or of a commit."""
+    tags = [f"v{release_version(name)}"] if version_of(name) is not None else []
+    for text in (*tags, name):
+        if commit := hash_of(checkout, text):
+            return commit
+    raise UsageError(
+        f"{checkout} is no git checkout with a commit {name}", hint="git fetch --tags there first"
+    )
