@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -40,6 +41,7 @@ settings.register_profile(
     "random", settings.get_profile("same-examples"), derandomize=False, max_examples=400
 )
 settings.load_profile("same-examples")
+os.environ["COLUMNS"] = "200"  # xdist and pytest alone set different widths
 
 
 @dataclass(frozen=True)

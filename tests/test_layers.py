@@ -41,7 +41,6 @@ LAYERS = (
     "running",
     "api",
     "cli",
-    "pytest_plugin",
     "__main__",
 )
 """Folders and top-level modules of the core, lowest first.
@@ -50,7 +49,9 @@ LAYERS = (
 """
 
 BELOW_THE_CORE = {"vllm_repro_diagnosis", "vllm_repro_lab"}
-FEATURES = {f"vllm_repro_{name}" for name in ("cluster", "explore", "intake", "nights", "search")}
+FEATURES = {
+    f"vllm_repro_{name}" for name in ("cluster", "explore", "intake", "nights", "search", "suite")
+}
 MAY_IMPORT = {"vllm_repro_nights": {"vllm_repro_search"}}
 """Features that a feature imports."""
 

@@ -186,17 +186,3 @@ def test_the_examples_of_the_docs_run(
     )
     assert "True IndexError apply 0.28.0" in out
     assert len(list(tmp_path.glob("vllm-repro-server-*"))) == 1, "the log of a death stays"
-
-
-pytest_plugins = ["pytester"]
-
-
-@pytest.mark.usefixtures("short_waits")
-def test_the_tests_of_the_docs_run(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda _: None)
-    assert len(TESTS) == 2
-    for number, block in enumerate(TESTS):
-        pytester.makepyfile(**{f"test_{number}": block})
-    pytester.runpytest_inprocess().assert_outcomes(passed=2)

@@ -298,8 +298,7 @@ def fortnight() -> Rows:
     return sorted(rows, key=lambda pair: pair[1].started_at)
 
 
-def test_the_terminal_shows_the_last_nights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_terminal_shows_the_last_nights() -> None:
     assert_golden("history.txt", terminal(history_of(fortnight(), last=4)) + "\n", "nights")
 
 

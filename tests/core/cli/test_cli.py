@@ -90,7 +90,6 @@ def test_help_names_the_forms_of_features(
         ("from vllm_repro.cli import main; main(['--help'])", 6),
         ("from vllm_repro.cli import main; main(['list'])", 90),
         ("from vllm_repro.cli import main; main(['show', 'tq-chunked-prefill'])", 70),
-        ("import vllm_repro.pytest_plugin", 2),
         ("import vllm_repro", 1),
     ],
 )

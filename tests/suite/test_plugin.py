@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.commands import WITHOUT_SDK
+from tests.core.test_api import TESTS
 from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.servers.kinds import kinds
+from vllm_repro_suite.plugin import _SERVERS
 
 pytest_plugins = ["pytester"]
 
@@ -235,3 +240,26 @@ def test_a_test_fails_with_the_death_of_its_engine(
     assert "httpcore" not in result.stdout.str(), "the client's frames are not the cause"
     children = psutil.Process().children(recursive=True)
     assert not any("rehearsal" in " ".join(child.cmdline()) for child in children)
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_the_tests_of_the_docs_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", lambda _: None)
+    assert len(TESTS) == 2
+    for number, block in enumerate(TESTS):
+        pytester.makepyfile(**{f"test_{number}": block})
+    pytester.runpytest_inprocess().assert_outcomes(passed=2)
+
+
+def test_pytest_offers_each_kind_that_the_harness_starts() -> None:
+    """The plugin cannot import the registry: it is loaded in every run of pytest."""
+    assert list(_SERVERS) == ["auto", *kinds(lambda facts: facts.started)]
+
+
+def test_the_plugin_costs_other_suites_nothing() -> None:
+    code = "import sys, vllm_repro_suite.plugin; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = [name for name in done.stdout.split() if name.startswith("vllm_repro")]
+    assert ours == ["vllm_repro_suite", "vllm_repro_suite.plugin"]

@@ -1,6 +1,6 @@
 """pytest plugin: `pytest scenarios` collects a test for each scenario and arm; and a fixture.
 
-The tests are in `vllm_repro.cli.pytest_items`.
+The tests are in `vllm_repro_suite.items`.
 
 pytest loads this module in every run of an environment that has this package, so it imports nothing
 of ours at the top.
@@ -80,7 +80,7 @@ def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | N
     ):
         return None
     # here: a second of imports that only scenario files need
-    from vllm_repro.cli.pytest_items import ScenarioFile
+    from vllm_repro_suite.items import ScenarioFile
 
     return ScenarioFile.from_parent(parent, path=path)
 

@@ -1,0 +1,1 @@
+"""The pytest plugin: scenarios as tests, and the fixture `vllm_server`."""
