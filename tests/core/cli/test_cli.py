@@ -149,7 +149,6 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
         "jinja2",
         "openai",
         "pandas",
-        "prometheus_client",
         "pygments",
         "rich",
         "tenacity",

@@ -4,14 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_repro.client.metrics import (
-    Counted,
-    MetricsReading,
-    counted_between,
-    read_metrics,
-    steps_between,
-    total,
-)
+from vllm_repro.client.metrics import Counted, counted_between, steps_between, total
+from vllm_repro_diagnosis.metrics import MetricsReading, read_metrics
 
 PAGES = Path(__file__).parents[2] / "data" / "metrics"
 
