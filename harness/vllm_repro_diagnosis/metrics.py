@@ -62,6 +62,8 @@ class MetricsReading:
     # accepted by speculative decoding
     accepted_tokens: float | None = None
     started: float | None = None
+    # the page has counters of vLLM
+    counts: bool = False
     # engines that /sleep has put to sleep
     asleep: float = 0.0
     # recorded iterations by upper bound of tokens, cumulative
@@ -129,6 +131,7 @@ def read_metrics(text: str) -> MetricsReading:
         draft_tokens=totals.get("vllm:spec_decode_num_draft_tokens_total"),
         accepted_tokens=totals.get("vllm:spec_decode_num_accepted_tokens_total"),
         started=started,
+        counts="vllm:num_requests_running" in totals,
         asleep=totals.get(_SLEEP, 0.0),
         steps=steps,
     )

@@ -1,0 +1,285 @@
+"""Readings of a running server: processes from /proc, `/health` and `/metrics`, Python stacks.
+
+It only reads: no signal is sent and no process is paused. `py-spy` adds the stacks if it is
+installed and allowed to read the processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vllm_repro_diagnosis.metrics import MetricsReading, read_metrics
+from vllm_repro_diagnosis.standstill import ProcessReading, Reading, Role, Stack
+
+_WINDOW, _TICK = 5.0, 0.5
+"""Seconds from the first reading to the last, and between two readings."""
+_ANSWER = 2.0
+"""Seconds for an answer of the server. `/health` of a living API server takes milliseconds."""
+_STACKS, _BETWEEN = 3.0, 1.4
+"""Seconds for one py-spy, which takes 0.1 s on an idle machine, and between two of a process."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_CHILD = ("multiprocessing.", "VLLM::")
+"""Parts of the command lines of processes that vLLM started."""
+_MOST_STACKS = 6
+"""Processes whose stacks are read: API server, EngineCore and the first workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """State of a process at one moment."""
+
+    # letters of its main thread, as in ps
+    state: str
+    # processor seconds of all its threads, and of its main thread
+    used: float
+    main_used: float
+    # times that the main thread went to sleep by itself
+    switches: int
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process; "" if it is gone."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        return text.replace("\0", " ").strip()
+    return ""
+
+
+def _stat(path: str) -> list[str]:
+    """Return the fields of a stat file from the state on; the name before may hold anything."""
+    return Path(path).read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError, IndexError):
+        return int(_stat(f"/proc/{pid}/stat")[1])
+    return 0
+
+
+def _sample(pid: int) -> _Sample | None:
+    with contextlib.suppress(OSError, IndexError, ValueError):  # it ended
+        whole, main = _stat(f"/proc/{pid}/stat"), _stat(f"/proc/{pid}/task/{pid}/stat")
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        return _Sample(
+            state=main[0],
+            used=(int(whole[11]) + int(whole[12])) / _TICKS,
+            main_used=(int(main[11]) + int(main[12])) / _TICKS,
+            switches=int(status.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]),
+        )
+    return None
+
+
+def listeners(port: int) -> list[int]:
+    """Return the pids on this host that listen on a TCP port, as far as this user may see them."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    return [pid for pid in _pids() if inodes and inodes & _sockets(pid)]
+
+
+def _pids() -> list[int]:
+    return sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def _sockets(pid: int) -> set[str]:
+    links = set()
+    with contextlib.suppress(OSError):  # ended, or not ours to see
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                links.add(str(descriptor.readlink()))
+    return links
+
+
+def tree_of(pid: int) -> list[int]:
+    """Return the pids of the server that a process belongs to, the API server's first."""
+    while parent := _parent(pid):
+        command = command_of(pid)
+        if parent == 1 and "vllm" not in command_of(1):  # in a container the server may be 1
+            break
+        # a fork has its parent's command line until vLLM names it
+        if not any(part in command for part in _CHILD) and command != command_of(parent):
+            break
+        pid = parent
+    parents = {each: _parent(each) for each in _pids()}
+    tree = [pid]
+    for above in tree:
+        tree += [each for each, parent in parents.items() if parent == above]
+    return tree
+
+
+def role_of(command: str) -> Role:
+    """Return the part that a process has in a server, from the name that vLLM gives it."""
+    for name, role in (
+        ("VLLM::EngineCore", Role.ENGINE),
+        ("VLLM::Worker", Role.WORKER),
+        ("VLLM::ApiServer", Role.API),
+        ("VLLM::APIServer", Role.API),
+    ):
+        if command.startswith(name):
+            return role
+    return Role.OTHER
+
+
+def is_local(url: str) -> bool:
+    """Return True if the URL's host is this one."""
+    host = urlsplit(url).hostname or ""
+    with contextlib.suppress(OSError, ValueError):
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
+            return True
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)  # only an address of this host can be bound
+            return True
+    return False
+
+
+def _url_of(pids: Sequence[int]) -> str:
+    """Return the URL at which the first process listens; "" if it cannot be reached from here."""
+    command = f"{command_of(pids[0])} "
+    port = command.rpartition("--port")[2].lstrip(" =").split(" ")[0]
+    port = port if port.isdigit() else "8000"
+    if set(listeners(int(port))) & set(pids):
+        host = command.rpartition("--host")[2].lstrip(" =").split(" ")[0]
+        scheme = "https" if "--ssl-certfile" in command else "http"
+        return (
+            f"{scheme}://{host if host[:1].isdigit() and host != '0.0.0.0' else '127.0.0.1'}:{port}"
+        )
+    return ""
+
+
+def _get(url: str) -> tuple[str, str]:
+    """Return the status of an answer and its text; the reason instead of a status if none came."""
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER) as answer:
+            return str(answer.status), answer.read().decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        return str(error.code), ""
+    except (OSError, ValueError) as error:
+        text = str(getattr(error, "reason", error))
+        return ("no answer" if "timed out" in text else text), ""
+
+
+def stacks_of(pid: int) -> tuple[Stack, ...]:
+    """Return the Python stacks of a process, outermost frame first; none if py-spy cannot."""
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.is_file() else shutil.which("py-spy")
+    if program is None:
+        return ()
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError, LookupError):
+        words = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+        done = subprocess.run(words, capture_output=True, timeout=_STACKS, check=False)
+        return tuple(
+            Stack(
+                thread=thread["thread_name"] or str(thread["thread_id"]),
+                frames=tuple(
+                    f"{frame['short_filename'] or frame['filename']}:{frame['name']}"
+                    for frame in reversed(thread["frames"])
+                ),
+            )
+            for thread in json.loads(done.stdout)
+        )
+    return ()
+
+
+def _metrics(url: str, readings: list[MetricsReading | None]) -> None:
+    status, text = _get(f"{url}/metrics")
+    readings.append(read_metrics(text) if status == "200" else None)
+
+
+def observe(url: str = "", pids: Sequence[int] = ()) -> Reading:
+    """Read a server for some seconds.
+
+    url: its root; found from its processes if it is empty. pids: its processes, the API server's
+    first; found from the URL if there are none.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    if not pids and is_local(url):
+        parts = urlsplit(url)
+        listening = listeners(parts.port or (443 if parts.scheme == "https" else 80))
+        pids = tree_of(listening[0]) if listening else ()
+        if not any("vllm" in command_of(pid).lower() for pid in pids):
+            pids = ()
+    url = url or (_url_of(pids) if pids else "")
+    metrics: list[MetricsReading | None] = []
+    series: dict[int, list[_Sample]] = {pid: [] for pid in pids}
+    roles = _roles(pids)
+    traced = [pid for pid in pids if roles[pid] is not Role.OTHER][:_MOST_STACKS]
+    dumps: dict[int, list[Future[tuple[Stack, ...]]]] = {pid: [] for pid in traced}
+    with ThreadPoolExecutor(2 * _MOST_STACKS) as pool:
+        health, version = (pool.submit(_get, f"{url}/{path}") for path in ("health", "version"))
+        page: Future[object] | None = None
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < _WINDOW:
+            if url and (page is None or page.done()):
+                page = pool.submit(_metrics, url, metrics)
+            for pid, samples in series.items():
+                samples += filter(None, [_sample(pid)])
+            for pid, futures in dumps.items():
+                # the next when the one before is done, at most every `_BETWEEN` seconds
+                if passed >= _BETWEEN * len(futures) and all(future.done() for future in futures):
+                    futures.append(pool.submit(stacks_of, pid))
+            time.sleep(_TICK)
+    release = ""
+    with contextlib.suppress(ValueError, AttributeError):  # no answer, or of another program
+        release = str(json.loads(version.result()[1]).get("version", ""))
+    return Reading(
+        url=url,
+        seconds=passed,
+        health=health.result()[0] if url else "",
+        version=release,
+        metrics=tuple(metrics),
+        command=command_of(pids[0]) if pids else "",
+        processes=tuple(
+            _process(pid, roles[pid], samples, [each.result() for each in dumps.get(pid, [])])
+            for pid, samples in series.items()
+            if samples
+        ),
+    )
+
+
+def _roles(pids: Sequence[int]) -> dict[int, Role]:
+    roles = {pid: role_of(command_of(pid)) for pid in pids}
+    if pids and roles[pids[0]] is Role.OTHER:
+        roles[pids[0]] = Role.API
+    return roles
+
+
+def _process(
+    pid: int, role: Role, samples: Sequence[_Sample], dumps: Iterable[tuple[Stack, ...]]
+) -> ProcessReading:
+    first, last = samples[0], samples[-1]
+    seconds = max((len(samples) - 1) * _TICK, _TICK)
+    wait = ""
+    with contextlib.suppress(OSError):
+        wait = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0")
+    return ProcessReading(
+        pid=pid,
+        name=command_of(pid).split(" ")[0].rpartition("/")[2],
+        role=role,
+        states="".join(sample.state for sample in samples),
+        cpu=(last.used - first.used) / seconds,
+        main_cpu=(last.main_used - first.main_used) / seconds,
+        switches=(last.switches - first.switches) / seconds,
+        waits_in=wait,
+        gpu=any(link.startswith("/dev/nvidia") for link in _sockets(pid)),
+        stacks=tuple(dump for dump in dumps if dump),
+    )
