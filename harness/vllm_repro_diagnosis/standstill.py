@@ -224,10 +224,12 @@ def judge(reading: Reading) -> Finding:
     return _unknown(f"no counter moved in {reading.seconds:.0f} s, {reading.requests}")
 
 
-def _unknown(reading: Reading, why: str, do: str = "") -> Finding:
-    return Finding(
-        kind=Kind.UNKNOWN, why=why, do=do or "run this again after 30 s: a hang looks the same then"
-    )
+_RESTART = "keep the stacks for a report; only a restart helps"
+_AGAIN = "run this again after 30 s: a hang looks the same then"
+
+
+def _unknown(why: str, do: str = _AGAIN) -> Finding:
+    return Finding(kind=Kind.UNKNOWN, why=why, do=do)
 
 
 def _findings(reading: Reading) -> Iterator[Finding]:
