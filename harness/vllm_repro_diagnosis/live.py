@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,11 @@ from urllib.parse import urlsplit
 from vllm_repro_diagnosis.metrics import MetricsReading, read_metrics
 from vllm_repro_diagnosis.standstill import ProcessReading, Reading, Role, Stack
 
-_WINDOW, _TICK = 5.0, 0.5
-"""Seconds from the first reading to the last, and between two readings."""
+_WINDOW, _TICK = 5.5, 0.5
+"""Seconds from the first reading to the last, and between two readings.
+
+vLLM closes a connection without a request after 5 s: one that stays open waits for an answer.
+"""
 _ANSWER = 2.0
 """Seconds for an answer of the server. `/health` of a living API server takes milliseconds."""
 _STACKS, _BETWEEN = 3.0, 1.4
@@ -84,23 +87,33 @@ def _sample(pid: int) -> _Sample | None:
     return None
 
 
+def _sockets_at(port: int, state: str, pid: int | str = "self") -> Iterator[list[str]]:
+    """Yield the fields of the TCP sockets at a port, in the network namespace of a process."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):  # ended, or no IPv6
+            for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines():
+                fields = line.split()
+                if fields[3] == state and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields
+
+
 def listeners(port: int) -> list[int]:
     """Return the pids on this host that listen on a TCP port, as far as this user may see them."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    return [pid for pid in _pids() if inodes and inodes & _sockets(pid)]
+    inodes = {f"socket:[{fields[9]}]" for fields in _sockets_at(port, "0A")}
+    return [pid for pid in _pids() if inodes and inodes & _files_of(pid)]
+
+
+def _clients(port: int, pid: int) -> dict[str, int]:
+    """Return the addresses of connected clients, with the bytes that each has not taken yet."""
+    rows = _sockets_at(port, "01", pid)
+    return {fields[2]: int(fields[4].partition(":")[0], 16) for fields in rows}
 
 
 def _pids() -> list[int]:
     return sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
-def _sockets(pid: int) -> set[str]:
+def _files_of(pid: int) -> set[str]:
     links = set()
     with contextlib.suppress(OSError):  # ended, or not ours to see
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -137,6 +150,11 @@ def role_of(command: str) -> Role:
         if command.startswith(name):
             return role
     return Role.OTHER
+
+
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def is_local(url: str) -> bool:
@@ -205,20 +223,20 @@ def _metrics(url: str, readings: list[MetricsReading | None]) -> None:
     readings.append(read_metrics(text) if status == "200" else None)
 
 
-def observe(url: str = "", pids: Sequence[int] = ()) -> Reading:
+def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Reading:
     """Read a server for some seconds.
 
     url: its root; found from its processes if it is empty. pids: its processes, the API server's
-    first; found from the URL if there are none.
+    first; found from the URL if there are none. waited: seconds that the caller waits for an answer.
     """
     url = url.rstrip("/").removesuffix("/v1")
     if not pids and is_local(url):
-        parts = urlsplit(url)
-        listening = listeners(parts.port or (443 if parts.scheme == "https" else 80))
+        listening = listeners(_port(url))
         pids = tree_of(listening[0]) if listening else ()
         if not any("vllm" in command_of(pid).lower() for pid in pids):
             pids = ()
     url = url or (_url_of(pids) if pids else "")
+    clients = _clients(_port(url), pids[0]) if pids and url else {}
     metrics: list[MetricsReading | None] = []
     series: dict[int, list[_Sample]] = {pid: [] for pid in pids}
     roles = _roles(pids)
@@ -238,6 +256,7 @@ def observe(url: str = "", pids: Sequence[int] = ()) -> Reading:
                 if passed >= _BETWEEN * len(futures) and all(future.done() for future in futures):
                     futures.append(pool.submit(stacks_of, pid))
             time.sleep(_TICK)
+    still = _clients(_port(url), pids[0]) if clients else {}
     release = ""
     with contextlib.suppress(ValueError, AttributeError):  # no answer, or of another program
         release = str(json.loads(version.result()[1]).get("version", ""))
@@ -246,6 +265,9 @@ def observe(url: str = "", pids: Sequence[int] = ()) -> Reading:
         seconds=passed,
         health=health.result()[0] if url else "",
         version=release,
+        waited=waited,
+        clients=len(clients.keys() & still.keys()),
+        unread=sum(bool(number and still.get(client)) for client, number in clients.items()),
         metrics=tuple(metrics),
         command=command_of(pids[0]) if pids else "",
         processes=tuple(
@@ -280,6 +302,6 @@ def _process(
         main_cpu=(last.main_used - first.main_used) / seconds,
         switches=(last.switches - first.switches) / seconds,
         waits_in=wait,
-        gpu=any(link.startswith("/dev/nvidia") for link in _sockets(pid)),
+        gpu=any(link.startswith("/dev/nvidia") for link in _files_of(pid)),
         stacks=tuple(dump for dump in dumps if dump),
     )

@@ -9,6 +9,7 @@ Function names outlive releases of vLLM, so stacks are judged by them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,11 +23,14 @@ _WORKS = 0.3
 _STEPS = 20.0
 """Wake-ups a second of an API server that gets outputs of steps; its own timers and two readings a
 second cause fewer."""
-_FRAMES = 14
+_FRAMES, _MOST_STACKS = 14, 8
 _WAITING_FOR_REQUESTS = frozenset({"_process_input_queue"})
 _WAITING_FOR_WORKERS = frozenset({"_wait_for_response", "dequeue", "get_response"})
 _WITHOUT_TOKENS = frozenset({"kv_connector_no_forward"})
 _GPU_WAITS = frozenset({"synchronize", "get_output", "async_output_busy_loop"})
+_QUEUE = ("futex_do_wait", "futex_wait_queue", "futex_wait_queue_me", "do_futex")
+"""Kernel functions in which a thread waits for a queue of its process, as an idle EngineCore."""
+_POLLING = frozenset({"poll", "recv_multipart"})
 _BOOTING = frozenset({"load_model", "wait_for_engine_startup", "wait_for_ready"})
 _OF_WORKERS = (
     "vllm/v1/worker/",
@@ -78,6 +82,11 @@ class Stack:
         return {frame.rpartition(":")[2].rpartition(".")[2] for frame in self.frames}
 
     @property
+    def reads_requests(self) -> bool:
+        """Return True for the thread that reads requests, if it is not waiting for one."""
+        return "process_input_sockets" in self.functions and not _POLLING & self.functions
+
+    @property
     def folded(self) -> str:
         """Return the innermost frames in a line, as flame graphs read them."""
         return ";".join((self.thread, *self.frames[-_FRAMES:]))
@@ -106,6 +115,15 @@ class ProcessReading:
 
     def __str__(self) -> str:
         return f"{self.role} (pid {self.pid})"
+
+    @property
+    def line(self) -> str:
+        """Return what was seen of it without stacks."""
+        wait = f", sleeps in {self.waits_in}" if self.waits_in else ""
+        return (
+            f"{self}: {self.cpu:.0%} of a processor, states {self.states or 'unknown'}{wait},"
+            f" {self.switches:.0f} sleeps a second"
+        )
 
     @property
     def stopped(self) -> bool:
@@ -164,12 +182,26 @@ class Reading:
     version: str = ""
     # None: no answer
     metrics: tuple[MetricsReading | None, ...] = ()
+    # seconds for which the caller has waited for an answer; 0 if it is not known
+    waited: float = 0.0
+    # connections that stayed open, and those of them whose clients do not read their answers
+    clients: int = 0
+    unread: int = 0
     # command line of the API server
     command: str = ""
     processes: tuple[ProcessReading, ...] = ()
 
     def of(self, role: Role) -> list[ProcessReading]:
         return [process for process in self.processes if process.role is role]
+
+    @property
+    def servers(self) -> list[ProcessReading]:
+        return [process for process in self.processes if process.role is not Role.OTHER]
+
+    @property
+    def told(self) -> bool:
+        """Return True if the API server may be getting the outputs of many steps."""
+        return all(process.switches > _STEPS for process in self.of(Role.API))
 
     @property
     def pages(self) -> list[MetricsReading]:
@@ -186,14 +218,14 @@ class Reading:
         """Return True if requests are pending: by the counters, or EngineCore is in a step."""
         counted = any(page.running + page.waiting for page in self.pages[-1:])
         engines = self.of(Role.ENGINE)
-        return counted or any(
+        return bool(counted or self.waited) or any(
             process.main and not process.always_in(_WAITING_FOR_REQUESTS) for process in engines
         )
 
     @property
     def unseen(self) -> list[str]:
         """Return what could not be read, each with what to do about it."""
-        parts = [process for process in self.processes if process.role is not Role.OTHER]
+        parts = self.servers
         gaps = {
             "processes (name one with --pid, on the server's host or in its container)": not parts,
             "/health and /metrics (name the server with --url)": not self.url,
@@ -215,6 +247,18 @@ class Finding:
     # processes in which it stands
     at: tuple[ProcessReading, ...] = ()
     do: str = ""
+
+    @property
+    def folded(self) -> list[str]:
+        """Return the stacks where it stands, each with how often it was seen."""
+        counts = Counter(
+            f"{process.name};{stack.folded}"
+            for process in self.at
+            for dump in process.stacks
+            for stack in dump
+            if stack.thread == "MainThread" or stack.reads_requests
+        )
+        return [f"{stack} {number}" for stack, number in counts.most_common(_MOST_STACKS)]
 
 
 def judge(reading: Reading) -> Finding:
@@ -300,7 +344,7 @@ def _moving(reading: Reading) -> Iterator[Finding]:
     usage = [page.kv_usage for page in pages]
     if first.progress[:3] != last.progress[:3]:
         moved = f"{tokens:.0f} tokens in {reading.seconds:.0f} s"
-    elif usage[0] < usage[-1] and usage == sorted(usage):
+    elif usage == sorted(usage) and len(set(usage)) > (2 if reading.told else 1):
         moved = f"a prompt takes more of the KV cache: {usage[0]:.1%}, then {usage[-1]:.1%}"
     else:
         return
@@ -316,7 +360,6 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
     usage = [page.kv_usage for page in reading.pages]
     falls = sum(later < before for before, later in pairwise(usage))
     preempted = {page.preemptions for page in reading.pages if page.preemptions is not None}
-    told = any(process.switches > _STEPS for process in reading.of(Role.API))
     empty = any(
         _WITHOUT_TOKENS & stack.functions for process in reading.processes for stack in process.main
     )
@@ -325,7 +368,7 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
         within = ""
         if falls > 1 and len(preempted) > 1 and not engine.asleep:
             within = f"it preempted requests {max(preempted) - min(preempted):.0f} times"
-        elif busy and (empty or (told and not _model_runs(reading, engine))):
+        elif busy and (empty or (reading.told and not _model_runs(reading, engine))):
             within = "it steps again and again"
         elif engine.main_cpu > _WORKS and engine.always_at(_OF_SCHEDULER):
             within = "it does not return from the scheduler"
@@ -348,15 +391,9 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
 
 
 def _busy_reader(engine: ProcessReading) -> str:
-    """Return the thread that reads requests if it is at work in each stack; "" if it waits."""
-    threads = [
-        stack
-        for dump in engine.stacks
-        for stack in dump
-        if "process_input_sockets" in stack.functions
-    ]
-    working = [stack for stack in threads if not {"poll", "recv_multipart"} & stack.functions]
-    return threads[0].thread if len(threads) > 1 and working == threads else ""
+    """Return the thread that reads requests if it is at work in each dump; "" if it waits."""
+    busy = [[stack.thread for stack in dump if stack.reads_requests] for dump in engine.stacks]
+    return busy[0][0] if len(busy) > 1 and all(busy) else ""
 
 
 def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
@@ -376,7 +413,22 @@ _MODEL = frozenset({"_model_forward", "forward", "compute_logits", "_sample", "p
 def _idle(reading: Reading) -> Iterator[Finding]:
     engines = reading.of(Role.ENGINE)
     asleep = sum(page.asleep for page in reading.pages[-1:])
-    if (reading.pages or engines) and all(engine.asleep for engine in engines):
+    if not (reading.pages or engines) or not all(engine.asleep for engine in engines):
+        return
+    if reading.clients > reading.unread and not asleep:
+        yield _unknown(
+            f"the engine has nothing to do, but {reading.clients} connections stay open: their"
+            " requests are still in the API server, or the engine lost them"
+        )
+    elif any(not engine.main and engine.waits_in not in ("", *_QUEUE) for engine in engines):
+        yield _unknown("EngineCore sleeps, perhaps within a step: its stack would tell")
+    elif reading.unread:
+        yield Finding(
+            kind=Kind.SLOW,
+            why=f"{reading.unread} clients do not read their answers; {reading.requests}",
+            do="look at these clients and at proxies: the engine has nothing to do",
+        )
+    else:
         yield Finding(
             kind=Kind.IDLE,
             why="/sleep put the engine to sleep"

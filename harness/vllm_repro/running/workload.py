@@ -206,7 +206,7 @@ class WorkloadRunner:
                 hint="run it while nobody else does",
             )
         self.trial.seen.measuring = NEVER_IDLE
-        self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
+        await self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
 
     async def _has_other_clients(self) -> bool:
         """Return True if an attached server has requests while the harness sends none."""
