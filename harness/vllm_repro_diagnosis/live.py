@@ -227,7 +227,7 @@ def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Rea
     """Read a server for some seconds.
 
     url: its root; found from its processes if it is empty. pids: its processes, the API server's
-    first; found from the URL if there are none. waited: seconds that the caller waits for an answer.
+    first; found from the URL if there are none. waited: seconds without an answer so far.
     """
     url = url.rstrip("/").removesuffix("/v1")
     if not pids and is_local(url):

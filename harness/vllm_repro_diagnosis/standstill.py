@@ -399,11 +399,11 @@ def _busy_reader(engine: ProcessReading) -> str:
 def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
     """Return True if a model may run in the step: a worker computes, or EngineCore itself."""
     workers = reading.of(Role.WORKER)
-    if not workers:
-        return not engine.main or any(stack.functions & _MODEL for stack in engine.main)
+    if not workers and not engine.main:
+        return engine.works
     return any(
         worker.cpu > 1.5 or any(stack.functions & _MODEL for stack in worker.main)
-        for worker in workers
+        for worker in workers or [engine]
     )
 
 
