@@ -20,9 +20,9 @@ from vllm_repro_diagnosis.metrics import MetricsReading
 _ASLEEP = 0.03
 """Most processors that a sleeping process uses: threads that watch others wake up now and then."""
 _WORKS = 0.3
-_STEPS = 20.0
-"""Wake-ups a second of an API server that gets outputs of steps; its own timers and two readings a
-second cause fewer."""
+_TOLD, _STEPS = 45.0, 20.0
+"""Sleeps a second of an API server that gets the outputs of many steps, and of an EngineCore that
+steps. The readings here and probes of `/health` cause up to 40 in an API server."""
 _FRAMES, _MOST_STACKS = 14, 8
 _WAITING_FOR_REQUESTS = frozenset({"_process_input_queue"})
 _WAITING_FOR_WORKERS = frozenset({"_wait_for_response", "dequeue", "get_response"})
@@ -201,7 +201,7 @@ class Reading:
     @property
     def told(self) -> bool:
         """Return True if the API server may be getting the outputs of many steps."""
-        return all(process.switches > _STEPS for process in self.of(Role.API))
+        return all(process.switches > _TOLD for process in self.of(Role.API))
 
     @property
     def pages(self) -> list[MetricsReading]:
@@ -219,7 +219,8 @@ class Reading:
         counted = any(page.running + page.waiting for page in self.pages[-1:])
         engines = self.of(Role.ENGINE)
         return bool(counted or self.waited) or any(
-            process.main and not process.always_in(_WAITING_FOR_REQUESTS) for process in engines
+            _busy_reader(process) or (process.main and not process.always_in(_WAITING_FOR_REQUESTS))
+            for process in engines
         )
 
     @property

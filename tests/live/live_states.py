@@ -21,13 +21,15 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.sources import parse_source
 from vllm_repro_diagnosis import live
-from vllm_repro_diagnosis.standstill import Finding, Role, judge
+from vllm_repro_diagnosis.standstill import Reading, Role, judge
 
 PLUGIN = """
 import os, time
@@ -117,7 +119,7 @@ class Server:
 
     def answers(self) -> bool:
         with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"{self.url}/health", timeout=2).status == 200
+            return bool(urllib.request.urlopen(f"{self.url}/health", timeout=2).status == 200)
         return False
 
     def ask(self, prompt: str, tokens: int, *, reads: bool = True) -> socket.socket:
@@ -221,17 +223,12 @@ CASES: list[Case] = [
 ]
 
 
-def read(server: Server, *, stacks: bool) -> tuple[Finding, float]:
+def read(server: Server, *, stacks: bool) -> tuple[Reading, float]:
     began = time.monotonic()
-    before = live.stacks_of
-    if not stacks:
-        live.stacks_of = lambda _: ()
-    try:
-        return judge(
-            live.observe(pids=live.tree_of(server.pids(Role.ENGINE)[0]))
-        ), time.monotonic() - began
-    finally:
-        live.stacks_of = before
+    without = mock.patch.object(live, "stacks_of", return_value=())
+    with contextlib.nullcontext() if stacks else without:
+        pids = live.tree_of(server.pids(Role.ENGINE)[0])
+        return live.observe(pids=pids), time.monotonic() - began
 
 
 def main(release: str = "0.32.0", out: str = "live-states.jsonl") -> None:
@@ -246,19 +243,17 @@ def main(release: str = "0.32.0", out: str = "live-states.jsonl") -> None:
             for case, right, begin in CASES:
                 with begin(server):
                     for stacks in (True, False):
-                        finding, took = read(server, stacks=stacks)
-                        good = finding.kind in right
-                        row = {
+                        reading, took = read(server, stacks=stacks)
+                        finding = judge(reading)
+                        row: dict[str, object] = {
                             "case": case,
                             "stacks": stacks,
-                            "right": good,
                             "took": round(took, 1),
                         }
-                        rows.write(
-                            json.dumps(row | {"kind": finding.kind, "why": finding.why}) + "\n"
-                        )
+                        row |= {"right": finding.kind in right, "kind": finding.kind}
+                        rows.write(json.dumps(row | {"reading": asdict(reading)}) + "\n")
                         rows.flush()
-                        print(row, finding.kind, finding.why, flush=True)
+                        print(row, finding.why, flush=True)
                 for _ in range(120):
                     time.sleep(1)
                     if server.answers():
