@@ -33,7 +33,7 @@ vLLM closes a connection without a request after 5 s: one that stays open waits 
 """
 _ANSWER = 2.0
 """Seconds for an answer of the server. `/health` of a living API server takes milliseconds."""
-_STACKS, _BETWEEN = 3.0, 1.4
+_STACKS, _BETWEEN = 2.0, 1.2
 """Seconds for one py-spy, which takes 0.1 s on an idle machine, and between two of a process."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CHILD = ("multiprocessing.", "VLLM::")
@@ -253,7 +253,8 @@ def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Rea
                 samples += filter(None, [_sample(pid)])
             for pid, futures in dumps.items():
                 # the next when the one before is done, at most every `_BETWEEN` seconds
-                if passed >= _BETWEEN * len(futures) and all(future.done() for future in futures):
+                due = _BETWEEN * len(futures) <= passed < _WINDOW - _STACKS / 2
+                if due and all(future.done() for future in futures):
                     futures.append(pool.submit(stacks_of, pid))
             time.sleep(_TICK)
     still = _clients(_port(url), pids[0]) if clients else {}

@@ -143,7 +143,8 @@ class ProcessReading:
     @property
     def main(self) -> list[Stack]:
         """Return the stacks of its main thread."""
-        return [stack for dump in self.stacks for stack in dump if stack.thread == "MainThread"]
+        stacks = [stack for dump in self.stacks for stack in dump if stack.frames]
+        return [stack for stack in stacks if stack.thread == "MainThread"]
 
     @property
     def may_wait_for_gpu(self) -> bool:
@@ -257,7 +258,7 @@ class Finding:
             for process in self.at
             for dump in process.stacks
             for stack in dump
-            if stack.thread == "MainThread" or stack.reads_requests
+            if stack.frames and (stack.thread == "MainThread" or stack.reads_requests)
         )
         return [f"{stack} {number}" for stack, number in counts.most_common(_MOST_STACKS)]
 
@@ -398,13 +399,10 @@ def _busy_reader(engine: ProcessReading) -> str:
 
 
 def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
-    """Return True if a model may run in the step: a worker computes, or EngineCore itself."""
-    workers = reading.of(Role.WORKER)
-    if not workers and not engine.main:
-        return engine.works
+    """Return True if a model may run in the step: in a worker, or in EngineCore itself."""
     return any(
-        worker.cpu > 1.5 or any(stack.functions & _MODEL for stack in worker.main)
-        for worker in workers or [engine]
+        any(stack.functions & _MODEL for stack in runner.main) if runner.main else runner.works
+        for runner in reading.of(Role.WORKER) or [engine]
     )
 
 
@@ -462,7 +460,9 @@ def _computing(reading: Reading) -> Iterator[Finding]:
         )
     elif helpers or working:
         busy = (helpers or working)[0]
-        in_model = any(stack.functions & _MODEL for stack in busy.main) or busy.cpu > 1.5
+        waiting = all(engine.asleep for engine in reading.of(Role.ENGINE))
+        in_model = any(stack.functions & _MODEL for stack in busy.main)
+        in_model |= not busy.main and busy.cpu > 1.5 and waiting
         waits = busy.always_in(_WAITING_FOR_WORKERS)
         if busy.gpu or waits or not (in_model or helpers):
             yield _unknown(
