@@ -365,12 +365,15 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
     empty = any(
         _WITHOUT_TOKENS & stack.functions for process in reading.processes for stack in process.main
     )
+    workers = reading.of(Role.WORKER)
     for engine in reading.of(Role.ENGINE):
         busy = engine.main_cpu > _WORKS / 3 or engine.switches > _STEPS
+        # in a long step it waits for its workers all the time
+        begins = workers and engine.main and not engine.always_in(_WAITING_FOR_WORKERS)
         within = ""
         if falls > 1 and len(preempted) > 1 and not engine.asleep:
             within = f"it preempted requests {max(preempted) - min(preempted):.0f} times"
-        elif busy and (empty or (reading.told and not _model_runs(reading, engine))):
+        elif busy and (empty or (begins or reading.told) and not _model_runs(reading, engine)):
             within = "it steps again and again"
         elif engine.main_cpu > _WORKS and engine.always_at(_OF_SCHEDULER):
             within = "it does not return from the scheduler"
