@@ -7,9 +7,9 @@ installed and allowed to read the processes.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +19,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -42,17 +41,9 @@ _MOST_STACKS = 6
 """Processes whose stacks are read: API server, EngineCore and the first workers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sample:
-    """State of a process at one moment."""
-
-    # letters of its main thread, as in ps
-    state: str
-    # processor seconds of all its threads, and of its main thread
-    used: float
-    main_used: float
-    # times that the main thread went to sleep by itself
-    switches: int
+_Sample = tuple[str, float, float, int]
+"""State of the main thread as in ps; processor seconds of all threads, and of the main one; how
+often that went to sleep by itself."""
 
 
 def command_of(pid: int) -> str:
@@ -78,12 +69,9 @@ def _sample(pid: int) -> _Sample | None:
     with contextlib.suppress(OSError, IndexError, ValueError):  # it ended
         whole, main = _stat(f"/proc/{pid}/stat"), _stat(f"/proc/{pid}/task/{pid}/stat")
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-        return _Sample(
-            state=main[0],
-            used=(int(whole[11]) + int(whole[12])) / _TICKS,
-            main_used=(int(main[11]) + int(main[12])) / _TICKS,
-            switches=int(status.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]),
-        )
+        switches = int(status.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0])
+        used, main_used = ((int(fields[11]) + int(fields[12])) / _TICKS for fields in (whole, main))
+        return main[0], used, main_used, switches
     return None
 
 
@@ -132,24 +120,27 @@ def tree_of(pid: int) -> list[int]:
         if not any(part in command for part in _CHILD) and command != command_of(parent):
             break
         pid = parent
-    parents = {each: _parent(each) for each in _pids()}
-    tree = [pid]
+    return _descendants([pid])
+
+
+def _descendants(pids: Sequence[int]) -> list[int]:
+    """Return the processes and all below them."""
+    parents, tree = {each: _parent(each) for each in _pids()}, [*pids]
     for above in tree:
         tree += [each for each, parent in parents.items() if parent == above]
     return tree
 
 
+_ROLES = {
+    "VLLM::EngineCore": Role.ENGINE,
+    "VLLM::Worker": Role.WORKER,
+    "VLLM::A": Role.API,  # ApiServer_0, APIServer_0
+}
+
+
 def role_of(command: str) -> Role:
     """Return the part that a process has in a server, from the name that vLLM gives it."""
-    for name, role in (
-        ("VLLM::EngineCore", Role.ENGINE),
-        ("VLLM::Worker", Role.WORKER),
-        ("VLLM::ApiServer", Role.API),
-        ("VLLM::APIServer", Role.API),
-    ):
-        if command.startswith(name):
-            return role
-    return Role.OTHER
+    return next((role for name, role in _ROLES.items() if command.startswith(name)), Role.OTHER)
 
 
 def _port(url: str) -> int:
@@ -158,30 +149,24 @@ def _port(url: str) -> int:
 
 
 def is_local(url: str) -> bool:
-    """Return True if the URL's host is this one."""
-    host = urlsplit(url).hostname or ""
-    with contextlib.suppress(OSError, ValueError):
+    """Return True if the URL's host is this one: only its addresses can be bound."""
+    with contextlib.suppress(OSError):
+        host = urlsplit(url).hostname
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
-            return True
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(address)  # only an address of this host can be bound
+            probe.bind(address)
             return True
     return False
 
 
 def _url_of(pids: Sequence[int]) -> str:
     """Return the URL at which the first process listens; "" if it cannot be reached from here."""
-    command = f"{command_of(pids[0])} "
-    port = command.rpartition("--port")[2].lstrip(" =").split(" ")[0]
-    port = port if port.isdigit() else "8000"
-    if set(listeners(int(port))) & set(pids):
-        host = command.rpartition("--host")[2].lstrip(" =").split(" ")[0]
-        scheme = "https" if "--ssl-certfile" in command else "http"
-        return (
-            f"{scheme}://{host if host[:1].isdigit() and host != '0.0.0.0' else '127.0.0.1'}:{port}"
-        )
-    return ""
+    options = dict(re.findall(r"--(host|port|ssl-certfile)[ =](\S+)", command_of(pids[0])))
+    port, host = options.get("port", "8000"), options.get("host", "")
+    if not set(listeners(int(port))) & set(pids):
+        return ""
+    host = host if host[:1].isdigit() and host != "0.0.0.0" else "127.0.0.1"
+    return f"http{'s' * ('ssl-certfile' in options)}://{host}:{port}"
 
 
 def _get(url: str) -> tuple[str, str]:
@@ -239,7 +224,9 @@ def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Rea
     clients = _clients(_port(url), pids[0]) if pids and url else {}
     metrics: list[MetricsReading | None] = []
     series: dict[int, list[_Sample]] = {pid: [] for pid in pids}
-    roles = _roles(pids)
+    roles = {pid: role_of(command_of(pid)) for pid in pids}
+    if pids and roles[pids[0]] is Role.OTHER:
+        roles[pids[0]] = Role.API
     traced = [pid for pid in pids if roles[pid] is not Role.OTHER][:_MOST_STACKS]
     dumps: dict[int, list[Future[tuple[Stack, ...]]]] = {pid: [] for pid in traced}
     with ThreadPoolExecutor(2 * _MOST_STACKS) as pool:
@@ -249,8 +236,10 @@ def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Rea
         while (passed := time.monotonic() - began) < _WINDOW:
             if url and (page is None or page.done()):
                 page = pool.submit(_metrics, url, metrics)
-            for pid, samples in series.items():
-                samples += filter(None, [_sample(pid)])
+            # a worker may start a compiler and wait for it
+            for pid in {*series, *_descendants(pids[:1])}:
+                if sample := _sample(pid):
+                    series.setdefault(pid, []).append(sample)
             for pid, futures in dumps.items():
                 # the next when the one before is done, at most every `_BETWEEN` seconds
                 due = _BETWEEN * len(futures) <= passed < _WINDOW - _STACKS / 2
@@ -272,25 +261,26 @@ def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Rea
         metrics=tuple(metrics),
         command=command_of(pids[0]) if pids else "",
         processes=tuple(
-            _process(pid, roles[pid], samples, [each.result() for each in dumps.get(pid, [])])
+            _process(
+                pid, roles[pid], samples, [each.result() for each in dumps.get(pid, [])], passed
+            )
             for pid, samples in series.items()
             if samples
         ),
     )
 
 
-def _roles(pids: Sequence[int]) -> dict[int, Role]:
-    roles = {pid: role_of(command_of(pid)) for pid in pids}
-    if pids and roles[pids[0]] is Role.OTHER:
-        roles[pids[0]] = Role.API
-    return roles
-
-
 def _process(
-    pid: int, role: Role, samples: Sequence[_Sample], dumps: Iterable[tuple[Stack, ...]]
+    pid: int,
+    role: Role,
+    samples: Sequence[_Sample],
+    dumps: Iterable[tuple[Stack, ...]],
+    seconds: float,
 ) -> ProcessReading:
-    first, last = samples[0], samples[-1]
-    seconds = max((len(samples) - 1) * _TICK, _TICK)
+    (_, *before), (_, *after) = samples[0], samples[-1]
+    used, main_used, switches = (
+        (late - early) / seconds for early, late in zip(before, after, strict=True)
+    )
     wait = ""
     with contextlib.suppress(OSError):
         wait = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0")
@@ -298,10 +288,10 @@ def _process(
         pid=pid,
         name=command_of(pid).split(" ")[0].rpartition("/")[2],
         role=role,
-        states="".join(sample.state for sample in samples),
-        cpu=(last.used - first.used) / seconds,
-        main_cpu=(last.main_used - first.main_used) / seconds,
-        switches=(last.switches - first.switches) / seconds,
+        states="".join(sample[0] for sample in samples),
+        cpu=used,
+        main_cpu=main_used,
+        switches=switches,
         waits_in=wait,
         gpu=any(link.startswith("/dev/nvidia") for link in _files_of(pid)),
         stacks=tuple(dump for dump in dumps if dump),

@@ -147,6 +147,12 @@ class ProcessReading:
         return [stack for stack in stacks if stack.thread == "MainThread"]
 
     @property
+    def waits_for_program(self) -> bool:
+        """Return True if it waits for a program that it started, or for a lock between programs."""
+        frames = (frame for stack in self.main for frame in stack.frames)
+        return any(frame.startswith(("subprocess.py:", "filelock/")) for frame in frames)
+
+    @property
     def may_wait_for_gpu(self) -> bool:
         return self.gpu and not (
             self.main and all(_GPU_WAITS.isdisjoint(stack.functions) for stack in self.main)
@@ -373,7 +379,7 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
         within = ""
         if falls > 1 and len(preempted) > 1 and not engine.asleep:
             within = f"it preempted requests {max(preempted) - min(preempted):.0f} times"
-        elif busy and (empty or (begins or reading.told) and not _model_runs(reading, engine)):
+        elif busy and (empty or ((begins or reading.told) and not _model_runs(reading, engine))):
             within = "it steps again and again"
         elif engine.main_cpu > _WORKS and engine.always_at(_OF_SCHEDULER):
             within = "it does not return from the scheduler"
@@ -492,6 +498,11 @@ def _sleeping(reading: Reading) -> Iterator[Finding]:
         for process in engines + workers
     ):
         yield _unknown(f"the workers wait for their GPUs; {reading.requests}")
+        return
+    if any(process.waits_for_program for process in engines + workers):
+        yield _unknown(
+            f"the engine waits for another program, perhaps a compiler; {reading.requests}"
+        )
         return
     engine = engines[0]
     stuck = [worker for worker in workers if not worker.always_in(_WAITING_FOR_WORKERS)]

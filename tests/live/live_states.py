@@ -69,7 +69,7 @@ def register():
     wrap(GPUModelRunner, "_model_forward", rank)
     wrap(AsyncLLM, "generate", "api")
 """
-LONG = "one two three four five six seven " * 4500
+LONG = [17] * 30_000
 
 
 class Server:
@@ -122,7 +122,7 @@ class Server:
             return bool(urllib.request.urlopen(f"{self.url}/health", timeout=2).status == 200)
         return False
 
-    def ask(self, prompt: str, tokens: int, *, reads: bool = True) -> socket.socket:
+    def ask(self, prompt: str | list[int], tokens: int, *, reads: bool = True) -> socket.socket:
         """Send a request that streams. reads: False for a client that does not read its answer."""
         body = json.dumps(
             {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "stream": True}
@@ -182,7 +182,7 @@ def stopped(server: Server, role: Role, *, asked: bool = True) -> Iterator[None]
 
 @contextlib.contextmanager
 def asked(
-    server: Server, prompt: str, tokens: int, wait: float, *, reads: bool = True
+    server: Server, prompt: str | list[int], tokens: int, wait: float, *, reads: bool = True
 ) -> Iterator[None]:
     client = server.ask(prompt, tokens, reads=reads)
     time.sleep(wait)
@@ -199,6 +199,7 @@ SCHEDULER, WORKER, API = (
 )
 CASES: list[Case] = [
     ("idle", {IDLE}, lambda _: contextlib.nullcontext()),
+    ("first request", {SLOW}, lambda server: asked(server, "hello", 200, 3)),
     ("decode", {SLOW}, lambda server: asked(server, "hello", 20_000, 2)),
     ("long prefill", {SLOW}, lambda server: asked(server, LONG, 4, 2)),
     ("slow client", {SLOW, IDLE}, lambda server: asked(server, "hello", 3000, 40, reads=False)),
