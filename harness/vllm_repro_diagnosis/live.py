@@ -111,7 +111,10 @@ def _files_of(pid: int) -> set[str]:
 
 
 def tree_of(pid: int) -> list[int]:
-    """Return the pids of the server that a process belongs to, the API server's first."""
+    """Return the pids of the server that a process belongs to, the API server's first.
+
+    Return none if the process is gone.
+    """
     while parent := _parent(pid):
         command = command_of(pid)
         if parent == 1 and "vllm" not in command_of(1):  # in a container the server may be 1
@@ -120,12 +123,16 @@ def tree_of(pid: int) -> list[int]:
         if not any(part in command for part in _CHILD) and command != command_of(parent):
             break
         pid = parent
-    return _descendants([pid])
+    tree = _descendants([pid])
+    # a shell or another program may have started the API server
+    engines = (each for each in tree if role_of(command_of(each)) is Role.ENGINE)
+    return next((_descendants([_parent(engine)]) for engine in engines), tree)
 
 
 def _descendants(pids: Sequence[int]) -> list[int]:
     """Return the processes and all below them."""
-    parents, tree = {each: _parent(each) for each in _pids()}, [*pids]
+    parents = {each: _parent(each) for each in _pids()}
+    tree = [pid for pid in pids if pid in parents]
     for above in tree:
         tree += [each for each, parent in parents.items() if parent == above]
     return tree
@@ -262,7 +269,11 @@ def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Rea
         command=command_of(pids[0]) if pids else "",
         processes=tuple(
             _process(
-                pid, roles[pid], samples, [each.result() for each in dumps.get(pid, [])], passed
+                pid,
+                roles.get(pid, Role.OTHER),
+                samples,
+                [each.result() for each in dumps.get(pid, [])],
+                passed,
             )
             for pid, samples in series.items()
             if samples
