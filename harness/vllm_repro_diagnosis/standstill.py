@@ -26,8 +26,12 @@ steps. The readings here and probes of `/health` cause up to 40 in an API server
 _FRAMES, _MOST_STACKS = 14, 8
 _WAITING_FOR_REQUESTS = frozenset({"_process_input_queue"})
 _WAITING_FOR_WORKERS = frozenset({"_wait_for_response", "dequeue", "get_response"})
+_WAITING = _WAITING_FOR_REQUESTS | _WAITING_FOR_WORKERS
 _WITHOUT_TOKENS = frozenset({"kv_connector_no_forward"})
 _GPU_WAITS = frozenset({"synchronize", "get_output", "async_output_busy_loop"})
+_MODEL = frozenset({"_model_forward", "forward", "compute_logits", "_sample", "propose"})
+_ON_GPU = _MODEL | _GPU_WAITS | {"execute_model", "sample_tokens"}
+"""Functions in which a model computes: on a GPU it does so while its process calls others."""
 _QUEUE = ("futex_do_wait", "futex_wait_queue", "futex_wait_queue_me", "do_futex")
 """Kernel functions in which a thread waits for a queue of its process, as an idle EngineCore."""
 _POLLING = frozenset({"poll", "recv_multipart"})
@@ -151,6 +155,13 @@ class ProcessReading:
         """Return True if it waits for a program that it started, or for a lock between programs."""
         frames = (frame for stack in self.main for frame in stack.frames)
         return any(frame.startswith(("subprocess.py:", "filelock/")) for frame in frames)
+
+    @property
+    def runs_model(self) -> bool:
+        """Return True if it may compute, or waits for a program such as a compiler."""
+        functions = _ON_GPU if self.gpu else _MODEL
+        seen = any(stack.functions & functions for stack in self.main)
+        return seen or self.waits_for_program or (self.works and not self.main)
 
     @property
     def may_wait_for_gpu(self) -> bool:
@@ -277,6 +288,7 @@ def judge(reading: Reading) -> Finding:
 
 
 _RESTART = "keep the stacks for a report; only a restart helps"
+_TRANSFER = ", unless a KV transfer may take so long"
 _AGAIN = "run this again after 30 s: a hang looks the same then"
 
 
@@ -371,11 +383,11 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
     empty = any(
         _WITHOUT_TOKENS & stack.functions for process in reading.processes for stack in process.main
     )
-    workers = reading.of(Role.WORKER)
     for engine in reading.of(Role.ENGINE):
-        busy = engine.main_cpu > _WORKS / 3 or engine.switches > _STEPS
-        # in a long step it waits for its workers all the time
-        begins = workers and engine.main and not engine.always_in(_WAITING_FOR_WORKERS)
+        # all the time: it also polls for a second when a long step begins
+        busy = engine.works or engine.switches > _STEPS
+        # in a long step it waits for its workers
+        begins = sum(stack.functions.isdisjoint(_WAITING) for stack in engine.main) > 1
         within = ""
         if falls > 1 and len(preempted) > 1 and not engine.asleep:
             within = f"it preempted requests {max(preempted) - min(preempted):.0f} times"
@@ -397,7 +409,7 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
                     f" {reading.seconds:.0f} s: {within}; {reading.requests}"
                 ),
                 at=(engine,),
-                do=_RESTART,
+                do=f"{_RESTART}{_TRANSFER if 'kv_connector' in reading.command else ''}",
             )
 
 
@@ -409,13 +421,7 @@ def _busy_reader(engine: ProcessReading) -> str:
 
 def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
     """Return True if a model may run in the step: in a worker, or in EngineCore itself."""
-    return any(
-        any(stack.functions & _MODEL for stack in runner.main) if runner.main else runner.works
-        for runner in reading.of(Role.WORKER) or [engine]
-    )
-
-
-_MODEL = frozenset({"_model_forward", "forward", "compute_logits", "_sample", "propose"})
+    return any(runner.runs_model for runner in reading.of(Role.WORKER) or [engine])
 
 
 def _idle(reading: Reading) -> Iterator[Finding]:
@@ -454,7 +460,13 @@ def _computing(reading: Reading) -> Iterator[Finding]:
     """Yield what busy workers show: a slow step, or one that waits for another."""
     runners = reading.of(Role.WORKER) or reading.of(Role.ENGINE)
     working = [process for process in runners if process.works]
-    resting = [process for process in runners if process.asleep]
+    # one that waits for the next step, or for a program, does not hold up the others
+    resting = [
+        process
+        for process in runners
+        if process.asleep and process.main and not process.waits_for_program
+        if not process.always_in(_WAITING_FOR_WORKERS)
+    ]
     helpers = [process for process in reading.of(Role.OTHER) if process.works]
     staged = any("PP" in process.name for process in runners)
     if working and resting and not staged and not helpers:
@@ -492,11 +504,7 @@ def _sleeping(reading: Reading) -> Iterator[Finding]:
     engines, workers = reading.of(Role.ENGINE), reading.of(Role.WORKER)
     if not engines or not all(process.asleep for process in engines + workers):
         return
-    if any(
-        process.gpu
-        and (not process.main or any(_GPU_WAITS & stack.functions for stack in process.main))
-        for process in engines + workers
-    ):
+    if any(process.may_wait_for_gpu for process in engines + workers):
         yield _unknown(f"the workers wait for their GPUs; {reading.requests}")
         return
     if any(process.waits_for_program for process in engines + workers):
