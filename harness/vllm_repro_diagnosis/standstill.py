@@ -142,7 +142,7 @@ class ProcessReading:
     @property
     def works(self) -> bool:
         """Return True if it uses a processor, or waits for one most of the time."""
-        return self.cpu > _WORKS or self.states.count("R") * 2 > len(self.states)
+        return self.cpu > _WORKS or self.states.count("R") * 2 > max(len(self.states), 3)
 
     @property
     def main(self) -> list[Stack]:
@@ -232,13 +232,21 @@ class Reading:
         return f"{last.running:g} requests running, {last.waiting:g} waiting"
 
     @property
-    def pending(self) -> bool:
-        """Return True if requests are pending: by the counters, or EngineCore is in a step."""
+    def open(self) -> bool:
+        """Return True if requests are open, by the counters or a thread that reads them."""
         counted = any(page.running + page.waiting for page in self.pages[-1:])
-        engines = self.of(Role.ENGINE)
-        return bool(counted or self.waited) or any(
-            _busy_reader(process) or (process.main and not process.always_in(_WAITING_FOR_REQUESTS))
-            for process in engines
+        return bool(counted or self.waited or any(map(_busy_reader, self.of(Role.ENGINE))))
+
+    @property
+    def pending(self) -> bool:
+        """Return True if requests are open, or a step runs: counters change only at its end."""
+        return (
+            self.open
+            or any(worker.works for worker in self.of(Role.WORKER))
+            or any(
+                engine.main and not engine.always_in(_WAITING_FOR_REQUESTS)
+                for engine in self.of(Role.ENGINE)
+            )
         )
 
     @property
@@ -493,7 +501,7 @@ def _computing(reading: Reading) -> Iterator[Finding]:
         else:
             yield Finding(
                 kind=Kind.SLOW,
-                why=f"{busy} computes ({busy.cpu:.0%} of a processor); {reading.requests}",
+                why=f"{busy} ({busy.name}) works, no step is done yet; {reading.requests}",
                 at=(busy,),
                 do="wait for the end of this step; shorter prompts or more processors help",
             )
@@ -528,6 +536,5 @@ def _sleeping(reading: Reading) -> Iterator[Finding]:
             f" requests are pending ({reading.requests}): {what}"
         ),
         at=at,
-        do="keep the stacks; only a restart helps"
-        + ("" if of_worker else ", unless /pause was called"),
+        do=_RESTART if of_worker else f"{_RESTART}, unless /pause was called",
     )

@@ -171,7 +171,7 @@ def standstills(finding: Finding, reading: Reading, scenarios: Sequence[Scenario
 
     The server has all their settings or is in their code, and its release is not declared good.
     """
-    expected = Expected.HANGS if reading.pending else Expected.SPINS
+    expected = Expected.HANGS if reading.open else Expected.SPINS
     settings = set(_SETTING.findall(reading.command))
     files = " ".join(finding.folded)
 
