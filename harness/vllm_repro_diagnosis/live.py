@@ -7,6 +7,7 @@ installed and allowed to read the processes.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -176,14 +177,18 @@ def _url_of(pids: Sequence[int]) -> str:
     return f"http{'s' * ('ssl-certfile' in options)}://{host}:{port}"
 
 
+# a proxy of the environment cannot reach this host
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def _get(url: str) -> tuple[str, str]:
     """Return the status of an answer and its text; the reason instead of a status if none came."""
     try:
-        with urllib.request.urlopen(url, timeout=_ANSWER) as answer:
+        with _DIRECT.open(url, timeout=_ANSWER) as answer:
             return str(answer.status), answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         return str(error.code), ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         text = str(getattr(error, "reason", error))
         return ("no answer" if "timed out" in text else text), ""
 
