@@ -437,13 +437,13 @@ def _idle(reading: Reading) -> Iterator[Finding]:
     asleep = sum(page.asleep for page in reading.pages[-1:])
     if not (reading.pages or engines) or not all(engine.asleep for engine in engines):
         return
-    if reading.clients > reading.unread and not asleep:
+    if any(not engine.main and engine.waits_in not in ("", *_QUEUE) for engine in engines):
+        yield _unknown("EngineCore sleeps, perhaps within a step: its stack would tell")
+    elif reading.clients > reading.unread and not asleep:
         yield _unknown(
             f"the engine has nothing to do, but {reading.clients} connections stay open: their"
             " requests are still in the API server, or the engine lost them"
         )
-    elif any(not engine.main and engine.waits_in not in ("", *_QUEUE) for engine in engines):
-        yield _unknown("EngineCore sleeps, perhaps within a step: its stack would tell")
     elif reading.unread:
         yield Finding(
             kind=Kind.SLOW,
