@@ -262,11 +262,14 @@ class Watch:
         """Record a hang: the engine has made no progress for `seconds`. Read where it stands."""
         now = time.time()
         self.journal.write("hung", detail=detail, seconds=seconds)
+        self.hung = detail
         waited = seconds if self.in_flight else 0.0
         pids = self.server.processes()
-        stands = judge(await asyncio.to_thread(observe, self.server.base_url, pids, waited))
-        self.hung = f"{detail}. {stands.kind}: {stands.why}"
-        self.journal.write("stands", kind=stands.kind, why=stands.why, stacks=stands.folded)
+        # without it the report lacks a sentence; the outcome must not change
+        with contextlib.suppress(Exception):
+            stands = judge(await asyncio.to_thread(observe, self.server.base_url, pids, waited))
+            self.hung = f"{detail}. {stands.kind}: {stands.why}"
+            self.journal.write("stands", kind=stands.kind, why=stands.why, stacks=stands.folded)
         self.note(DeathSign(Channel.COUNTERS, detail, now, now - seconds, decisive=False))
         self._stalled.set()
 
