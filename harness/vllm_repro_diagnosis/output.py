@@ -7,6 +7,7 @@ from urllib.parse import quote_plus
 
 from vllm_repro_diagnosis.evidence import banner, facts_of
 from vllm_repro_diagnosis.judgement import Diagnosis
+from vllm_repro_diagnosis.standstill import Finding, Reading
 from vllm_repro_diagnosis.tracebacks import bare_name
 
 _MOST_FRAMES = 12
@@ -126,3 +127,36 @@ def of_files(diagnoses: Mapping[str, Diagnosis]) -> Sequence[str]:
         at = where(diagnosis)
         lines.append(f"{name}: {verdict(diagnosis)}{f' ({at})' if at else ''}")
     return lines
+
+
+def live_lines(finding: Finding, reading: Reading, at: str) -> list[str]:
+    """Return the lines of a live server: what it does, what to do, when and where, and stacks."""
+    release = f"vLLM {reading.version}" if reading.version else ""
+    where = filter(None, [reading.url, *map(str, reading.servers), release])
+    return [
+        f"{finding.kind}: {finding.why}",
+        f"do: {finding.do}",
+        f"seen: {', '.join([f'at {at} for {reading.seconds:.0f} s', *where])}",
+        *(f"  {process.line}" for process in reading.servers),
+        *(f"  {stack}" for stack in finding.folded),
+        *(f"not seen: {gap}" for gap in reading.unseen),
+    ]
+
+
+def live_values(finding: Finding, reading: Reading) -> dict[str, object]:
+    """Return what JSON output holds of a live server."""
+    return {
+        "kind": finding.kind,
+        "hangs": finding.kind.hangs,
+        "why": finding.why,
+        "do": finding.do,
+        "at": [process.pid for process in finding.at],
+        "url": reading.url,
+        "seconds": round(reading.seconds, 1),
+        "vllm_version": reading.version or None,
+        "health": reading.health,
+        "requests": reading.requests,
+        "processes": {process.pid: process.line for process in reading.servers},
+        "stacks": finding.folded,
+        "unseen": reading.unseen,
+    }

@@ -1,4 +1,4 @@
-"""`vllm-repro diagnose`: the cause of death in a server log or a pasted traceback."""
+"""`vllm-repro diagnose`: the cause of death in a log, or what a live server does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import io
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 from packaging.version import Version
 
@@ -18,23 +21,27 @@ from vllm_repro.errors import UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.ledger import ledger_values
-from vllm_repro.scenario.matching import Match, matches, other_bugs, twins
+from vllm_repro.scenario.matching import Match, matches, other_bugs, standstills, twins
 from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
+from vllm_repro_diagnosis.live import observe, tree_of
 from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_diagnosis.output import (
     as_values,
     banner_of,
     details,
     first_death,
+    live_lines,
+    live_values,
     next_steps,
     of_files,
     verdict,
     where,
 )
 from vllm_repro_diagnosis.signature import How
+from vllm_repro_diagnosis.standstill import Kind, judge
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,18 +53,26 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exit-code",
         action="store_true",
-        help="exit with 1 if an engine died, 0 if not, 2 if the text cannot tell",
+        help="exit with 1 if an engine died or hangs, 0 if not, 2 if it cannot tell",
     )
+    parser.add_argument("--url", metavar="URL", help="read a live server that seems to hang")
+    parser.add_argument("--pid", metavar="N", type=int, help="the same, by any of its processes")
     parser.add_argument(
         "file",
         metavar="FILE",
-        nargs="+",
+        nargs="*",
         help="a log or a pasted traceback, - for standard input; logs of several ranks or roles",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    live = arguments.url is not None or arguments.pid is not None
+    if live == bool(arguments.file):
+        hint = "name either a log file, or a live server with --url or --pid"
+        raise UsageError("a log and a server" if live else "nothing to diagnose", hint=hint)
     folders = folder_words()
+    if live:
+        return _live(arguments, folders)
     options = {"--json": arguments.json, "--exit-code": arguments.exit_code}
     words = ["vllm-repro", "diagnose", "-", *folders, *filter(options.get, options)]
     again = shlex.join(words)
@@ -100,6 +115,36 @@ def run(arguments: argparse.Namespace) -> int:
     for line in filter(None, body):
         print(shown(line))
     return status
+
+
+_EXIT = {Kind.SLOW: 0, Kind.IDLE: 0, Kind.UNKNOWN: 2}
+
+
+def _live(arguments: argparse.Namespace, folders: list[str]) -> int:
+    """Read a live server, print what it does, and return the exit status."""
+    url, pids = arguments.url or "", tree_of(arguments.pid) if arguments.pid else []
+    if url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
+        raise UsageError(f"{url!r} is not an http URL", hint="--url http://127.0.0.1:8000")
+    if not url and not pids:
+        raise UsageError(f"there is no process {arguments.pid} here", hint="ps -ef | grep -i vllm")
+    with ThreadPoolExecutor() as pool:  # reading the scenarios takes a second
+        observing = pool.submit(observe, url, pids)
+        known, reading = all_scenarios(warn=to_stderr), observing.result()
+    finding = judge(reading)
+    matching = standstills(finding, reading, known)
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    if arguments.json:
+        described = [_values(match, known, folders) for match in matching]
+        print_json({**live_values(finding, reading), "time": at, "matches": described})
+    else:
+        lines = live_lines(finding, reading, at)
+        for match in matching:
+            lines += [
+                _named(match),
+                *(f"  {line}" for line in advice(match, known, _command(match, folders))),
+            ]
+        print(Redactor(secrets=known_secrets(os.environ), names=False).text("\n".join(lines)))
+    return _EXIT.get(finding.kind, 1) if arguments.exit_code else 0
 
 
 def _named(match: Match) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-
-import psutil
 
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import InfraError
@@ -32,19 +29,3 @@ def check_port(port: int) -> None:
                 f"port {port} on {LOOPBACK} is in use ({error.strerror})",
                 hint="run it again: another free port is taken",
             ) from error
-
-
-def listeners(port: int) -> list[int]:
-    """Return the pids on this host that listen on a TCP port, as far as this user may see them."""
-    with contextlib.suppress(psutil.Error, OSError):  # not ours to see
-        return sorted(
-            {
-                connection.pid
-                for connection in psutil.net_connections(kind="tcp")
-                if connection.status == psutil.CONN_LISTEN
-                and connection.laddr
-                and connection.laddr.port == port
-                if connection.pid is not None
-            }
-        )
-    return []

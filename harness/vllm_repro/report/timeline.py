@@ -85,6 +85,10 @@ _WORDS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     ),
     "rank-exited": lambda entry: ("exit", f"rank {entry['rank']}: {entry['detail']}"),
     "hung": lambda entry: ("hung", entry["detail"]),
+    "stands": lambda entry: (
+        "stands",
+        "\n".join([f"{entry['kind']}: {entry['why']}", *entry["stacks"]]),
+    ),
     "channel-broken": lambda entry: ("channel-broken", entry["detail"]),
     "boot-stalled": lambda entry: (
         "stalled",

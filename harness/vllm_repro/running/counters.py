@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from vllm_repro.client.client import Client, HTTPError
-from vllm_repro.client.metrics import MetricsReading, read_metrics
 from vllm_repro.errors import InfraError
 from vllm_repro.running.death_signs import Channel, DeathSign
+from vllm_repro_diagnosis.metrics import MetricsReading, read_metrics
 
 _LOOKS_FOR_THE_FIRST = 4
 

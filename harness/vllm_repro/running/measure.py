@@ -18,7 +18,6 @@ from typing import Any, Self
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.client import HTTPError
 from vllm_repro.client.load import LoadClient
-from vllm_repro.client.metrics import MetricsReading
 from vllm_repro.client.prompts import Prompt, PromptError, build_completion, build_needle
 from vllm_repro.running.alone import MOST_PROMPTS, Greedy, Repeat, alone, burst
 from vllm_repro.running.assess import weights_of
@@ -40,6 +39,7 @@ from vllm_repro.verdict.throughput import (
     unsteady,
 )
 from vllm_repro_diagnosis.boot_facts import BootFacts
+from vllm_repro_diagnosis.metrics import MetricsReading
 
 __all__ = ["Measurements", "SelfCheck"]
 

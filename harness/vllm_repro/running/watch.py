@@ -39,6 +39,8 @@ from vllm_repro.running.log_file import follow
 from vllm_repro.running.state import TimeLimits
 from vllm_repro.servers.base import Exit, Server
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro_diagnosis.live import observe
+from vllm_repro_diagnosis.standstill import judge
 
 _LAST_LOOK = 0.2
 """Seconds to wait after the last answer of a rehearsal, or for which vLLM must be idle."""
@@ -258,11 +260,18 @@ class Watch:
         """Ignore every sign from now on: the server is being stopped."""
         self._stopping = True
 
-    def hang(self, detail: str, seconds: float) -> None:
-        """Record a hang: the engine has made no progress for `seconds`."""
-        self.hung = detail
-        self.journal.write("hung", detail=detail, seconds=seconds)
+    async def hang(self, detail: str, seconds: float) -> None:
+        """Record a hang: the engine has made no progress for `seconds`. Read where it stands."""
         now = time.time()
+        self.journal.write("hung", detail=detail, seconds=seconds)
+        self.hung = detail
+        waited = seconds if self.in_flight else 0.0
+        pids = self.server.processes()
+        # without it the report lacks a sentence; the outcome must not change
+        with contextlib.suppress(Exception):
+            stands = judge(await asyncio.to_thread(observe, self.server.base_url, pids, waited))
+            self.hung = f"{detail}. {stands.kind}: {stands.why}"
+            self.journal.write("stands", kind=stands.kind, why=stands.why, stacks=stands.folded)
         self.note(DeathSign(Channel.COUNTERS, detail, now, now - seconds, decisive=False))
         self._stalled.set()
 
@@ -491,7 +500,7 @@ class Watch:
                     if reading is None
                     else f"{running:g} requests running"
                 )
-                self.hang(
+                await self.hang(
                     f"{counters}, {self.in_flight} of ours in flight, and nothing moved for"
                     f" {still:.0f} s; /health answers {await self._health_status() or 'nothing'}",
                     still,

@@ -15,7 +15,7 @@ import msgspec
 
 from vllm_repro.client.answer import Answer, Usage
 from vllm_repro.client.client import Client, HTTPError, HTTPStatusError
-from vllm_repro.client.metrics import MetricsReading, counted_between, steps_between
+from vllm_repro.client.metrics import counted_between, steps_between
 from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.conversion import decode
 from vllm_repro.errors import InfraError, Unsupported
@@ -39,6 +39,7 @@ from vllm_repro.scenario.workload import (
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
 from vllm_repro.verdict.output import OutputSample, Probe, sample_output
+from vllm_repro_diagnosis.metrics import MetricsReading
 
 _IDLE_POLL = 0.25
 """Seconds between two samples of an engine that should go idle."""
@@ -205,7 +206,7 @@ class WorkloadRunner:
                 hint="run it while nobody else does",
             )
         self.trial.seen.measuring = NEVER_IDLE
-        self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
+        await self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
 
     async def _has_other_clients(self) -> bool:
         """Return True if an attached server has requests while the harness sends none."""

@@ -11,6 +11,7 @@ from vllm_repro.verdict.verdict import Standing
 from vllm_repro_diagnosis.diagnosis import Diagnosis
 from vllm_repro_diagnosis.engine_code import STEP
 from vllm_repro_diagnosis.signature import How, compare, quotes
+from vllm_repro_diagnosis.standstill import Finding, Kind, Reading
 
 _CONNECTOR = re.compile(r'kv_connector"?: ?"(\w+)"')
 _REPORTED_AGAIN = {"offloading-two-groups": ("vllm-project/vllm#50454", "0.25.1")}
@@ -150,6 +151,36 @@ def _parts_of(diagnosis: Diagnosis) -> str:
 def _squeezed(text: str) -> str:
     """Return the text in which `offloading_connector.py` holds `OffloadingConnector`."""
     return text.lower().replace("_", "").replace("-", "")
+
+
+_SETTING = re.compile(r'"(kv_\w+|lazy_offload)": ?"?(\w+)')
+"""Settings that bring a scheduler to a standstill: connector, role, policy after a failed load."""
+
+
+def standstills(finding: Finding, reading: Reading, scenarios: Sequence[Scenario]) -> list[Match]:
+    """Return the scenarios whose hang this may be, those with most in common first.
+
+    The server has all their settings or is in their code, and its release is not declared good.
+    """
+    expected = Expected.HANGS if reading.open else Expected.SPINS
+    settings = set(_SETTING.findall(reading.command))
+    files = " ".join(finding.folded)
+
+    def alike(scenario: Scenario) -> int:
+        needed = set(_SETTING.findall(scenario.command))
+        defect = scenario.defect.file if scenario.defect else "scheduler.py"
+        in_code = defect in files and not defect.endswith("/scheduler.py")
+        return len(needed) + 9 * in_code if needed <= settings and (needed or in_code) else 0
+
+    standing = [
+        scenario
+        for scenario in scenarios
+        if finding.kind is Kind.SCHEDULER
+        and any(arm.expected is expected for arm in scenario.arms)
+        and scenario.status.standing(reading.version or None) is not Standing.GOOD
+        and alike(scenario)
+    ]
+    return [Match(scenario, How.NEAR) for scenario in sorted(standing, key=alike, reverse=True)]
 
 
 def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:

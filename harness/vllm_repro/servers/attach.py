@@ -20,7 +20,6 @@ import psutil
 
 from vllm_repro.client.client import Client, HTTPError, is_rehearsal, release_of
 from vllm_repro.errors import InfraError, UsageError
-from vllm_repro.host.ports import listeners
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.docker_engine import Engine, close, connect, engine_errors
@@ -31,6 +30,7 @@ from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.boot_facts import evidence_in
 from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.live import listeners
 from vllm_repro_diagnosis.log_text import read_lines
 
 _BOOT_LINES = (b"vLLM API server version ", b"non-default args: ")

@@ -13,7 +13,7 @@ from pathlib import Path
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import InfraError
 from vllm_repro.host.machine import cpu_flags, gpus
-from vllm_repro.host.ports import check_port, free_port, listeners
+from vllm_repro.host.ports import check_port, free_port
 from vllm_repro.host.processes import Session, start
 from vllm_repro.releases.local_vllm import LocalVllm, local_vllm
 from vllm_repro.releases.provision import Release, ReleaseCache, provision
@@ -30,6 +30,7 @@ from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro.servers.witness import witnessed
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_diagnosis.live import listeners
 
 
 class ProcessServer(Server):

@@ -148,7 +148,6 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
         "jinja2",
         "openai",
         "pandas",
-        "prometheus_client",
         "pygments",
         "rich",
         "tenacity",
@@ -167,6 +166,10 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
     ("words", "status", "message"),
     [
         (["run", "tq-chunked-prefil"], 64, "did you mean tq-chunked-prefill"),
+        (["diagnose"], 64, "nothing to diagnose"),
+        (["diagnose", "server.log", "--pid", "1"], 64, "a log and a server"),
+        (["diagnose", "--url", "localhost:8000"], 64, "is not an http URL"),
+        (["diagnose", "--pid", "999999999"], 64, "there is no process 999999999 here"),
         (["show", "tq"], 64, "did you mean tq-chunked-prefill or tq-"),
         (["run", "tq-chunked-prefill", "--arm", "eagr"], 64, "did you mean eager"),
         (["run"], 64, "SCENARIO"),

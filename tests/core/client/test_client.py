@@ -16,16 +16,10 @@ from hypothesis import strategies as st
 from tests.web import httpx
 from vllm_repro.client.answer import DEAD_MESSAGES, Answer
 from vllm_repro.client.client import Client, release_of
-from vllm_repro.client.metrics import (
-    Counted,
-    MetricsReading,
-    counted_between,
-    read_metrics,
-    steps_between,
-    total,
-)
+from vllm_repro.client.metrics import Counted, counted_between, steps_between, total
 from vllm_repro.client.prompts import PromptError, build_chat, build_completion, fit
 from vllm_repro.running.death_signs import Channel, sign_of_answer
+from vllm_repro_diagnosis.metrics import MetricsReading, read_metrics
 
 Result = TypeVar("Result")
 DEAD = {

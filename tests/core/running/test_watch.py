@@ -26,6 +26,7 @@ from vllm_repro.running.state import TimeLimits
 from vllm_repro.running.watch import Watch
 from vllm_repro.servers.base import Exit
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro_diagnosis.standstill import Reading
 
 QUICK = TimeLimits(boot_stall=5.0, answer_stall=1.0, grace=1.0)
 
@@ -36,6 +37,7 @@ def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "_CHILDREN_POLL", 0.05)
     monkeypatch.setattr(watch_module, "_COUNTERS_POLL", 0.1)
     monkeypatch.setattr(watch_module, "_SECOND_WITNESS", 0.2)
+    monkeypatch.setattr(watch_module, "observe", lambda *_: Reading(url="", seconds=0.0))
 
 
 def channels_of(watch: Watch) -> list[Channel]:
