@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 24_400,
+    "harness": 24_950,
     "tests": 18_600,
     "benchmarks": 1_265,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
 
-Both grew for reports from outside in diagnosis and for what intake reads or quotes. That of the
-core stays."""
+Both grew for live servers and reports from outside in diagnosis, for what intake reads or quotes,
+and for the ledger of bugs. That of the core stays."""
 
 
 def statements(source: str) -> int:

@@ -298,8 +298,8 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
     for arm in scenario.arms:
         names: dict[str, Request] = {}
         for request in requests_of(scenario.workload_of(arm)):
-            # Copies of one request, as `at_once` makes them, are the same object.
-            if names.setdefault(request.name, request) is not request and request.name:
+            # Equal requests are one that is sent again.
+            if names.setdefault(request.name, request) != request and request.name:
                 line = reading.at_arm(arm) if arm.workload else reading.line_of("workload")
                 text = f"two requests are named {request.name!r}, so a trigger cannot tell them"
                 reading.problem(line, f"{text} apart: rename one")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_repro.scenario.scenario import Scenario
-from vllm_repro.verdict.verdict import Standing
+from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_diagnosis.diagnosis import Diagnosis
 from vllm_repro_diagnosis.engine_code import STEP
 from vllm_repro_diagnosis.signature import How, compare, quotes

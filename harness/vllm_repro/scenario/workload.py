@@ -396,12 +396,14 @@ def at_once(
 ) -> Together:
     """Send `count` chats at the same time, with the sizes of `prompt` in turn.
 
+    The third has the name `3 of 9000` if its prompt has 9,000 tokens.
+
     spread: the sizes go evenly from the first one to the last one.
     """
     even = (prompt[0] + (prompt[-1] - prompt[0]) * at // max(1, count - 1) for at in range(count))
     return together(
         *(
-            chat(prompt=size, max_tokens=max_tokens, stream=False, name=f"request {number}")
+            chat(prompt=size, max_tokens=max_tokens, stream=False, name=f"{number} of {size}")
             for number, size in zip(
                 range(1, count + 1), even if spread else cycle(prompt), strict=False
             )

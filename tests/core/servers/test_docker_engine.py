@@ -25,7 +25,7 @@ from vllm_repro.servers.docker_engine import (
 @pytest.mark.parametrize(
     ("host", "why", "hint"),
     [
-        ("unix:///nowhere/none.sock", ": No such file or directory$", "Start Docker."),
+        ("unix:///nowhere/none.sock", ": No such file or directory", "Start Docker."),
         ("nonsense", "", ""),
         ("tcp://127.0.0.1:1", "", ""),
         ("tcp://127.0.0.1:no-port", "", ""),
