@@ -404,7 +404,7 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
         elif engine.main_cpu > _WORKS and engine.always_at(_OF_SCHEDULER):
             within = "it does not return from the scheduler"
         elif (
-            engine.cpu > 2 * _WORKS
+            engine.cpu > _WORKS
             and engine.always_in(_WAITING_FOR_REQUESTS)
             and (busy_thread := _busy_reader(engine))
         ):
