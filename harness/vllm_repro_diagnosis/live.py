@@ -258,6 +258,12 @@ def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Rea
                 if due and all(future.done() for future in futures):
                     futures.append(pool.submit(stacks_of, pid))
             time.sleep(_TICK)
+        # the last readings, however late the loop was
+        for pid, samples in series.items():
+            samples += filter(None, [_sample(pid)])
+        passed = time.monotonic() - began
+        if url:
+            _metrics(url, metrics)
     still = _clients(_port(url), pids[0]) if clients else {}
     release = ""
     with contextlib.suppress(ValueError, AttributeError):  # no answer, or of another program

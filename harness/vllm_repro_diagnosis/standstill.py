@@ -20,6 +20,8 @@ from vllm_repro_diagnosis.metrics import MetricsReading
 _ASLEEP = 0.03
 """Most processors that a sleeping process uses: threads that watch others wake up now and then."""
 _WORKS = 0.3
+_LOOKS = 4
+"""Fewest looks at a process that show what it does: a busy machine may delay this program, too."""
 _TOLD, _STEPS = 45.0, 20.0
 """Sleeps a second of an API server that gets the outputs of many steps, and of an EngineCore that
 steps. The readings here and probes of `/health` cause up to 40 in an API server."""
@@ -137,12 +139,17 @@ class ProcessReading:
     def asleep(self) -> bool:
         """Return True if it did nothing, and did not wait for a processor or a disk."""
         awake = sum(letter not in "SI" for letter in self.states)
-        return self.cpu < _ASLEEP and awake <= 1
+        return len(self.states) >= _LOOKS and self.cpu < _ASLEEP and awake <= 1
+
+    @property
+    def waits_for_cpu(self) -> bool:
+        """Return True if its main thread could run most of the time."""
+        return self.states.count("R") * 2 > max(len(self.states), 3)
 
     @property
     def works(self) -> bool:
         """Return True if it uses a processor, or waits for one most of the time."""
-        return self.cpu > _WORKS or self.states.count("R") * 2 > max(len(self.states), 3)
+        return self.cpu > _WORKS or self.waits_for_cpu
 
     @property
     def main(self) -> list[Stack]:
@@ -310,6 +317,8 @@ def _findings(reading: Reading) -> Iterator[Finding]:
     yield from _stopped(reading)
     yield from _silent(reading)
     yield from _moving(reading)
+    if len(reading.metrics) == 1 or any(len(each.states) < _LOOKS for each in reading.servers):
+        yield _unknown("this machine was too busy to read the server often enough")
     yield from _stepping(reading)
     if not reading.pending:
         yield from _idle(reading)
@@ -393,7 +402,7 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
     )
     for engine in reading.of(Role.ENGINE):
         # all the time: it also polls for a second when a long step begins
-        busy = engine.works or engine.switches > _STEPS
+        busy = engine.main_cpu > _WORKS or engine.waits_for_cpu or engine.switches > _STEPS
         # in a long step it waits for its workers
         begins = sum(stack.functions.isdisjoint(_WAITING) for stack in engine.main) > 1
         within = ""
@@ -404,8 +413,8 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
         elif engine.main_cpu > _WORKS and engine.always_at(_OF_SCHEDULER):
             within = "it does not return from the scheduler"
         elif (
-            engine.cpu > 2 * _WORKS
-            and engine.always_in(_WAITING_FOR_REQUESTS)
+            engine.cpu > _WORKS
+            and engine.main_cpu < _ASLEEP
             and (busy_thread := _busy_reader(engine))
         ):
             within = f"its thread {busy_thread} does not return, so no request reaches it"

@@ -54,6 +54,10 @@ def test_a_recorded_server(kind: Kind, reading: Reading) -> None:
             halted = [*reading.processes]
             halted[number] = replace(process, states="SST")
             assert judge(replace(reading, processes=tuple(halted))).at == (halted[number],)
+    # one look shows no sleep
+    glance = [replace(each, states=each.states[-1:], cpu=0.0) for each in reading.processes]
+    stopped = any(each.stopped for each in glance)
+    assert judge(replace(reading, processes=tuple(glance))).kind.hangs is stopped
     dead = judge(replace(reading, health="503"))
     assert dead.kind is Kind.DEAD
     if reading.pages and not any(process.stopped for process in reading.processes):

@@ -9,7 +9,6 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -127,10 +126,9 @@ def _live(arguments: argparse.Namespace, folders: list[str]) -> int:
         raise UsageError(f"{url!r} is not an http URL", hint="--url http://127.0.0.1:8000")
     if not url and not pids:
         raise UsageError(f"there is no process {arguments.pid} here", hint="ps -ef | grep -i vllm")
-    with ThreadPoolExecutor() as pool:  # reading the scenarios takes a second
-        observing = pool.submit(observe, url, pids)
-        known, reading = all_scenarios(warn=to_stderr), observing.result()
+    reading = observe(url, pids)
     finding = judge(reading)
+    known = all_scenarios(warn=to_stderr) if finding.kind.hangs else []
     matching = standstills(finding, reading, known)
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     if arguments.json:
