@@ -7,6 +7,7 @@ the same, as tests/test_layers.py shows.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -87,11 +88,16 @@ def failure(features: set[str], tests: Sequence[str]) -> str:
         for feature in features:
             delete(feature, root)
         python = make_environment(root)
-        # the installed package still names the plugin
-        blocked = ["-p", "no:vllm_repro"] if "vllm_repro_suite" in features else []
-        words = ["-m", "pytest", *blocked, "-q", "-n", "2", "--dist", "worksteal", *tests]
+        # The installed package still names the plugin, also for a pytest that a test starts.
+        blocked = {"PYTEST_ADDOPTS": "-p no:vllm_repro"} if "vllm_repro_suite" in features else {}
+        words = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *tests]
         done = subprocess.run(
-            [python, *words], cwd=root, check=False, capture_output=True, text=True
+            [python, *words],
+            cwd=root,
+            env=os.environ | blocked,
+            check=False,
+            capture_output=True,
+            text=True,
         )
     return done.stdout + done.stderr if done.returncode else ""
 
