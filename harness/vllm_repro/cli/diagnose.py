@@ -25,7 +25,7 @@ from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Scenario, Status
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
-from vllm_repro_diagnosis.live import observe, tree_of
+from vllm_repro_diagnosis.live import command_of, observe, tree_of
 from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_diagnosis.output import (
     as_values,
@@ -119,6 +119,16 @@ def run(arguments: argparse.Namespace) -> int:
 _EXIT = {Kind.SLOW: 0, Kind.IDLE: 0, Kind.UNKNOWN: 2}
 
 
+def _has_vllm(pid: int) -> bool:
+    """Return True if a process is named after vLLM, or has loaded its compiled code."""
+    if "vllm" in command_of(pid).lower():
+        return True
+    try:
+        return "/vllm/" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # another user's
+        return True
+
+
 def _live(arguments: argparse.Namespace, folders: list[str]) -> int:
     """Read a live server, print what it does, and return the exit status."""
     url, pids = arguments.url or "", tree_of(arguments.pid) if arguments.pid else []
@@ -126,6 +136,11 @@ def _live(arguments: argparse.Namespace, folders: list[str]) -> int:
         raise UsageError(f"{url!r} is not an http URL", hint="--url http://127.0.0.1:8000")
     if not url and not pids:
         raise UsageError(f"there is no process {arguments.pid} here", hint="ps -ef | grep -i vllm")
+    if pids and not _has_vllm(pids[0]):  # the API server, if there is one
+        raise UsageError(
+            f"process {arguments.pid} is none of a vLLM server",
+            hint="name its API server, VLLM::EngineCore or a worker: ps -ef | grep -i vllm",
+        )
     reading = observe(url, pids)
     finding = judge(reading)
     known = all_scenarios(warn=to_stderr) if finding.kind.hangs else []

@@ -14,7 +14,7 @@ import pytest
 
 from rehearsal import BANNER
 from tests.conftest import Harness
-from tests.golden_files import assert_golden
+from tests.golden_files import assert_golden, assert_refused
 from vllm_repro.cli.diagnose import advice
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.ledger import ledger_values
@@ -297,3 +297,10 @@ def test_scenarios_of_ones_own_are_matched(harness: Harness, tmp_path: Path) -> 
         ).status
         == 64
     )
+
+
+def test_a_process_without_vllm_is_no_server(harness: Harness) -> None:
+    with subprocess.Popen(["sleep", "60"]) as program:
+        done = harness("diagnose", "--pid", str(program.pid))
+        program.kill()
+    assert_refused(done, f"process {program.pid} is none of a vLLM server", "VLLM::EngineCore")
