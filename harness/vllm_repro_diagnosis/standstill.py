@@ -57,7 +57,7 @@ class Role(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a live server does."""
+    """Kind of answer about a live server."""
 
     SLOW = "slow but alive"
     IDLE = "idle"
@@ -198,7 +198,7 @@ class ProcessReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What was seen of a server over some seconds."""
+    """Observations of a server over some seconds."""
 
     url: str
     seconds: float
@@ -274,7 +274,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a live server does, and why it is said."""
+    """Answer about a live server, with its reason."""
 
     kind: Kind
     why: str
