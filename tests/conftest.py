@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -98,11 +98,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+_STATES = count()
+
+
 @pytest.fixture(autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give each test its own state folder, so that tests do not remove each other's processes."""
-    # pytest's own numbered folders list all earlier ones for each new one
-    state = Path(mkdtemp(prefix="state-", dir=tmp_path_factory.getbasetemp()))
+    # made by the tests that need it, which are few
+    state = tmp_path_factory.getbasetemp() / f"state-{next(_STATES)}"
     # its own, so that a test's patches are undone by the end
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_STATE_HOME", str(state))
@@ -110,7 +113,8 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # the rehearsal engine waits as long as vLLM does: 5 s
         environment.setenv("VLLM_WATCHDOG_TIME_S", "0.1")
         yield state
-        sweep()
+        if state.exists():
+            sweep()
 
 
 class StubGpus:
@@ -183,6 +187,10 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_repro.running.watch._SETTLED", 0.1)
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_CANARY", 1.0)
     monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 1.5)
+    # a fake has no stacks worth py-spy's processor time
+    monkeypatch.setattr("vllm_repro_diagnosis.live.stacks_of", lambda _: ())
+    monkeypatch.setattr("vllm_repro_diagnosis.live._WINDOW", 1.2)
+    monkeypatch.setattr("vllm_repro_diagnosis.live._TICK", 0.2)
     for module in ("scenario.workload", "running.workload"):
         monkeypatch.setattr(f"vllm_repro.{module}.IDLE_AFTER", 1.5)
 

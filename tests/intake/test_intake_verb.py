@@ -50,7 +50,10 @@ def test_the_draft_reproduces_in_the_rehearsal(
     assert (done.status, done.report["verdict"]) == (0, "reproduces"), done.err
 
 
-def test_what_is_not_stated_decides_nothing(harness: Harness, tmp_path: Path) -> None:
+def test_what_is_not_stated_decides_nothing(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_repro_intake.intake_verb.server_flags", lambda _: None)
     path = tmp_path / "my_bug.py"
     text = f"# [Bug]: it dies in a while\n\nvLLM 0.23.0\n\n{SERVE}"
     drafted = harness("intake", "-", "-o", str(path), stdin=text)

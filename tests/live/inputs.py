@@ -24,7 +24,7 @@ RUN_VERB = ("__init__.py", "common.py", "options.py", "run.py")
 """Modules of `cli/` that `run` needs."""
 
 NOT_FOR = {
-    "boot": ("vllm_repro_explore", "vllm_repro_search", "vllm_repro_cluster"),
+    "boot": ("vllm_repro_explore", "vllm_repro_search", "vllm_repro_cluster", "vllm_repro_suite"),
     "search": ("vllm_repro/running", "vllm_repro/client"),
     "both": (),
     "install": tuple(path.name for path in sorted(HARNESS.glob("vllm_repro*"))),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.conftest import Harness
@@ -70,6 +69,8 @@ def test_a_folder_without_it_is_wrong_usage(read: Callable[[Path], object], tmp_
 
 
 def test_the_table_of_runs_has_the_figures_that_exist() -> None:
+    import pandas as pd
+
     _, speedy = measured(0, {"eager": 1200.0})
     table = pd.read_csv(StringIO(frames.as_csv([row(0, 1, 1)[1], speedy])))
     assert (list(table["crashed"]), table["output_tok_s"].iloc[1]) == ([1, 0], 1200.0)

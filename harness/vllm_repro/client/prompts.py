@@ -67,8 +67,7 @@ Count = Callable[[str], Awaitable[int]]
 
 
 def _text(words: int, seed: str) -> str:
-    chosen = random.Random(seed)
-    return " ".join(chosen.choice(_WORDS) for _ in range(words))
+    return " ".join(random.Random(seed).choices(_WORDS, k=words))
 
 
 def _salt(seed: str) -> str:

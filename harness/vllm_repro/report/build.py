@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, pairwise
 from operator import gt
 from pathlib import Path
@@ -102,6 +103,17 @@ def build_foreign(folder: Path) -> RunReport:
         return build(folder)
 
 
+@lru_cache(2)
+def _redactor(
+    folders: tuple[tuple[str, str], ...],
+    hosts: tuple[str, ...],
+    secrets: tuple[tuple[str, str], ...],
+    users: tuple[str, ...],
+) -> Redactor:
+    """Return one redactor for all runs of a machine: most of their texts are the same."""
+    return Redactor(folders, hosts, dict(secrets), users)
+
+
 def report_of(
     recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None
 ) -> RunReport:
@@ -118,8 +130,11 @@ def report_of(
         list(dict.fromkeys(name for head in heads for name in head.get(key) or ()))
         for key in ("hosts", "users")
     )
-    redactor = Redactor(
-        sorted(folders.items(), key=lambda pair: -len(pair[0])), hosts, secrets or {}, users
+    redactor = _redactor(
+        tuple(sorted(folders.items(), key=lambda pair: -len(pair[0]))),
+        tuple(hosts),
+        tuple((secrets or {}).items()),
+        tuple(users),
     )
     reproduce = redactor.command(started["reproduce"])
     redacted = tuple(

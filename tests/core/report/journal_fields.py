@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -121,8 +121,14 @@ def planted(
     recording: Recording, place: int, way: tuple[Any, ...], change: Callable[[str], str]
 ) -> RunReport:
     """Return the report of a recording whose text at `way` of the entry at `place` is changed."""
+    return all_planted([(recording, place, way)], change)
+
+
+def all_planted(fields: Sequence[Field], change: Callable[[str], str]) -> RunReport:
+    """Return the report of a recording with each of the texts changed. All fields are its own."""
+    recording = fields[0][0]
     entries = list(recording.entries)
-    entries[place] = Entry(
-        entries[place].t, entries[place].event, changed(dict(entries[place].fields), way, change)
-    )
+    for _, place, way in fields:
+        entry = entries[place]
+        entries[place] = replace(entry, fields=changed(dict(entry.fields), way, change))
     return report_of(replace(recording, entries=tuple(entries)), Path("reports/x"))
