@@ -20,6 +20,7 @@ class _Output(io.FileIO):
     """A file whose reader may leave, as in `vllm-repro run … | head -1`: the rest is discarded."""
 
     def write(self, data: Any) -> int:
+        """Write `data` and return its number of bytes, also if the reader has left."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -68,7 +69,7 @@ def main() -> int:
 
 # the signature that signal.signal asks for
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Exit at once: during imports some modules print an exception and some swallow it."""
+    """Exit at once on a signal: some modules print or swallow an exception while imported."""
     os._exit(INTERRUPTED)
 
 

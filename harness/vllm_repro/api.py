@@ -39,7 +39,7 @@ _LOG = logging.getLogger("vllm_repro")
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """A finished run."""
+    """Result of a finished run: its folder, its report and its verdict."""
 
     # folder of its journal and reports
     folder: Path

@@ -27,12 +27,18 @@ def convert(value: object, kind: Any, *, from_attributes: bool = ...) -> Any: ..
 
 
 def convert(value: object, kind: Any, *, from_attributes: bool = False) -> Any:
-    """Return `value` as a `kind`. Raises `msgspec.ValidationError` if it does not fit."""
+    """Convert plain data to the type `kind`.
+
+    Raises `msgspec.ValidationError` if it does not fit.
+    """
     with _one_thread:
         return msgspec.convert(value, kind, from_attributes=from_attributes)
 
 
 def decode(text: bytes, kind: type[T]) -> T:
-    """Return a JSON text as a `kind`. Raises `msgspec.MsgspecError` if it does not fit."""
+    """Decode a JSON text to the type `kind`.
+
+    Raises `msgspec.MsgspecError` if it does not fit.
+    """
     with _one_thread:
         return msgspec.json.decode(text, type=kind)

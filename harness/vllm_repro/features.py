@@ -16,12 +16,18 @@ from typing import Any
 
 @cache
 def additions(kind: str) -> dict[str, EntryPoint]:
-    """Return what the installed features add of a kind, by name. Nothing is imported."""
+    """Return the entry points that installed features add of a kind, such as verbs, by name.
+
+    Nothing is imported.
+    """
     entries = sorted(entry_points(group=f"vllm_repro.{kind}"), key=lambda entry: entry.name)
     # A feature whose folder was deleted may still be named in the metadata.
     return {entry.name: entry for entry in entries if find_spec(entry.module.partition(".")[0])}
 
 
 def load(kind: str, name: str) -> Any:
-    """Import and return an addition. Raises `KeyError` if no installed feature has it."""
+    """Import and return what an installed feature adds of a kind under this name.
+
+    Raises `KeyError` if no installed feature has it.
+    """
     return additions(kind)[name].load()

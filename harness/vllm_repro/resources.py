@@ -10,7 +10,8 @@ _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent
 
 
-def _find(in_checkout: str, in_wheel: str) -> Path:
+def _data_folder(in_checkout: str, in_wheel: str) -> Path:
+    """Return a folder of the package's own files: in the checkout, else in the installed wheel."""
     # The checkout first, so that an edited scenario is used.
     checkout = [_CHECKOUT / in_checkout] if (_CHECKOUT / "pyproject.toml").is_file() else []
     for candidate in (*checkout, _PACKAGE / "_data" / in_wheel):
@@ -21,14 +22,14 @@ def _find(in_checkout: str, in_wheel: str) -> Path:
 
 def scenario_folder() -> Path:
     """Return the folder of scenario files."""
-    return _find("scenarios", "scenarios")
+    return _data_folder("scenarios", "scenarios")
 
 
 def ledger_file() -> Path:
     """Return the ledger of known bugs."""
-    return _find("reports/results", "results") / "catalogue.json"
+    return _data_folder("reports/results", "results") / "catalogue.json"
 
 
 def rehearsal_engine() -> Path:
     """Return the folder of the rehearsal engine, for `python FOLDER serve …`."""
-    return _find("fixtures/rehearsal", "rehearsal")
+    return _data_folder("fixtures/rehearsal", "rehearsal")

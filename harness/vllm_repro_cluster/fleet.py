@@ -146,6 +146,7 @@ def _refuse_silent(address: str) -> None:
 
 
 def _one_line(error: Exception) -> str:
+    """Return the class and the message of an exception in one line."""
     return f"{type(error).__name__}: {' '.join(f'{error}'.split())}"
 
 
@@ -154,7 +155,7 @@ class _HeadGone(InfraError):
 
 
 class Fleet:
-    """A cluster that this process is connected to. ray: the module; tests give another one."""
+    """A Ray cluster that does runs; ray: Ray's module, of which tests give another one."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -163,6 +164,7 @@ class Fleet:
         self._begun = False
 
     def interrupt(self, name: str) -> None:
+        """Note the signal that ends the command, so that each run stops soon."""
         self._interrupted = name
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -242,13 +244,14 @@ class Fleet:
 
     @staticmethod
     def _resume(copy: RunCopy, job: Job) -> str:
+        """Write the reports of a lost run; return the command that resumes it, else repeats it."""
         if copy.folder is None:
             return job.reproduce
         write_reports_of(copy.folder, job)
         return f"vllm-repro run --resume {shlex.quote(str(copy.folder))} --on CLUSTER"
 
     def _try(self, job: Job, copy: RunCopy, lost: str) -> str:
-        """Run the job on its node or nodes.
+        """Run the job once on its node or nodes.
 
         Return how the node was lost; empty if it was not, or if a signal interrupted the run.
         """
@@ -364,10 +367,12 @@ class Fleet:
 
 
 def _words(resources: Mapping[str, float]) -> str:
+    """Return resources as words, such as `GPU 2, vllm_repro 1`."""
     return ", ".join(f"{name} {number:g}" for name, number in resources.items())
 
 
 def _item(job: Job, folder: Path | None, demand: Mapping[str, int]) -> Item:
+    """Return what a node needs to do a run: job, patches, working folder and resources."""
     private: dict[str, Sequence[Any]] = {
         "folders": [*private_folders(), *private_sources([job.options.vllm])],
         "hosts": private_hosts(job.scenario),
@@ -387,7 +392,7 @@ def _item(job: Job, folder: Path | None, demand: Mapping[str, int]) -> Item:
 
 
 def _files(job: Job, folder: Path | None) -> dict[str, bytes]:
-    """Return the files that a node needs.
+    """Return the files that a node needs to do a run: name and content.
 
     They are those of the run to resume, and the reports that a claim of `fixed` compares with.
     """

@@ -57,7 +57,7 @@ It removes them before it starts a server.
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """A further node of a server."""
+    """One further node of a server on several nodes: its rank, arm and meeting address."""
 
     rank: int
     # None: only fetch what the arm's servers need
@@ -67,7 +67,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A run to do on a node."""
+    """One run, or one rank of its server, to do on a node, with all that the node must know."""
 
     job: Job
     # name of the folder of an interrupted run, or empty
@@ -142,7 +142,9 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
         ended = False
         while not ended:
             ended = child.poll() is not None
-            yield from _news(root, runs, runs / (item.resume or "latest"), sent, ended=ended)
+            yield from _unsent_changes(
+                root, runs, runs / (item.resume or "latest"), sent, ended=ended
+            )
             time.sleep(0 if ended else POLL_S)
     finally:
         if child is not None:
@@ -153,7 +155,7 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
 
 
 def remove_left() -> None:
-    """Remove the folders of items without a process.
+    """Remove the folders that earlier items left on this node when they were killed.
 
     Ray kills the processes of a worker that it ends.
     """
@@ -183,10 +185,10 @@ def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
     return dict(os.environ)
 
 
-def _news(
+def _unsent_changes(
     root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool
 ) -> Iterator[Chunk]:
-    """Yield what was not sent yet: growing files at any time, all others at the end."""
+    """Yield what was not sent yet of a run's files: logs at any time, all others at the end."""
     for name in (SITE, STARTED, OUTPUT, ERROR):
         yield from _chunks(root / name, name, sent)
     run = run.resolve()
@@ -199,6 +201,7 @@ def _news(
 
 
 def _chunks(path: Path, name: str, sent: dict[str, int]) -> Iterator[Chunk]:
+    """Yield the bytes of a file beyond those in `sent`, in chunks, and note them there."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         at = file.seek(sent.get(name, 0))
         while (data := file.read(_CHUNK)) or name not in sent:  # also an empty file

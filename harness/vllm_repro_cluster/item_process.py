@@ -57,6 +57,7 @@ def main(root: Path) -> int:
 
 
 def _run(item: Item, root: Path) -> None:
+    """Run the item's scenario, or one rank of its server, with its files below `root`."""
     if item.version != __version__:
         text = f"the node has vllm-repro {__version__}, and the command is {item.version}"
         raise InfraError(text, hint="install the same vllm-repro on each node")
@@ -91,6 +92,7 @@ def _run(item: Item, root: Path) -> None:
 
 
 def _say(line: str) -> None:
+    """Print a line of progress, which is sent to the machine of the command."""
     print(line, flush=True)  # a file is the standard output
 
 
@@ -120,6 +122,7 @@ def _run_rank(job: Job, rank: Rank, root: Path) -> None:
 
 
 async def _until_ended(server: Server, started: Path) -> Exit:
+    """Start a server, write its facts to `started`, and return how it exited."""
     try:
         facts = await server.start()
         _write(
@@ -143,6 +146,7 @@ def _write(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _end_with_leash(cut: threading.Event) -> None:
+    """Wait until standard input closes, then set `cut` and send SIGTERM to this process."""
     os.read(sys.stdin.fileno(), 1)  # not with `sys.stdin`, whose lock Python needs at exit
     cut.set()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -71,6 +71,7 @@ class ClusterNodes:
         return [self._prepared(rank) for rank in range(1, self._item.nodes)]
 
     def _prepared(self, rank: int) -> str:
+        """Prepare the node of one rank, and return its address once it is done."""
         node = _Node(self._ray, self._item, Rank(rank=rank), None, self._say)
         node.begin()
         try:
@@ -83,6 +84,7 @@ class ClusterNodes:
         return node.address
 
     def server(self, arm: Arm, rank: int, meeting: Meeting, log: Path) -> Server:
+        """Return the part of a server that runs on the node of a rank, not started yet."""
         return _Node(
             self._ray, self._item, Rank(rank=rank, arm=arm, meeting=meeting), log, self._say
         )
@@ -108,6 +110,7 @@ class _Node(Server):
         self._stream: Any = None
 
     def begin(self) -> None:
+        """Start the task on the node, and a thread that reads what it sends."""
         if self.log_path is not None:
             self.log_path.touch()
         self._begun = self._heard = time.monotonic()
@@ -127,6 +130,7 @@ class _Node(Server):
             )
 
     def _read(self) -> None:
+        """Take chunks from the node until its task ends; note how its server exited or was lost."""
         ray, lost = self._ray, "its process ended early"
         try:
             while True:
@@ -150,6 +154,7 @@ class _Node(Server):
             self.ended.set()
 
     def _take(self, name: str, at: int, data: bytes) -> None:
+        """Take a chunk by its name: address, output, error, facts of the server, exit or log."""
         if name == NODE:
             self.address = data.decode()
         elif name == OUTPUT:
@@ -170,6 +175,7 @@ class _Node(Server):
                 file.write(data)
 
     async def start(self) -> ServerFacts:
+        """Start the task; return the facts of the server once it has started on the node."""
         self.begin()
         while self._started is None:
             self.check()
@@ -183,12 +189,14 @@ class _Node(Server):
         )
 
     async def exited(self) -> Exit:
+        """Wait until the task has ended; return how its server exited."""
         while not self.ended.is_set():
             await asyncio.sleep(POLL_S)
         assert self._exit is not None
         return self._exit
 
     async def stop(self) -> None:
+        """End the server on its node, once the rest of its log has come."""
         if self._stream is None:
             return
         last = time.monotonic() + _SETTLES_IN_S

@@ -25,12 +25,13 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 def write_reports_of(folder: Path, job: Job) -> None:
+    """Write the reports of a run into its folder on this machine, from its journal."""
     with signals_later():
         write_reports(build(folder), job.scenario)
 
 
 class RunCopy:
-    """The copy of a run's folder on this machine.
+    """The copy of a run's folder on this machine, while a node of the cluster does the run.
 
     folder: None until it is known. reported: the reports of this node have arrived.
     """
@@ -46,7 +47,7 @@ class RunCopy:
         self._error: ReproError | None = None
 
     def take(self, name: str, at: int, data: bytes) -> None:
-        """Take a chunk."""
+        """Take a chunk: write it to the copy, or print or keep what the node says."""
         if name == NODE:
             self.node = data.decode()
         elif name == OUTPUT:
@@ -75,11 +76,12 @@ class RunCopy:
 
     @property
     def finished(self) -> bool:
+        """Return True if the journal holds the end of the run, without an interruption."""
         end = read(self.folder / "journal.jsonl").end if self.folder else None
         return end is not None and not end["interrupted"]
 
     def ended(self) -> str:
-        """Return how the process of the run was lost; empty if it finished.
+        """Return why the process of the run was lost; empty if the run finished.
 
         Raises the error that it left.
         """
@@ -127,7 +129,7 @@ class RunCopy:
 
 
 class _Site:
-    """The facts of a site on a node."""
+    """Facts of the vLLM that a node runs: kind of server, evidence and version."""
 
     def __init__(self, kind: str, evidence: str, version: str | None, why: str) -> None:
         self.kind, self.evidence, self.version = ServerKind(kind), Evidence(evidence), version

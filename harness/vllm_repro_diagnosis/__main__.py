@@ -37,6 +37,7 @@ def main() -> None:
 
 
 def _read(name: str) -> Diagnosis:
+    """Return the diagnosis of a log file; `-` is standard input."""
     if name == "-":
         stdin = sys.stdin.buffer
         return diagnose(stdin if isinstance(stdin, io.BufferedReader) else read_lines(stdin))

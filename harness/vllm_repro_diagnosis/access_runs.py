@@ -46,7 +46,7 @@ _STAMP = re.compile(
 
 
 class AccessRuns:
-    """Reader of a binary file that skips runs of such lines."""
+    """Reader of a log file that skips long runs of access lines and token counts."""
 
     def __init__(self) -> None:
         # lines skipped so far, and how many of them have a time
@@ -61,7 +61,7 @@ class AccessRuns:
         self._kinds: Sequence[str] = ()
 
     def skip(self, kinds: Collection[str]) -> None:
-        """Skip lines of these kinds, from the next line to the first of another kind."""
+        """Skip lines of these kinds (see `kind_of`), up to the first line of another kind."""
         self._kinds = sorted(kinds)[:_MOST]
 
     def read(self, file: BufferedReader, longest: int) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ class AccessRuns:
             at = end
 
     def _lines_with_words(self, text: bytes) -> Iterator[bytes]:
-        """Yield the lines that hold a word of `only`."""
+        """Yield the lines of `text` that hold one of the words in `self.only`."""
         starts = set()
         for word in self.only or ():
             place = -1
@@ -106,7 +106,7 @@ class AccessRuns:
             yield text[start : text.index(b"\n", start) + 1]
 
     def _run(self, block: bytes, begin: int, end: int) -> Iterator[bytes]:
-        """Yield the lines of a run that count: its last, the last of each kind, three answers."""
+        """Yield the lines in `block[begin:end]` that still count: the last ones of each kind."""
         stamps = list(_stamps(block, begin, end))
         kept = {_start(block, begin, end - 1), *{kind: start for start, kind, _ in stamps}.values()}
         marks = [
@@ -135,7 +135,7 @@ class AccessRuns:
 
 
 def kind_of(raw: str) -> str | None:
-    """Return the beginning that lines of the same kind share; None if the line is never skipped.
+    """Return the fixed beginning of an access line or token count that may be skipped; else None.
 
     A zero character stands for the time.
     """
@@ -145,12 +145,12 @@ def kind_of(raw: str) -> str | None:
 
 
 def _start(block: bytes, begin: int, place: int) -> int:
-    """Return where the line of `place` begins, in a run that begins at `begin`."""
+    """Return the index at which the line that holds index `place` begins; not before `begin`."""
     return block.rfind(b"\n", begin, place) + 1 or begin
 
 
 def _stamps(block: bytes, begin: int, end: int) -> Iterator[tuple[int, str, str]]:
-    """Yield the place, kind and time of each count of tokens in a run."""
+    """Yield (index, kind, time) of each throughput line of vLLM in `block[begin:end]`."""
     place = begin
     while (place := block.find(b" Engine ", place, end)) >= 0:
         start = _start(block, begin, place)
@@ -161,7 +161,7 @@ def _stamps(block: bytes, begin: int, end: int) -> Iterator[tuple[int, str, str]
 
 @cache
 def _pattern(kinds: tuple[str, ...]) -> re.Pattern[bytes]:
-    """Return a pattern of a run.
+    """Return a pattern that matches a run of lines of these kinds.
 
     It is possessive: the search must not try another way for any of a million lines.
     """

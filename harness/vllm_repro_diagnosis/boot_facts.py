@@ -21,7 +21,7 @@ from vllm_repro_diagnosis.log_text import Line
 
 @dataclass(frozen=True, kw_only=True)
 class BootFacts:
-    """Facts of the boot; None, empty or False if the log does not state them."""
+    """Facts that a log states about a boot, such as release and KV cache size; else empty."""
 
     # as the server prints it, nightlies with their commit (`0.20.2rc1.dev35+g4845aee6b`)
     vllm_version: str | None = None
@@ -169,7 +169,7 @@ EVIDENCE_WORDS = {
 
 
 def _locked_bytes(sizes_mb: str) -> int:
-    """Return the bytes of the largest workspace in a list of sizes."""
+    """Return the bytes of the largest workspace in a comma-separated list of sizes in MB."""
     sizes = [float(size) for size in sizes_mb.split(",") if size.strip()]
     return round(max(sizes, default=0.0) * 1024 * 1024)
 
@@ -187,6 +187,7 @@ class BootReader:
         self._stated: str | None = None
 
     def feed(self, line: Line) -> None:
+        """Take one line, and note the facts that it states."""
         text = line.text
         if (
             text.startswith(_MARKS) and self.evidence is not Evidence.SCHEDULER
@@ -225,7 +226,7 @@ class BootReader:
         if (
             (at := text.find("non-default args: ")) >= 0
             and (match := _ARGS.match(text, at))
-            and (args := _literal(match[1]))
+            and (args := _args_in(match[1]))
         ):
             self._set("args", args)
             if isinstance(batched := args.get("max_num_batched_tokens"), int):
@@ -234,15 +235,18 @@ class BootReader:
                 self._set("enforce_eager", eager)
 
     def _set(self, name: str, value: object) -> None:
+        """Note a fact, unless an earlier line stated it or `value` is None."""
         if value is not None:
             self._facts.setdefault(name, value)
 
     def facts(self) -> BootFacts:
+        """Return the facts that the lines so far state."""
         facts = {"vllm_version": self._stated, **self._facts}
         return BootFacts(**facts)  # type: ignore[arg-type]  # `feed` sets values of these types
 
 
-def _literal(text: str) -> dict[str, object]:
+def _args_in(text: str) -> dict[str, object]:
+    """Return the dict that vLLM printed after `non-default args:`; empty if it is unreadable."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -259,7 +263,7 @@ def boot_facts(lines: Iterable[Line]) -> BootFacts:
 
 
 def evidence_in(lines: Iterable[Line]) -> Evidence:
-    """Return what a run on the server of this log is evidence of."""
+    """Return what the server of this log is evidence of: GPU, CPU, lab, rehearsal or unknown."""
     reader = BootReader()
     for line in lines:
         reader.feed(line)
@@ -299,6 +303,7 @@ def scheduler_dump(lines: Iterable[Line]) -> tuple[ScheduledChunk, ...]:
 
 
 def _requests(text: str) -> tuple[ScheduledChunk, ...]:
+    """Return the requests in the text of a dumped `SchedulerOutput(...)`."""
     scheduled: dict[str, int] = {}
     for match in _SCHEDULED.finditer(text):
         for item in match[1].split(","):
@@ -327,6 +332,7 @@ def _requests(text: str) -> tuple[ScheduledChunk, ...]:
 
 
 def _unquoted(name: str) -> str:
+    """Return a request id without the blanks and quotation marks around it."""
     return name.strip().strip("'\"")
 
 
@@ -354,7 +360,7 @@ def observed(lines: Iterable[Line]) -> tuple[Observation, ...]:
 
 
 def imported(lines: Iterable[Line]) -> tuple[str, ...]:
-    """Return the patched files that a process imported."""
+    """Return the patched files that vLLM's processes reported to have imported, each once."""
     return tuple(
         dict.fromkeys(
             str(each.values["file"]) for each in observed(lines) if each.kind == "imported"
@@ -366,7 +372,7 @@ _ITERATION = re.compile(r"\bIteration\(\d+\): (\d+) context requests, (\d+) cont
 
 
 def shared_steps(lines: Iterable[Line]) -> tuple[SharedStep, ...] | None:
-    """Return the first 10,000 steps with several prompts.
+    """Return the first 10,000 engine steps that computed several prompts together.
 
     None means that the log has no steps, as without --enable-logging-iteration-details.
     """

@@ -86,13 +86,14 @@ _LATER_DEATHS = (
 
 
 class _LaterDeaths:
-    """Number of the lives after the first death that died, too: each counts once."""
+    """Counter of deaths in the lives of a server after the first that died, one for each life."""
 
     def __init__(self) -> None:
         self.count = 0
         self._fresh = False
 
     def feed(self, line: Line) -> None:
+        """Take one line, and count it if it is the first of its life to report a death."""
         begins = boot_marker(line) is not None
         died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) :])
         self.count += self._fresh and died and line.level != "INFO"
@@ -100,7 +101,7 @@ class _LaterDeaths:
 
 
 def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
-    """Return the container that a line is of.
+    """Return the container whose server printed a line; add it to `streams` if it is new.
 
     A report of another program is of the only vLLM server in the text, if there is one.
     """
@@ -121,7 +122,7 @@ _MOST_SILENT = 64
 
 @dataclass(slots=True)
 class _SilentLife:
-    """A life without a known end."""
+    """Life of a server whose lines end without showing how it ended."""
 
     number: int
     diagnosis: Diagnosis
@@ -131,7 +132,7 @@ class _SilentLife:
 
 
 class _Container:
-    """The lives of the server in one container.
+    """The lives of the server in one container of a log: boots that follow one another.
 
     Each is judged when the next begins, so that a log of many lives needs no more memory.
     """
@@ -160,7 +161,7 @@ class _Container:
         self._lives += 1
 
     def diagnosis(self, we_terminated: bool | None) -> Diagnosis:
-        """Return the diagnosis of the life that counts."""
+        """Return the diagnosis of the first life that died, else fell silent, else of the last."""
         last = self._judge(self.life, we_terminated)
         if self.died is not None:
             return self.died
@@ -174,6 +175,7 @@ class _Container:
         return replace(first.diagnosis, died=None, why=why)
 
     def _judge(self, life: ServerLife, we_terminated: bool | None) -> Diagnosis:
+        """Return the diagnosis of one life, and note its death, evidence and shutdown."""
         diagnosis = judge_life(life, we_terminated)
         self.deaths += bool(diagnosis.died)
         if self.died is None and diagnosis.died:
@@ -193,7 +195,7 @@ class _Container:
 
 
 def _most_telling(servers: Sequence[_Container], we_terminated: bool | None) -> Diagnosis:
-    """Return the diagnosis that counts among several containers."""
+    """Return the diagnosis that counts among several containers of one log."""
     diagnoses = [(server, server.diagnosis(we_terminated)) for server in servers]
     # Other containers in the same log are no servers.
     of_vllm = [each for server, each in diagnoses if server.of_vllm or _in_vllm(each)]
@@ -201,7 +203,7 @@ def _most_telling(servers: Sequence[_Container], we_terminated: bool | None) -> 
 
 
 def _evidence(diagnosis: Diagnosis, seen: set[Evidence]) -> Evidence:
-    """Return the weakest evidence that the log has.
+    """Return the weakest kind of evidence that the log shows: a simulation goes before a GPU.
 
     A log may have several: a simulation announces itself before vLLM's first line.
     """
@@ -223,18 +225,19 @@ def _marks_of_weaker(evidence: Evidence) -> tuple[bytes, ...]:
 
 
 def _in_vllm(diagnosis: Diagnosis) -> bool:
+    """Return True if the traceback of the root exception has a frame of vLLM."""
     return any("vllm" in frame.file for frame in diagnosis.frames)
 
 
 def _rank(diagnosis: Diagnosis) -> int:
-    """Return the rank of a container's diagnosis: first a death that no other death explains."""
+    """Return the rank of a diagnosis among containers: 0, a death with its cause, to 3, none."""
     if diagnosis.died:
         return 0 if diagnosis.root is not None and not diagnosis.root.of_consequence else 1
     return 2 if diagnosis.died is None else 3
 
 
 class _Order:
-    """Order of the times in each process's lines, which a search in a log store may reverse or mix.
+    """Test of whether each process's lines are in order of time; a log store may reverse them.
 
     In a reversed log the header of a traceback follows its frames, which shows it even if all times
     are equal.
@@ -246,6 +249,7 @@ class _Order:
         self._after_frame: set[tuple[str, int | str]] = set()
 
     def feed(self, line: Line) -> None:
+        """Take one line: its time, and whether a traceback's header comes after its frames."""
         key = (line.stream, line.speaker)
         if line.time:
             self.see(line, line.time)

@@ -10,6 +10,7 @@ from vllm_repro_diagnosis.tracebacks import Raised
 
 
 def _names(text: str) -> frozenset[str]:
+    """Return the words of a text as a set of function names."""
     return frozenset(text.split())
 
 
@@ -60,7 +61,7 @@ _ENGINE_FILES = (
 
 
 def warming_up(functions: frozenset[str]) -> bool:
-    """Return True in profiling, compiling or capturing.
+    """Return True if one of the functions profiles, warms up or captures graphs.
 
     The dummy batches of an idle data-parallel engine do not count.
     """
@@ -68,21 +69,22 @@ def warming_up(functions: frozenset[str]) -> bool:
 
 
 def stepping(functions: frozenset[str]) -> bool:
-    """Return True in a step of the engine, which it takes only with requests."""
+    """Return True if one of the functions runs in a step with requests, and none in the warm-up."""
     return bool(functions & STEP) and not functions & _WARMUP
 
 
 def booting(functions: frozenset[str]) -> bool:
+    """Return True if one of the functions belongs to an engine's boot, such as `load_model`."""
     return bool(functions & _BOOT)
 
 
 def starting(functions: frozenset[str]) -> bool:
-    """Return True in the server program itself, before its first engine."""
+    """Return True if one of the functions is of the server program, before its first engine."""
     return bool(functions & _START)
 
 
 def leaves_the_engine(raised: Raised) -> bool:
-    """Return True if it passed through a step or boot of an engine, where nothing catches it."""
+    """Return True if an exception came out of an engine's step or boot: nothing catches it."""
     functions = frozenset(raised.functions)
     inside = any(frame.file.startswith(_ENGINE_FILES) for frame in raised.frames)
     return inside and bool(functions & (STEP | _WARMUP | _BOOT)) and not functions & _UTILITY

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Evidence(StrEnum):
-    """Kind of evidence that a run gives."""
+    """What the results of a run hold for: a GPU, a CPU, a simulation or an unknown device."""
 
     GPU = "gpu"
     CPU = "cpu"  # a stock release on a CPU
@@ -99,7 +99,7 @@ def banner(evidence: str, version: str | None) -> str:
     return facts_of(evidence).banner.format(release=f"vLLM {version}" if version else "vLLM")
 
 
-def simulated(evidence: str) -> str:
-    """Return the mark beside everything that did not happen on vLLM itself: ` (LAB)`."""
+def simulation_mark(evidence: str) -> str:
+    """Return the mark of a simulation, such as ` (LAB)`, to print behind a claim; else ""."""
     facts = facts_of(evidence)
     return f" ({facts.mark})" if facts.simulated else ""

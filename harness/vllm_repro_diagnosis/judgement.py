@@ -51,7 +51,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The diagnosis of one text."""
+    """What a log or traceback shows: whether the engine died, why, when, and its root exception."""
 
     # False: stopped on request, refused before an engine existed, or stated to run on. None: the
     # text does not decide it, for example if it just ends.
@@ -88,16 +88,18 @@ class Diagnosis:
 
     @property
     def message(self) -> str | None:
+        """Return the message of the root exception; None without a root."""
         return self.root.message if self.root else None
 
     @property
     def frames(self) -> tuple[Frame, ...]:
+        """Return the frames of the root exception, outermost first; empty without a root."""
         return self.root.frames if self.root else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """One life and the facts that the rules use. A line number is None if there is no such line."""
+    """One life of a server, with the facts that the rules use; a missing line's number is None."""
 
     life: ServerLife
     # judge it as a pasted text, not as a log
@@ -112,23 +114,23 @@ class _Case:
     we_terminated: bool | None
 
     def line(self, *kinds: SignKind) -> int | None:
-        """Return the first line with a sign of one of these kinds."""
+        """Return the number of the first line with a sign of one of these kinds, or None."""
         return _first(*(self.life.line_of(kind) for kind in kinds))
 
     @property
     def engine_missing(self) -> int | None:
-        """Return the first line in which the API server reports a dead engine."""
+        """Return the number of the first line in which the API server reports a dead engine."""
         return self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD)
 
     @property
     def first_end(self) -> int | None:
-        """Return the first line that reports an end of any process."""
+        """Return the number of the first line that reports the end of any process."""
         other_end = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
         return _first(self.engine_missing, other_end)
 
     @property
     def stop_asked(self) -> int | None:
-        """Return the line of an ordered shutdown, not of one because the engine was gone."""
+        """Return the number of the line that begins an ordered shutdown, before any death."""
         # A 503 of /health does not prove a death, but uvicorn's shutdown after it does not prove
         # a request to stop either.
         shutdown = self.line(SignKind.SHUTDOWN)
@@ -144,6 +146,7 @@ class _Case:
 
     @property
     def ordered(self) -> bool:
+        """Return True if somebody asked the server to stop before the end of any process."""
         return self.stop_asked is not None or self.engine_stop_asked
 
     @property
@@ -155,7 +158,7 @@ class _Case:
 
     @property
     def cause(self) -> Root | None:
-        """Return the root, unless it only reports that something else ended."""
+        """Return the root exception, unless it only reports that another process ended."""
         root = self.root
         if root is None or root.of_termination:
             return None
@@ -165,7 +168,7 @@ class _Case:
 
 
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
-    """Return the diagnosis of the first rule that applies.
+    """Return the diagnosis of one life of a server, by the first rule that applies.
 
     A log among prose or bare lines is also judged as a pasted text: the richer answer counts.
     """
@@ -199,10 +202,12 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
 
 
 def _richness(diagnosis: Diagnosis) -> tuple[bool, bool, bool]:
+    """Return a sort key: a diagnosis with a death, a root and a known end is the greatest."""
     return bool(diagnosis.died), diagnosis.root is not None, not diagnosis.open_end
 
 
 def _by_first_rule(case: _Case) -> Diagnosis:
+    """Return the diagnosis of the first rule that applies, else that of a log without an end."""
     for rule in _RULES:
         if (diagnosis := rule(case)) is not None:
             return diagnosis
@@ -210,7 +215,7 @@ def _by_first_rule(case: _Case) -> Diagnosis:
 
 
 def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
-    """Add line and time of a death, and the earliest line that explains it.
+    """Return the diagnosis of a death with its line, its time and the line that explains it.
 
     A root that names no cause becomes a sentence.
     """
@@ -249,6 +254,7 @@ _ENDS = (
 
 
 def _first(*lines: int | None) -> int | None:
+    """Return the smallest of the known line numbers; None if none is known."""
     return min((line for line in lines if line is not None), default=None)
 
 
@@ -258,24 +264,28 @@ def _before(line: int | None, other: int | None) -> bool:
 
 
 def _left_the_engine(case: _Case) -> bool:
+    """Return True if the cause came out of an engine's step or boot: nothing catches it there."""
     cause = case.cause
     return cause is not None and cause.from_engine and leaves_the_engine(cause.raised)
 
 
 def _died(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
+    """Return the diagnosis that the engine died, with the reason as a sentence."""
     return Diagnosis(died=True, why=why, root=root, phase=phase)
 
 
 def _lives(why: str, phase: Phase | None = None, *, open_end: bool = False) -> Diagnosis:
+    """Return the diagnosis that the engine did not die, with the reason as a sentence."""
     return Diagnosis(died=False, why=why, phase=phase, open_end=open_end)
 
 
 def _undecided(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
+    """Return the diagnosis that the text does not show whether the engine died, and why not."""
     return Diagnosis(died=None, why=why, root=root, phase=phase)
 
 
 def _refused(case: _Case) -> Diagnosis | None:
-    """Judge a server that refused its command line."""
+    """Judge a server that refused its command line; None if it did not."""
     life = case.life
     if life.usage is None or life.ready or SignKind.FATAL in life:
         return None
@@ -284,7 +294,7 @@ def _refused(case: _Case) -> Diagnosis | None:
 
 
 def _by_kernel(case: _Case) -> Diagnosis | None:
-    """Apply the kernel's report: a process that it kills cannot log anything."""
+    """Judge a server of which the kernel killed a process for lack of memory; else None."""
     killed = case.life.first.get(SignKind.OOM_KILLED)
     if killed is None or case.cause is not None or _before(case.stop_asked, killed.line):
         return None
@@ -293,7 +303,7 @@ def _by_kernel(case: _Case) -> Diagnosis | None:
 
 
 def _last_words(case: _Case) -> Diagnosis | None:
-    """Apply the last log lines of EngineCore, or of the process above a worker."""
+    """Judge by the last lines that EngineCore, or the process above a worker, logged as it died."""
     life, root, cause = case.life, case.root, case.cause
     worker, failed = life.first.get(SignKind.WORKER_DIED), life.first.get(SignKind.BOOT_FAILED)
     # In a text of several servers another one may have been ready.
@@ -435,7 +445,7 @@ def _program(case: _Case, but: frozenset[str]) -> Diagnosis | None:
 
 
 def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
-    """Return True if EngineCore's last words hold the exception, and the words above are cut off.
+    """Return True if EngineCore logged the exception as it died, and the line before is cut off.
 
     The same file logs failures of single calls, but those have a headline.
     """
@@ -490,6 +500,7 @@ _PROCESS = re.compile(r"Process [\w.-]+:$")
 
 
 def _is_exit(raised: Raised) -> bool:
+    """Return True for SystemExit and KeyboardInterrupt, which are no failure."""
     return bare_name(raised.exception) in ("SystemExit", "KeyboardInterrupt")
 
 
@@ -667,7 +678,7 @@ nothing failed before it.
 
 
 def _named(root: Root | None) -> str:
-    """Return the exception, its function and the first line of its message."""
+    """Return words for an exception: its class, its function and the first line of its message."""
     if root is None:
         return "the exception behind it is not in this log"
     first = root.message.strip().partition("\n")[0]
@@ -680,7 +691,7 @@ def _named(root: Root | None) -> str:
 
 
 def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
-    """Return the phase by the root's functions, or by the signs of the log."""
+    """Return the engine's phase (boot, request, …) by the root's functions or the log's signs."""
     life = case.life
     links = () if diagnosis.root is None else diagnosis.root.raised.links
     functions = frozenset(name for link in links for name in link.functions)

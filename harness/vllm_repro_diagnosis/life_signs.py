@@ -25,7 +25,7 @@ from vllm_repro_diagnosis.tracebacks import (
 
 
 class SignKind(StrEnum):
-    """The meaning of a sign."""
+    """What a log line shows about a server's life or death, such as a fatal error or readiness."""
 
     FATAL = "fatal"  # logged by EngineCore as it dies
     BOOT_FAILED = "boot-failed"
@@ -78,7 +78,7 @@ _OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The first line of its kind: its number, text and time."""
+    """The first log line that shows one `SignKind`: its number, text and time."""
 
     line: int
     text: str
@@ -229,6 +229,7 @@ class ServerLife:
         return kind in self.first
 
     def line_of(self, kind: SignKind) -> int | None:
+        """Return the number of the first line with a sign of this kind; None without one."""
         sign = self.first.get(kind)
         return None if sign is None else sign.line
 
@@ -244,6 +245,7 @@ class ServerLife:
 
     @property
     def ready(self) -> bool:
+        """Return True if the server was ready: it logged so, answered or counted requests."""
         return self.served or SignKind.READY in self.first
 
     def ended_by(self, line: Line) -> bool:
@@ -283,7 +285,7 @@ class ServerLife:
             self._take(line)
 
     def is_settled(self, line: Line) -> bool:
-        """Return True if this line need not be read once a later line of its kind is."""
+        """Return True if this line may be skipped when another line of its kind follows."""
         return not self._is_doubtful(line) and self.finder.is_idle(line)
 
     def skip(self, count: int) -> None:
@@ -292,7 +294,7 @@ class ServerLife:
         self._logged += count
 
     def finish(self) -> None:
-        """Take the doubtful lines that were kept. The next life does not inherit their pids."""
+        """Read the doubtful lines kept so far. The next life does not inherit their pids."""
         self._known = set()
         while self._doubtful:
             self._take(self._doubtful.popleft())
@@ -310,6 +312,7 @@ class ServerLife:
         return named and line.pid is not None and line.pid not in self._known
 
     def _take(self, line: Line) -> None:
+        """Read one line: its sign, exception, boot facts, process and configuration."""
         text = line.text
         quoting = line.level in ("DEBUG", "INFO") and bool(
             line.source
@@ -359,6 +362,7 @@ class ServerLife:
             self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
 
     def _is_environment(self, line: Line) -> bool:
+        """Return True if the line is inside the output of vLLM's `collect_env`."""
         text = line.text.strip()
         if self._in_environment:
             self._in_environment = (
@@ -369,12 +373,14 @@ class ServerLife:
         return self._in_environment
 
     def _keep_prose(self, text: str) -> None:
+        """Keep a line that no server logged, up to 20,000 characters in all."""
         if self._prose_length < _PROSE:
             self.prose.append(text)
             self._prose_length += len(text)
         self.quoted |= _QUOTED.search(text) is not None
 
     def _kind(self, line: Line) -> SignKind | None:
+        """Return the sign that a line is, or None; note answers and counts of requests."""
         text = line.text if line.level or line.process else line.text.lstrip()
         if text.startswith(_FATAL) and (
             line.level or (text.rstrip() in _FATAL and not self.booted)
@@ -412,6 +418,7 @@ class ServerLife:
         return None if reported in _REFUTED and line.number < self._alive else reported
 
     def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
+        """Note an HTTP answer in the access log; return its sign if its status is 5xx."""
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
             self._answers.append(number)
@@ -427,12 +434,13 @@ class ServerLife:
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
 
     def _lives_at(self, number: int) -> None:
-        """Take an answer or tokens: a dead engine gives none."""
+        """Note that the engine lives at this line; drop the signs that its answer refutes."""
         self._alive = number
         for kind in _REFUTED:
             self.first.pop(kind, None)
 
     def _out_of_memory(self, pid: int, name: str, in_container: bool) -> SignKind | None:
+        """Return the sign in a kernel's report that it killed a process; None if not vLLM's."""
         if pid in self.pids:
             return SignKind.OOM_KILLED
         # In a container the kernel's pid is not the one that the log has.
@@ -441,6 +449,7 @@ class ServerLife:
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
     def _stats(self, match: re.Match[str], number: int) -> None:
+        """Note a throughput line of vLLM: which engine has requests, and whether tokens came."""
         self.served = True
         if not self.stopping.isdisjoint(self.first):
             return  # the API server keeps logging the last counts after its engine ended
@@ -456,6 +465,7 @@ class ServerLife:
 
 
 def _of_engine(traceback: OpenTraceback) -> bool:
+    """Return True if an engine or a worker printed the traceback, by its process or functions."""
     if traceback.process:
         return traceback.process.startswith(ENGINE_NAMES)
     return not LOOPS.isdisjoint(traceback.functions)

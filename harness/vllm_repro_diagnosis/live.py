@@ -61,12 +61,14 @@ def _stat(path: str) -> list[str]:
 
 
 def _parent(pid: int) -> int:
+    """Return the pid of a process's parent; 0 if the process is gone."""
     with contextlib.suppress(OSError, IndexError):
         return int(_stat(f"/proc/{pid}/stat")[1])
     return 0
 
 
 def _sample(pid: int) -> _Sample | None:
+    """Return the state, processor seconds and sleeps of a process now; None if it is gone."""
     with contextlib.suppress(OSError, IndexError, ValueError):  # it ended
         whole, main = _stat(f"/proc/{pid}/stat"), _stat(f"/proc/{pid}/task/{pid}/stat")
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
@@ -77,7 +79,7 @@ def _sample(pid: int) -> _Sample | None:
 
 
 def _sockets_at(port: int, state: str, pid: int | str = "self") -> Iterator[list[str]]:
-    """Yield the fields of the TCP sockets at a port, in the network namespace of a process."""
+    """Yield the /proc fields of TCP sockets at a port, in a state (hex), as a process sees them."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):  # ended, or no IPv6
             for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines():
@@ -93,16 +95,18 @@ def listeners(port: int) -> list[int]:
 
 
 def _clients(port: int, pid: int) -> dict[str, int]:
-    """Return the addresses of connected clients, with the bytes that each has not taken yet."""
+    """Return the addresses of a port's clients, with the bytes that each has not taken yet."""
     rows = _sockets_at(port, "01", pid)
     return {fields[2]: int(fields[4].partition(":")[0], 16) for fields in rows}
 
 
 def _pids() -> list[int]:
+    """Return the pids of all processes of this machine, in order."""
     return sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
 def _files_of(pid: int) -> set[str]:
+    """Return what a process has open: paths, and sockets as `socket:[INODE]`; empty if hidden."""
     links = set()
     with contextlib.suppress(OSError):  # ended, or not ours to see
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -131,7 +135,7 @@ def tree_of(pid: int) -> list[int]:
 
 
 def _descendants(pids: Sequence[int]) -> list[int]:
-    """Return the processes and all below them."""
+    """Return these pids and those of all processes below them, at any depth."""
     parents = {each: _parent(each) for each in _pids()}
     tree = [pid for pid in pids if pid in parents]
     for above in tree:
@@ -152,12 +156,13 @@ def role_of(command: str) -> Role:
 
 
 def _port(url: str) -> int:
+    """Return the port of a URL; 80 or 443 if it names none."""
     parts = urlsplit(url)
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def is_local(url: str) -> bool:
-    """Return True if the URL's host is this one: only its addresses can be bound."""
+    """Return True if the URL's host is this machine: only then can its address be bound."""
     with contextlib.suppress(OSError):
         host = urlsplit(url).hostname
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
@@ -182,7 +187,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _get(url: str) -> tuple[str, str]:
-    """Return the status of an answer and its text; the reason instead of a status if none came."""
+    """Get a URL; return (HTTP status, or why none came, and the text of the answer)."""
     try:
         with _DIRECT.open(url, timeout=_ANSWER) as answer:
             return str(answer.status), answer.read().decode(errors="replace")
@@ -216,12 +221,13 @@ def stacks_of(pid: int) -> tuple[Stack, ...]:
 
 
 def _metrics(url: str, readings: list[MetricsReading | None]) -> None:
+    """Append a reading of the server's `/metrics` to `readings`; None if none came."""
     status, text = _get(f"{url}/metrics")
     readings.append(read_metrics(text) if status == "200" else None)
 
 
 def observe(url: str = "", pids: Sequence[int] = (), waited: float = 0.0) -> Reading:
-    """Read a server for some seconds.
+    """Watch a running server for 5.5 s: processes, Python stacks, `/health` and `/metrics`.
 
     url: its root; found from its processes if it is empty. pids: its processes, the API server's
     first; found from the URL if there are none. waited: seconds without an answer so far.
@@ -299,6 +305,7 @@ def _process(
     dumps: Iterable[tuple[Stack, ...]],
     seconds: float,
 ) -> ProcessReading:
+    """Return what was seen of one process in `seconds`, from its samples and its stacks."""
     (_, *before), (_, *after) = samples[0], samples[-1]
     used, main_used, switches = (
         (late - early) / seconds for early, late in zip(before, after, strict=True)

@@ -37,7 +37,7 @@ _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
 
 
 class Prefixes:
-    """Patterns learnt so far.
+    """Prefixes of log collectors such as Slurm, learnt from the lines so far, to cut them off.
 
     No prefix is removed while most vLLM lines come without any: text before the other lines is then
     a progress bar or a message.
@@ -50,7 +50,7 @@ class Prefixes:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
     def learn(self, raw: str, at: int) -> None:
-        """Take one line, in which the prefixes of known collectors end at `at`."""
+        """Learn the prefix that stands before vLLM's own in one line, from index `at` on."""
         if _STAMPED.match(raw, at):
             self._bare += 1
             return
@@ -73,7 +73,7 @@ class Prefixes:
             self._patterns[pattern] = re.compile(pattern)
 
     def learn_bare(self, count: int) -> None:
-        """Take lines of vLLM that came without a prefix."""
+        """Count lines of vLLM that came without a collector's prefix."""
         self._bare += count
 
     @property
@@ -91,7 +91,7 @@ class Prefixes:
 
 
 def _pattern(prefix: str) -> str:
-    """Return a pattern in which numbers and inner blanks vary.
+    """Return a regular expression of a prefix, in which its numbers and blanks may vary.
 
     Blanks at the end are exact: indentation follows them.
     """

@@ -56,7 +56,7 @@ class Line(NamedTuple):
 
     @property
     def speaker(self) -> int | str:
-        """The key of the line's process: its pid, else its name."""
+        """Return what identifies the line's process: its pid, else its name."""
         return self.process if self.pid is None else self.pid
 
     @property
@@ -180,7 +180,7 @@ _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\
 def read_lines(
     source: str | bytes | Iterable[str | bytes], runs: AccessRuns | None = None
 ) -> Iterator[Line]:
-    """Yield the lines of a log or of a pasted text.
+    """Yield the lines of a log or a pasted text, each parsed into process, level and message.
 
     Bytes are decoded as UTF-8 or UTF-16; invalid bytes become U+FFFD. Lines without a message are
     yielded too.
@@ -246,6 +246,7 @@ def _encoding(first: bytes) -> str:
 
 
 def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
+    """Yield the lines in pieces of text without their ends, each cut at `MAX_LINE` characters."""
     for piece in pieces:
         text = piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece
         start = 0
@@ -276,6 +277,7 @@ def _from_csv(lines: Iterable[str], delimiter: str, column: int) -> Iterator[str
 
 
 def _rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """Yield the rows of a CSV text, up to the first error in it."""
     csv.field_size_limit(MAX_LINE)
     with suppress(csv.Error):
         yield from csv.reader(
@@ -322,12 +324,13 @@ def _from_record(line: str) -> list[str]:
 
 
 def _level(record: dict[str, Any]) -> str:
-    """Return the level of a JSON record of Python's logging; other records hold a whole line."""
+    """Return the level of a JSON record as uvicorn prints it, such as `INFO:     `; else ""."""
     level = record.get("levelname")
     return f"{level}:     " if isinstance(level, str) else ""
 
 
 def _traceback(record: dict[str, Any]) -> list[str]:
+    """Return the lines of the traceback in a JSON record (`exc_info`); empty without one."""
     text = record.get("exc_info")
     return text.rstrip("\n").split("\n") if isinstance(text, str) else []
 
@@ -336,7 +339,7 @@ def _traceback(record: dict[str, Any]) -> list[str]:
 
 
 def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
-    """Return the pieces between carriage returns: container, end of known prefixes, and text."""
+    """Split a line at carriage returns into (container, where a collector's prefix ends, text)."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
     if "\r" not in clean:
         return [(*_collected(clean), clean)]
@@ -344,6 +347,7 @@ def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
 
 
 def _uncoloured(text: str) -> str:
+    """Return a line without colours, escapes, HTML entities and Ray's note on repetition."""
     if "&quot;" in text or "&#" in text:  # copied from the source of a web page
         text = html.unescape(text)
     if "[" in text and any(mark in text for mark in _WRITTEN_MARKS):
@@ -356,6 +360,7 @@ def _uncoloured(text: str) -> str:
 
 
 def _collected(piece: str) -> tuple[str, int]:
+    """Return the container that a log collector's prefix names, and where that prefix ends."""
     stream, at = "", 0
     if piece.startswith("("):  # as vLLM's own prefix does, and no collector's
         return stream, at
@@ -379,6 +384,7 @@ def _split_glued(number: int, stream: str, piece: str, at: int) -> tuple[Line, .
 
 
 def _parse(number: int, stream: str, raw: str, at: int) -> Line:
+    """Return a line with the process, pid, level, time and source that its prefixes name."""
     process, pid = "", None
     # Ray puts a prefix before vLLM's, and a launcher the rank; the innermost names the process.
     while raw.startswith(("(", "[rank"), at) and (

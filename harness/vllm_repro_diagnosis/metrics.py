@@ -40,7 +40,7 @@ _LARGEST = 2.0**63
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsReading:
-    """Values of one scrape. None: the server does not report it."""
+    """Values of one scrape of vLLM's `/metrics`; None if the server does not report one."""
 
     running: float = 0.0
     waiting: float = 0.0
@@ -71,7 +71,7 @@ class MetricsReading:
 
     @property
     def progress(self) -> tuple[float, ...]:
-        """Return numbers that change whenever the engine does.
+        """Return counters and KV cache usage, of which one changes whenever the engine proceeds.
 
         Between chunks of one long prompt only the KV cache usage changes.
 
@@ -86,7 +86,7 @@ class MetricsReading:
 
 
 def read_metrics(text: str) -> MetricsReading:
-    """Return the values of a page, summed over engines, without NaN and infinity.
+    """Return the values in a `/metrics` page, summed over engines, without NaN and infinity.
 
     Return an empty reading if it is not a metrics page.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from urllib.parse import quote_plus
 
 from vllm_repro_diagnosis.evidence import banner, facts_of
@@ -26,13 +28,14 @@ def as_lines(diagnosis: Diagnosis, name: str = "") -> list[str]:
 
 
 def banner_of(diagnosis: Diagnosis) -> str:
-    """Return the line that calls a simulation one; "" for another server."""
+    """Return the line that warns that the server was a simulation; "" if it was none."""
     if not facts_of(diagnosis.evidence).simulated:
         return ""
     return banner(diagnosis.evidence, diagnosis.vllm_version)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
+    """Return the first line of a diagnosis: died, did not die or cannot tell, and why."""
     return f"{_DIED[diagnosis.died]}: {diagnosis.why}"
 
 
@@ -68,15 +71,18 @@ def details(diagnosis: Diagnosis, above: str) -> list[str]:
 
 
 def next_steps(diagnosis: Diagnosis, name: str, message: str) -> list[str]:
-    """Return what to do about a death that no scenario has.
+    """Return what to do about a death that no known scenario matches.
 
     message: its message without secrets.
     """
     steps = []
-    text = " ".join(message.split())[:80]
+    text = shorten(" ".join(message.split()), 80, placeholder="")
     if diagnosis.exception:
         function = diagnosis.frames[-1].function if diagnosis.frames else ""
-        words = f"is:issue {bare_name(diagnosis.exception)} {function} {text}"
+        # all words must occur in an issue: no sizes, addresses and paths of this death
+        common = [word.strip(".,:;'`()") for word in text.split()]
+        common = [word for word in common if not re.search(r"[\d/\\=\"]", word)]
+        words = f"is:issue {bare_name(diagnosis.exception)} {function} {' '.join(common)}"
         steps.append(f"search {_SEARCH}{quote_plus(' '.join(words.split()))}")
     steps.append(f"make a scenario: vllm-repro intake {name}")
     if not diagnosis.exception or any(word in diagnosis.exception + text for word in _DRIVER):
@@ -101,7 +107,7 @@ def first_death(diagnoses: Mapping[str, Diagnosis]) -> str:
 
 
 def as_values(diagnosis: Diagnosis) -> dict[str, object]:
-    """Return what JSON output holds."""
+    """Return a diagnosis as the fields of JSON output."""
     return {
         "evidence": diagnosis.evidence,
         "died": diagnosis.died,
@@ -119,7 +125,7 @@ def as_values(diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def of_files(diagnoses: Mapping[str, Diagnosis]) -> Sequence[str]:
-    """Return a line for each of several logs."""
+    """Return a line with the verdict on each of several logs, by file name; none for one log."""
     if len(diagnoses) < 2:
         return []
     lines = []
@@ -144,7 +150,7 @@ def live_lines(finding: Finding, reading: Reading, at: str) -> list[str]:
 
 
 def live_values(finding: Finding, reading: Reading) -> dict[str, object]:
-    """Return what JSON output holds of a live server."""
+    """Return what a live server does as the fields of JSON output."""
     return {
         "kind": finding.kind,
         "hangs": finding.kind.hangs,

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Meaning(StrEnum):
-    """The meaning of a report."""
+    """What another program reports about a server: killed, ended, in trouble, exited or running."""
 
     KILLED = "killed"  # a signal ended it, or the lack of memory
     ENDED = "ended"  # somebody ended it on purpose: a time limit, an eviction, a stop
@@ -23,7 +23,7 @@ class Meaning(StrEnum):
 
 @dataclass(frozen=True)
 class Report:
-    """One report."""
+    """Another program's report on the end of a server: who reports, and what it means."""
 
     reporter: str
     meaning: Meaning

@@ -17,7 +17,7 @@ from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_na
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """The root cause as printed."""
+    """The exception that is the root cause of a death, as the log printed it."""
 
     raised: Raised
     # EngineCore quoted it
@@ -29,6 +29,7 @@ class Root:
 
     @property
     def message(self) -> str:
+        """Return its message; the quoted text if the log holds no more than that."""
         return self.raised.message if self.class_known or self.quoted is None else self.quoted
 
     @property
@@ -38,6 +39,7 @@ class Root:
 
     @property
     def from_engine(self) -> bool:
+        """Return True if an engine or a worker raised it, not the API server or a client."""
         return _from_engine(self.raised)
 
     @property
@@ -131,14 +133,14 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 
     )
     if not candidates:
         return None
-    main = _main(candidates)
+    main = _starting_exception(candidates)
     fresh = [each for each in candidates if each is main or _is_fresh(each, survived)]
     root = _through_wrappers(_first_link(main), candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
         # A rank that lost its peer logs a consequence. The peer's own exception is the root, if it
         # logged any.
         for each in fresh:
-            if _is_block(each) and not _is_consequence(each):
+            if _is_original(each) and not _is_consequence(each):
                 return Root(raised=_first_link(each), wrapped=root.wrapped)
     return root
 
@@ -153,7 +155,7 @@ def _candidates(raised: Sequence[Raised], paste: bool) -> list[Raised]:
     return [each for each in causes if any("vllm" in frame.file for frame in each.frames)] or causes
 
 
-def _main(candidates: Sequence[Raised]) -> Raised:
+def _starting_exception(candidates: Sequence[Raised]) -> Raised:
     """Return the exception to begin with: the last words of an engine, else the most telling."""
     preferences: tuple[Callable[[Raised], bool], ...] = (
         lambda each: each.headline in _LAST_WORDS,
@@ -168,6 +170,7 @@ def _main(candidates: Sequence[Raised]) -> Raised:
 
 
 def _is_fresh(raised: Raised, survived: int) -> bool:
+    """Return True if it came after the last proof that the engine lived, and is no warning."""
     return raised.first_line > survived and raised.level != "WARNING"
 
 
@@ -184,7 +187,7 @@ def _through_wrappers(link: Raised, candidates: Sequence[Raised], fresh: Sequenc
     if _empty_wrapper(link):
         for each in fresh:
             first = _first_link(each)
-            if not _empty_wrapper(first) and not _of_termination(first) and _is_block(each):
+            if not _empty_wrapper(first) and not _of_termination(first) and _is_original(each):
                 return Root(raised=first, wrapped=True)
         return Root(raised=link, wrapped=True)
     return Root(raised=link)
@@ -202,7 +205,7 @@ def _quotes(text: str, raised: Raised) -> bool:
 
 
 def _first_link(raised: Raised) -> Raised:
-    """Return the oldest link of a chain that is not just a failed look-up."""
+    """Return the oldest link of an exception's chain that is not just a failed look-up."""
     links = raised.links
     for at, link in enumerate(links[:-1]):
         following = links[at + 1]
@@ -215,10 +218,12 @@ def _first_link(raised: Raised) -> Raised:
 
 
 def _empty_wrapper(raised: Raised) -> bool:
+    """Return True if it only reports that an engine's process failed, and does not quote why."""
     return raised.message.startswith(_EMPTY_WRAPPERS)
 
 
-def _is_block(raised: Raised) -> bool:
+def _is_original(raised: Raised) -> bool:
+    """Return True if it has frames or is native, and does not stand for another exception."""
     return (
         bool(raised.frames or raised.native)
         and unwrap(raised.message) is None
@@ -227,6 +232,7 @@ def _is_block(raised: Raised) -> bool:
 
 
 def _is_consequence(raised: Raised) -> bool:
+    """Return True if the end or failure of another process may be its only cause."""
     return (
         _of_termination(raised)
         or _misses_output(raised)
@@ -235,10 +241,12 @@ def _is_consequence(raised: Raised) -> bool:
 
 
 def _misses_output(raised: Raised) -> bool:
+    """Return True if it looks up the output of a step that had failed."""
     return any(_MISSED_OUTPUT in frame.source for frame in raised.frames[-1:])
 
 
 def _of_termination(raised: Raised) -> bool:
+    """Return True if it is printed because a process ends, such as `EngineDeadError`."""
     link = _first_link(raised)
     by_class = _TERMINATION_CLASSES.fullmatch(bare_name(link.exception)) is not None
     return (
@@ -249,6 +257,7 @@ def _of_termination(raised: Raised) -> bool:
 
 
 def _from_engine(raised: Raised) -> bool:
+    """Return True if an engine or a worker raised it, by process, headline or functions."""
     return (
         raised.native
         or raised.process.startswith((*ENGINE_NAMES, "rank"))

@@ -21,7 +21,7 @@ from vllm_repro_diagnosis.tracebacks import Frame, bare_name
 
 
 class How(StrEnum):
-    """How a death compares with a signature."""
+    """How a death compares with a signature: the same bug, half of it, or another."""
 
     MATCH = "match"  # this bug
     NEAR = "near"  # half of it agrees, so a person must look
@@ -30,7 +30,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The description of one bug's death."""
+    """What identifies one bug's death: exception class, message template, functions in order."""
 
     # class; its module is not compared
     exception: str
@@ -63,7 +63,7 @@ class Likeness:
 
 @dataclass(frozen=True)
 class _Printed:
-    """One exception of a chain."""
+    """One exception of a chain as the log shows it: class, message and frames."""
 
     # None if the log holds no more than the text that a wrapper quotes
     exception: str | None
@@ -82,7 +82,7 @@ A user's plugin may have functions of the same names.
 
 
 def compare(signature: Signature, diagnosis: Diagnosis) -> Likeness:
-    """Compare a diagnosis with a signature.
+    """Return whether a diagnosis is the death that a signature describes, and why.
 
     Each link of a chain is compared, the root first. If only EngineCore quoted a worker's text,
     class and frames are unknown: it matches if the template does.
@@ -94,6 +94,7 @@ def compare(signature: Signature, diagnosis: Diagnosis) -> Likeness:
 
 
 def _chain(diagnosis: Diagnosis) -> list[_Printed]:
+    """Return the exceptions of a diagnosis: the root, then each link of its chain."""
     root = diagnosis.root
     if root is None:
         return []
@@ -111,6 +112,7 @@ def _chain(diagnosis: Diagnosis) -> list[_Printed]:
 
 
 def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -> Likeness:
+    """Compare one exception of a chain, and the phase of the death, with a signature."""
     message = squeeze(printed.message)
     for text in signature.not_in_message:
         if squeeze(text) in message:
@@ -174,7 +176,7 @@ def quotes(signature: Signature, text: str) -> bool:
 
 
 def _in_order(names: Sequence[str], functions: Sequence[str]) -> int | None:
-    """Return the last index at which `names` can end in order, or None."""
+    """Return the last index in `functions` at which all `names` are found in order, or None."""
     at = len(functions)
     end: int | None = None
     for name in reversed(names):
@@ -186,6 +188,7 @@ def _in_order(names: Sequence[str], functions: Sequence[str]) -> int | None:
 
 
 def _same_phase(phase: Phase | None, other: Phase | None) -> bool:
+    """Return True if the phases agree: boot with warm-up, and an unknown phase with any."""
     if phase is None or other is None:
         return True
     return phase is other or {phase, other} == {Phase.BOOT, Phase.WARMUP}
@@ -198,13 +201,13 @@ _HOLE = re.compile(r"\{\{|\}\}|\{(\w*)\}")
 
 @lru_cache(maxsize=256)
 def _compiled(message: str) -> re.Pattern[str]:
-    """Compile a template. Raises ValueError if it names a hole twice or leaves a brace open."""
+    """Compile a message template. Raises ValueError if it names a hole twice or is not closed."""
     pattern = ""
     last = 0
     names: set[str] = set()
     message = squeeze(message)
     for hole in _HOLE.finditer(message):
-        pattern += _literal(message[last : hole.start()])
+        pattern += _fixed_text(message[last : hole.start()])
         last = hole.end()
         if hole[0] in ("{{", "}}"):
             pattern += re.escape(hole[0][0])
@@ -219,10 +222,11 @@ def _compiled(message: str) -> re.Pattern[str]:
             names.add(name)
         inner = f"(?P<{name}>.+?)" if name else "(?:.+?)"
         pattern += inner + (r"(?=[.,;:'\")\]]*(?:\s|$))" if last == len(message) else "")
-    return re.compile(pattern + _literal(message[last:]))
+    return re.compile(pattern + _fixed_text(message[last:]))
 
 
-def _literal(text: str) -> str:
+def _fixed_text(text: str) -> str:
+    """Return the fixed text of a template as a pattern. Raises ValueError if it has a brace."""
     if "{" in text or "}" in text:
         raise ValueError(
             f"an open brace in a template, near {text!r}; write {{{{ or }}}} for the character "

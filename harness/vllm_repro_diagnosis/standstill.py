@@ -48,7 +48,7 @@ _OF_SCHEDULER = ("vllm/v1/core/", "vllm/v1/structured_output/")
 
 
 class Role(StrEnum):
-    """Part of a server that a process is."""
+    """Part that a process has in a server: API server, EngineCore, worker or helper."""
 
     API = "API server"
     ENGINE = "EngineCore"
@@ -57,7 +57,7 @@ class Role(StrEnum):
 
 
 class Kind(StrEnum):
-    """Kind of answer about a live server."""
+    """What a live server does: slow, idle, a hang and where, dead, or unknown."""
 
     SLOW = "slow but alive"
     IDLE = "idle"
@@ -69,6 +69,7 @@ class Kind(StrEnum):
 
     @property
     def hangs(self) -> bool:
+        """Return True if it is a hang, of the scheduler, a worker or the API server."""
         return self in (Kind.SCHEDULER, Kind.WORKER, Kind.API)
 
 
@@ -85,6 +86,7 @@ class Stack:
 
     @property
     def functions(self) -> set[str]:
+        """Return the names of the functions in the stack, without files and classes."""
         return {frame.rpartition(":")[2].rpartition(".")[2] for frame in self.frames}
 
     @property
@@ -100,7 +102,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessReading:
-    """A process over the time of a reading."""
+    """What was seen of one server process over some seconds: CPU, sleeps and Python stacks."""
 
     pid: int
     name: str
@@ -124,7 +126,7 @@ class ProcessReading:
 
     @property
     def line(self) -> str:
-        """Return what was seen of it without stacks."""
+        """Return what was seen of the process, in one line without stacks."""
         wait = f", sleeps in {self.waits_in}" if self.waits_in else ""
         return (
             f"{self}: {self.cpu:.0%} of a processor, states {self.states or 'unknown'}{wait},"
@@ -133,6 +135,7 @@ class ProcessReading:
 
     @property
     def stopped(self) -> bool:
+        """Return True if a signal or a debugger has stopped it (state T or t)."""
         return self.states[-1:] in ("T", "t")
 
     @property
@@ -172,6 +175,7 @@ class ProcessReading:
 
     @property
     def may_wait_for_gpu(self) -> bool:
+        """Return True if it has a GPU, and its stacks show a wait for it or were not read."""
         return self.gpu and not (
             self.main and all(_GPU_WAITS.isdisjoint(stack.functions) for stack in self.main)
         )
@@ -217,10 +221,12 @@ class Reading:
     processes: tuple[ProcessReading, ...] = ()
 
     def of(self, role: Role) -> list[ProcessReading]:
+        """Return the processes that have this role, such as all workers."""
         return [process for process in self.processes if process.role is role]
 
     @property
     def servers(self) -> list[ProcessReading]:
+        """Return the API servers, EngineCores and workers, without helpers."""
         return [process for process in self.processes if process.role is not Role.OTHER]
 
     @property
@@ -235,6 +241,7 @@ class Reading:
 
     @property
     def requests(self) -> str:
+        """Return words for the last counts of requests, running and waiting."""
         last = self.pages[-1] if self.pages else MetricsReading()
         return f"{last.running:g} requests running, {last.waiting:g} waiting"
 
@@ -274,7 +281,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Answer about a live server, with its reason."""
+    """What a live server does, why, in which processes it stands, and what to do."""
 
     kind: Kind
     why: str
@@ -296,7 +303,7 @@ class Finding:
 
 
 def judge(reading: Reading) -> Finding:
-    """Return what the server does."""
+    """Return what a running server does: a hang, slow, idle, dead, or that it cannot be told."""
     for finding in _findings(reading):
         return finding
     return _unknown(f"no counter moved in {reading.seconds:.0f} s, {reading.requests}")
@@ -308,6 +315,7 @@ _AGAIN = "run this again after 30 s: a hang looks the same then"
 
 
 def _unknown(why: str, do: str = _AGAIN) -> Finding:
+    """Return the finding that it cannot be told, with the reason and what to do next."""
     return Finding(kind=Kind.UNKNOWN, why=why, do=do)
 
 
@@ -328,6 +336,7 @@ def _findings(reading: Reading) -> Iterator[Finding]:
 
 
 def _ended(reading: Reading) -> Iterator[Finding]:
+    """Yield a dead or missing server: `/health` answers 5xx, or nothing listens."""
     if reading.health.startswith("5"):
         yield Finding(
             kind=Kind.DEAD,
@@ -342,6 +351,7 @@ def _ended(reading: Reading) -> Iterator[Finding]:
 
 
 def _stopped(reading: Reading) -> Iterator[Finding]:
+    """Yield each process that a signal or a debugger has stopped."""
     for process in reading.processes:
         if process.stopped and process.role in _HANG_OF:
             by = "a debugger" if process.states.endswith("t") else "a signal such as SIGSTOP"
@@ -354,6 +364,7 @@ def _stopped(reading: Reading) -> Iterator[Finding]:
 
 
 def _silent(reading: Reading) -> Iterator[Finding]:
+    """Yield a server that does not answer over HTTP: it hangs, boots or is busy."""
     if not reading.url or reading.health.isdigit() or any(reading.metrics):
         return
     servers = reading.of(Role.API)
@@ -373,6 +384,7 @@ def _silent(reading: Reading) -> Iterator[Finding]:
 
 
 def _moving(reading: Reading) -> Iterator[Finding]:
+    """Yield an engine that makes progress: tokens came, or a prompt takes more of the KV cache."""
     pages = reading.pages
     if not pages:
         return
@@ -442,6 +454,7 @@ def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
 
 
 def _idle(reading: Reading) -> Iterator[Finding]:
+    """Yield an engine that sleeps without requests, or whose clients do not read."""
     engines = reading.of(Role.ENGINE)
     asleep = sum(page.asleep for page in reading.pages[-1:])
     if not (reading.pages or engines) or not all(engine.asleep for engine in engines):

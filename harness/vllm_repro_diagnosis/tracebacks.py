@@ -37,7 +37,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """One exception as printed."""
+    """One exception as a log printed it: class, message, frames, process and chain."""
 
     # class as printed, perhaps qualified (`torch.OutOfMemoryError`); compare on `bare_name()`
     exception: str
@@ -73,6 +73,7 @@ class Raised:
 
     @property
     def functions(self) -> tuple[str, ...]:
+        """Return the names of the functions in its own frames, outermost first."""
         return tuple(frame.function for frame in self.frames)
 
     @property
@@ -215,7 +216,7 @@ _RECORD = re.compile(
 
 @dataclass(slots=True, kw_only=True)
 class _Block:
-    """A traceback of which more lines may come."""
+    """A traceback that is being read, so that more lines of it may come."""
 
     # the first line
     line: Line
@@ -236,6 +237,7 @@ class _Block:
     explicit: bool = False
 
     def close(self) -> Raised | None:
+        """Return the exception that was read; None if the last line of the traceback is missing."""
         exception, message = self.exception, self.message
         if exception is None and self.wrapper is not None:
             exception, message = self.wrapper
@@ -258,7 +260,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTraceback:
-    """A traceback without its end."""
+    """A traceback that a process had not finished in its last lines."""
 
     process: str
     last_line: int
@@ -269,7 +271,7 @@ class OpenTraceback:
 
 @dataclass(slots=True)
 class _Transcript:
-    """Output of one process through one logging call, or raw: a traceback's lines stay together."""
+    """Lines of one process through one logging call, or raw: so a traceback stays together."""
 
     # the last line
     line: Line
@@ -279,6 +281,7 @@ class _Transcript:
 
     @property
     def unfinished(self) -> OpenTraceback | None:
+        """Return the traceback that is open, without its exception yet; None if none is."""
         headline = self.previous
         if self.block is not None and self.block.exception is None and not self.block.wrapper:
             functions = tuple(frame.function for frame in self.block.frames)
@@ -297,7 +300,7 @@ class _Transcript:
 
 
 class Finder:
-    """Collector of tracebacks from lines, linear in the log."""
+    """Collector of the exceptions in a log, which takes the log line by line."""
 
     def __init__(self) -> None:
         self._transcripts: dict[tuple[int | str, str], _Transcript] = {}
@@ -309,6 +312,7 @@ class Finder:
         self.unread = 0
 
     def feed(self, line: Line) -> None:
+        """Take one line, which may begin, continue or end a traceback of its process."""
         bare = not line.source or line.of_own_format
         if self._thrown or (bare and _NATIVE_WORDS.search(line.text)):
             self._read_native(line)
@@ -367,6 +371,7 @@ class Finder:
         return tuple(open_ for transcript in last if (open_ := transcript.unfinished) is not None)
 
     def _close(self, transcript: _Transcript) -> None:
+        """End the open traceback of a transcript, and keep its exception if it has one."""
         block, transcript.block = transcript.block, None
         if block is None:
             return
@@ -376,6 +381,7 @@ class Finder:
             self._raised.append(raised)
 
     def _read(self, transcript: _Transcript, line: Line, interrupted: bool) -> None:
+        """Read one line of a transcript: header, frame, chain marker, message or other text."""
         text = line.text.rstrip()
         if text[:12].strip()[:1] in ("|", "+"):
             text = _GROUP_MARGIN.sub("", text, count=1)
@@ -413,6 +419,7 @@ class Finder:
             transcript.previous = stripped
 
     def _begin(self, transcript: _Transcript, line: Line, *, indent: int | None) -> _Block:
+        """Begin and return a traceback: the next link after a chain marker, else a new one."""
         before = transcript.block
         cause, explicit = None, False
         if before is not None and before.chained:
@@ -453,6 +460,7 @@ class Finder:
             transcript.block = None
 
     def _message_of(self, transcript: _Transcript, block: _Block, text: str) -> None:
+        """Read a line after an exception: more of its message, or the end of the traceback."""
         line, stripped = transcript.line, text.strip()
         fenced = stripped.startswith("```")  # the end of a block of code in an issue
         record = line.of_own_format or (line.level and line.level != block.line.level)
@@ -499,4 +507,5 @@ def _key(line: Line) -> tuple[int | str, str]:
 
 
 def _indent(text: str) -> int:
+    """Return the number of blanks at the beginning of a line."""
     return len(text) - len(text.lstrip())

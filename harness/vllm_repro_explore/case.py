@@ -95,7 +95,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """Server flags and requests of one case."""
+    """One input of the search: a server's flags, and waves of requests to send to it."""
 
     setup: Setup
     # each is sent after the previous one was answered
@@ -115,10 +115,11 @@ class Case:
 
     @property
     def asks(self) -> tuple[Request, ...]:
+        """Return the requests of all waves, in order."""
         return tuple(ask for wave in self.waves for ask in wave)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the flat object that the driver reads."""
+        """Return the case as the flat JSON object that the driver process reads."""
         waves = [[asdict(ask) for ask in wave] for wave in self.waves]
         return asdict(self.setup) | {
             "layers": list(self.setup.layers),
@@ -128,7 +129,7 @@ class Case:
 
 
 def least_blocks(setup: Setup) -> int:
-    """Return the fewest blocks that vLLM accepts: for the longest request, and the null block."""
+    """Return the fewest KV blocks that vLLM accepts: for the longest request and a null block."""
     whole = -(-setup.max_len // setup.block)
     inflight = setup.chunk * (2 if setup.asynchronous else 1)
     window = -(-min(setup.window - 1 + inflight, setup.max_len) // setup.block) + 1
@@ -138,14 +139,17 @@ def least_blocks(setup: Setup) -> int:
 
 
 def longest_of(asks: Iterable[Request], block: int) -> int:
-    """Return the most tokens of a request. A part of a session has up to two blocks."""
+    """Return the most tokens, prompt and answers together, that one of the requests can reach.
+
+    A part of a session has up to two blocks.
+    """
     return max(
         ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks
     )
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the features of a case that the scheduler alone cannot play.
+    """Return in words the features of a case that a test of vLLM's scheduler alone cannot play.
 
     case: as `Case.as_json` has it.
     """
@@ -170,5 +174,5 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def true_texts(conditions: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the texts whose condition holds."""
+    """Return the keys of `conditions` whose value is true, in order."""
     return tuple(text for text, holds in conditions.items() if holds)

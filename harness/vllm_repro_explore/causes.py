@@ -58,6 +58,7 @@ _NUMBER = partial(number, least=1, most=1_000_000, what="number of workloads")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro causes`."""
     add_common(
         parser,
         example="vllm-repro causes sco-hybrid --trials 100",
@@ -91,6 +92,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro causes`: try each change, print the table, return the exit status."""
     scenario = find(arguments.scenario)
     if scenario.causes is None:
         raise UsageError(
@@ -158,7 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _rows(
     scenario: Scenario, causes: Causes, make: Callable[[Cause], CauseRow]
 ) -> tuple[list[CauseRow], dict[tuple[str, str], CauseRow]]:
-    """Return all rows, and the rows as released by (release, arm).
+    """Try all changes; return their rows, and by (release, arm) those of the unchanged release.
 
     The row of a release as released comes before those of its changes.
     """
@@ -174,7 +176,7 @@ def _rows(
 
 
 def _as_released(scenario: Scenario, cause: Cause) -> Cause:
-    """Return the trial of the release of `cause` without any change.
+    """Return `cause` without its patches: the unchanged release, to compare the changes with.
 
     Without a declared bug its engine should live.
     """
@@ -184,6 +186,7 @@ def _as_released(scenario: Scenario, cause: Cause) -> Cause:
 
 
 def _arm(scenario: Scenario, cause: Cause) -> Arm:
+    """Return the scenario's arm that a change is tried on."""
     arm = scenario.arm(cause.arm)
     assert arm is not None, "a scenario is checked for that"
     return arm
@@ -192,7 +195,7 @@ def _arm(scenario: Scenario, cause: Cause) -> Arm:
 def _on_engine(
     scenario: Scenario, causes: Causes, seeds: range, progress: Progress, cause: Cause
 ) -> CauseRow:
-    """Play the workloads of the seeds on EngineCore with one change."""
+    """Play each seed's workload on EngineCore with one change; return how many died."""
     progress.notify(f"{cause.release}: {cause.name}")
     release = provision(Source(release=cause.release), progress.line)
     patched: Mapping[str, str] = {}
@@ -219,7 +222,7 @@ def _on_engine(
 
 
 def _on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
-    """Run `job` with one change, in a folder of its own."""
+    """Run `job` on real servers with one change of vLLM's source; return the row of its trials."""
     progress.line(f"{cause.release}: {cause.name}")
     arm = _arm(job.scenario, cause)
     changed = replace(arm, patches=(*arm.patches, *cause.patches))
@@ -244,7 +247,7 @@ _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """Result of one change."""
+    """Result of one change of vLLM's source: how many trials crashed, and where."""
 
     cause: Cause
     trials: int
@@ -259,10 +262,11 @@ class CauseRow:
 
     @property
     def as_expected(self) -> bool | None:
-        """Return None if no trial was conclusive."""
+        """Return True if it crashed or lived as declared; None without a conclusive trial."""
         return (self.died > 0) == (self.cause.expected is Expected.DIES) if self.trials else None
 
     def as_json(self) -> dict[str, Any]:
+        """Return the row as a JSON object of `vllm-repro causes --json`."""
         cause = self.cause
         return {
             "change": cause.name,
@@ -289,7 +293,7 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
 
 
 def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]) -> CauseRow:
-    """Play the cases with one change. Raise ValueError if vLLM refuses to start with a case."""
+    """Play the cases with one change; return its row. Raise ValueError if vLLM refuses to start."""
     died = listed = 0
     sites: dict[str, None] = {}
     for case in cases:
@@ -304,7 +308,7 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult
 
 
 def booted(cause: Cause, report: RunReport) -> CauseRow:
-    """Return the row of a run with one arm. Inconclusive trials do not count."""
+    """Return a change's row from the report of its run; only conclusive trials count."""
     (arm,) = report.arms
     sites = dict.fromkeys(
         trial.death.exception for trial in arm.trials if trial.death and trial.death.exception
@@ -339,7 +343,7 @@ def reading(row: CauseRow, released: CauseRow) -> str:
 
 
 def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
-    """Return the table as text lines, one row per change."""
+    """Return the table of `vllm-repro causes` as text lines, one row per change."""
     servers = any(row.listed is None for row in rows)  # they do not log which blocks are listed
     heads = ("release", "server", "change", "die", *(() if servers else ("list twice",)), "reading")
     table = [heads]

@@ -18,7 +18,7 @@ Play = Callable[[Case], PlayResult]
 
 @dataclass(kw_only=True)
 class PatchTally:
-    """Counts of one patch; `fixed`, `still` and `newly` count cases."""
+    """Counts of one patch: cases that it fixes, that still fail with it, and that newly fail."""
 
     # as the user named it
     name: str
@@ -58,6 +58,7 @@ class PatchTally:
             self.first["still" if released else "newly"].setdefault(patched, seed)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the counts as a JSON object."""
         return {
             "patch": self.name,
             "fixed": self.fixed,
@@ -75,7 +76,7 @@ class PatchTally:
 
 @dataclass(kw_only=True)
 class Comparison:
-    """Counts of all patches on the same cases."""
+    """Result of `vllm-repro explore --patch`: counts of all patches on the same cases."""
 
     patches: Sequence[PatchTally]
     # cases played by all
@@ -99,6 +100,7 @@ class Comparison:
         return 0 if self.failing and any(patch.right for patch in self.patches) else 1
 
     def as_json(self) -> dict[str, Any]:
+        """Return the counts of all cases and of each patch as a JSON object."""
         return {
             "seeds": [self.seeds[0], self.seeds[-1]] if self.seeds else [None, None],
             "trials": self.trials,
@@ -109,7 +111,7 @@ class Comparison:
         }
 
     def lines(self) -> list[str]:
-        """Return the table, and the findings behind each count."""
+        """Return the table, a row per patch, and the findings behind each count, as text lines."""
         patches, quiet = self.patches, self.trials - self.failing
         table = [("patch", "fixed", "still failing", "newly failing", "reading")]
         for patch in patches:
@@ -130,6 +132,7 @@ class Comparison:
         ).split("\n")
 
     def _reading(self, patch: PatchTally) -> str:
+        """Return in words what a patch does to the failing cases."""
         if not patch.tested:
             return "not tested: the search does not load its files"
         if not self.failing and not patch.newly:
@@ -153,7 +156,7 @@ def compare(
     progress: Callable[[Comparison], None],
     comparison: Comparison,
 ) -> None:
-    """Play each case as released and with each patch.
+    """Play each case as released and with each patch, and add the results to `comparison`.
 
     A case is added to `comparison` once all have played it.
     """
@@ -177,7 +180,7 @@ def compare(
 
 
 def _worst(outcome: PlayResult) -> str:
-    """Return the worst finding as text.
+    """Return the worst finding of a case as text; empty if it did not fail.
 
     A start that is refused only with a patch is a failure, too.
     """

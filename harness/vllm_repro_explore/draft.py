@@ -61,7 +61,7 @@ def draft_id(finding: Finding, version: str) -> str:
 
 
 def draft(hit: Found, version: str) -> str:
-    """Return the text of the scenario file. Its status names only the release that was searched."""
+    """Return a finding's scenario file. Its status names only the release that was searched."""
     finding, setup = hit.finding, hit.shrunk.setup
     file, issue = ScenarioWriter(), re.search(r"vllm-project/vllm#\d+", known(hit.finding))
     sizes = {
@@ -112,7 +112,7 @@ def draft(hit: Found, version: str) -> str:
 
 
 def _mechanism(setup: Setup) -> str:
-    """Return the mechanism of the lab.
+    """Return the part of the lab's plugin that this server needs, as in `Lab(mechanism=…)`.
 
     With `scheduler` vLLM chooses asynchronous scheduling, unless a flag forbids it.
     """
@@ -122,12 +122,14 @@ def _mechanism(setup: Setup) -> str:
 
 
 def _sentence(finding: Finding) -> str:
+    """Return the scenario's title: what the finding is, in at most 100 characters."""
     text = finding.site if finding.kind is FindingKind.DEATH else f"{finding}"
     text = " ".join(text.replace('"', "'").replace("\\", "/").split())
     return text[:100].rstrip(" .:")
 
 
 def _command(setup: Setup) -> str:
+    """Return the `vllm serve` command with the flags of the setup."""
     asynchronous = setup.asynchronous or _mechanism(setup) != "scheduler"
     draft, transfer = drafting(setup.draft), transfer_config(setup.connector, _extra(setup))
     words = {
@@ -158,7 +160,7 @@ def transfer_config(connector: str, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _extra(setup: Setup) -> dict[str, Any]:
-    """Return the connector's settings."""
+    """Return the `kv_connector_extra_config` of the setup's KV connector."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": setup.cpu_blocks * setup.block * KV_BYTES}
     if setup.lazy and setup.connector == "SimpleCPUOffloadConnector":
         extra["lazy_offload"] = True
@@ -168,6 +170,7 @@ def _extra(setup: Setup) -> dict[str, Any]:
 
 
 def _workload(file: ScenarioWriter, waves: Sequence[Sequence[Request]]) -> Iterator[Source]:
+    """Yield the scenario's workload: for each wave a request, or a group sent together."""
     numbers = itertools.count(1)
     for wave in waves:
         calls = []

@@ -113,14 +113,16 @@ class _Seed:
         self._seed, self._chances = seed, MIXES[mix]
 
     def stream(self, feature: str) -> Random:
+        """Return the random generator of one feature; it is the same each time."""
         return Random(f"engine/{self._seed}/{feature}")
 
     def has(self, feature: str) -> bool:
+        """Return True if this seed's case has a feature, drawn by the mix's probability for it."""
         return self.stream(f"has {feature}").random() < self._chances.get(feature, 0)
 
 
 def draw(seed: int, mix: str) -> Case:
-    """Return the case of a seed and a mix; it is the same for every release."""
+    """Draw the random case of a seed and a mix of features; it is the same for every release."""
     drawn = _Seed(seed, mix)
     server = drawn.stream("server")
     block = server.choice((16, 16, 32))
@@ -188,6 +190,7 @@ def draw(seed: int, mix: str) -> Case:
 
 
 def _connector(drawn: _Seed) -> str:
+    """Return the name of the KV connector that the case has; empty without one."""
     if drawn.has("store"):
         return _STORE
     connector = next(
@@ -202,6 +205,7 @@ _Shaped = tuple[Setup, tuple[Request, ...]]
 
 
 def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    """Return a case with longer answers, few requests at once and slow stores."""
     seqs, block = rng.choice((2, 3, 4)), setup.block
     longer = tuple(
         (
@@ -220,7 +224,7 @@ def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Sh
 
 
 def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return a case in which most requests arrive at once."""
+    """Return server flags and requests of a case in which most requests arrive at once."""
     block = setup.block
     crowd = tuple(
         replace(
@@ -236,7 +240,7 @@ def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
 def _with_two_kinds(
     rng: Random, setup: Setup, asks: Sequence[Request], chunks: Sequence[int]
 ) -> Setup:
-    """Return the setup with layers of two kinds, and slow stores."""
+    """Return the setup with full and sliding-window layers, and with slow KV stores."""
     block = setup.block
     return replace(
         setup,
@@ -251,6 +255,7 @@ def _with_two_kinds(
 
 
 def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    """Return a case of 16 or 30 requests, many with short answers, that arrive over time."""
     block, spread = setup.block, rng.choice((0, 20, 60))
     short, longest = rng.choice((0.2, 0.5, 0.8)), rng.choice((3, 6)) * setup.block
     many = []
@@ -271,6 +276,7 @@ def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
 
 
 def _urgent(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
+    """Return a case whose short requests arrive while the least important, longest one prefills."""
     block = setup.block
     long = max(asks, key=lambda ask: ask.prompt)
     threshold = rng.choice((2, 3, 4)) * block
@@ -368,13 +374,13 @@ def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
 
 
 def _image_sizes(drawn: _Seed, block: int) -> list[int]:
-    """Return the tokens of each image that the requests of a case have."""
+    """Return the size in tokens of each of the images that the prompts of a case may hold."""
     rng = drawn.stream("image sizes")
     return [rng.choice((1, block // 2, block, block + 1, 2 * block, 4 * block)) for _ in range(4)]
 
 
 def _images(drawn: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the images of a prompt; prompts of a family have the same as far as they go."""
+    """Return (offset, tokens, number) of each image in a prompt; a family's prompts share them."""
     rng, sizes = drawn.stream(f"images of family {family}"), _image_sizes(drawn, block)
     images, at = [], 0
     for _ in range(rng.randint(1, 5)):
@@ -398,6 +404,7 @@ def _waves(drawn: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...]
 
 
 def _grammars(drawn: _Seed, count: int) -> list[str]:
+    """Return the name of each request's grammar, empty without one; some may be faulty."""
     kinds, faulty = drawn.stream("grammars"), drawn.stream("faulty")
     grammars = [
         kinds.choice(_GRAMMARS) if kinds.random() < 0.6 and drawn.has("grammar") else ""
@@ -412,6 +419,7 @@ def _grammars(drawn: _Seed, count: int) -> list[str]:
 
 
 def _operations(drawn: _Seed, last: int) -> tuple[tuple[int, str], ...]:
+    """Return (step, operation) of each cache reset and pause. last: step of the last arrival."""
     operations = []
     for what in ("reset", "reset-running"):
         rng = drawn.stream(what)

@@ -39,7 +39,7 @@ _RENEWED = 2000
 
 
 class Driver(contextlib.AbstractContextManager["Driver"]):
-    """Player of cases, as a context manager.
+    """Process that plays cases on one release's EngineCore, as a context manager.
 
     model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own
     layers. errors: log file of the process. case_s: seconds after which a case counts as hung.
@@ -128,6 +128,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
             process.stdout.close()
 
     def _start(self) -> None:
+        """Start the process and wait for its first line, the release of vLLM."""
         with self._errors.open("ab") as errors:
             python, environment = self._release.python, self.environment()
             self._process = fork(python, "vllm_repro_driver", env=environment, errors=errors)
@@ -148,7 +149,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
             )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the process."""
+        """Return the environment variables of the process."""
         kept = {"PATH", "HOME", "TMPDIR", "LANG"} & os.environ.keys()
         path = map(str, (PROGRAM, PLUGIN, plugin_folder(), self._release.packages))
         mamba = TinyModel(family="granite_hybrid", kinds=("mamba", "full"), max_position=_POSITIONS)
@@ -169,7 +170,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         }
 
     def _line(self, most: float) -> bytes | None:
-        """Return the next line; empty if the process exited, None after `most` seconds."""
+        """Return the process's next line; empty if it exited, None after `most` seconds."""
         assert self._process is not None
         until = time.monotonic() + most
         with selectors.DefaultSelector() as selector:

@@ -47,7 +47,7 @@ from vllm_repro_explore.summary import (
     as_json,
     heading,
     page,
-    searched,
+    search_fields,
     terminal,
 )
 
@@ -77,6 +77,7 @@ nothing of this package."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro explore`."""
     add_common(
         parser,
         example="vllm-repro explore --engine --mix sco-long --vllm 0.20.2 --seeds 500",
@@ -158,13 +159,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _write(path: Path, text: str) -> Path:
+    """Write a file of the search, and return its path."""
     write_file(path, text, hint="free some space, or name another --out")
     return path
 
 
 @dataclass(kw_only=True)
 class _Exploring:
-    """One search."""
+    """One call of `vllm-repro explore`: its vLLM, its cases and its options."""
 
     source: Source
     start: str
@@ -185,6 +187,7 @@ class _Exploring:
 
     @property
     def out(self) -> Path:
+        """Return the folder below which searches are written: `--out`, or the default."""
         return self.arguments.out or default_out()
 
     @contextlib.contextmanager
@@ -200,12 +203,14 @@ class _Exploring:
         self.progress.close()
 
     def _time_left(self) -> bool:
+        """Return True until the time of `--for` is over; always without that option."""
         most = self.arguments.most
         return most is None or time.monotonic() - self.started < most
 
     def run(self) -> tuple[SearchSummary, Path]:
+        """Search: play cases, shrink findings, write files; return the summary and the folder."""
         release, arguments = provision(self.source, self.progress.line), self.arguments
-        record = _read_record(self.out, self.version, searched(self.start, self.mixes))
+        record = _read_record(self.out, self.version, search_fields(self.start, self.mixes))
         if arguments.go_on:
             arguments.first = record.last + 1
         folder, tally = stamped_folder(self.out, Path("explore")), Tally()
@@ -312,6 +317,7 @@ class _Exploring:
         return comparison, folder
 
     def _cases(self) -> Iterator[tuple[int, Case]]:
+        """Yield each seed with its case, from the first seed on, as many as were asked for."""
         first, many = self.arguments.first or 1, self.arguments.seeds
         if many is None and self.arguments.most is None:
             many = 300
@@ -337,8 +343,10 @@ class _Exploring:
         return f"vllm-repro run {name} --server lab --vllm {self.version}{hang}"
 
 
-def _read_record(out: Path, version: str, searched: Mapping[str, Any]) -> Record:
-    """Read the searches below `out` that searched this, in the order of their folders' names.
+def _read_record(out: Path, version: str, search_fields: Mapping[str, Any]) -> Record:
+    """Return what earlier searches of the same kind below `out` found, and where each came first.
+
+    They are read in the order of their folders' names.
 
     A file that is no such JSON is left out.
     """
@@ -346,7 +354,7 @@ def _read_record(out: Path, version: str, searched: Mapping[str, Any]) -> Record
     for file in sorted((out / "explore").glob("[0-9]*/explore.json")):
         try:
             earlier = json.loads(file.read_text(encoding="utf-8"))
-            if any(earlier.get(key) != value for key, value in searched.items()):
+            if any(earlier.get(key) != value for key, value in search_fields.items()):
                 continue
             findings = [
                 (finding["kind"], finding["site"]) for finding in earlier.get("findings", ())
@@ -361,6 +369,7 @@ def _read_record(out: Path, version: str, searched: Mapping[str, Any]) -> Record
 
 
 def _json(value: object) -> str:
+    """Return a value as indented JSON text."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -406,6 +415,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro explore`: a search, or a comparison of patches; return the exit status."""
     _check(arguments)
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
@@ -426,7 +436,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _boot(live: Sequence[str], out: Path | None) -> None:
-    """Run the commands that boot a server."""
+    """Run the `vllm-repro run` commands of the findings that have one; each boots a server."""
     from vllm_repro.cli import main  # it imports the commands
 
     for command in live:
@@ -436,11 +446,12 @@ def _boot(live: Sequence[str], out: Path | None) -> None:
 
 
 def _compared(exploring: _Exploring, stream: TextIO) -> int:
+    """Compare the patches, print and write the result, and return the exit status."""
     comparison, folder = exploring.compare()
     result = {
         "schema": 1,
         "vllm_version": exploring.version,
-        **searched(exploring.start, exploring.mixes),
+        **search_fields(exploring.start, exploring.mixes),
         **comparison.as_json(),
         "interrupted": exploring.interrupted,
         "duration_s": round(exploring.duration_s, 3),
@@ -457,6 +468,7 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
 
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
+    """Return the search of `--engine`, whose servers and workloads are drawn from mixes."""
     mixes, words = tuple(MIXES), ["--engine"]
     if arguments.mix:
         mixes, words = tuple(arguments.mix.split(",")), ["--engine", "--mix", arguments.mix]
@@ -475,6 +487,7 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
 
 
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
+    """Return the search of random workloads for the server of one scenario's arm."""
     scenario = find(arguments.scenario)
     arm, *_ = find_arms(scenario, [arguments.arm] if arguments.arm else None)
     setup = setup_from(scenario, arm)

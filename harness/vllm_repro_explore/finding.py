@@ -13,7 +13,7 @@ from vllm_repro_diagnosis.tracebacks import shorten
 
 
 class FindingKind(StrEnum):
-    """One thing that went wrong."""
+    """Kind of failure that a played case can show, worst first."""
 
     DEATH = "death"  # an exception that would have ended EngineCore
     STUCK = "stuck"  # requests wait and nothing progresses
@@ -46,7 +46,7 @@ _LISTED = ("store-listed-twice", "load-listed-twice")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that went wrong."""
+    """One thing that went wrong while a case was played; kind and site identify it."""
 
     kind: FindingKind
     # identity of the finding: an invariant, or where the exception was raised
@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayResult:
-    """Result of one case."""
+    """Result of one played case: its findings, or why vLLM refused its flags."""
 
     findings: tuple[Finding, ...] = ()
     # why vLLM refuses to start with these flags; empty if it starts
@@ -84,11 +84,12 @@ class PlayResult:
 
     @property
     def worst(self) -> Finding | None:
+        """Return the worst finding; None if nothing went wrong."""
         return min(self.findings, key=lambda finding: finding.rank, default=None)
 
 
 def result_from(answer: Mapping[str, Any]) -> PlayResult:
-    """Return the result in a line of the driver."""
+    """Return a case's result from the JSON object that the driver printed for it."""
     findings = [] if answer.get("death") is None else [_death(answer["death"])]
     for broken in answer.get("broken", ()):
         name = broken["invariant"]
@@ -103,6 +104,7 @@ def result_from(answer: Mapping[str, Any]) -> PlayResult:
 
 
 def _death(death: Mapping[str, Any]) -> Finding:
+    """Return the finding of the driver's `death` object: an exception, or a standstill."""
     kind = FindingKind(death["kind"])
     if kind in (FindingKind.RESTLESS, FindingKind.STUCK):
         restless = "no request is left, and the engine goes on"
@@ -213,6 +215,7 @@ def template(message: str) -> str:
 
 
 def _mask(match: re.Match[str]) -> str:
+    """Return the placeholder for a matched part of a message, or the part as it is."""
     kind, text = match.lastgroup or "", match[0]
     match kind:
         case "place":

@@ -53,6 +53,7 @@ class Forked:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _number(self) -> int | None:
+        """Read the next number of the report, an id or exit status; None at its end."""
         line = self._report.readline()
         return int(line) if line else None
 
@@ -81,7 +82,7 @@ def fork(python: Path, module: str, *, env: Mapping[str, str], errors: IO[bytes]
 
 
 class _Server:
-    """A fork server. errors: the log of the process that it was started for."""
+    """A fork server process for one interpreter. errors: log of the process it was started for."""
 
     def __init__(self, python: Path, env: Mapping[str, str], errors: IO[bytes]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -96,9 +97,11 @@ class _Server:
             )
 
     def runs(self) -> bool:
+        """Return True if the server process has not exited."""
         return self._process.poll() is None
 
     def send(self, start: Mapping[str, object], descriptors: list[int]) -> None:
+        """Ask the server to fork. start: module, variables and folder. descriptors: the four."""
         with suppress(OSError):  # it died; the end of the pipes shows that
             socket.send_fds(self._socket, [json.dumps(start).encode()], descriptors)
 
@@ -115,5 +118,6 @@ _lock = threading.Lock()
 
 @atexit.register
 def _close() -> None:
+    """Stop all fork servers when this process exits."""
     while _servers:
         _servers.popitem()[1].close()

@@ -43,7 +43,7 @@ _PLENTY = 4
 
 
 def setup_from(scenario: Scenario, arm: Arm) -> Setup:
-    """Return the setup of an arm in the lab.
+    """Return the search's server flags for the server of an arm in the lab.
 
     Raise `UsageError` if the scenario does not declare layers or blocks.
     """
@@ -95,7 +95,7 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
 
 
 def case_from(scenario: Scenario, arm: Arm) -> Case:
-    """Return the workload of an arm on its setup.
+    """Return an arm's own server and workload as a case of the search.
 
     Raise `UsageError` if a request is no single prompt of a stated length.
     """
@@ -125,7 +125,7 @@ def case_from(scenario: Scenario, arm: Arm) -> Case:
 
 
 def draw_for(setup: Setup, seed: int) -> Case:
-    """Return a random workload for that server that fits its `max_len`."""
+    """Return a case for a server: a random workload that fits its `max_len`."""
     rng, priority = Random(f"{seed}"), Random(f"{seed}/priority")
     waves = _waves_of(rng, setup.block, setup.chunk)
     most = setup.max_len
@@ -146,7 +146,10 @@ def draw_for(setup: Setup, seed: int) -> Case:
 
 
 def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
-    """Return one to six waves; prompts have one to three different lengths, as in real traffic."""
+    """Return one to six random waves of requests; their prompts have one to three lengths.
+
+    That is as in real traffic.
+    """
     longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
     longest = max(2 * block, min(longest, 240 * block))
     usual = [rng.randint(1, longest) for _ in range(rng.choice((1, 1, 2, 3)))]
@@ -165,6 +168,7 @@ def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...],
 
 
 def _ask(rng: Random, prompt: int, answer: int, shares: bool, late: bool, leaves: bool) -> Request:
+    """Draw one request. shares, late, leaves: it may share a prefix, come later, be aborted."""
     shared = rng.choice((0, prompt, prompt // 2, rng.randint(0, prompt))) if shares else 0
     after = rng.choice((0, 1, 3, 10)) if late else 0
     abort = rng.choice((-1, -1, 0, 1, 2, 5, 20)) if leaves else -1

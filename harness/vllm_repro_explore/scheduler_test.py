@@ -45,7 +45,7 @@ _FLAGS = {
 
 
 def finding_test(finding: Mapping[str, Any], version: str) -> str:
-    """Return the file for a finding, as `explore.json` has it.
+    """Return the pytest file that shows a finding, given as `explore.json` has it.
 
     Raise `UsageError` for one that such a test does not show.
     """
@@ -74,7 +74,7 @@ def finding_test(finding: Mapping[str, Any], version: str) -> str:
 
 
 def folder_test(folder: Path) -> str:
-    """Return the file for the worst finding of a search that a test shows.
+    """Return the pytest file for the worst finding of a search that such a test shows.
 
     In the folder of a run: the file for its scenario.
     """
@@ -92,7 +92,7 @@ def folder_test(folder: Path) -> str:
 
 
 def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
-    """Return the file for an arm, by default the first.
+    """Return the pytest file that plays an arm of a scenario, by default the first.
 
     Raise `UsageError` if the scheduler alone cannot play it.
     """
@@ -115,7 +115,7 @@ def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
 
 
 def _file(case: Mapping[str, Any], about: Sequence[str]) -> str:
-    """Return the file for a case, as `Case.as_json` has it.
+    """Return the pytest file for a case, as `Case.as_json` has it.
 
     about: lines on the bug, the first a sentence without its stop.
     """
@@ -141,6 +141,7 @@ def _file(case: Mapping[str, Any], about: Sequence[str]) -> str:
 
 
 def _flags(case: Mapping[str, Any]) -> list[str]:
+    """Return source lines with the engine arguments of the case."""
     flags = {
         **{flag: case[name] for name, flag in _FLAGS.items()},
         "enable_chunked_prefill": True,
@@ -154,6 +155,7 @@ def _flags(case: Mapping[str, Any]) -> list[str]:
 
 
 def _waves(case: Mapping[str, Any]) -> list[str]:
+    """Return source lines that define `WAVES`, the requests of each wave."""
     waves = [_list([_call(request) for request in wave]) for wave in case["waves"]]
     whole = f"WAVES = {_list(waves)}"
     if len(whole) <= _WIDTH:
@@ -172,6 +174,7 @@ def _list(values: Sequence[str]) -> str:
 
 
 def _call(request: Mapping[str, Any]) -> str:
+    """Return the source of one request, a call of `dict`."""
     fields = {
         **{name: request[name] for name in ("prompt", "answer")},
         **{name: request[name] for name in ("shared", "after") if request[name]},
@@ -181,7 +184,7 @@ def _call(request: Mapping[str, Any]) -> str:
 
 
 def _extra(case: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Return the connector's settings."""
+    """Return the `kv_connector_extra_config` of the connector. parts: those that it combines."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": case["cpu_blocks"] * case["block"] * KV_BYTES}
     if len(parts) > 1:
         return {"connectors": [transfer_config(name, extra) for name in parts]}

@@ -41,6 +41,7 @@ class Found:
     runner: PlayResult | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """Return the finding as a JSON object of findings.jsonl and explore.json."""
         return {
             "kind": self.finding.kind.value,
             "site": self.finding.site,
@@ -104,7 +105,7 @@ def search(
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
-    """Play the cases while `go_on` returns True, each player in a thread of its own.
+    """Play cases while `go_on` returns True, in a thread per player, and shrink new findings.
 
     One shrinks what it finds while the others go on.
 
@@ -135,7 +136,7 @@ class _OverError(Exception):
 
 @dataclass
 class _Searching:
-    """State that the players share."""
+    """State of a search that the threads of its players share."""
 
     cases: Iterable[tuple[int, Case]]
     go_on: Callable[[], bool]
@@ -151,7 +152,7 @@ class _Searching:
         self._lock = threading.Lock()
 
     def work(self, play: Play, on_runner: Play | None) -> None:
-        """Play cases until there are no more."""
+        """Play cases until there are no more, and shrink what is new; run in a player's thread."""
 
         def unless_over(case: Case) -> PlayResult:
             if self.over:
@@ -171,11 +172,12 @@ class _Searching:
             raise
 
     def _next(self) -> tuple[int, Case] | None:
+        """Return the next seed with its case; None if the search is over."""
         with self._lock:
             return None if self.over or not self.go_on() else next(self._cases, None)
 
     def _count(self, seed: int, case: Case, outcome: PlayResult) -> Found | None:
-        """Return the finding if it is a new one."""
+        """Add a result to the tally; return its worst finding if that is a new one."""
         tally = self.tally
         with self._lock:
             if self.over:
@@ -207,6 +209,7 @@ class _Searching:
             return hit
 
     def _shrink(self, hit: Found, play: Play, on_runner: Play | None) -> None:
+        """Shrink the case of a new finding, and put the smallest one into the tally."""
         last: PlayResult | None = None
 
         def fails(candidate: Case) -> bool:
@@ -231,4 +234,5 @@ class _Searching:
 
 
 def _others(outcome: PlayResult, worst: Finding) -> tuple[Finding, ...]:
+    """Return the findings of a case beside the worst one."""
     return tuple(finding for finding in outcome.findings if finding != worst)

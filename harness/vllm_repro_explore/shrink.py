@@ -76,7 +76,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], budget: int = 300) -> Shru
 
 @dataclass
 class Shrunk:
-    """The smallest case that still fails."""
+    """A failing case while it is shrunk: the smallest that still fails."""
 
     case: Case
     fails: Callable[[Case], bool]
@@ -85,6 +85,7 @@ class Shrunk:
     tried: int = 0
 
     def _take(self, candidate: Case) -> bool:
+        """Play a candidate; if it still fails, make it the case and return True."""
         if candidate == self.case or self.tried >= self.budget or _has_no_room(candidate):
             return False
         self.tried += 1
@@ -140,7 +141,7 @@ class Shrunk:
         """Lower lengths, times and limits."""
         for name in ("prompt", "answer", "shared", "after", "abort"):
             for value in sorted({getattr(ask, name) for ask in self.case.asks}, reverse=True):
-                self._lower(value, _LEAST.get(name, 0), partial(self._renamed, name, value))
+                self._lower(value, _LEAST.get(name, 0), partial(self._with_field, name, value))
         longest = max(ask.prompt + ask.answer for ask in self.case.asks)
         self._lower(self.case.setup.max_len, longest, partial(self._with_setup, "max_len"))
         for name in ("blocks", "chunk", "window", "cpu_blocks"):
@@ -161,20 +162,24 @@ class Shrunk:
             else:
                 step //= 2
 
-    def _renamed(self, name: str, old: int, new: Any) -> Case:
+    def _with_field(self, name: str, old: int, new: Any) -> Case:
+        """Return the case with `old` replaced by `new` in a field of its requests."""
         return self._map(
             lambda ask: _tidy(replace(ask, **{name: new})) if getattr(ask, name) == old else ask
         )
 
     def _map(self, change: Callable[[Request], Request]) -> Case:
+        """Return the case with each request changed by `change`."""
         return replace(self.case, waves=tuple(tuple(map(change, wave)) for wave in self.case.waves))
 
     def _with_wave(self, number: int, wave: tuple[Request, ...]) -> Case:
+        """Return the case with wave `number` replaced by `wave`."""
         return replace(
             self.case, waves=(*self.case.waves[:number], wave, *self.case.waves[number + 1 :])
         )
 
     def _with_setup(self, name: str, value: Any) -> Case:
+        """Return the case with one server flag set to `value`."""
         return replace(self.case, setup=replace(self.case.setup, **{name: value}))
 
 
@@ -188,5 +193,6 @@ def _has_no_room(case: Case) -> bool:
 
 
 def _tidy(ask: Request) -> Request:
+    """Return the request without what no longer fits into its prompt."""
     inside = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
     return replace(ask, shared=min(ask.shared, ask.prompt), images=inside)

@@ -16,7 +16,7 @@ from vllm_repro_explore.search import Found, Tally
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Searches of the same kind, of any vLLM."""
+    """What earlier searches of the same kind found, with any vLLM."""
 
     searches: int = 0
     # the highest seed of those of this vLLM; 0 without one
@@ -60,11 +60,12 @@ class SearchSummary:
 
 
 def as_json(summary: SearchSummary) -> dict[str, Any]:
+    """Return the content of explore.json."""
     tally = summary.tally
     return {
         "schema": 1,
         "vllm_version": summary.version,
-        **searched(summary.start, summary.mixes),
+        **search_fields(summary.start, summary.mixes),
         "seeds": [tally.first, tally.last],
         "trials": tally.trials,
         "invalid": tally.invalid,
@@ -116,13 +117,14 @@ def page(summary: SearchSummary) -> str:
 
 
 def _rendered(template: str, summary: SearchSummary, **values: Any) -> str:
+    """Return the text of a template, filled with the summary and further values."""
     title = heading(summary.version, summary.start, summary.mixes)
     values |= {"heading": title, "summary": summary, "tally": summary.tally}
     return plain_text(template, _FOLDER, record=summary.record, **values, **_WORDS)
 
 
-def searched(start: str, mixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return what was searched, as JSON."""
+def search_fields(start: str, mixes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the JSON fields that say what was searched: a scenario's server, or mixes."""
     return {"evidence": "engine", "mixes": list(mixes), "start": start}
 
 
@@ -149,6 +151,7 @@ def case_lines(case: Case) -> list[str]:
 
 
 def _unusual(setup: Setup) -> tuple[str, ...]:
+    """Return in words the server flags of a case that are not the usual ones."""
     operations = " and ".join(f"{what} at step {step}" for step, what in setup.ops)
     sentences = {
         setup.connector: setup.connector,
@@ -178,6 +181,7 @@ def _unusual(setup: Setup) -> tuple[str, ...]:
 
 
 def _request(request: Request) -> str:
+    """Return a request in words, such as `100:8 after 3 steps` (prompt and answer tokens)."""
     fails = ", which fails" if request.fails else ""
     images = ", ".join(
         f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in request.images

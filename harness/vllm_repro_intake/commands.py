@@ -79,7 +79,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Found:
-    """One server command."""
+    """One vLLM server command that was found in a text, and where it stands."""
 
     command: ServeCommand
     words: str
@@ -122,7 +122,7 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
             known = commands.get(match.command)
             commands[match.command] = replace(known, times=known.times + 1) if known else match
     matches = commands.values() or _bare_flags(blocks, model, unread)
-    return sorted(matches, key=likelihood), list(dict.fromkeys(unread))
+    return sorted(matches, key=least_likely_last), list(dict.fromkeys(unread))
 
 
 def _bare_flags(blocks: Sequence[Block], model: str, unread: list[str]) -> Iterator[Found]:
@@ -134,7 +134,7 @@ def _bare_flags(blocks: Sequence[Block], model: str, unread: list[str]) -> Itera
         yield replace(command, how="YAML or a list of flags")
 
 
-def likelihood(match: Found) -> tuple[int, int, int]:
+def least_likely_last(match: Found) -> tuple[int, int, int]:
     """Return the sort key of a command: the smallest is most likely the reported one."""
     return (
         ["", "YAML", "JSON", "Python", "log"].index(match.how.partition(" ")[0]),
@@ -202,6 +202,7 @@ def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
 def _parsed(
     text: str, above: str, unread: list[str], variables: Mapping[str, str]
 ) -> Iterator[Found]:
+    """Yield the server command in a line of a shell; add one that is unreadable to `unread`."""
     if len(text) > LONGEST:
         unread.append(f"{shortened(text, 80)!r}: it is longer than {LONGEST:,} characters")
         return
@@ -409,18 +410,21 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _call(arguments: str) -> ast.Call:
+    """Return the syntax tree of a Python call with these arguments."""
     with warnings.catch_warnings(action="ignore"):  # an escape that Python does not know
         tree = ast.parse(f"f({arguments}", mode="eval").body
     return tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
 
 
 def _python(block: Block) -> Iterator[Found]:
+    """Yield the commands of `LLM(…)` and `EngineArgs(…)` calls in Python code."""
     for arguments, unread in calls("\n".join(block.lines), _CALL):
         if arguments:
             yield from _of_arguments(arguments, "Python call of vllm.LLM", block.above, unread)
 
 
 def _logged(block: Block) -> Iterator[Found]:
+    """Yield the commands of the `non-default args` that a server logs."""
     # without the frame of a terminal
     for logged in _parsed_after(
         " ".join(line.strip(" \u2502|") for line in block.lines), _LOGGED, "}", ast.literal_eval

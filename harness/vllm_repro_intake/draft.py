@@ -28,7 +28,7 @@ from vllm_repro.secret_names import is_secret_name, steers_vllm
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.signature import How, Signature, compare
-from vllm_repro_intake.commands import likelihood, rendered
+from vllm_repro_intake.commands import least_likely_last, rendered
 from vllm_repro_intake.facts import Facts, parallel
 from vllm_repro_intake.requests import folded
 from vllm_repro_intake.text import shortened
@@ -99,7 +99,7 @@ _MOST_WORDS = 6
 
 @dataclass
 class Draft:
-    """A draft of a scenario."""
+    """A draft of a scenario file, with what the text does not state and what to confirm."""
 
     # id of the scenario: the file's name with hyphens
     id: str
@@ -117,19 +117,23 @@ class Draft:
     made_up: set[str] = field(default_factory=set)
 
     def gap(self, what: str) -> None:
+        """Add a GAP comment on something that the text does not state."""
         self.gaps.append(what)
         self._comment(f"GAP: {what}")
 
     def guess(self, what: str, words: str) -> None:
+        """Add a comment on a guess, with the words of the text that it is from."""
         self.guesses.append(f"{what}: “{words}”" if words else what)
         self._comment(self.guesses[-1])
 
     def put(self, name: str, value: Any) -> None:
+        """Write a field of the scenario file."""
         self.file.put(name, value)
         # A known model's shape is not of the text.
         self.values.append("" if name == "model" else literal(value))
 
     def _comment(self, text: str) -> None:
+        """Write a comment to the file, shortened."""
         self.quoted.append(shortened(text, _MOST_COMMENT))
         self.file.comment(self.quoted[-1])
 
@@ -143,7 +147,7 @@ def draft(
     version: str = "",
     newest: str = "",
 ) -> Draft:
-    """Return the draft with the id `name`.
+    """Return the draft scenario file that the facts of an issue's text give. name: its id.
 
     Raises `UsageError` if the text names neither a command nor a model.
 
@@ -202,7 +206,9 @@ def _put_command(
         made.guess(f"the command is from {how}", facts.commands[0].words)
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(f"the value of {argument!r} in that call is not a literal")
-    if len(facts.commands) > 1 and likelihood(facts.commands[0]) == likelihood(facts.commands[1]):
+    if len(facts.commands) > 1 and least_likely_last(facts.commands[0]) == least_likely_last(
+        facts.commands[1]
+    ):
         made.gap(
             "the text holds several commands, and nothing shows which one has the bug: this is the"
             " first"
@@ -288,6 +294,7 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
 
 
 def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: bool) -> None:
+    """Add the number and memory of GPUs, and the nodes, that the bug needs."""
     on_cpu = facts.diagnosis.evidence is Evidence.CPU or (
         command.container is not None and "-cpu" in command.container.image
     )
@@ -320,6 +327,7 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
 
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
+    """Add the release to try, and the status that declares it bad."""
     stated = facts.versions[0] if facts.versions else None
     if version:
         made.guess(
@@ -429,6 +437,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
 
 
 def _number(command: ServeCommand, name: str) -> int:
+    """Return the number that a flag has; 0 without one."""
     try:
         return command.number(name) or 0
     except CommandError:
@@ -436,6 +445,7 @@ def _number(command: ServeCommand, name: str) -> int:
 
 
 def _put_signature(made: Draft, facts: Facts) -> None:
+    """Add the signature of the engine's death, from the text's traceback."""
     diagnosis, phase = facts.diagnosis, facts.phase
     if _symptom(facts) != "dies":
         return
@@ -518,6 +528,7 @@ def _symptom(facts: Facts) -> str:
 
 
 def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
+    """Add the reported arm, and an arm for each flag that the text reports as tried."""
     symptom = _symptom(facts)
     if not facts.diagnosis.died and not facts.symptom:
         made.guess("dies is a guess: the text does not state what the engine does", "")

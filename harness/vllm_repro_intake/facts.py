@@ -37,7 +37,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts in a text."""
+    """What an issue's text states of the bug, as far as a scenario needs it."""
 
     title: str
     # `owner/repository#number`
@@ -238,13 +238,14 @@ def _symptom(text: str) -> str:
 
 
 def _phase(title: str, requests: Sequence[Asked], said: Sequence[str]) -> Phase | None:
-    """Return the phase that the words suggest."""
+    """Return the phase of the death, boot or request, that the words suggest."""
     if not requests and _BOOT.search(title):
         return Phase.BOOT
     return Phase.REQUEST if requests or any(map(_REQUEST.search, said)) else None
 
 
 def _title(text: str) -> str:
+    """Return the issue's title; empty if the text does not show one."""
     marked = next((match["title"] for rx in _TITLES if (match := rx.search(text))), None)
     first = next((line.strip() for line in text.split("\n") if line.strip()), "")
     if marked is None and (_NO_TITLE.match(first) or len(first) > 150):
@@ -269,6 +270,7 @@ def _issue(text: str) -> str:
 
 
 def _related(text: str, issue: str) -> tuple[str, ...]:
+    """Return the names of up to 20 other issues that the text mentions."""
     mentions = [
         *((at.start(), f"{at['repository']}#{at['number']}") for at in _ISSUE_URL.finditer(text)),
         *((at.start(), f"vllm-project/vllm#{at[1]}") for at in _MENTIONED.finditer(text)),
@@ -302,11 +304,13 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
 
 
 def _is_another(match: re.Match[str]) -> bool:
+    """Return True if the words before a release say that it works or was upgraded from."""
     clauses = re.split(r"[.;\n]\s|,| but | and ", match.string[: match.start("version")][-80:])
     return _NOT_THIS_ONE.search(clauses[-1]) is not None
 
 
 def _model(text: str) -> Said | None:
+    """Return the public name of the model, such as `org/name`, and the words that state it."""
     match = next(
         filter(None, (rx.search(text) for rx in (_HUB_MODEL, _HUB_URL, _NAMED_MODEL))), None
     )
@@ -327,6 +331,7 @@ def _shape(text: str) -> dict[str, int | str]:
 
 
 def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
+    """Return the count and kind of GPUs that the text states; None if it states none."""
     if diagnosis.evidence is Evidence.CPU:
         return None
     found = next((match for rx in _GPUS if (match := rx.search(text))), None)
@@ -353,6 +358,7 @@ def _adapters(command: ServeCommand, text: str) -> set[str]:
 
 
 def _count(match: re.Match[str] | None) -> int:
+    """Return the number in a match, in digits or as a word; 0 without a match."""
     return COUNTS.get(match["count"].lower()) or int(match["count"]) if match else 0
 
 

@@ -37,6 +37,7 @@ _LARGEST = 16 << 20
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro intake`."""
     add_common(
         parser,
         example="vllm-repro intake issue.md -o scenarios/my_bug.py",
@@ -66,6 +67,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro intake`: write the draft, print its gaps, and return 0."""
     output: Path | None = arguments.output
     if output is not None and not re.fullmatch(r"[a-z0-9]+(?:_[a-z0-9]+)*\.py", output.name):
         raise UsageError(
@@ -135,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> tuple[str, str, str]:
-    """Return the text, its comments, and the name of its issue if the address tells it."""
+    """Read a file, `-` or an issue's address; return text, comments and issue name, if known."""
     if name.startswith(("http://", "https://")):
         return _from_github(name)
     if not name or (name == "-" and sys.stdin is None):
@@ -162,6 +164,7 @@ def _read(name: str) -> tuple[str, str, str]:
 
 
 def _from_github(url: str) -> tuple[str, str, str]:
+    """Read an issue with gh; return its title and text, its comments, and its name."""
     by_hand = "paste the issue's text into a file: vllm-repro intake FILE"
     address = _ISSUE.fullmatch(url)
     if address is None:

@@ -28,7 +28,7 @@ from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Result, Standing, Verdict
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase
-from vllm_repro_diagnosis.evidence import Evidence, banner, simulated
+from vllm_repro_diagnosis.evidence import Evidence, banner, simulation_mark
 from vllm_repro_diagnosis.root_cause import Root
 from vllm_repro_diagnosis.tracebacks import Frame, Raised
 
@@ -46,7 +46,7 @@ _Part = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A draft in Markdown."""
+    """A draft of a GitHub issue or comment, in Markdown."""
 
     body: str
     # of a new issue; empty for a comment
@@ -62,6 +62,7 @@ class Draft:
 
     @property
     def duplicate_urls(self) -> list[str]:
+        """Return the addresses of the issues that may be about the same bug."""
         return [issue_url(issue) for issue in self.duplicates]
 
     def command(self, path: Path) -> str:
@@ -85,7 +86,7 @@ def draft(
     no_script: str = "",
     diffs: Mapping[str, str] | None = None,
 ) -> Draft:
-    """Return the draft about a run.
+    """Return the draft of a GitHub issue or comment about a run.
 
     flags: the reported command. why: the scenario's explanation. small: why the lab's small model
     shows the bug. gpus: the bug is one of vLLM on GPUs. script: `repro.py`. no_script: why there is
@@ -178,6 +179,7 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
 
 
 def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
+    """Return a trial's death as a diagnosis, to match it with known signatures."""
     death, raised = trial.death, None
     if death is not None and death.exception is not None:
         raised = Raised(
@@ -210,7 +212,7 @@ def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
 
 
 def _changed(report: RunReport) -> list[list[ArmReport]]:
-    """Return the arms with each change of the source, changes that help first."""
+    """Return the arms with each change of vLLM's source, grouped; changes that help come first."""
     by_change: dict[object, list[ArmReport]] = {}
     for arm in report.arms:
         if arm.patches:
@@ -222,6 +224,7 @@ def _changed(report: RunReport) -> list[list[ArmReport]]:
 
 
 def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
+    """Yield the lines that are read first: verdict, cause, releases, flags, workarounds."""
     if report.status.good and not report.rehearsal:
         yield f"**Fixed**: vLLM {cell(report.status.good)} is declared to be without this bug.\n"
     yield f"{_verdict(report)}\n"
@@ -262,9 +265,9 @@ def _sentences(text: str, most: int) -> str:
 
 
 def _verdict(report: RunReport) -> str:
-    """Return the sentence on the unchanged source, followed by one on a changed source."""
+    """Return the sentence on what unchanged source did, followed by one on changed source."""
     version = report.vllm_version or "of unknown version"
-    on = f"vLLM {cell(shorten(version, _NAME))}{simulated(report.evidence)}"
+    on = f"vLLM {cell(shorten(version, _NAME))}{simulation_mark(report.evidence)}"
     seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]
     quiet = [arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET]
     if report.verdict is Verdict.REPRODUCES and seen:
@@ -290,6 +293,7 @@ def _verdict(report: RunReport) -> str:
 
 
 def _declared(report: RunReport) -> str:
+    """Return the releases that are declared with and without the bug, as a phrase."""
     good = (
         f"without: {report.status.good}" if report.status.good else "no release is declared fixed"
     )
@@ -297,7 +301,7 @@ def _declared(report: RunReport) -> str:
 
 
 def _count(arm: ArmReport, report: RunReport) -> str:
-    """Return `eager` (with --enforce-eager) died in 0 of 1 boots`."""
+    """Return how often an arm failed, as in `eager` (`--enforce-eager`) died in 0 of 1 boots."""
     edits = " and ".join(
         dict.fromkeys(edit for edit in arm.edits if not edit.startswith("patched "))
     )
@@ -340,6 +344,7 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
 
 
 def _script(report: RunReport, script: str, no_script: str) -> str:
+    """Return the part with `repro.py`, or with why there is none."""
     if report.bug_seen and any(
         trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP)
         for _, trial in report.failures[:1]
@@ -354,6 +359,7 @@ def _script(report: RunReport, script: str, no_script: str) -> str:
 
 
 def _arms(report: RunReport) -> str:
+    """Return the folded list of the arms that were run, and the command of the run."""
     lines = [f"- {_arm(arm, report)}" for arm in report.arms]
     again = (
         f"With vllm-repro {cell(shorten(report.harness_version, 40))}:"
@@ -363,6 +369,7 @@ def _arms(report: RunReport) -> str:
 
 
 def _arm(arm: ArmReport, report: RunReport) -> str:
+    """Return a line on one arm: its change, its outcomes and its boundary."""
     if not arm.trials:
         return f"{code(shorten(arm.name, _NAME))}: {not_run_word(arm)}"
     outcomes = ", ".join(dict.fromkeys(trial.outcome for trial in arm.trials))
@@ -371,6 +378,7 @@ def _arm(arm: ArmReport, report: RunReport) -> str:
 
 
 def _traceback(report: RunReport) -> str:
+    """Return the folded traceback of the shown trial; empty without a death."""
     shown = _shown_trial(report)
     if shown is None or (death := shown[1].death) is None:
         return ""
@@ -388,6 +396,7 @@ def _traceback(report: RunReport) -> str:
 
 
 def _names(arms: Sequence[ArmReport]) -> str:
+    """Return the names of up to four arms, separated by commas."""
     return ", ".join(shorten(arm.name, _NAME) for arm in arms[:4])
 
 
@@ -404,6 +413,7 @@ def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
 
 
 def _measured(report: RunReport) -> Iterator[_Part]:
+    """Yield the part on throughput, of this run or else of an earlier one."""
     heading, _, text = throughput_section(report).partition("\n\n")
     if not (report.measured and report.measured.shown) and (kept := kept_prices(report.scenario)):
         yield "Throughput", "Measured in another run: " + " ".join(f"{cell(it)}." for it in kept)
@@ -413,6 +423,7 @@ def _measured(report: RunReport) -> Iterator[_Part]:
 
 
 def _differences(report: RunReport) -> str:
+    """Return the folded list of how a command differs from the reported one."""
     first = next((arm for arm in report.arms if arm.differences), None)
     if first is None:
         return ""
@@ -463,6 +474,7 @@ def _environment(report: RunReport, *, gpus: bool) -> str:
 
 
 def _folded(summary: str, text: str) -> str:
+    """Return text that GitHub shows when its summary line is clicked."""
     # GitHub reads Markdown inside HTML only between empty lines.
     return f"<details><summary>{html(shorten(summary, 200))}</summary>\n\n{text}\n\n</details>"
 
@@ -476,6 +488,7 @@ def _rows(lines: Sequence[str], most: int) -> str:
 
 
 def _footer(report: RunReport) -> str:
+    """Return the draft's last line: what made it, and that secrets are replaced."""
     return (
         f"<sub>Made by vllm-repro {cell(shorten(report.harness_version, 40))} from the journal of"
         " one run. Keys, user names, hosts and addresses are replaced by words in brackets.</sub>"

@@ -23,7 +23,7 @@ from vllm_repro_intake.text import GLUED, LONGEST, Block, shortened
 
 @dataclass(frozen=True)
 class Asked:
-    """One request."""
+    """One request that a text states, by the size of its prompt or by its body."""
 
     # length of its prompt; 0 if `body` holds the prompt itself
     tokens: int = 0
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tried:
-    """Flags that the text reports as tried."""
+    """Flags that the text reports as tried, and whether the engine then lived."""
 
     flags: tuple[str, ...]
     # the engine then lived
@@ -237,7 +237,7 @@ def _path(url: str) -> str:
 
 
 def _asked(path: str, body: dict[str, Any], served: Collection[str]) -> Asked | None:
-    """Return the request: by its size if its text only names one, else with its body.
+    """Return the request of a POST; its size alone if the text has a placeholder as its prompt.
 
     None for one that no scenario file can hold.
     """
@@ -276,7 +276,7 @@ def _asked(path: str, body: dict[str, Any], served: Collection[str]) -> Asked | 
 
 
 def folded(value: Any) -> Any:
-    """Return the value with a `Source` for each list of many equal items: `["a"] * 700`."""
+    """Return a JSON value in which a list of many equal items is source: `["a"] * 700`."""
     if isinstance(value, dict):
         return {key: folded(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -287,6 +287,7 @@ def folded(value: Any) -> Any:
 
 
 def _tokens(found: re.Match[str]) -> int:
+    """Return the number of tokens that a match states."""
     return tokens_of(found["number"], (found["kilo"] or "").strip())
 
 
@@ -342,6 +343,7 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
 
 
 def _in_prose(said: Sequence[str]) -> list[Asked]:
+    """Return the requests whose prompt sizes the sentences state, in order."""
     requests: list[Asked] = []
     labels: set[str] = set()
     for statement in said:
@@ -423,14 +425,17 @@ def at_once(statement: str) -> int:
 
 
 def _exact(size: re.Match[str]) -> bool:
+    """Return True if a size is stated exactly: not as `about`, and not in thousands."""
     return not size["about"] and not size["kilo"]
 
 
 def _alike(tokens: int, other: int) -> bool:
+    """Return True if two numbers of tokens are the same, rounded."""
     return abs(tokens - other) <= _CLOSE * other
 
 
 def _of_prompt(said: str, size: re.Match[str]) -> bool:
+    """Return True if a size is that of a prompt, and not of a cache or an answer."""
     near = said[max(0, size.start() - 30) : size.end()]
     near += re.split(r"[,;.]|\band\b", said[size.end() : size.end() + 30])[0]
     return _tokens(size) > 0 and _tokens(size) <= 10_000_000 and not _NO_PROMPT.search(near)
@@ -569,6 +574,7 @@ def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
 
 
 def _changes(flags: tuple[str, ...], removed: bool, command: ServeCommand) -> bool:
+    """Return True if setting the flags, or leaving them out, changes the reported command."""
     if removed:
         return any(positive(flag.name) == positive(flags[0]) for flag in command.flags)
     try:

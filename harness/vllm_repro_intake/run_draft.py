@@ -26,6 +26,7 @@ _DRAFT = "issue.md"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro draft`."""
     add_common(parser, example="vllm-repro draft reports/tq-chunked-prefill/latest")
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its journal.jsonl")
     parser.add_argument(
@@ -38,6 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro draft`: write issue.md, print the command that sends it, and return 0."""
     report = build_foreign(Path(arguments.run))
     if not any(trial.outcome.facts.tested for arm in report.arms for trial in arm.trials):
         raise UsageError(

@@ -42,6 +42,7 @@ class Block:
 
     @property
     def above(self) -> str:
+        """Return the heading above the block and the line of prose before it."""
         return f"{self.heading}\n{self.lead}"
 
 

@@ -167,10 +167,12 @@ def _missing(
 
 
 def _has(text: str, name: str) -> bool:
+    """Return True if the text has this name as a whole word."""
     return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
 
 
 def _value(match: re.Match[str]) -> str:
+    """Return a matched number in one form, so that `1,000` and `1k` are equal."""
     number = match["number"] or match["last"]
     if number.count(".") > 1 or (re.fullmatch(r"\d+\.\d+", number) and not match["unit"]):
         return number if not re.fullmatch(r"[1-9]\d*\.\d{3}", number) else number.replace(".", "")

@@ -20,13 +20,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .parts import GRAPHS, MECHANISMS, Mechanism
-from .record import Part, survey, write_once
+from .record import Part, survey, write_atomically
 
 _done = False
 
 
 def register() -> None:
-    """Install the mechanism; vLLM's entry point.
+    """Install the mechanism that REPRO_LAB_MECHANISM names; vLLM's plugin entry point.
 
     Exit with a message if this release lacks a name that it replaces or uses.
     """
@@ -70,7 +70,7 @@ def _keep_one_operator_library() -> None:
 
 
 def _record(mechanism: Mechanism, graphs: str) -> None:
-    """Check the release once a boot.
+    """Check once a boot that the release has the names that the lab replaces; exit if not.
 
     vLLM's first process writes the file; the others skip the check if it exists.
     """
@@ -79,7 +79,7 @@ def _record(mechanism: Mechanism, graphs: str) -> None:
         return
     surveyed = survey(mechanism.parts_with(graphs), _source)
     if path:
-        write_once(Path(path), {"mechanism": mechanism.name, **surveyed.as_fields()})
+        write_atomically(Path(path), {"mechanism": mechanism.name, **surveyed.as_fields()})
     if surveyed.missing:
         sys.exit(f"the lab cannot run this release: it has no {', '.join(surveyed.missing)}")
     # So that a log shows it, even if somebody attaches to this server or pastes its log.

@@ -15,7 +15,7 @@ from .wrapping import keep
 
 
 class _Nothing:
-    """Stream or event of a device that has computed each step before it returns."""
+    """Stand-in for a CUDA stream or event: on a CPU each step is done when its call returns."""
 
     device = torch.device("cpu")
 
@@ -29,7 +29,7 @@ class _Nothing:
 
 
 def install() -> None:
-    """Install the replacements in this process."""
+    """Let vLLM schedule asynchronously on a CPU: replace CUDA streams and events."""
     cuda: Any = torch.cuda
     torch.Event = cuda.Event = cuda.Stream = cuda.current_stream = _Nothing
     # from 0.23.0 on it puts its own streams and events in their place

@@ -45,10 +45,12 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]
     running = False
 
     def start(self) -> None:
+        """Begin to mark memory and to check calls, in this process."""
         self.running = True
         self.__enter__()
 
     def stop(self) -> None:
+        """Stop marking memory and checking calls."""
         self.running = False
         self.__exit__(None, None, None)
 
@@ -147,7 +149,7 @@ def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device)
 
 
 def _set_item(func: Any, args: Any) -> Any:
-    """Set items.
+    """Set items of a tensor; a Python number that is set is no copy from the host.
 
     CUDA passes a Python number as a kernel argument; the CPU makes a tensor of it, which must not
     count as a copy.
@@ -166,11 +168,13 @@ class CUDAGraph:
         self.recording: Recording | None = None
 
     def replay(self) -> None:
+        """Run the recorded steps again. Raises RuntimeError if nothing was recorded."""
         if self.recording is None:
             refuse(RuntimeError("LAB: cannot replay: no graph was recorded"))
         self.recording.replay()
 
     def reset(self) -> None:
+        """Drop the recording."""
         self.recording = None
 
 
@@ -205,7 +209,7 @@ def launch(kernel: Callable[..., None], *args: Any) -> None:
 
 
 def install(guard: Guard) -> None:
-    """Replace the CUDA names in torch.
+    """Replace torch's CUDA names for graph capture, so that a capture runs on a CPU.
 
     Custom operators with a Python body run under `guard` while it is running.
     """
@@ -218,7 +222,7 @@ def install(guard: Guard) -> None:
 
 
 def replace_waits() -> None:
-    """Replace `synchronize` and `empty_cache`.
+    """Replace torch's `synchronize`, which is refused during capture, and `empty_cache`.
 
     Call it again after vLLM code that replaces them itself.
     """

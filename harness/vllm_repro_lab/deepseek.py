@@ -27,7 +27,7 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install() -> None:
-    """Install every replacement in this process. Install Triton's interpreter first.
+    """Install DeepSeek-V4's replacements in this process. Install Triton's interpreter first.
 
     The attention class is replaced later, just before the worker creates its model.
     """
@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def init_device(original: Any, worker: Any) -> Any:
-    """Replace the attention class first.
+    """Replace the attention class, then run the worker's own `init_device`.
 
     Not in `install`: the model's modules import parts of vLLM that are not loaded yet when plugins
     are.
@@ -53,6 +53,7 @@ def init_device(original: Any, worker: Any) -> Any:
 
 
 def _replace_attention() -> None:
+    """Give the CPU model the methods of vLLM's FlashMLA class, with kernels in PyTorch."""
     from . import deepseek_kernels as kernels
 
     attention: Any = import_module("vllm.models.deepseek_v4.nvidia.flashmla")
@@ -121,6 +122,7 @@ def _watch_prefills(attention: Any) -> None:
 
 
 def _observe_prefill(needed: int, locked: bool, prefill: Any) -> None:
+    """Log a prefill chunk: workspace bytes needed, prompt lengths, tokens and the lock."""
     chunk = slice(prefill["chunk_start"], prefill["chunk_end"])
     seen = {
         "bytes": needed,

@@ -48,7 +48,7 @@ def gather(
 def _unpacked(
     blocks: torch.Tensor, block: torch.Tensor, place: torch.Tensor, block_size: int
 ) -> torch.Tensor:
-    """Return the tokens at `place` of their `block`, (tokens, 512) in bfloat16."""
+    """Return cached tokens, given by block and place in it: (tokens, 512) in bfloat16."""
     at = place[:, None]
     row = blocks[block[:, None], at * _ROW + torch.arange(_ROW)]
     groups = _NARROW // _GROUP

@@ -26,7 +26,7 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install(*, profile: bool = False) -> None:
-    """Install the steps in this process. profile: also the profile run."""
+    """Give the CPU worker the GPU worker's boot steps; profile: also its profile run."""
     wrap(CPUWorker, "init_device", init_device)
     wrap(CPUWorker, "compile_or_warm_up_model", compile_or_warm_up_model)
     if profile:

@@ -17,14 +17,17 @@ class Event:
         self.over = False
 
     def query(self) -> bool:
+        """Count a poll; return True if the event is complete."""
         self._left -= 1
         if self._left < 0:
             self.synchronize()
         return self.over
 
     def synchronize(self) -> None:
+        """Complete the event now, and call its `copy` unless that was done."""
         if not self.over:
             self.over = True
             self._copy()
 
-    def record(self, *_: Any) -> None: ...
+    def record(self, *_: Any) -> None:
+        """Do nothing: there is no stream."""

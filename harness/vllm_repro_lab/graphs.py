@@ -32,7 +32,7 @@ from .wrapping import keep, wrap
 
 
 def install(guard: Guard, *, record: bool) -> None:
-    """Install every replacement in this process.
+    """Let vLLM's CPU worker capture CUDA graphs under the guard, in this process.
 
     record: record graphs, and replay them while serving.
     """

@@ -210,7 +210,7 @@ def _pack(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Undo `_pack`."""
+    """Return the numbers of `bits` bits each that `_pack` has packed."""
     groups = packed.to(torch.int64).reshape(*packed.shape[:-1], -1, bits)
     words = (groups << (torch.arange(bits) * 8)).sum(-1, keepdim=True)
     return (words >> (torch.arange(8) * bits) & ((1 << bits) - 1)).flatten(-2)

@@ -44,7 +44,7 @@ class _Begun(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installe
 
 
 class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
-    """Both halves: the first four methods run in the scheduler, the others in a worker."""
+    """Both halves of a KV connector that moves nothing and reports each load and save late."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -59,7 +59,7 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """Offer the whole blocks of a prompt that asks for a load, once."""
+        """Return (tokens to load, whether asynchronously) once for a prompt that asks for it."""
         requested = _asked(request).keys() & {"load", "load_after_end", "reject"}
         if self._echo or not requested or request.request_id in self._seen:
             return 0, False
@@ -82,6 +82,7 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
             self._next.rejected.update(block_ids[: (request.num_tokens - 1) // self._block])
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Return the transfers that begin in this step, for the worker half."""
         begun, self._next = self._next, _Begun()
         return begun
 
@@ -101,15 +102,18 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
     request_finished_all_groups = request_finished
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        """In the worker: take the loads and saves that begin in this step."""
         begun = self._get_connector_metadata()
         self._loading.update(begun.loads)
         self._saving.update(begun.saves)
         self._rejected = begun.rejected
 
     def get_block_ids_with_load_errors(self) -> set[int]:
+        """In the worker: return the blocks whose load fails in this step, as `reject` asks."""
         return self._rejected
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """In the worker: sleep 5 ms, and return the requests with due saves and due loads."""
         time.sleep(STEP_S)
         return _due(self._saving), _due(self._loading)
 
@@ -120,11 +124,12 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
 
 
 def _asked(request: Any) -> dict[str, Any]:
+    """Return what a request asks of the connector in `kv_transfer_params`; empty if nothing."""
     return request.kv_transfer_params or {}
 
 
 def _due(transfers: dict[str, int]) -> set[str] | None:
-    """Count a step and take out the transfers that are due.
+    """Count down the steps of each transfer; remove and return the requests that are due.
 
     Return None if there is none, as the interface requires.
     """

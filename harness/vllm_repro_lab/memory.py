@@ -67,17 +67,20 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _marked(value: Any, mark: str) -> bool:
+    """Return True if the storage of a tensor has the mark; False for any other value."""
     storage = _storage(value)
     return storage is not None and getattr(storage, mark, False)
 
 
 def _mark(tensor: torch.Tensor, mark: str, value: bool) -> None:
+    """Set or clear a mark on the storage of a tensor."""
     storage = _storage(tensor)
     if storage is not None:
         setattr(storage, mark, value)
 
 
 def _storage(value: Any) -> Any:
+    """Return the storage of a tensor; None for other values and for tensors without one."""
     if not isinstance(value, torch.Tensor):
         return None
     try:

@@ -24,7 +24,7 @@ _LISTENERS = ("set_xfer_handshake_metadata_pp_aware", "set_xfer_handshake_metada
 
 
 def install() -> None:
-    """Replace the worker half in the connector's module, and open no port."""
+    """Replace the worker half of vLLM's NIXL connector by `Worker`, and open no port."""
     module: Any = importlib.import_module(_CONNECTOR)
     for name in _WORKERS:
         if hasattr(module, name):
@@ -36,7 +36,7 @@ def install() -> None:
 
 
 class Worker:
-    """Worker half of the connector, without transfers.
+    """Worker half of vLLM's NIXL connector without NIXL: it copies blocks within this server.
 
     As in `NixlBaseConnectorWorker`, the last local blocks of a group are the last remote ones, and
     a failure names the blocks of the request unless the model is hybrid.
@@ -62,9 +62,11 @@ class Worker:
         self._invalid: set[int] = set()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Keep the KV cache tensor of each layer, in which `fetch` copies blocks."""
         self._caches = kv_caches
 
     def start_load_kv(self, metadata: Any) -> None:
+        """Note the step's requests: those whose blocks to hold, and those to fetch."""
         self._held |= set(metadata.reqs_to_send)
         for name, meta in metadata.reqs_to_recv.items():
             # Newer releases also wait for a request whose blocks all came from the prefix cache
@@ -73,7 +75,7 @@ class Worker:
                 self._fetching[name] = meta
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        """Copy the blocks of a prompt.
+        """Copy the remote blocks of a prompt to its local ones; return True once that is done.
 
         False if they cannot be fetched, None while they are under way.
         """
@@ -93,6 +95,7 @@ class Worker:
         return True
 
     def get_finished(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose blocks may be freed, and those whose fetch has ended."""
         fetched = {name: self.fetch(name, meta) for name, meta in self._fetching.items()}
         ended = {name for name, came in fetched.items() if came is not None}
         remote = set()
@@ -107,14 +110,14 @@ class Worker:
         return sent, ended
 
     def released(self, fetched: set[str]) -> set[str]:
-        """Return the requests whose blocks need not be held.
+        """Return the requests whose held blocks may be freed.
 
         fetched: those that this server has fetched since the last call.
         """
         return fetched
 
     def get_transfer_results(self) -> Any:
-        """Stand for `get_finished` in newer releases."""
+        """Return the transfers that ended, as newer releases ask instead of `get_finished`."""
         base: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
         sent, received = self.get_finished()
         failed, self._failed = self._failed, set()
@@ -123,6 +126,7 @@ class Worker:
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks of the fetches that failed since the last call."""
         invalid, self._invalid = self._invalid, set()
         return invalid
 
@@ -133,7 +137,7 @@ class Worker:
 
 
 def pairs_of(meta: Any) -> list[list[tuple[int, int]]]:
-    """Return the local and the remote block of each copy, group by group."""
+    """Return (local block, remote block) for each copy of a fetch, by KV cache group."""
     each = zip(meta.local_block_ids, meta.remote.block_ids, strict=True)
     return [
         list(zip(mine, theirs[len(theirs) - len(mine) :], strict=True)) for mine, theirs in each

@@ -25,7 +25,7 @@ _MOST_NAMED = 32
 
 
 def install() -> None:
-    """Install every replacement in this process."""
+    """Replace how vLLM's simple CPU offload connector copies blocks, and watch the free list."""
     replaced: Any = worker
     replaced.DmaCopyBackend = CopyBackend
     without_cuda(replaced)
@@ -60,6 +60,7 @@ class _Stream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority of a CUDA stream."""
         return 0, -1
 
 
@@ -75,6 +76,7 @@ class CopyBackend:
     def init(
         self, gpu_caches: Any, cpu_caches: Any, device: Any, load_stream: Any, store_stream: Any
     ) -> None:
+        """Keep the KV caches of both sides, by layer."""
         self._gpu, self._cpu = gpu_caches, cpu_caches
 
     def launch_copy(
@@ -86,6 +88,7 @@ class CopyBackend:
         events_list: list[tuple[int, Any]],
         wait_event: Any = None,
     ) -> None:
+        """Copy blocks to the CPU (a store) or back (a load) now, and append the copy's event."""
         source, target = (self._gpu, self._cpu) if is_store else (self._cpu, self._gpu)
         for name in source:
             target[name][dst_blocks] = source[name][src_blocks]
@@ -93,10 +96,12 @@ class CopyBackend:
             _observe_store(event_idx, src_blocks)
         events_list.append((event_idx, Event(polls=1 if is_store else 0)))
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Do nothing: there is no thread to end."""
 
 
 def _observe_store(event: int, blocks: Sequence[int]) -> None:
+    """Log the blocks of a store: how many, how many distinct, and which occur twice."""
     counts = Counter(blocks)
     twice = sorted(block for block, count in counts.items() if count > 1)
     observe(
@@ -105,7 +110,7 @@ def _observe_store(event: int, blocks: Sequence[int]) -> None:
 
 
 def _watch_free_list() -> None:
-    """Count the free list when vLLM reads its length before taking blocks.
+    """When vLLM reads the free list's length to take blocks, log a list that is shorter.
 
     No lab frame is then in a traceback.
     """
@@ -125,7 +130,7 @@ def _watch_free_list() -> None:
 
 
 def _walk(queue: Any, most: int) -> int:
-    """Return the number of blocks reachable from the head of the list, at most `most`."""
+    """Count the blocks that are linked in the free list, from its head on, up to `most`."""
     block, count = queue.fake_free_list_head.next_free_block, 0
     while block is not None and block is not queue.fake_free_list_tail and count < most:
         block, count = block.next_free_block, count + 1

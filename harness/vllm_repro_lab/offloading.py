@@ -20,7 +20,7 @@ from .event import Event
 
 
 def install() -> None:
-    """Install the replacement in this process."""
+    """Replace the worker of vLLM's offloading connector by `Transfers`, in this process."""
     spec: Any = CPUOffloadingSpec
     if hasattr(spec, "get_worker"):  # from 0.25.0
         spec.get_worker = _transfers_of
@@ -47,7 +47,7 @@ def _handlers(spec: Any, *_: Any) -> Iterator[tuple[Any, Any, Any]]:
 
 
 class Transfers:
-    """Worker of the connector. A transfer is reported once its event is complete.
+    """Worker of vLLM's offloading connector: it reports a transfer once its event is complete.
 
     begin: starts the copy of a direction between two lists of blocks, and returns its event.
     """
@@ -57,10 +57,12 @@ class Transfers:
         self._events: dict[int, Any] = {}
 
     def submit_store(self, job_id: int, source: Any, target: Any, **_: Any) -> bool:
+        """Begin the transfer of a job from GPU to CPU blocks; return True, as none is refused."""
         self._events[job_id] = self._begin("store", source, target)
         return True
 
     def submit_load(self, job_id: int, source: Any, target: Any, **_: Any) -> bool:
+        """Begin the transfer of a job from CPU to GPU blocks; return True, as none is refused."""
         self._events[job_id] = self._begin("load", source, target)
         return True
 
@@ -70,6 +72,7 @@ class Transfers:
         return submit(job_id, *spec)
 
     def get_finished(self) -> list[Any]:
+        """Return the jobs whose transfers are complete, each once."""
         done = [job for job, event in self._events.items() if event.query()]
         for job in done:
             del self._events[job]
@@ -77,7 +80,9 @@ class Transfers:
         return [SimpleNamespace(job_id=job, success=True, **unknown) for job in done]
 
     def wait(self, job_ids: Iterable[int]) -> None:
+        """Complete the transfers of these jobs now."""
         for job in self._events.keys() & set(job_ids):
             self._events[job].synchronize()
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Do nothing: there is no thread to end."""

@@ -36,11 +36,12 @@ class Mechanism:
     scheduled: bool = False
 
     def parts_with(self, graphs: str) -> tuple[Part, ...]:
-        """Return all parts for a key of `GRAPHS`, or for an empty string."""
+        """Return all names that it replaces; graphs: how captures are checked, or ""."""
         return self.parts + (GRAPHS[graphs] if graphs else self.dry_run)
 
 
 def _install_turboquant(graphs: str, *, flash: bool = False) -> None:
+    """Install TurboQuant's replacements; flash: also FlashAttention's."""
     from . import turboquant  # here, because it imports torch and vllm
 
     turboquant.install(graphs=bool(graphs), flash=flash)

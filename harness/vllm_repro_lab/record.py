@@ -47,20 +47,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """Parts that a release has."""
+    """Which of the names that the lab replaces a release of vLLM has, and which it lacks."""
 
     replaced: tuple[Mapping[str, str], ...]
     # `module.name`, with a missing parameter in parentheses
     missing: tuple[str, ...]
 
     def as_fields(self) -> dict[str, object]:
-        """Return the content for the JSON file."""
+        """Return the survey as fields of the JSON file that REPRO_LAB_FACTS names."""
         fields: dict[str, object] = {"replaced": list(self.replaced)}
         return fields | ({"unsupported": list(self.missing)} if self.missing else {})
 
 
 def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | None]) -> Survey:
-    """Look up each part.
+    """Look up each part in the files of a release; return those that it has and those it lacks.
 
     source: returns the file of its module, (short name for the report, path), or None.
     """
@@ -97,7 +97,7 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
 
 @cache
 def _read(path: Path) -> tuple[dict[str, tuple[str, ...]], str]:
-    """Return the names of a module, and the digest of its file."""
+    """Return the names in a source file, with their parameters, and the file's SHA-256."""
     content = path.read_bytes()
     return dict(names_in(content)), hashlib.sha256(content).hexdigest()
 
@@ -108,6 +108,7 @@ def names_in(source: str | bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the names that statements define, after `prefix`, with their parameters."""
     for statement in body:
         match statement:
             case (
@@ -137,14 +138,14 @@ def _names(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, tuple[s
 
 
 def observe(kind: str, **values: object) -> None:
-    """Log an observation for the conditions of triggers.
+    """Log an observation (`LAB observed KIND {…}`), which the conditions of triggers read.
 
     `vllm_repro_diagnosis.boot_facts.Observation` reads it.
     """
     _logger.info("LAB observed %s %s", kind, json.dumps(values))
 
 
-def write_once(path: Path, content: Mapping[str, object]) -> None:
+def write_atomically(path: Path, content: Mapping[str, object]) -> None:
     """Write JSON atomically, so that a reader never sees an incomplete file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     with os.fdopen(handle, "w", encoding="utf-8") as file:

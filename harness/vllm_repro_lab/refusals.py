@@ -54,7 +54,7 @@ _MAKING = ("tensor", "as_tensor", "asarray", "new_tensor")
 
 @dataclass
 class State:
-    """Capture state of this process."""
+    """State of graph capture in this process, with counts of captures, checks and refusals."""
 
     capturing: bool = False
     # depth of running kernel replacements, which are not checked
@@ -86,7 +86,7 @@ def check_call(
     keywords: Mapping[str, Any],
     target: torch.device | None,
 ) -> None:
-    """Check a call from Python for transfers that a CPU's operators do not show.
+    """Raise CUDA's error if a call from Python copies or waits where no operator shows it.
 
     target: the device named for the result.
     """
@@ -107,7 +107,7 @@ def check_call(
 
 
 def check_operator(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Check an operator for a copy or a wait."""
+    """Raise CUDA's error if an operator copies or waits in a way that capture forbids."""
     STATE.checked += 1
     first = args[0] if args else None
     if name in _WAITING and any_on_device(args, keywords):
@@ -165,6 +165,7 @@ def _check_indices(name: str, args: tuple[Any, ...]) -> None:
 
 
 def _check_copy(*, pinned: bool, waits: bool) -> None:
+    """Raise CUDA's error for a copy unless its host memory is pinned and it does not wait."""
     if not pinned:
         refuse(_copied())
     if waits:

@@ -13,7 +13,7 @@ import torch
 
 
 class Recording:
-    """Recorded steps in the order of the capture.
+    """Steps of a captured CUDA graph, in order, to run again on the same tensors.
 
     Keeps every tensor alive, as a graph's memory pool does.
     """
@@ -51,5 +51,6 @@ class Recording:
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
+    """Return the tensors in an operator's result, which may be one, a list or a tuple."""
     values = result if isinstance(result, list | tuple) else (result,)
     return [value for value in values if isinstance(value, torch.Tensor)]

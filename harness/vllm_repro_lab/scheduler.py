@@ -28,7 +28,7 @@ _OFFLOADING_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.wo
 
 
 def install() -> None:
-    """Install the replacements in this process."""
+    """Install the engine without a model in this process: its worker, queue and connectors."""
     # The executor and asynchronous scheduling stay as vLLM chose them for a GPU.
     keep(
         CpuPlatform,
@@ -47,13 +47,13 @@ def install() -> None:
 
 
 def check_and_update_config(original: Any, cls: Any, vllm_config: Any) -> None:
-    """Use the lab's worker."""
+    """Make vLLM use the lab's worker, which has no model."""
     vllm_config.parallel_config.worker_cls = "vllm_repro_lab.scheduler_worker.Worker"
     original(cls, vllm_config)
 
 
 def process_input_queue(original: Any, engine: Any) -> None:
-    """Change the queue before it is read.
+    """Make EngineCore's input queue gather requests, then read it as vLLM does.
 
     This method returns before a step, so no frame of the lab is in a step's traceback.
     """
@@ -62,9 +62,10 @@ def process_input_queue(original: Any, engine: Any) -> None:
 
 
 class _Gathering(queue.Queue):  # type: ignore[type-arg]  # it takes the place of a queue of vLLM
-    """Input queue of EngineCore, which blocks on it only while it is idle."""
+    """EngineCore's input queue, in which an idle engine gathers and sorts requests."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next item; an idle engine waits 0.5 s for more, shortest prompt first."""
         first = super().get(block, timeout)
         if not block or first[0] is not EngineCoreRequestType.ADD:
             return first

@@ -37,11 +37,12 @@ _IDS = range(100, 4000)
 
 
 class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
-    """The first methods are called at boot, `execute_model` and `sample_tokens` in each step."""
+    """vLLM worker without a model, which answers each step of the scheduler with tokens."""
 
     get_kv_connector_handshake_metadata = GPUWorker.get_kv_connector_handshake_metadata
 
     def init_device(self) -> None:
+        """Set up the CPU device and the process group; no model is loaded."""
         self.device = torch.device("cpu")
         init_worker_distributed_environment(
             self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
@@ -55,6 +56,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
     load_model = set_kv_cache_layout = update_max_model_len = take_draft_token_ids = _do_nothing
 
     def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return the tasks of the model: text generation only."""
         return ("generate",)
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
@@ -97,6 +99,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         ]
 
     def determine_available_memory(self) -> int:
+        """Return the bytes from which vLLM counts KV cache blocks: 1 GiB, not allocated."""
         return _MEMORY
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
@@ -111,9 +114,11 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
             get_kv_transfer_group().register_kv_caches({})
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Compile nothing; return times of zero seconds."""
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def supports_draft_weight_updates(self) -> bool:
+        """Return False: there is no draft model."""
         return False
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
@@ -148,7 +153,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return None
 
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput | None:
-        """Stand for `GPUModelRunner.sample_tokens`.
+        """Return the step's tokens, in place of `GPUModelRunner.sample_tokens`.
 
         With a grammar the token is one that its bitmask allows.
         """
@@ -194,5 +199,6 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
 
 
 def _token(prompt: list[int], position: int) -> int:
+    """Return the answer's token at a position: a hash of the prompt and the position."""
     digest = hashlib.sha256(f"{prompt} {position}".encode()).digest()
     return _IDS[int.from_bytes(digest[:4]) % len(_IDS)]

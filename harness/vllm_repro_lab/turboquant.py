@@ -21,7 +21,7 @@ logger = init_logger("vllm.repro_lab")
 
 
 def install(*, graphs: bool, flash: bool = False) -> None:
-    """Install every replacement in this process.
+    """Install the TurboQuant backend on vLLM's CPU platform, in this process.
 
     The kernels are replaced later, when vLLM chooses the backend.
 
@@ -56,7 +56,7 @@ def get_attn_backend_cls(
 
 
 def replace_kernels() -> None:
-    """Replace the kernels.
+    """Replace TurboQuant's Triton kernels by PyTorch versions.
 
     Not in `install`: the backend imports parts of vLLM that are not loaded yet when plugins are.
     """
@@ -79,6 +79,7 @@ def replace_kernels() -> None:
 
 
 def _replace_flash_attention() -> None:
+    """Give the TurboQuant backend the lab's FlashAttention in PyTorch."""
     backend: Any = import_module("vllm.v1.attention.backends.turboquant_attn")
     backend._HAS_FLASH_ATTN = True
     backend.flash_attn_varlen_func = kernels.flash_attention

@@ -48,7 +48,7 @@ class BugState:
 
     @property
     def reason(self) -> str:
-        """Return the boots behind the state."""
+        """Return in words the boots that make the state."""
         release = self.release or "an unknown release"
         flaky = " (flaky)" if self.crashed < self.boots else ""
         seen = f"{self.did} in {self.crashed} of {self.boots} boots{flaky}"
@@ -84,6 +84,7 @@ def bug_state(runs: Iterable[tuple[date, Run]]) -> BugState:
 
 
 def _rank(track: tuple[bool, BugState]) -> tuple[object, ...]:
+    """Return the sort key of a state of one host; the smallest decides the bug's state."""
     is_release, state = track
     if state.verdict is Verdict.REGRESSED:
         return (0,)
@@ -127,6 +128,7 @@ def _after_release(state: BugState, runs: Sequence[Run]) -> BugState:
 
 
 def _after_quiet(state: BugState, boots: int, run: Run) -> BugState:
+    """Return the state after the quiet boots of the next newer release."""
     if state.verdict is Verdict.FIXED:
         return state
     if run.standing is Standing.GOOD and state.verdict is not Verdict.REGRESSED:

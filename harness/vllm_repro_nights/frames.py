@@ -74,17 +74,19 @@ def runs(folder: Folder | None = None) -> pd.DataFrame:
 
 
 def as_csv(known: Sequence[Run]) -> str:
-    """Return the same table as CSV, without the figures that no run has."""
+    """Return runs as CSV, a row per run and arm, without the figures that no run has."""
     table = _run_frame(known)
     unknown = [name for name in _FIGURES if table[name].isna().all()]
     return str(table.drop(columns=unknown).to_csv(index=False))
 
 
 def _run_frame(known: Iterable[Run]) -> pd.DataFrame:
+    """Return the table of runs, a row per run and arm."""
     return _frame("runs", (_run(run, arm) for run in known for arm in run.arms))
 
 
 def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
+    """Return the row of one arm of a run."""
     booted = [boot for boot in (*arm.trials, arm.load) if boot is not None]
     boots = [boot.throughput for boot in booted if boot.throughput is not None]
     row = {name: getattr(run, name, None) for name in _COLUMNS["runs"].split()}
@@ -114,6 +116,7 @@ def trials(run: Folder) -> pd.DataFrame:
 
 
 def _trial(arm: str, trial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of one trial of an arm."""
     death, speed, saw = (trial[name] or {} for name in ("death", "throughput", "client_saw"))
     known = {"arm": arm, "crossed": trial["trigger"]["crossed"], "client_error": saw.get("error")}
     return {**speed, **death, **trial["requests"], **trial, **known}
@@ -129,6 +132,7 @@ def requests(run: Folder) -> pd.DataFrame:
 
 
 def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of one request, from its entry in `requests.jsonl`."""
     import pandas as pd
 
     return {
@@ -156,6 +160,7 @@ def versions(version_map: Folder) -> pd.DataFrame:
 
 
 def _release(row: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of one arm in one release of a version map."""
     boots = [trial["boot_s"] for trial in arm["trials"] if trial["boot_s"]]
     return {
         **row,
@@ -167,6 +172,7 @@ def _release(row: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frame(kind: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a table with the columns of its kind: runs, trials, requests or versions."""
     import pandas as pd
 
     columns = _COLUMNS[kind].split()

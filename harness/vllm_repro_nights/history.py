@@ -47,7 +47,7 @@ MARKS: dict[str, Mark] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A bug in one night."""
+    """Result of a bug in one night, and the runs behind it."""
 
     night: date
     # a key of `MARKS`
@@ -77,7 +77,7 @@ class BugNights:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A difference to the earlier night."""
+    """A change of a bug since the earlier night, such as a new state."""
 
     # the new state, or "not run"
     kind: str
@@ -92,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The history after its last night."""
+    """State of each bug over the last nights, what changed, and the throughput."""
 
     # the last nights with runs, oldest first
     nights: tuple[date, ...]
@@ -150,6 +150,7 @@ def history(
 def _bug_nights(
     scenario: str, evidence: str, pairs: Sequence[tuple[date, Run]], nights: Sequence[date]
 ) -> BugNights:
+    """Return the table's row of a bug: its state, and its result in each night."""
     state = bug_state(pairs)
     return BugNights(
         scenario=scenario,
@@ -161,6 +162,7 @@ def _bug_nights(
 
 
 def _cell(night: date, runs: Sequence[Run]) -> Cell:
+    """Return the result of a bug in one night: the worst of its runs."""
     worst_first = sorted(runs, key=lambda run: list(MARKS).index(_result(run)))
     return Cell(
         night=night,

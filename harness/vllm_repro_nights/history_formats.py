@@ -45,6 +45,7 @@ def terminal(history: History) -> str:
 
 
 def _headline(history: History) -> str:
+    """Return the line that counts the last night's runs: as expected, surprises, undecided."""
     runs = history.last_night
     if not runs:
         return "no run of these scenarios in the last night"
@@ -73,6 +74,7 @@ def _folded(history: History) -> list[str]:
 
 
 def _throughput_table(history: History) -> Table:
+    """Return the table of output tokens a second, in the last night and before."""
     rows = [
         (
             f"{figure.scenario}, {figure.arm}",
@@ -90,14 +92,14 @@ def _throughput_table(history: History) -> Table:
 
 
 def as_json(history: History) -> dict[str, Any]:
-    """Return JSON data. Figures are output tokens a second, runs are folders below the reports."""
+    """Return the history as JSON: output tokens a second; runs are folders below the reports."""
     data: dict[str, Any] = msgspec.to_builtins(history)
     data["last_night"] = [run.id for run in history.last_night]
     return {"schema": 3, "rehearsal": history.simulated, **data}
 
 
 def html_page(history: History, way: str, near: Mapping[str, str] | None = None) -> str:
-    """Return the page.
+    """Return the history as one HTML page.
 
     way: link from it to the folder of all runs. near: links that replace those to some runs.
     """

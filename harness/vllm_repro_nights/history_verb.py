@@ -24,6 +24,7 @@ _STDOUT = Path("-")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro history`."""
     add_common(
         parser,
         example="vllm-repro history --html reports/index.html",
@@ -55,6 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro history`: print or write the history of the runs, and return 0."""
     files = {"html": arguments.html, "csv": arguments.csv}
     if arguments.json + list(files.values()).count(_STDOUT) > 1:
         raise UsageError(
@@ -106,6 +108,7 @@ def _runs(root: Path, named: list[str] | tuple[str, ...]) -> list[Run]:
 
 
 def _write(file: Path, content: str, option: str) -> None:
+    """Write content to a file, or to the standard output if the file is `-`."""
     if file == _STDOUT:
         sys.stdout.write(content)
         return

@@ -57,7 +57,7 @@ _LIGHTS: Mapping[Light, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioNight:
-    """One scenario in a night."""
+    """Result of one scenario in a night: its light, the reason, and its report."""
 
     scenario: str
     light: Light
@@ -69,7 +69,7 @@ class ScenarioNight:
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """All scenarios of a night."""
+    """Result of a night: its scenarios, trouble of the host, and what changed."""
 
     # the release or image that was asked for, as a phrase
     asked: str
@@ -119,7 +119,7 @@ class Night:
 
 
 def judged(report: RunReport) -> ScenarioNight:
-    """Return the result of a run.
+    """Return a scenario's result in the night, from the report of its run.
 
     It has no light if machine or release supports none of its boots, or if the rehearsal does not
     have the bug.
@@ -138,7 +138,7 @@ def judged(report: RunReport) -> ScenarioNight:
 
 
 def markdown(night: Night) -> str:
-    """Return the job summary."""
+    """Return the night as Markdown, the summary of a CI job."""
     evidences = dict.fromkeys(report.evidence for report in night.reports)
     text = plain_text(
         "summary.md",
@@ -152,7 +152,7 @@ def markdown(night: Night) -> str:
 
 
 def suites(night: Night) -> str:
-    """Return one JUnit file of the night.
+    """Return the night as the text of one JUnit file.
 
     The suite `nightly` has a case for each scenario without a run: skipped if this machine cannot
     run it, else an error.

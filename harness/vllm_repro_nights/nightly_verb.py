@@ -48,10 +48,12 @@ FAIL_ON = ("red", "trouble", "amber")
 
 
 def _variable(name: str) -> str:
+    """Return the variable `VLLM_REPRO_NIGHTLY_` + name; empty if it is not set."""
     return os.environ.get(f"{_VARIABLE}{name}", "")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro nightly`."""
     add_common(
         parser,
         example="vllm-repro nightly --server docker --image vllm/vllm-openai:nightly",
@@ -123,6 +125,7 @@ def _read_variables(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro nightly`: one night of all scenarios; return the exit status."""
     # no default of the parser: a repeated option adds to that
     arguments.arm = arguments.arm or _variable("ARM").split()
     options = _options(arguments)
@@ -190,7 +193,7 @@ def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
 
 
 def _options(arguments: argparse.Namespace) -> ServerOptions:
-    """Return the options, `auto` resolved. Raises `UsageError`."""
+    """Return the server options of the night, `auto` resolved. Raises `UsageError`."""
     options = server_options(arguments)
     if options.server == CPU and options.image:
         raise UsageError(
@@ -211,7 +214,7 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
 
 
 def _publish(night: Night, folder: Path, stream: TextIO) -> None:
-    """Print the result, and hand it to a GitHub job."""
+    """Print the night's result, and add it to the summary and outputs of a GitHub job."""
     for name, added in (
         ("GITHUB_STEP_SUMMARY", markdown(night)),
         ("GITHUB_OUTPUT", f"light={night.light}\nfolder={folder}\n"),

@@ -82,7 +82,7 @@ def run_night(
         names = [*private_folders(), *private_sources(job.options.vllm for job in jobs)]
         public = Redactor(names).text
         night = Night(
-            asked=public(_request(jobs, options)),
+            asked=public(_asked_for(jobs, options)),
             started_at=started,
             scenarios=tuple(replace(result, why=public(result.why)) for result in scenarios),
             trouble=tuple(map(public, trouble)),
@@ -150,8 +150,8 @@ def _engine_problem(use: Callable[[Engine], object]) -> str:
     return ""
 
 
-def _request(jobs: Sequence[Job], options: ServerOptions) -> str:
-    """Return what was asked for, as a phrase."""
+def _asked_for(jobs: Sequence[Job], options: ServerOptions) -> str:
+    """Return the vLLM and the servers that the night was asked for, as a phrase."""
     sources = dict.fromkeys(
         source for source in (options.vllm, *(job.options.vllm for job in jobs)) if source
     )
@@ -197,6 +197,7 @@ def _run_jobs(
 
 
 def _run_job(job: Job) -> ScenarioNight:
+    """Run one scenario and return its result; an error of its run is a result, too."""
     if unfit := _unfit(job):
         return ScenarioNight(scenario=job.scenario.id, light=Light.NONE, why=unfit)
     try:

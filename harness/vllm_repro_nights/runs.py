@@ -85,7 +85,7 @@ def _decoded(report: bytes, folder: Path) -> Run:
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """One run as JSON."""
+    """One run in the cache, and the state of the journal that it was made from."""
 
     # inode, bytes, and time of the last change
     journal: tuple[int, int, int]
@@ -130,7 +130,7 @@ class _Cache:
 
     @cached_property
     def _file(self) -> Path:
-        """Name the file after the folder, and this package's version and latest change."""
+        """Return the cache file, named after the folder, and this package's version and code."""
         files = Path(vllm_repro.__file__).parent.rglob("*.py")
         code = f"{vllm_repro.__version__} {max(map(os.path.getmtime, files))}"
         name = hashlib.blake2s(f"{self._root.resolve()} {code}".encode(), digest_size=8).hexdigest()
@@ -138,6 +138,7 @@ class _Cache:
 
     @cached_property
     def _before(self) -> dict[str, _Kept]:
+        """Return what the cache file holds from earlier calls; empty if it cannot be read."""
         try:
             return decode(self._file.read_bytes(), dict[str, _Kept])
         except (OSError, ValueError):

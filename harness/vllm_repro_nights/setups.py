@@ -24,7 +24,7 @@ class Build(StrEnum):
 
 
 def build_of(version: str | None) -> Build:
-    """Return the kind of build.
+    """Return the kind of vLLM build that a version number tells.
 
     `0.23.1rc1.dev123+gabc` is a nightly; `0.23.0+cu130` and `0.23.0.post1` are releases.
     """

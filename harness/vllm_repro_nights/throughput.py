@@ -30,7 +30,7 @@ class NightThroughput:
 
 
 def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
-    """Return the newest figures, sorted. `runs` come with their nights."""
+    """Return the newest throughput of each arm, load and host, sorted. runs: with their nights."""
     figures: dict[tuple[str, str, Point, str, str, str], dict[date, list[float]]] = {}
     for night, run in runs:
         # an older report has no label
@@ -56,6 +56,7 @@ def _points(arm: ArmJson) -> Iterator[PointJson]:
 def _last_two(
     scenario: str, arm: str, load: Point, host: str, label: str, nights: dict[date, list[float]]
 ) -> NightThroughput:
+    """Return the medians of the last night and of the one before it."""
     *earlier, last = sorted(nights)
     return NightThroughput(
         scenario=scenario,

@@ -50,13 +50,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedSearch(Unfinished):
-    """A search on disk."""
+    """A search that was read from its folder, to be resumed."""
 
     what = "search"
     record: SearchRecord
 
     @staticmethod
     def _compared(head: Mapping[str, Any], name: str) -> Any:
+        """Return a field that must not change between calls; of candidates, the sources."""
         # What else a candidate holds is for the reader, and differs between versions of the
         # harness.
         return (
@@ -66,7 +67,7 @@ class UnfinishedSearch(Unfinished):
         )
 
     def fields(self) -> dict[str, Any]:
-        """Return what the continued record takes over."""
+        """Return the fields that the resumed search takes over from the earlier call."""
         kept = {name: getattr(self.record, name) for name in self.record.resumed}
         return {**kept, "boots": self.record.kept()}
 
@@ -92,7 +93,7 @@ def read_search(folder: Path, kind: type[SearchRecord]) -> UnfinishedSearch:
 
 
 class BootSearch(ABC, Generic[Record, Item]):
-    """A search that boots. Its record is all that it knows."""
+    """Base of the searches that boot servers; the record is all that a search knows."""
 
     # a finished boot is followed by the answer so far
     shows_answer: ClassVar[bool] = True
@@ -124,14 +125,14 @@ class BootSearch(ABC, Generic[Record, Item]):
 
     @abstractmethod
     def boot(self, item: Item) -> tuple[Any, str | None]:
-        """Boot it.
+        """Boot an item; return its entry for the record, and an interrupting signal.
 
         Return the boot for the record, None if there is nothing to add, and the signal that
         interrupted it.
         """
 
     def sources(self) -> Sequence[Source | None]:
-        """Return a source of each folder that the search takes a vLLM from."""
+        """Return the vLLM sources whose folders the Markdown file must not name."""
         return [self.job.options.vllm]
 
     def resume(self, unfinished: UnfinishedSearch) -> None:
@@ -191,14 +192,14 @@ class BootSearch(ABC, Generic[Record, Item]):
         return interrupted
 
     def outcome(self, boot: Any, *, several: bool) -> str:
-        """Return what stands before the answer when a boot has finished.
+        """Return the start of the line that is printed when a boot has finished.
 
         several: other boots run beside it.
         """
         return ""
 
     def chosen(self, site: SiteFacts, why: str) -> None:
-        """Announce the servers with the first of them."""
+        """Print the first line once the first server is chosen, and record its evidence."""
         with self._lock:
             if self._announce is not None and not any(boot.run for boot in self.record.boots):
                 self.record = structs.replace(self.record, evidence=site.evidence.value)
@@ -235,6 +236,7 @@ class BootSearch(ABC, Generic[Record, Item]):
             return self._folder
 
     def _json(self) -> str:
+        """Return the redacted text of the record's JSON file."""
         return (
             json.dumps(self.redactor.deep(self.record.as_dict()), indent=2, ensure_ascii=False)
             + "\n"
@@ -346,7 +348,7 @@ def begun(
     *,
     beside: Collection[str] = ("max_boots", "max_time"),
 ) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
-    """Return the arguments of the first call, and the search that is resumed.
+    """Return the arguments of the search, and the unfinished one that `--resume` names, if any.
 
     The options `beside` are those of this call. Raises `UsageError`.
     """
@@ -389,4 +391,5 @@ def stream_of(arguments: argparse.Namespace) -> TextIO:
 
 
 def _boots(text: str) -> int:
+    """Return the number of a `--max-boots` option; refuse anything else."""
     return number(text, least=1, most=1_000, what="number of boots")

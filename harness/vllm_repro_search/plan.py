@@ -31,4 +31,5 @@ class SearchState(StrEnum):
 
     @property
     def wrong_end(self) -> bool:
+        """Return True if an end of a bisection is not as the user named it."""
         return self in (SearchState.GOOD_END_WRONG, SearchState.BAD_END_WRONG)

@@ -12,7 +12,7 @@ from vllm_repro.releases.versions import release_version
 
 
 def published_release(text: str) -> str:
-    """Return the full number of a release, like `release_version`.
+    """Return the full number of a release: `v0.28` gives `0.28.0`, like `release_version`.
 
     Raises `UsageError` also for one that was never published.
 

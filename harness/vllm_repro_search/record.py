@@ -18,7 +18,7 @@ from vllm_repro.report.document import plain_text
 from vllm_repro.report.format import columns, terminal_width
 from vllm_repro.report.text import one_line
 from vllm_repro.scenario.scenario import Status
-from vllm_repro_diagnosis.evidence import banner, facts_of, simulated
+from vllm_repro_diagnosis.evidence import banner, facts_of, simulation_mark
 
 _WIDEST = 40
 """Letters of a table's cell on a terminal."""
@@ -121,7 +121,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return [(text, link) for text, _, link in (line.partition(_CELL) for line in lines if line)]
 
     def notes(self) -> tuple[str, ...]:
-        """Return further sentences."""
+        """Return further sentences on the result of the search."""
         return self.sentences("notes.txt")
 
     def sentences(self, template: str) -> tuple[str, ...]:
@@ -129,6 +129,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(" ".join(block.split()) for block in self._blocks(template))
 
     def _blocks(self, template: str) -> list[str]:
+        """Return the paragraphs that a template makes of this record; none without that file."""
         folder = Path(inspect.getfile(type(self))).parent
         if not (folder / template).exists():
             return []
@@ -171,21 +172,22 @@ class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def release(self) -> str:
+        """Return the release that the servers reported, or `unknown`."""
         return self.version or "unknown"
 
 
 def markdown(record: SearchRecord) -> str:
-    """Return FILE.md, which links to runs."""
+    """Return a search's record as Markdown, with links to its runs."""
     return _render(
         "search.md",
         record,
-        mark=simulated(record.evidence or "").strip(),
+        mark=simulation_mark(record.evidence or "").strip(),
         notice=banner(record.evidence or "", record.release),
     )
 
 
 def terminal(record: SearchRecord, page: str, resume: str) -> str:
-    """Return the last lines of a verb.
+    """Return the last lines that a search prints: its answer, and how to continue it.
 
     page: path of FILE.md. resume: the command that continues the search.
     """
@@ -202,8 +204,10 @@ def terminal(record: SearchRecord, page: str, resume: str) -> str:
 
 
 def _render(template: str, record: SearchRecord, **values: Any) -> str:
+    """Return the text of a template, filled with the record and further values."""
     return f"{plain_text(template, _TEMPLATES, record=record, **values)}\n"
 
 
 def _row(values: Iterable[object]) -> Markup:
+    """Return the cells of a row as one line of `tables.txt`."""
     return Markup(_CELL.join(one_line(str(value)) for value in values))

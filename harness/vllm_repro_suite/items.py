@@ -35,9 +35,10 @@ _OPTIONS = ("server", "image", "vllm", "model", "weights")
 
 
 class ScenarioFile(pytest.File):
-    """A scenario file."""
+    """A scenario file as a pytest collector: one test for each arm."""
 
     def collect(self) -> Iterator[pytest.Item]:
+        """Yield a test for each arm; raise CollectError if the scenario cannot be read."""
         try:
             scenario = load_file(self.path)
         except ReproError as error:
@@ -49,7 +50,7 @@ class ScenarioFile(pytest.File):
 
 
 class ScenarioItem(pytest.Item):
-    """One arm of a scenario."""
+    """A pytest test that runs one arm of a scenario on a server."""
 
     def __init__(self, *, scenario: Scenario, arm: Arm, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -77,6 +78,7 @@ class ScenarioItem(pytest.Item):
             pytest.fail(f"{trial.outcome}: {trial.why}\n  next: the log is {log}", pytrace=False)
 
     def _run(self) -> RunReport:
+        """Run the arm once, on the server that the `--scenario-*` options choose."""
         values = {name: self.config.getoption(f"--scenario-{name}") for name in _OPTIONS}
         # here: pytest-xdist sends options as plain data
         values["vllm"] = values["vllm"] and parse_source(values["vllm"])
@@ -103,6 +105,7 @@ class ScenarioItem(pytest.Item):
         return run_one(job, Progress(io.StringIO()))
 
     def runtest(self) -> None:
+        """Pass, fail, xfail or skip by the verdict on the run that `setup` did."""
         report = self.report
         assert report is not None
         arm = report.arms[0]
@@ -128,14 +131,17 @@ class ScenarioItem(pytest.Item):
             pytest.skip(f"undecided: {missing}{arm.trials[0].why}")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Return what pytest prints of the test: the scenario's file, line 0 and the name."""
         return self.path, 0, self.name
 
 
 def _with_hint(error: ReproError) -> str:
+    """Return an error's text, with its hint on a second line."""
     return f"{error}" + (f"\n  next: {error.hint}" if error.hint else "")
 
 
 def _explain(report: RunReport, arm: ArmReport) -> str:
+    """Return the text of a failed test: outcome, last frames, reason and path of the report."""
     trial = arm.trials[0]
     frames = trial.death.frames[-8:] if trial.death else ()
     lines = [

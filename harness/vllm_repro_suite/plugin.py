@@ -28,6 +28,7 @@ _SERVERS = ("auto", "docker", "process", "lab", "scheduler", "rehearsal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add pytest's options for scenarios, such as `--scenario-server`."""
     group = parser.getgroup("vllm-repro", "scenarios against live vLLM servers")
     group.addoption(
         "--scenario-server", default="auto", choices=_SERVERS, help="where the vLLM comes from"

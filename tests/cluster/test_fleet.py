@@ -39,7 +39,7 @@ from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro_cluster import fleet as fleets
 from vllm_repro_cluster.fleet import Fleet, connect
-from vllm_repro_cluster.item import ERROR, NODE, OUTPUT, SITE, Chunk, Item, _news
+from vllm_repro_cluster.item import ERROR, NODE, OUTPUT, SITE, Chunk, Item, _unsent_changes
 from vllm_repro_cluster.run_copy import RunCopy
 
 SCENARIO = "tq-chunked-prefill"
@@ -223,7 +223,7 @@ def yields(folder: Path, *, lines: int | None = None, then: BaseException | None
         first = b"".join((folder / "journal.jsonl").read_bytes().splitlines(keepends=True)[:lines])
         yield f"{folder.name}/journal.jsonl", 0, first
         if lines is None:
-            yield from _news(folder, folder.parent, folder, {}, ended=True)
+            yield from _unsent_changes(folder, folder.parent, folder, {}, ended=True)
         if then is not None:
             raise then
 
@@ -267,7 +267,7 @@ def test_growing_files_are_sent_and_rewritten_ones_at_the_end(tmp_path: Path) ->
     there = RunCopy(job_in(tmp_path), Progress(io.StringIO()), lambda *_: None, copy)
 
     def send(*, ended: bool = False) -> list[str]:
-        chunks = list(_news(tmp_path, tmp_path / "runs", run, sent, ended=ended))
+        chunks = list(_unsent_changes(tmp_path, tmp_path / "runs", run, sent, ended=ended))
         for chunk in chunks:
             there.take(*chunk)
         return [f"{name}@{at}" for name, at, _ in chunks]

@@ -29,7 +29,7 @@ from vllm_repro_diagnosis.boot_facts import Observation, observed
 from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_lab import nixl
 from vllm_repro_lab.parts import GRAPHS, MECHANISMS
-from vllm_repro_lab.record import Part, Survey, names_in, survey, write_once
+from vllm_repro_lab.record import Part, Survey, names_in, survey, write_atomically
 
 
 class Stub(ModuleType):
@@ -598,10 +598,10 @@ def test_an_optional_part_is_listed_if_a_release_has_it(tmp_path: Path) -> None:
 
 
 def test_the_facts_file_is_written_atomically(tmp_path: Path) -> None:
-    write_once(tmp_path / "lab.json", {"replaced": []})
+    write_atomically(tmp_path / "lab.json", {"replaced": []})
     assert json.loads((tmp_path / "lab.json").read_text(encoding="utf-8")) == {"replaced": []}
     with pytest.raises(TypeError):
-        write_once(tmp_path / "other.json", {"replaced": object()})
+        write_atomically(tmp_path / "other.json", {"replaced": object()})
     assert not (tmp_path / "other.json").exists()
 
 

@@ -51,7 +51,7 @@ CORE_VERBS: Mapping[str, tuple[str, str]] = {
 
 @cache
 def verbs() -> Mapping[str, tuple[str, str]]:
-    """Return the module and the help line of each verb, those of the features last."""
+    """Return {verb: (module, help line)}, with the verbs that features add last."""
     added = [load("verbs", feature).items() for feature in additions("verbs")]
     return dict(itertools.chain(CORE_VERBS.items(), *added))
 
@@ -139,10 +139,12 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
 
 # the signature that signal.signal asks for
 def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """Turn a signal into a `KeyboardInterrupt` that names it."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _fault(error: Exception) -> int:
+    """Print an unexpected error with its traceback, and return exit status 70."""
     traceback.print_exception(error)
     print(
         f"vllm-repro: a fault of the harness itself: {type(error).__name__}: {error}\n"

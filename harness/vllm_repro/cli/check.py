@@ -22,6 +22,7 @@ from vllm_repro.scenario.scenario import Scenario
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro check` to its parser."""
     add_common(
         parser,
         example="vllm-repro check scenarios/tq_chunked_prefill.py",
@@ -39,7 +40,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    files = _files([Path(path) for path in arguments.paths])
+    """Print the mistakes in scenario files, and return 1 if there is a problem, else 0."""
+    files = _scenario_files_in([Path(path) for path in arguments.paths])
     fields = request_fields(arguments.vllm) if arguments.vllm else None
     results = {path: read(path, fields=fields) for path in files}
     missing = [gap for path in files if results[path][0] for gap in gaps(path)]
@@ -49,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json([asdict(problem) for problem in (*problems, *missing)])
     else:
         # the package's own scenarios need no note
-        loads = {path: _loads(results[path][0]) for path in files if arguments.paths}
+        loads = {path: _code_loading_flags(results[path][0]) for path in files if arguments.paths}
         notes = (
             f"{path}: note: vLLM loads code or uses files of this host with {', '.join(flags)}"
             for path, flags in loads.items()
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
-    """Yield a gap for each scenario that another one under another id is already.
+    """Yield a gap for each scenario that copies the issue and signature of another.
 
     No problem: a new scenario may begin as a copy.
     """
@@ -91,7 +93,8 @@ def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
         known[scenario.id] = scenario
 
 
-def _loads(scenario: Scenario | None) -> list[str]:
+def _code_loading_flags(scenario: Scenario | None) -> list[str]:
+    """Return the flags of a scenario with which vLLM loads code or files of this host."""
     if scenario is None:
         return []
     try:
@@ -103,7 +106,8 @@ def _loads(scenario: Scenario | None) -> list[str]:
     )
 
 
-def _files(paths: list[Path]) -> list[Path]:
+def _scenario_files_in(paths: list[Path]) -> list[Path]:
+    """Return the scenario files in `paths`, also below folders; by default the package's own."""
     if not paths:
         return scenario_files()
     files: list[Path] = []

@@ -17,6 +17,7 @@ from vllm_repro.servers.orphans import end_orphans, find_orphans
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro clean` to its parser."""
     add_common(parser, example="vllm-repro clean --yes")
     parser.add_argument("--yes", action="store_true", help="remove instead of listing")
     parser.add_argument(
@@ -25,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _logs_of_dead_engines() -> Iterator[Path]:
-    """Yield the logs of dead engines that programs with `VllmServer` left, without a folder."""
+    """Yield logs of dead engines that Python programs with `VllmServer` left in the temp folder."""
     for log in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/logs/server-1.log")):
         with contextlib.suppress(OSError):  # another user's, or removed meanwhile
             facts = log.stat()
@@ -36,6 +37,7 @@ def _logs_of_dead_engines() -> Iterator[Path]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """List what killed runs left on this host, remove it with `--yes`, and return 0."""
     orphans = find_orphans()
     if arguments.yes:
         end_orphans(orphans)  # first: it raises if something cannot be removed

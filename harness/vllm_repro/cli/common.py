@@ -17,9 +17,11 @@ class Parser(argparse.ArgumentParser):
     """Argument parser that reports a mistake in one line and exits with status 64."""
 
     def error(self, message: str) -> NoReturn:
+        """Print a mistake in one line, and exit with status 64."""
         self.exit(WRONG_USAGE, f"{self.prog}: {message}\n  next: {self.prog} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise argparse's error, with the nearest choice, if `value` is none of the choices."""
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
             meant = did_you_mean(str(value), choices)
@@ -28,7 +30,7 @@ class Parser(argparse.ArgumentParser):
             )
 
     def unknown(self, words: list[str]) -> NoReturn:
-        """Report words that no option takes."""
+        """Report words that no option takes, and exit."""
         meant = did_you_mean(words[0].partition("=")[0], self._option_string_actions)
         self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
 
@@ -42,7 +44,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def add_common(
     parser: argparse.ArgumentParser, *, example: str, prints: str = "", more: str = ""
 ) -> None:
-    """Add the example, and `--json` for a verb that prints data.
+    """Add what all verbs have: an example, `--scenarios`, and `--json` if the verb prints data.
 
     prints: that data. more: the end of the help text.
     """
@@ -76,7 +78,7 @@ def print_json(value: Any) -> None:
 
 
 def number(text: str, *, least: int, most: int, what: str) -> int:
-    """Return a whole number of an option.
+    """Return an option's text as a whole number from `least` to `most`.
 
     Raises argparse's error. what: the noun of the message.
     """
@@ -86,7 +88,7 @@ def number(text: str, *, least: int, most: int, what: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return a number of seconds greater than 0."""
+    """Return an option's text as a number of seconds greater than 0."""
     try:
         value = float(text)
     except ValueError:
@@ -97,7 +99,7 @@ def seconds(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of `90`, `90s`, `30m` or `2h`."""
+    """Return an option's text, such as `90`, `90s`, `30m` or `2h`, in seconds."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower())
     try:
         return seconds(text if unit is None else text[:-1]) * (unit or 1)

@@ -21,17 +21,19 @@ In ~/.bashrc, or with zsh in ~/.zshrc:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro completion` to its parser."""
     add_common(parser, example="vllm-repro completion bash", more=_EPILOG)
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print it for")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the completion script for a shell, and return 0."""
     print(shellcode(["vllm-repro"], shell=arguments.shell))
     return 0
 
 
 def complete(parser: Callable[[str | None], argparse.ArgumentParser]) -> None:
-    """Answer the shell that called this process, and exit.
+    """Print the completions that the calling shell asks for, and exit.
 
     parser: gives the parser with the options of a verb.
     """
@@ -42,7 +44,7 @@ def complete(parser: Callable[[str | None], argparse.ArgumentParser]) -> None:
 
 
 class _Values(argcomplete.completers.FilesCompleter):
-    """Names of scenarios and arms, else files."""
+    """Completions of an option's value: names of scenarios and arms, else files."""
 
     def __call__(self, prefix: str, **kwargs: Any) -> list[str]:
         action, arguments = kwargs["action"], kwargs["parsed_args"]
@@ -59,5 +61,6 @@ class _Values(argcomplete.completers.FilesCompleter):
 
 
 def _scenario(arguments: argparse.Namespace) -> str:
+    """Return the scenario that the words to complete name; empty if none is named yet."""
     named = getattr(arguments, "scenario", None) or getattr(arguments, "scenarios", None) or ""
     return named if isinstance(named, str) else named[0]

@@ -44,6 +44,7 @@ from vllm_repro_diagnosis.standstill import Kind, judge
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro diagnose` to its parser."""
     add_common(
         parser,
         example="vllm-repro diagnose server.log --json",
@@ -65,17 +66,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print why the engine in a log died, or what a live server does; return the exit status."""
     live = arguments.url is not None or arguments.pid is not None
     if live == bool(arguments.file):
         hint = "name either a log file, or a live server with --url or --pid"
         raise UsageError("a log and a server" if live else "nothing to diagnose", hint=hint)
     folders = folder_words()
     if live:
-        return _live(arguments, folders)
+        return _diagnose_live(arguments, folders)
     options = {"--json": arguments.json, "--exit-code": arguments.exit_code}
     words = ["vllm-repro", "diagnose", "-", *folders, *filter(options.get, options)]
     again = shlex.join(words)
-    diagnoses = {name: _read(name, again) for name in arguments.file}
+    diagnoses = {name: _diagnose_file(name, again) for name in arguments.file}
     name = first_death(diagnoses)
     diagnosis, known = diagnoses[name], all_scenarios(warn=to_stderr)
     matching = matches(diagnosis, known)
@@ -87,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         values = as_values(diagnosis)
         values |= {key: shown(str(values[key])) for key in ("message", "why") if values[key]}
-        described = [_values(match, known, folders) for match in matching]
+        described = [_match_values(match, known, folders) for match in matching]
         files = {file: shown(verdict(each)) for file, each in diagnoses.items()}
         print_json({**values, "file": name, "files": files, "next": nexts, "matches": described})
         return status
@@ -98,11 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
     head = [verdict(diagnosis), f"next: {'; '.join(nexts)}" if nexts else "", at]
     if exact:
         why = head[0] if " explains it: " in head[0] else ""
-        head = [_named(exact), f"do: {_remedy(exact)}", f"died: {at}", why]
+        head = [_match_line(exact), f"do: {_remedy(exact)}", f"died: {at}", why]
     frames = details(diagnosis, "" if exact else head[0])
     body = [banner_of(diagnosis), *head, *of_files(diagnoses), *frames]
     for match in matching:
-        body += [_named(match)] if match is not exact else []
+        body += [_match_line(match)] if match is not exact else []
         if match.against:
             body.append(f"  not the same without a closer look: {match.against}")
         for twin in twins(match.scenario, known) if diagnosis.vllm_version is None else ():
@@ -129,7 +131,7 @@ def _has_vllm(pid: int) -> bool:
         return True
 
 
-def _live(arguments: argparse.Namespace, folders: list[str]) -> int:
+def _diagnose_live(arguments: argparse.Namespace, folders: list[str]) -> int:
     """Read a live server, print what it does, and return the exit status."""
     url, pids = arguments.url or "", tree_of(arguments.pid) if arguments.pid else []
     if url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
@@ -147,20 +149,21 @@ def _live(arguments: argparse.Namespace, folders: list[str]) -> int:
     matching = standstills(finding, reading, known)
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     if arguments.json:
-        described = [_values(match, known, folders) for match in matching]
+        described = [_match_values(match, known, folders) for match in matching]
         print_json({**live_values(finding, reading), "time": at, "matches": described})
     else:
         lines = live_lines(finding, reading, at)
         for match in matching:
             lines += [
-                _named(match),
+                _match_line(match),
                 *(f"  {line}" for line in advice(match, known, _command(match, folders))),
             ]
         print(Redactor(secrets=known_secrets(os.environ), names=False).text("\n".join(lines)))
     return _EXIT.get(finding.kind, 1) if arguments.exit_code else 0
 
 
-def _named(match: Match) -> str:
+def _match_line(match: Match) -> str:
+    """Return the line that names a matching scenario, its issue, and how it matches."""
     scenario = match.scenario
     return f"{match.how}: {scenario.id} ({scenario.issue}): {scenario.title}: {match.url}"
 
@@ -173,7 +176,8 @@ def _remedy(match: Match) -> str:
     return "; ".join(filter(None, (release, match.reported_again, f"or {flag}{price}")))
 
 
-def _values(match: Match, known: Sequence[Scenario], folders: list[str]) -> dict[str, object]:
+def _match_values(match: Match, known: Sequence[Scenario], folders: list[str]) -> dict[str, object]:
+    """Return a matching scenario, with the advice about it, as a value for `--json`."""
     status = match.scenario.status
     return {
         "scenario": match.scenario.id,
@@ -193,7 +197,7 @@ def _values(match: Match, known: Sequence[Scenario], folders: list[str]) -> dict
 
 
 def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
-    """Return the advice: releases without the bug, changes that avoid it, a command to show it."""
+    """Return lines: releases without the bug, changes that avoid it, a command to show it."""
     status = match.scenario.status
     lines = [_release_advice(status)]
     if others := other_bugs(match.scenario, known):
@@ -210,6 +214,7 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
 
 
 def _release_advice(status: Status) -> str:
+    """Return the phrase that says which releases are without a bug, or that it is open."""
     if status.first_good is None:
         past = f"; {status.first_past} is the first not declared bad" if status.first_past else ""
         return f"open: no release is declared good{past}"
@@ -219,6 +224,7 @@ def _release_advice(status: Status) -> str:
 
 
 def _command(match: Match, folders: list[str]) -> str:
+    """Return the `vllm-repro run` command that shows the matching scenario."""
     return shlex.join(["vllm-repro", "run", match.scenario.id, *folders])
 
 
@@ -232,8 +238,11 @@ _COMPRESSED = (
 )
 
 
-def _read(name: str, again: str) -> Diagnosis:
-    """Return the diagnosis of a file. again: the command that reads standard input instead."""
+def _diagnose_file(name: str, again: str) -> Diagnosis:
+    """Return the diagnosis of the log file `name`; `-` is standard input.
+
+    again: the command that reads standard input instead.
+    """
     hint = "name a log file, or - to paste one"
     if not name:
         raise UsageError("no file is named", hint=hint)
@@ -243,14 +252,15 @@ def _read(name: str, again: str) -> Diagnosis:
         )
     try:
         if name == "-":
-            return _from(sys.stdin.buffer, name, again)
+            return _diagnose_stream(sys.stdin.buffer, name, again)
         with Path(name).open("rb") as file:
-            return _from(file, name, again)
+            return _diagnose_stream(file, name, again)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}", hint=hint) from error
 
 
-def _from(file: BinaryIO, name: str, again: str) -> Diagnosis:
+def _diagnose_stream(file: BinaryIO, name: str, again: str) -> Diagnosis:
+    """Return the diagnosis of an open log; raise `UsageError` if it is compressed."""
     first = file.peek(8) if isinstance(file, io.BufferedReader) else b""
     for begins, reads in _COMPRESSED:
         if first.startswith(begins):

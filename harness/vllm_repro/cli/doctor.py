@@ -28,7 +28,7 @@ from vllm_repro.servers.site import choose
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of output."""
+    """One thing that this machine has or lacks, such as Docker: a line of output."""
 
     what: str
     # it is present
@@ -38,6 +38,7 @@ class Check:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro doctor` to its parser."""
     add_common(
         parser,
         example="vllm-repro doctor",
@@ -46,6 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print what this machine has and which scenarios it can run, and return 0."""
     results = list(checks())
     if arguments.json:
         print_json([asdict(check) for check in results])
@@ -93,10 +95,12 @@ def checks() -> Iterator[Check]:
 
 
 def _check(what: str, present: str | Literal[False], missing: str = "") -> Check:
+    """Return a line of output: `present` if it is not empty, else `missing`, what to do."""
     return Check(what=what, ok=bool(present), detail=present or missing)
 
 
 def _docker() -> Iterator[Check]:
+    """Yield whether a Docker Engine answers here, and whether its containers get GPUs."""
     try:
         with contextlib.closing(connect()) as engine:
             yield _check("docker", f"engine {engine.version} at {engine.host}")
@@ -106,6 +110,7 @@ def _docker() -> Iterator[Check]:
 
 
 def _gpus_in_containers(engine: Engine) -> Check:
+    """Return whether the Docker Engine accepts a request for GPUs, and in which form."""
     try:
         how = "by CDI" if gpu_prefix(engine) else "with --gpus"
         return _check("GPUs in containers", f"the engine accepts a request for them, {how}")
@@ -114,6 +119,7 @@ def _gpus_in_containers(engine: Engine) -> Check:
 
 
 def _runnable(scenario: Scenario) -> Check:
+    """Return whether this machine can run a scenario with vLLM's own code, and how."""
     try:
         choice = choose(scenario, ServerOptions())
     except ReproError as error:

@@ -21,6 +21,7 @@ _WIDEST = 200
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro list` to its parser."""
     add_common(parser, example="vllm-repro list --json", prints="a list of the scenarios")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also print issues, needs, arms, forms, files"
@@ -28,9 +29,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the known scenarios, and return 0."""
     scenarios = all_scenarios(warn=to_stderr)
     if arguments.json:
-        print_json(list(map(_values, scenarios)))
+        print_json(list(map(_scenario_values, scenarios)))
         return 0
     rows = [("scenario", "title", "crashes in", "evidence")]
     for scenario in scenarios:
@@ -49,14 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def crashes_in(status: Status) -> str:
-    """Return the first and the last release that is declared bad."""
+    """Return the range of releases that are declared bad, as text: the first and the last."""
     bad = [release for release in RELEASES if status.standing(release) is Standing.BAD]
     if not bad:
         return "a branch only"
     return f"{bad[0]} on" if bad[-1] == RELEASES[-1] else f"{bad[0]} to {bad[-1]}"
 
 
-def _values(scenario: Scenario) -> dict[str, object]:
+def _scenario_values(scenario: Scenario) -> dict[str, object]:
+    """Return what `list --json` prints about a scenario."""
     return {
         "scenario": scenario.id,
         "issue": scenario.issue,

@@ -96,10 +96,12 @@ def add_run_options(
 
 
 def _trials_or_auto(text: str) -> int | None:
+    """Return the value of `--trials`: the boots of each arm, None for `auto`."""
     return None if text == "auto" else _trials(text)
 
 
 def _trials(text: str) -> int:
+    """Return the value of `--trials` as a number of boots from 1 to 200."""
     return number(text, least=1, most=_MOST_TRIALS, what="number of boots")
 
 
@@ -114,9 +116,10 @@ def job_from(
     expect: Expect = Expect.DECLARED,
     compared: bool = False,
 ) -> Job:
-    """Return the job of a command line with `add_run_options`. compared: add an arm for each patch.
+    """Return the job, a run to do, that a command line with `add_run_options` describes.
 
-    Raises `UsageError` for an option that the server does not use.
+    compared: add an arm for each patch. Raises `UsageError` for an option that the server does not
+    use.
     """
     refuse_unused_options(options, choice.kind)
     elsewhere = _elsewhere(getattr(arguments, "on", None), options, choice)
@@ -142,7 +145,7 @@ def job_from(
 
 
 def _elsewhere(on: str | None, options: ServerOptions, choice: ServerChoice) -> Elsewhere | None:
-    """Return what `--on` names.
+    """Return the cluster that `--on` names; None without `--on`.
 
     Raises `UsageError` for a server that only this machine can choose or reach.
     """
@@ -175,14 +178,14 @@ def resumed(
     *,
     beside: Collection[str] = (),
 ) -> argparse.Namespace:
-    """Return the arguments of an interrupted command, with this call's `--json` and `--on`.
+    """Return the arguments of an interrupted command, but with this call's `--json` and `--on`.
 
     beside: options allowed beside `--resume`. Raises `UsageError` for any other option, and for
     another scenario.
     """
     parser: argparse.ArgumentParser = arguments.parser
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]
-    named = _named(arguments)
+    named = _scenarios(arguments)
     bare = vars(parser.parse_args([*named, *command[2:]]))
     allowed = {"json", "verb", "scenario_folders", "on", *beside}
     changed = [
@@ -205,9 +208,9 @@ def resumed(
             )
     begun = parser.parse_args(list(unfinished.words[1:]))
     use_scenario_folders(begun)
-    if named and [find(name).id for name in named] != [find(name).id for name in _named(begun)]:
+    if named and [find(name).id for name in named] != [find(name).id for name in _scenarios(begun)]:
         raise UsageError(
-            f"{unfinished.folder} belongs to {_named(begun)[0]}", hint=shlex.join(command)
+            f"{unfinished.folder} belongs to {_scenarios(begun)[0]}", hint=shlex.join(command)
         )
     begun.json, begun.out = arguments.json, unfinished.out
     if "on" in arguments:
@@ -215,6 +218,7 @@ def resumed(
     return begun
 
 
-def _named(arguments: argparse.Namespace) -> list[str]:
+def _scenarios(arguments: argparse.Namespace) -> list[str]:
+    """Return the scenarios that a command line names, as typed."""
     names = arguments.scenarios if "scenarios" in arguments else [arguments.scenario]
     return [name for name in names if name]

@@ -14,6 +14,7 @@ from vllm_repro.report.files import FORMATS, render, write_reports
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro report` to its parser."""
     add_common(parser, example="vllm-repro report reports/tq-chunked-prefill/latest --format md")
     parser.add_argument(
         "run",
@@ -31,8 +32,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Write or print the reports of a run again from its journal, and return 0."""
     if arguments.format in additions("report_forms"):
-        return _written(
+        return _print_or_write(
             load("report_forms", arguments.format)(Path(arguments.run)), arguments.output
         )
     report = build_foreign(Path(arguments.run))
@@ -42,10 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
         for path in write_reports(report):
             print(path)
         return 0
-    return _written(render(report, arguments.format), arguments.output)
+    return _print_or_write(render(report, arguments.format), arguments.output)
 
 
-def _written(text: str, path: Path | None) -> int:
+def _print_or_write(text: str, path: Path | None) -> int:
+    """Print `text`, or write it to the file `path` if there is one; return exit status 0."""
     if path is None:
         sys.stdout.write(text)
         return 0

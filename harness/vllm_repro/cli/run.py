@@ -37,6 +37,7 @@ exit status:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro run` to its parser."""
     add_common(
         parser,
         example="vllm-repro run min-tokens-stop-ids --server process --vllm 0.28.0",
@@ -93,6 +94,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run the named scenarios, print what happened, and return the exit status."""
     unfinished = None
     if arguments.resume:
         from vllm_repro.running.resume import read_run  # here: it imports the reports
@@ -114,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     statuses: list[int] = []
     for name, scenario in scenarios.items():
         try:
-            report = _run(name, scenario, arguments, unfinished)
+            report = _run_scenario(name, scenario, arguments, unfinished)
         except (InfraError, Unsupported) as error:
             if len(scenarios) == 1:
                 raise
@@ -147,6 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_controls(arms: Sequence[Arm]) -> None:
+    """Raise `UsageError` for `--bisect-exit` if none of the arms shows the bug."""
     if not any(arm.expected.has_bug for arm in arms):
         raise UsageError(
             f"--bisect-exit: {', '.join(arm.name for arm in arms)} lives in every release, so it"
@@ -156,6 +159,7 @@ def _refuse_controls(arms: Sequence[Arm]) -> None:
 
 
 def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
+    """Raise `UsageError` for `--throughput` if none of the arms boots a server of its own."""
     if not any(scenario.has_own_server(arm) for arm in arms):
         names = ", ".join(arm.name for arm in scenario.arms if scenario.has_own_server(arm))
         raise UsageError(
@@ -165,10 +169,10 @@ def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
         )
 
 
-def _run(
+def _run_scenario(
     name: str, scenario: Scenario, arguments: argparse.Namespace, unfinished: UnfinishedRun | None
 ) -> RunReport:
-    """Run one scenario; print its first line and its summary."""
+    """Run one scenario, print its first line and its summary, and return its report."""
     options = server_options(arguments)
     job = job_from(
         arguments,

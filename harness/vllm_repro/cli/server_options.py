@@ -17,7 +17,10 @@ _ALL = ("server", "url", "image", "vllm", "model", "weights", "log", "patch")
 def add_server_options(
     parser: argparse.ArgumentParser, which: Sequence[str] = _ALL, *, patch: str = ""
 ) -> None:
-    """Add the options that `which` names. patch: end of the help of `--patch`."""
+    """Add the options about servers, such as `--vllm`, that `which` names.
+
+    patch: end of the help of `--patch`.
+    """
     # Without --url nothing names the server that `attach` would use.
     offered = kinds(lambda facts: facts.started or "url" in which)
     texts = "; ".join(f"{kind}: {kind.facts.summary}" for kind in offered)

@@ -27,6 +27,7 @@ SHOWN_PORT = 8000
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vllm-repro show` to its parser."""
     add_common(
         parser,
         example="vllm-repro show tq-chunked-prefill --arm eager --as docker",
@@ -45,6 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the exact command of an arm in the form that `--as` names, and return 0."""
     scenario = find(arguments.scenario)
     arm = find_arms(scenario, [arguments.arm] if arguments.arm else None)[0]
     options = server_options(arguments)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def source(text: str) -> Source:
-    """Return the vLLM that a SOURCE on a command line names."""
+    """Return the vLLM that the text of `--vllm` names: a release, wheel, folder or commit."""
     # here: only a command with a SOURCE needs it
     from vllm_repro.releases.sources import parse_source
 

@@ -35,6 +35,7 @@ class _Transport(httpx.AsyncHTTPTransport):
     """Transport that reports a connection that was closed at once as a failed connection."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; raise `ConnectError` if the connection closes at once."""
         try:
             return await super().handle_async_request(request)
         except AttributeError as error:  # anyio asks a closed socket for its peer
@@ -89,6 +90,7 @@ class Client:
     async def _fetch(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float
     ) -> httpx.Response:
+        """Return the whole response to a GET or POST. Raises `HTTPError`, also if it is late."""
         try:
             async with (
                 asyncio.timeout(timeout),  # httpx limits each read, not their sum
@@ -141,7 +143,7 @@ class Client:
 
 
 def fields_of(schema: Any) -> dict[str, frozenset[str]]:
-    """Return the body fields of each endpoint in an OpenAPI schema, or nothing for another text."""
+    """Return each endpoint's body fields in an OpenAPI schema; empty if the JSON is no schema."""
     fields: dict[str, frozenset[str]] = {}
     try:
         for path, methods in schema["paths"].items():
@@ -160,7 +162,7 @@ def is_rehearsal(response: httpx.Response) -> bool:
 
 
 def release_of(response: httpx.Response) -> str:
-    """Return the release in a response of `/version`.
+    """Return the vLLM release, such as `0.32.0`, that a response of `/version` names.
 
     Raises `ValueError`, `LookupError` or `TypeError` if it holds none.
 
@@ -174,14 +176,14 @@ def release_of(response: httpx.Response) -> str:
 
 
 def _properties(node: Mapping[str, Any], models: Mapping[str, Any]) -> set[str]:
-    """Return the names of the properties of a schema, its references and its alternatives."""
+    """Return the field names of a JSON schema, its references and alternatives included."""
     node = models[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
     parts = (part for key in ("anyOf", "allOf", "oneOf") for part in node.get(key, ()))
     return set(node.get("properties", ())).union(*(_properties(part, models) for part in parts))
 
 
 async def bounded(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body. Raises `httpx.RemoteProtocolError` after 64 MiB."""
+    """Yield a response body in pieces. Raises `httpx.RemoteProtocolError` after 64 MiB."""
     size = 0
     async for piece in body:
         size += len(piece)
@@ -191,4 +193,5 @@ async def bounded(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _read(response: httpx.Response) -> bytes:
+    """Return the whole body of a response. Raises `HTTPError` after 64 MiB."""
     return b"".join([piece async for piece in bounded(response.aiter_bytes())])

@@ -39,7 +39,7 @@ _CONNECT_TIMEOUT = 10.0
 
 
 class LoadClient:
-    """Client for requests at once to one server: `async with LoadClient(url) as client`."""
+    """Client that sends the requests of a load at once: `async with LoadClient(url) as client`."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
         url = urlsplit(base_url)
@@ -108,6 +108,7 @@ class LoadClient:
         return self._epoch + time.perf_counter()
 
     async def _connect(self) -> _Connection:
+        """Return a new connection. Raises `OSError` if the server refuses it, or after 10 s."""
         connection, address = _Connection(), (self._host, self._port)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
@@ -146,7 +147,7 @@ class _Connection(asyncio.Protocol):
         )
 
     def send(self, request: bytes, received: Received, epoch: float) -> float:
-        """Write a request and return when, by `time.perf_counter`."""
+        """Write the request and return when that began, by `time.perf_counter`."""
         self.received, self._epoch = received, epoch
         self.last = sent = time.perf_counter()
         if self._transport is not None:
@@ -180,7 +181,7 @@ class _Connection(asyncio.Protocol):
             self._socket = None
 
     def read_from(self, sock: socket.socket) -> None:
-        """Take over a connected socket."""
+        """Take over a connected socket; the kernel stamps when its packets arrive."""
         self._socket = sock
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -189,6 +190,7 @@ class _Connection(asyncio.Protocol):
         asyncio.get_running_loop().add_reader(sock, self._read)
 
     def _read(self) -> None:
+        """Read what arrived on the socket, with the kernel's time; the event loop calls it."""
         assert self._socket is not None
         try:
             data, notes, _, _ = self._socket.recvmsg(_READ, 64)
@@ -207,12 +209,15 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport of a TLS connection; asyncio calls it."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
 
     def data_received(self, data: bytes) -> None:
+        """Take bytes of a TLS connection, without a kernel time; asyncio calls it."""
         self._feed(data, None)
 
     def _feed(self, data: bytes, arrival: float | None) -> None:
+        """Parse bytes of the answer. arrival: the kernel's time; None for the present time."""
         if self._done.done():
             return
         now = time.perf_counter()
@@ -229,6 +234,7 @@ class _Connection(asyncio.Protocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the answer as the connection closes: an error if it was not complete."""
         if self._done.done():
             return
         self.last, self.written = time.perf_counter(), None
@@ -243,6 +249,7 @@ class _Connection(asyncio.Protocol):
     # httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Note the content type, and whether the headers tell where the body ends."""
         match name.lower():
             case b"content-type":
                 self._type = value.decode("latin-1").lower()
@@ -250,19 +257,22 @@ class _Connection(asyncio.Protocol):
                 self._framed = True
 
     def on_headers_complete(self) -> None:
+        """Pass the status and content type to `received`; skip 1xx responses."""
         if (status := self._parser.get_status_code()) >= 200:
             self.received.begin(status, self._type)
 
     def on_body(self, piece: bytes) -> None:
+        """Pass a piece of the body to `received`, with the time at which it arrived."""
         self.received.feed(piece, self._epoch + self.last)
 
     def on_message_complete(self) -> None:
+        """End the answer; the parser calls it after the body's last byte."""
         if self.received.status is not None:  # not after 100 Continue
             self.received.end(self._epoch + self.last)
             self._end(None)
 
     def _end(self, failure: BaseException | None) -> None:
-        """Set the result of `answered`, unless it has one."""
+        """Let `answered` return, or raise `failure`; only the first call counts."""
         if not self._done.done():
             self._done.set_result(failure)
 

@@ -9,7 +9,7 @@ from vllm_repro_diagnosis.metrics import MetricsReading
 
 
 def steps_between(before: MetricsReading, after: MetricsReading) -> tuple[str, ...]:
-    """Return the iterations between two scrapes as text, largest first.
+    """Return the engine steps between two `/metrics` readings as text, largest first.
 
     Example: `1 step of 4,097 to 8,192 tokens`.
     """
@@ -35,7 +35,7 @@ def steps_between(before: MetricsReading, after: MetricsReading) -> tuple[str, .
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Counts of the server over a time.
+    """What the server's `/metrics` counted over a time: tokens, cache hits, preemptions, drafts.
 
     The fields are those of `MetricsReading`. None: the server does not report it.
     """
@@ -60,7 +60,7 @@ _COUNTERS = (
 def counted_between(
     before: MetricsReading, after: MetricsReading, kv_most: float | None
 ) -> Counted | None:
-    """Return the counts between two readings.
+    """Return what the server counted between two readings of its `/metrics`.
 
     None if the server does not count tokens, or restarted.
     """
@@ -75,7 +75,7 @@ def counted_between(
 
 
 def total(parts: Sequence[Counted]) -> Counted:
-    """Return the sum of one or more parts."""
+    """Return the sum of counts over several times, with the highest of their `kv_most`."""
 
     def known(name: str) -> list[float]:
         return [value for part in parts if (value := getattr(part, name)) is not None]

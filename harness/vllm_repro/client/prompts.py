@@ -44,14 +44,14 @@ _IN_TEMPLATE = (
 
 
 class PromptError(ReproError):
-    """This server has no prompt of this length."""
+    """No prompt of exactly the wanted number of tokens can be made for this server."""
 
     exit_status = 2
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt for one request."""
+    """Generated prompt: the body fields that carry it, and its length in the server's tokens."""
 
     # fields of the request that carry the prompt
     body: dict[str, Any]
@@ -67,15 +67,17 @@ Count = Callable[[str], Awaitable[int]]
 
 
 def _text(words: int, seed: str) -> str:
+    """Return `words` random English words, the same for the same seed."""
     return " ".join(random.Random(seed).choices(_WORDS, k=words))
 
 
 def _salt(seed: str) -> str:
+    """Return the beginning of a prompt: hex digits of the seed, unknown to any prefix cache."""
     return f"{random.Random('salt ' + seed).getrandbits(24):06x} "
 
 
 async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
-    """Return a text of exactly `tokens` by `count`, and the number of calls.
+    """Return a text that `count` counts as exactly `tokens` tokens, and how often it was called.
 
     Raises `PromptError`.
     """
@@ -110,7 +112,10 @@ async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
 
 
 async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
-    """Lengthen `text` from `counted` to `tokens`. `measure` raises after too many calls."""
+    """Return `text`, which has `counted` tokens, lengthened to exactly `tokens` tokens.
+
+    `measure` raises after too many calls.
+    """
     while counted < tokens:
         for words in _PADDING:
             missing = tokens - counted
@@ -144,7 +149,7 @@ async def build_chat(
     message: Mapping[str, Any] = MappingProxyType({"role": "user"}),
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
-    """Return a chat of `tokens` tokens, the tokens of its template included.
+    """Return a chat prompt of exactly `tokens` tokens, those of the chat template included.
 
     It has the messages `before`, then `message` with generated content.
 
@@ -168,7 +173,7 @@ async def build_chat(
 async def build_completion(
     client: Client, model: str, tokens: int, seed: str, *, shared: int = 0, shared_seed: str = ""
 ) -> Prompt:
-    """Return a prompt of token ids.
+    """Return a completion prompt of exactly `tokens` token ids, made of random words.
 
     The first `shared` ids depend only on `shared_seed`, the others on `seed`.
     """
@@ -208,6 +213,7 @@ async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tu
 
 
 async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
+    """Return exactly `tokens` token ids of random words, from the server's `/tokenize`."""
     # A word is at least one token; the rest is cut off.
     tokenized = await _tokenize(client, model, prompt=_salt(seed) + _text(tokens, seed))
     ids: list[int] = tokenized["tokens"]
@@ -217,6 +223,7 @@ async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
 
 
 async def _tokenize(client: Client, model: str, **fields: Any) -> dict[str, Any]:
+    """Return the server's JSON reply to `/tokenize` with these fields. Raises `HTTPError`."""
     response = await client.post("/tokenize", {"model": model, **fields})
     response.raise_for_status()
     reply: dict[str, Any] = response.json()

@@ -27,7 +27,7 @@ class EndlessAnswerError(Exception):
 
 @dataclass
 class Received:
-    """An answer so far. Times are seconds since the epoch."""
+    """Reader of one answer, with what has arrived so far. Times are seconds since the epoch."""
 
     # the endpoint returns choices, as all completions do
     choices: bool = True
@@ -56,7 +56,7 @@ class Received:
 
     @classmethod
     def of(cls, path: str, body: Mapping[str, Any]) -> Received:
-        """Return the empty answer to a request of `path`."""
+        """Return the reader for the answer to a request to `path`, with nothing received yet."""
         return cls(
             choices=path.endswith("/completions"),
             streamed=bool(body.get("stream")),
@@ -64,7 +64,7 @@ class Received:
         )
 
     def begin(self, status: int, content_type: str) -> None:
-        """Take the head of the response."""
+        """Take the status and content type of the response."""
         self.status = status
         self.stream = self.streamed and status == 200 and "json" not in content_type
 
@@ -83,7 +83,7 @@ class Received:
                 self._take_line(line, now)
 
     def end(self, now: float) -> None:
-        """Take the end of the response."""
+        """Take the end of the response: parse a plain body, or a stream's last line."""
         if self.stream:
             self._take_line(self.pending, now)
         elif self.status is not None:
@@ -92,12 +92,12 @@ class Received:
             self.done, self.finish = True, WHOLE
 
     def fail(self, kind: str, text: str) -> None:
-        """Record an error, unless an earlier one explains it."""
+        """Record an error, unless there is one. kind: "body", "event" or "transport"."""
         if self.error is None:
             self.error, self.error_kind = text, kind
 
     def answer(self, sent: float, ended: float, written: float | None = None) -> Answer:
-        """Return what was received."""
+        """Return what was received as an `Answer`. sent, ended: times of the request."""
         return Answer(
             sent=sent,
             ended=ended,
@@ -117,6 +117,7 @@ class Received:
         )
 
     def _take_line(self, line: bytes | bytearray, now: float) -> None:
+        """Take a line of an event stream: a JSON event, an error event or `[DONE]`."""
         if not line.startswith(b"data:"):
             return
         self.events += 1
@@ -140,6 +141,7 @@ class Received:
             self._take(event, _choices(event), now)
 
     def _take_body(self, status: int, raw: bytes | bytearray, now: float) -> None:
+        """Take the whole body of an answer that is not streamed, or of an error."""
         body = _json(raw)
         if status == 200 and not self.choices and not isinstance(body, dict):
             self.done = True  # a list, a text, numbers, or nothing: any content is an answer
@@ -157,6 +159,7 @@ class Received:
             self._take(body, _choices(body)[:1], now)
 
     def _take(self, body: Mapping[str, Any], choices: list[dict[str, Any]], now: float) -> None:
+        """Add the usage, text and tokens of a body or stream event, as arrived `now`."""
         if "usage" in body or "response" in body:
             self.usage = _usage(body) or self.usage
         for choice in choices:
@@ -178,6 +181,7 @@ class Received:
 
 
 def _json(data: bytes | bytearray) -> Any:
+    """Return decoded JSON, NaN and broken UTF-8 accepted; None if it cannot be decoded."""
     try:
         return msgspec.json.decode(data)  # noqa: TID251 - without a type there is none to build
     except (ValueError, RecursionError):
@@ -189,7 +193,10 @@ def _json(data: bytes | bytearray) -> Any:
 
 
 def _most_events(body: Mapping[str, Any]) -> float:
-    """Return how many events a stream of `max_tokens` may have. A scenario may state any value."""
+    """Return the most events that a request's stream may have; infinite if not known.
+
+    A scenario may state any value.
+    """
     tokens, choices = body.get("max_tokens"), body.get("n", 1)
     if not isinstance(tokens, int) or not isinstance(choices, int):
         return math.inf
@@ -197,7 +204,7 @@ def _most_events(body: Mapping[str, Any]) -> float:
 
 
 def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the well-formed choices. The server may be broken, or not vLLM."""
+    """Return the well-formed `choices` of a body or event. A broken server may send others."""
     choices = body.get("choices")
     return (
         [choice for choice in choices if isinstance(choice, dict)]
@@ -207,7 +214,7 @@ def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the margins of the tokens of a text or chat completion; empty without `logprobs`."""
+    """Return nats by which each token was likelier than the next; empty without `logprobs`."""
     logprobs = choice.get("logprobs")
     try:
         if isinstance(logprobs, dict) and isinstance(content := logprobs.get("content"), list):
@@ -225,6 +232,7 @@ def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def _message_text(message: Any) -> str:
+    """Return the text of a chat message or delta, reasoning included; empty if malformed."""
     if not isinstance(message, dict):
         return ""
     # A reasoning parser moves text to another field, and releases name that field differently.
@@ -234,7 +242,7 @@ def _message_text(message: Any) -> str:
 
 
 def _usage(body: Mapping[str, Any]) -> Usage | None:
-    """Return the counts of an answer or event.
+    """Return the token counts in an answer or stream event; None if it has none.
 
     Some endpoints use `input` for `prompt`, or nest the counts of a stream in `response`.
     """
@@ -258,6 +266,7 @@ def _usage(body: Mapping[str, Any]) -> Usage | None:
 
 
 def _error_text(body: Any) -> str | None:
+    """Return the message in an error body, and the parameter it names; None if no object."""
     if not isinstance(body, dict):
         return None
     error = body.get("error", body)

@@ -31,7 +31,7 @@ class FailedRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SdkView:
-    """Result of one SDK call as the program sees it."""
+    """What a program sees of one `openai` SDK call: its text or exception, retries and seconds."""
 
     # class name of the exception; None for a success
     error: str | None
@@ -56,7 +56,7 @@ async def sdk_view(
     failed: FailedRequest | None = None,
     api_key: str | None = None,
 ) -> SdkView:
-    """Return how a program with the SDK sees the failed request.
+    """Return what a program with the `openai` SDK sees of a request that the crash failed.
 
     An error of the SDK is returned, never raised.
 

@@ -47,7 +47,7 @@ class ReportedContainer:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand:
-    """A server command."""
+    """A `vllm serve` command: its model, flags, variables and container."""
 
     # In the reported order.
     flags: tuple[Flag, ...]
@@ -59,6 +59,7 @@ class ServeCommand:
 
     @property
     def model(self) -> str | None:
+        """Return the model to serve, from the argument or `--model`; None if there is none."""
         if self.model_argument is not None:
             return self.model_argument
         flag = self._last("--model")
@@ -76,7 +77,7 @@ class ServeCommand:
         return flag.text if flag and flag.name == canonical(name) else None
 
     def has(self, name: str) -> bool:
-        """Return True if the last flag of this name is set in this polarity, not as `=false`."""
+        """Return True if a flag is set; `--no-x` and `--x=false` set `--no-x`, not `--x`."""
         canonical_name = canonical(name)
         if canonical_name == "--model":
             return self.model is not None
@@ -179,10 +180,12 @@ class ServeCommand:
         return " \\\n".join(lines)
 
     def _last(self, name: str) -> Flag | None:
+        """Return the last flag of this name, also as `--no-…`; None without one."""
         same = [flag for flag in self.flags if positive(flag.name) == positive(name)]
         return same[-1] if same else None
 
 
 def _is_false(flag: Flag) -> bool:
+    """Return True if a flag's value switches it off, as in `--enforce-eager=false`."""
     value = (flag.text or "").lower()
     return value == "false" or (is_switch(flag.name) and value in _FALSE)

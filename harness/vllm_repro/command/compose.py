@@ -11,7 +11,10 @@ from vllm_repro.secret_names import is_secret_name
 
 
 def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, object]:
-    """Return one service. With `profile`, only `docker compose --profile NAME up` starts it."""
+    """Return a container as one service of a compose file.
+
+    With `profile`, only `docker compose --profile NAME up` starts it.
+    """
     body: dict[str, object] = {
         "image": spec.image,
         "profiles": [profile] if profile else None,
@@ -57,7 +60,7 @@ def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, obj
 
 
 def compose_text(services: Mapping[str, Mapping[str, object]], *, heading: str = "") -> str:
-    """Return the file: `heading` as comments, then the services."""
+    """Return a compose file: `heading` as comments, then the services."""
     comment = "".join(f"# {line}\n" for line in heading.splitlines())
     document = {"services": {name: dict(body) for name, body in services.items()}}
     # In the given order of keys, and no line folded.
@@ -75,6 +78,7 @@ class _IndentedDumper(yaml.SafeDumper):
     """Dumper that indents lists below their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Indent lists, too, which PyYAML by default leaves at the column of their key."""
         super().increase_indent(flow, False)
 
 

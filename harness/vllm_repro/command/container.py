@@ -83,6 +83,7 @@ class Publish:
     container_port: int = CONTAINER_PORT
 
     def render(self) -> str:
+        """Return the value of `-p`: `127.0.0.1:HOST_PORT:CONTAINER_PORT`."""
         return f"{LOOPBACK}:{self.host_port}:{self.container_port}"
 
 
@@ -107,6 +108,7 @@ class Ulimit:
             ) from None
 
     def render(self) -> str:
+        """Return the value of `--ulimit`: `memlock=-1` or `nofile=1024:4096`."""
         return (
             f"{self.name}={self.soft}"
             if self.soft == self.hard
@@ -129,7 +131,7 @@ class GpuRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """A container to create."""
+    """A container with a vLLM server, to print as `docker run` or to create."""
 
     image: str
     # Words after the image.
@@ -185,7 +187,7 @@ class ContainerSpec:
         )
 
     def gpu_request(self) -> GpuRequest | None:
-        """Parse `gpus`. Raises `UsageError` for a form that Docker does not know."""
+        """Return the parsed `gpus`, or None. Raises `UsageError` for a form unknown to Docker."""
         if self.gpus is None:
             return None
         if self.gpus == "all":
@@ -215,6 +217,7 @@ class ContainerSpec:
         return " \\\n".join(lines)
 
     def _options(self) -> list[tuple[str, ...]]:
+        """Return the words of `docker run` up to the image, one group for each option."""
         groups: list[tuple[str, ...]] = [("docker", "run")]
         if self.name:
             groups.append(("--name", self.name))
@@ -245,6 +248,7 @@ class ContainerSpec:
 
 
 def _gpus_word(request: GpuRequest) -> str:
+    """Return requested GPUs as the value of `--gpus`: `all`, a count or `device=0`."""
     if request.device_ids:
         # Docker reads the value as CSV: without the inner quotes `device=0,1` would be two fields.
         ids = ",".join(request.device_ids)
@@ -253,6 +257,7 @@ def _gpus_word(request: GpuRequest) -> str:
 
 
 def _size_word(size: int) -> str:
+    """Return bytes in the largest unit that divides them: `16g`, `512m`."""
     for power, unit in ((3, "g"), (2, "m"), (1, "k")):
         if size and size % 1024**power == 0:
             return f"{size // 1024**power}{unit}"

@@ -134,6 +134,7 @@ next flag; `?` its value is optional.
 
 
 def _marked(mark: str) -> frozenset[str]:
+    """Return the flags of the table with this mark; all flags for an empty one."""
     return frozenset(f"--{name.rstrip('!+?')}" for name in _TABLE.split() if name.endswith(mark))
 
 

@@ -49,7 +49,7 @@ class Flag:
         return " ".join(self.values) if self.values else None
 
     def words(self) -> tuple[str, ...]:
-        """Return the words of a command line.
+        """Return the flag as words of a command line, such as `--max-num-seqs` and `8`.
 
         Keep the reported spelling if `read_arguments` can parse it again.
         """
@@ -141,6 +141,7 @@ def read_arguments(words: Sequence[Word]) -> tuple[str | None, tuple[Flag, ...]]
 
 
 def _is_flag_word(text: str) -> bool:
+    """Return True if a word is a flag; False for a value such as a negative number."""
     if _LONG_DASH.match(text):
         return True
     return len(text) > 1 and text.startswith("-") and _NEGATIVE.fullmatch(text) is None
@@ -180,6 +181,7 @@ def _stray_word_error(word: Word, model: str | None, flags: Sequence[Flag]) -> C
 
 
 def _check_value(flag: Flag, line: int) -> None:
+    """Raise `CommandError` if a flag's JSON or `--max-model-len` cannot be parsed."""
     value = flag.text or ""
     if flag.name.endswith(_JSON_NAMES) and value.lstrip().startswith("{"):
         try:
@@ -235,6 +237,7 @@ def flag_mistakes(flags: Iterable[Flag]) -> list[str]:
 
 
 def _mistake(flag: Flag) -> str:
+    """Return why a flag is wrong (old recipe, no value, typo); empty if it is not."""
     base = positive(flag.name.partition(".")[0])
     replacement = flag_table.NEVER_DEFINED.get(base)
     if replacement is not None:

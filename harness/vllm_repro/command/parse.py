@@ -158,6 +158,7 @@ def _read_option(words: Sequence[Word], at: int) -> tuple[str, str, int]:
 
 
 def _variable(text: str) -> tuple[str, str]:
+    """Return name and value of an `-e` option; `-e NAME` has the value `$NAME`."""
     name, equals, value = text.partition("=")
     return name, value if equals else f"${name}"
 
@@ -241,6 +242,7 @@ def _continues(command: Sequence[Word], first: str) -> bool:
 
 
 def _lacks_image(words: Sequence[Word]) -> bool:
+    """Return True if the words after `docker run` are incomplete, so that a line must follow."""
     try:
         _read_docker_run(words)
     except CommandError:

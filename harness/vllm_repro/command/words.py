@@ -78,6 +78,7 @@ def split_commands(text: str, line: int = 1) -> list[list[Word]]:
 
 
 def _unquote(match: re.Match[str]) -> str:
+    """Return a matched part of a word without its quotes or backslash."""
     single, double, escaped = match.groups()
     if double is not None:
         return _ESCAPED.sub(lambda escape: escape[1] or "", double)

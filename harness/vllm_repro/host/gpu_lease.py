@@ -54,7 +54,7 @@ def leased_gpus(
     indices, lease only GPUs from it.
     """
     with contextlib.ExitStack() as held:
-        cards = _take(count, unfit, notify, held) if count else ()
+        cards = _lock_gpus(count, unfit, notify, held) if count else ()
         _mine.update(cards)
         try:
             yield cards
@@ -62,13 +62,13 @@ def leased_gpus(
             _mine.difference_update(cards)
 
 
-def _take(
+def _lock_gpus(
     count: int,
     unfit: Callable[[Gpu], str],
     notify: Callable[[str], None],
     held: contextlib.ExitStack,
 ) -> tuple[str, ...]:
-    """Lock `count` cards in `held` and return their indices.
+    """Lock `count` free GPUs, with the locks in `held`, and return their indices.
 
     Wait for cards that other runs hold, or that are busy.
 
@@ -77,7 +77,7 @@ def _take(
     fit = _fit_cards(unfit)
     trouble_since: dict[str, float] = {}
     # in the order of arrival: a run with many GPUs must not wait forever
-    with _locked("queue"):
+    with _lock_file("queue"):
         while True:
             locks = _lock_free(fit, held)
             # Memory in use is expected on a GPU that another run holds.
@@ -126,17 +126,17 @@ def _fit_cards(unfit: Callable[[Gpu], str]) -> list[str]:
 
 
 def _lock_free(cards: Sequence[str], held: contextlib.ExitStack) -> dict[str, TextIO]:
-    """Lock those of `cards` that no run holds, and return the locks."""
+    """Lock those GPUs of `cards` that no run holds, and return the lock files by index."""
     locks = {}
     for index in cards:
         with contextlib.suppress(BlockingIOError):
-            locks[index] = held.enter_context(_locked(index, fcntl.LOCK_NB))
+            locks[index] = held.enter_context(_lock_file(index, fcntl.LOCK_NB))
     return locks
 
 
 @contextlib.contextmanager
-def _locked(name: str, how: int = 0) -> Iterator[TextIO]:
-    """Hold a lock of this user on this host."""
+def _lock_file(name: str, how: int = 0) -> Iterator[TextIO]:
+    """Hold the named lock file of this user on this host. how: more flags of `flock`."""
     with (Path(tempfile.gettempdir()) / f"vllm-repro-gpu-{os.getuid()}-{name}.lock").open(
         "w"
     ) as file:

@@ -20,7 +20,7 @@ _MACHINE_ID = Path("/etc/machine-id")
 
 
 def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = "") -> str:
-    """Return the id of `machine`, as the first line of a journal has it.
+    """Return the anonymous id of a machine: a hash of GPU UUIDs, machine id or hardware.
 
     gpus: their UUIDs. number: systemd's machine id.
     """
@@ -35,8 +35,8 @@ def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = 
 
 
 def hosted_by(machine: Mapping[str, Any]) -> str:
-    """Return the id of this machine, which `machine` describes."""
-    return host_id(machine, _gpu_numbers(), _machine_number())
+    """Return the anonymous id of this machine, which `machine` describes."""
+    return host_id(machine, _gpu_uuids(), _systemd_machine_id())
 
 
 def hardware(machine: Mapping[str, Any]) -> str:
@@ -47,7 +47,8 @@ def hardware(machine: Mapping[str, Any]) -> str:
     return f"{machine['cpus']} CPUs"
 
 
-def _gpu_numbers() -> list[str]:
+def _gpu_uuids() -> list[str]:
+    """Return the UUIDs of this machine's GPUs; empty if `nvidia-smi` fails."""
     try:
         numbers = nvidia_smi("uuid")
     except InfraError:
@@ -55,7 +56,7 @@ def _gpu_numbers() -> list[str]:
     return [number for (number,) in numbers if number.startswith(("GPU-", "MIG-"))]
 
 
-def _machine_number() -> str:
+def _systemd_machine_id() -> str:
     """Return systemd's id of this machine; empty in a container without one."""
     try:
         return _MACHINE_ID.read_text(encoding="ascii").strip()

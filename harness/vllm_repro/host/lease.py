@@ -41,7 +41,7 @@ if leases:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseFacts:
-    """The text of a lease."""
+    """Content of a lease file: which harness started which server, and its log."""
 
     # pid of the harness
     pid: int
@@ -59,7 +59,7 @@ TEMPORARY = "vllm-repro-server-"
 
 
 class Lease:
-    """A lease and its guard, until `release`.
+    """Locked file by which a running server is found and ended if this process is killed.
 
     server: a few words for `clean`. Raises `InfraError` if it cannot be written.
     """
@@ -107,11 +107,13 @@ class Lease:
             self._tell_guard("-")
 
     def _tell_guard(self, sign: str) -> None:
+        """Tell the guard process to watch this lease (`+`) or to forget it (`-`)."""
         assert self._guard.stdin is not None
         os.write(self._guard.stdin.fileno(), f"{sign}{self.path.name}\n".encode())
 
 
 def remove_lease(path: Path, temporary: str) -> None:
+    """Remove a lease file, and the server's temporary folder if it has one."""
     if temporary:
         shutil.rmtree(temporary, ignore_errors=True)
     path.unlink(missing_ok=True)
@@ -141,7 +143,7 @@ def lease_folder() -> Path:
 
 
 def free_leases() -> dict[Path, LeaseFacts]:
-    """Return the leases of this user on this host whose process has ended."""
+    """Return leases of this user on this host whose harness has ended, {file: content}."""
     free = {}
     for path in sorted(lease_folder().glob(f"{_host()}-*")):
         # Held, removed meanwhile, or not written yet.
@@ -160,6 +162,7 @@ def _host() -> str:
 
 
 def _working_folder() -> str:
+    """Return the path of the current folder; empty if it was deleted."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:

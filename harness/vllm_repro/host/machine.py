@@ -17,7 +17,7 @@ from vllm_repro.errors import InfraError
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU."""
+    """One NVIDIA GPU: its name, memory, compute capability and driver."""
 
     name: str
     # in GB of 2**30 bytes
@@ -29,7 +29,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """Use of some GPUs over a time. None: not known."""
+    """Worst memory, heat, power and clock of some GPUs over a time; None for what is not known."""
 
     # most memory in use on one GPU, in MiB
     memory_mib: float | None
@@ -55,6 +55,7 @@ class Machine:
 
     @property
     def driver(self) -> str | None:
+        """Return the version of the NVIDIA driver; None without a GPU."""
         return self.gpus[0].driver if self.gpus else None
 
 
@@ -182,6 +183,7 @@ def worst_use(uses: Sequence[GpuUse]) -> GpuUse | None:
 
 
 def _number(text: str) -> float | None:
+    """Return a number that `nvidia-smi` printed; None if it printed none, such as `[N/A]`."""
     try:
         return float(text)
     except ValueError:
@@ -189,7 +191,7 @@ def _number(text: str) -> float | None:
 
 
 def look() -> Machine:
-    """Return the facts about this machine."""
+    """Return this machine's system, Python, CPUs, memory and GPUs."""
     return Machine(
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),

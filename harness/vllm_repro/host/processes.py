@@ -23,7 +23,7 @@ from vllm_repro.host.lease import Lease
 
 
 def is_alive(pid: int) -> bool:
-    """Return False for a zombie, too."""
+    """Return True if a process runs; False for a zombie, too."""
     with contextlib.suppress(psutil.Error):  # gone
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -49,7 +49,7 @@ Torch's default is the temporary folder, which a server here has for one boot.
 
 
 class Session:
-    """A running session. `popen` is its leader.
+    """A process session (`setsid`) with a server in it. `popen` is its leader.
 
     The leader is not reaped before the end: its id is that of the session, and free ids are used
     again.
@@ -74,6 +74,7 @@ class Session:
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def pids(self) -> tuple[int, ...]:
+        """Return the pids of the session, its leader first; empty after `end`."""
         return () if self._ended else tuple(process.pid for process in session_members(self.id))
 
     def end(self, grace: float = 15.0) -> None:
@@ -99,6 +100,7 @@ class Session:
 
 
 def _kill(session: int) -> None:
+    """Kill all processes of a session with SIGKILL, and remove their shared memory."""
     members = session_members(session)
     segments = _shared_memory(members)
     for attempt in range(50):
@@ -119,7 +121,7 @@ def _kill(session: int) -> None:
 
 
 def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
-    """Return the segments of Python's multiprocessing that `members` map.
+    """Return the shared-memory files of Python's multiprocessing that `members` map.
 
     A killed process does not unlink them.
     """
@@ -169,7 +171,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
 
 
 def sessions_writing_to(log: tuple[int, int]) -> set[int]:
-    """Return the sessions with a process whose standard output or error is the file.
+    """Return the sessions with a process that writes to the file `log`, (device, inode).
 
     The file may be deleted.
     """

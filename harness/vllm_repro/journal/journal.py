@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """Content of a journal."""
+    """Content of a journal: its entries, and whether the run finished."""
 
     entries: tuple[Entry, ...]
     # the run did not finish
@@ -78,6 +78,7 @@ def json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Return a path as a text and a mapping as a dict. Raises `TypeError` for other types."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
@@ -86,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """Writer that appends to `path`.
+    """Writer that appends events to the journal file `path`, without secrets.
 
     Raises `UsageError` if another process writes the same journal.
 
@@ -111,7 +112,7 @@ class Journal:
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one line. Does nothing after `close`.
+        """Append one event with its fields as a line. Does nothing after `close`.
 
         Raises `InfraError` if the disk is full, and `HarnessBug` at the end of a trial or run if
         the file was removed.
@@ -145,7 +146,7 @@ class Journal:
                 ) from error
 
     def close(self) -> None:
-        """Flush to disk and close."""
+        """Flush the journal to disk and close it."""
         with self._lock:
             if self._file >= 0:
                 os.fsync(self._file)
@@ -192,7 +193,7 @@ def read(path: Path) -> Recording:
 
 
 def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
-    """Return the first line of the run.
+    """Return the `run-started` entry of a journal, which describes the run.
 
     Raises `UsageError` if it is missing (with `hint`), repeated, or of another schema.
     """

@@ -77,7 +77,7 @@ class Excerpt:
 
 @dataclass(frozen=True, kw_only=True)
 class LogExcerpts:
-    """Excerpts of one log."""
+    """Excerpts of one server log, in the order of the log."""
 
     # relative to the run's folder
     name: str
@@ -102,10 +102,10 @@ def read_excerpts(
             excerpts: list[Excerpt] = []
             at = 0
             for first, last in _ranges(file, size, root, sizes):
-                first, last = _lines(file, max(at, first), min(last, size), size)
+                first, last = _at_line_ends(file, max(at, first), min(last, size), size)
                 first = max(at, first)
                 if first < last:
-                    text = _read(file, first, last, size, redactor)
+                    text = _read_redacted(file, first, last, size, redactor)
                     excerpts.append(Excerpt(text=text, before=first - at))
                     at = last
     except OSError:
@@ -116,12 +116,12 @@ def read_excerpts(
 def _ranges(
     file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes
 ) -> Iterator[tuple[int, int]]:
-    """Yield what to keep, in order: first byte, and byte after the last one."""
+    """Yield the byte ranges of a log to keep, in order: first byte, and byte after the last."""
     if size <= sizes.whole:
         yield 0, size
         return
     alarm = _find(file, _ALARM, _ALARM_WORDS, size)
-    first_error = size if alarm is None else _lines(file, alarm, size, size)[0]
+    first_error = size if alarm is None else _at_line_ends(file, alarm, size, size)[0]
     context = max(0, first_error - _CONTEXT)
     yield 0, min(sizes.head, context)
     if alarm is not None:
@@ -145,7 +145,7 @@ def _ranges(
 def _find(
     file: BinaryIO, pattern: re.Pattern[bytes], words: Sequence[bytes], size: int
 ) -> int | None:
-    """Return the offset of the first match, or None.
+    """Return the offset in bytes of the first match in a log, or None.
 
     Of a log over twice `_SEARCHED`, only the first and last such part is searched.
 
@@ -166,13 +166,14 @@ def _find(
 
 
 def _traceback_before(file: BinaryIO, at: int, most: int) -> int | None:
+    """Return where the last traceback begins in the `most` bytes before `at`; None without one."""
     first = max(0, at - most)
     file.seek(first)
     before = file.read(at - first).rfind(b"Traceback (most recent call last)")
     return None if before < 0 else first + before
 
 
-def _lines(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
+def _at_line_ends(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
     """Move both ends of a window back to the nearest line end, if it is near."""
     if 0 < first < size:
         before = _newline_before(file, first, 0)
@@ -193,7 +194,8 @@ def _newline_before(file: BinaryIO, at: int, least: int) -> int | None:
     return near + newline + 1 if newline >= 0 or near == 0 else None
 
 
-def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) -> str:
+def _read_redacted(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) -> str:
+    """Return a byte range of a log as redacted text, without what may be half a secret."""
     file.seek(max(0, first - 1))
     raw = file.read(last - max(0, first - 1))
     begins = first == 0 or raw[:1] == b"\n"
@@ -208,10 +210,11 @@ def _read(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) 
         lines = redactor.text("\n".join(lines)).split("\n")
     if not ends:
         lines[-1] = lines[-1][: max(0, len(lines[-1]) - _MARGIN)]
-    return "\n".join(map(_short, lines))
+    return "\n".join(map(_short_line, lines))
 
 
-def _short(line: str) -> str:
+def _short_line(line: str) -> str:
+    """Return a line with its middle left out and counted, if it is over 2,000 characters long."""
     over = len(line) - _LONGEST_LINE
     if over <= 0:
         return line

@@ -78,6 +78,7 @@ def without_private_names(text: str) -> str:
 
 
 def _address(word: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that a word is, or None."""
     try:
         return ip_address(word)
     except ValueError:
@@ -100,15 +101,18 @@ def _hide_url_host(match: re.Match[str]) -> str:
     return match[1] + (ADDRESS if _address(host.strip("[]")) is not None else HOST)
 
 
-def _named(match: re.Match[str]) -> str:
+def _hide_named_host(match: re.Match[str]) -> str:
+    """Return a matched host setting (`--host NAME`) without its name, unless that is public."""
     return match[0] if _is_public(match[2]) else match[1] + HOST
 
 
-def _inside(match: re.Match[str]) -> str:
+def _hide_internal_host(match: re.Match[str]) -> str:
+    """Return `[host]` for a matched host name of an internal network, unless it is public."""
     return match[0] if _is_public(match[0]) else HOST
 
 
-def _ipv4(match: re.Match[str]) -> str:
+def _hide_ipv4(match: re.Match[str]) -> str:
+    """Return `[address]` for a matched IPv4 address that may identify a machine."""
     address = _address(match[1])
     if address is None or _is_public(match[1]) or match[1].startswith("255."):
         return match[0]
@@ -116,7 +120,8 @@ def _ipv4(match: re.Match[str]) -> str:
     return ADDRESS if not address.is_global or match[2] else match[0]
 
 
-def _ipv6(match: re.Match[str]) -> str:
+def _hide_ipv6(match: re.Match[str]) -> str:
+    """Return `[address]` for a matched IPv6 address that may identify a machine."""
     address = _address(match[1])
     if not isinstance(address, IPv6Address) or _is_public(match[1]):
         return match[0]
@@ -135,12 +140,12 @@ _STEPS: tuple[
     (("@",), _EMAIL, EMAIL),
     (("nccl",), _NCCL, HOST),
     (("]:",), _PEER, HOST),
-    (("host", "node", "master", "address"), _NAMED, _named),
+    (("host", "node", "master", "address"), _NAMED, _hide_named_host),
     (
         (".internal", ".lan", ".corp", ".local", "intranet", ".home", ".svc", "amazonaws", "ip-"),
         _INSIDE,
-        _inside,
+        _hide_internal_host,
     ),
-    ((".",), _IPV4, _ipv4),
-    ((":",), _IPV6, _ipv6),
+    ((".",), _IPV4, _hide_ipv4),
+    ((":",), _IPV6, _hide_ipv6),
 )

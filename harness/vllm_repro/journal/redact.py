@@ -28,7 +28,7 @@ _LONGEST_REMEMBERED = 20_000
 
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of variables with secret names, each with its name."""
+    """Return the secret values of an environment, each with its variable's name (`HF_TOKEN`)."""
     return {
         value: name
         for name, value in environ.items()
@@ -38,7 +38,7 @@ def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Redactor:
-    """Function from text to redacted text."""
+    """Remover of secrets and private names from texts, commands and JSON data."""
 
     # (path, replacement), longer paths first
     folders: Sequence[tuple[str, str]] = ()
@@ -58,9 +58,11 @@ class Redactor:
 
     @cached_property
     def _looked_up(self) -> Callable[[str], str]:
+        """Return the function that redacts short texts and remembers its results."""
         return lru_cache(_REMEMBERED)(self._without)
 
     def _without(self, value: str) -> str:
+        """Return `value` without secrets and private names, not looking at the cache."""
         for secret in self._longest_first:
             value = value.replace(secret, marker(self.secrets[secret]))
         value = without_secrets(value)
@@ -72,6 +74,7 @@ class Redactor:
 
     @cached_property
     def _longest_first(self) -> list[str]:
+        """Return the known secret values, longest first: one may contain another."""
         return sorted(self.secrets, key=len, reverse=True)
 
     @cached_property

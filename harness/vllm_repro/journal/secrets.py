@@ -122,14 +122,15 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def _shape(match: re.Match[str]) -> str:
+def _marker_by_shape(match: re.Match[str]) -> str:
+    """Return the marker for a secret that was recognised by its shape."""
     return marker(list(_SHAPES)[(match.lastindex or 1) - 1])
 
 
 def _replace(
     text: str, name: re.Pattern[str], value: Callable[[str, re.Match[str]], tuple[int, str] | None]
 ) -> str:
-    """Replace the values after secret names.
+    """Return `text` with the values after secret names replaced.
 
     `value` returns where a value ends and what replaces it.
     """
@@ -144,6 +145,7 @@ def _replace(
 
 
 def _assigned(text: str, match: re.Match[str]) -> tuple[int, str] | None:
+    """Return the end of the value after `NAME=` or `NAME:`, and its marker; None for prose."""
     value = _VALUE.match(text, match.end())
     name, between = match["name"], match["between"]
     # Prose and source code: `token = next(ids)`, `token: the last one`, `token=42`.
@@ -158,12 +160,16 @@ def _assigned(text: str, match: re.Match[str]) -> tuple[int, str] | None:
 
 
 def _after_flag(text: str, match: re.Match[str]) -> tuple[int, str] | None:
+    """Return the end of the values after a flag such as `--api-key`, and their marker."""
     values = _FLAG_VALUES.match(text, match.end())
     return values and (values.end(), marker(kind_of(match["name"])))
 
 
 def _after_quoted_flag(text: str, match: re.Match[str]) -> tuple[int, str] | None:
-    """Read a printed argument vector: `['--api-key', 'x']` or `'--api-key=x'`."""
+    """Return the end of a flag's value in a printed list of arguments, and its marker.
+
+    Such as `['--api-key', 'x']` or `'--api-key=x'`. None without a value.
+    """
     kind = marker(kind_of(match["name"]))
     if items := _ITEMS.match(text, match.end()):
         return items.end(), f"{items['comma']}{match['quote']}{kind}{match['quote']}"
@@ -171,7 +177,8 @@ def _after_quoted_flag(text: str, match: re.Match[str]) -> tuple[int, str] | Non
     return value and (value.end(), f"={kind}")
 
 
-def _query(match: re.Match[str]) -> str:
+def _hide_in_query(match: re.Match[str]) -> str:
+    """Return a matched parameter of a URL, with a marker as its value if that is a secret."""
     secret = is_secret_name(match[2]) or _QUERY_NAMES.fullmatch(match[2])
     return f"{match[1]}{marker('query')}" if secret else match[0]
 
@@ -203,7 +210,7 @@ _STEPS: tuple[tuple[Sequence[str], Callable[[str], str]], ...] = (
     (("hooks",), partial(_WEBHOOK.sub, rf"\1{marker('webhook')}")),
     (("://",), partial(_LOGIN.sub, f"{marker('login')}@")),
     (("curl", "wget"), partial(_CURL_USER.sub, rf"\1{marker('login')}")),
-    (("?", "&"), partial(_QUERY.sub, _query)),
+    (("?", "&"), partial(_QUERY.sub, _hide_in_query)),
     (("cookie",), partial(_COOKIE.sub, rf"\1{marker('cookie')}")),
     (_NAME_PARTS, partial(_replace, name=_QUOTED_FLAG, value=_after_quoted_flag)),
     (_NAME_PARTS, partial(_replace, name=_FLAG, value=_after_flag)),
@@ -225,7 +232,7 @@ _STEPS: tuple[tuple[Sequence[str], Callable[[str], str]], ...] = (
             "hvb.",
             "eyj",
         ),
-        partial(_SHAPE.sub, _shape),
+        partial(_SHAPE.sub, _marker_by_shape),
     ),
 )
 """Steps of `without_secrets`, each with the texts of which one must be present."""

@@ -15,7 +15,7 @@ Progress = Callable[[str], None]
 
 
 def cache_root(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the absolute path of the cache.
+    """Return the folder of the cache: installed releases, tiny models, patched copies of vLLM.
 
     `$VLLM_REPRO_CACHE`, else `$XDG_CACHE_HOME/vllm-repro`, else `~/.cache/vllm-repro`.
     """
@@ -27,7 +27,7 @@ def cache_root(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def human_size(count: int) -> str:
-    """Return a number of bytes in decimal MB or GB."""
+    """Return a number of bytes as text in decimal MB or GB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
@@ -47,7 +47,7 @@ def disk_usage(folders: Sequence[Path]) -> int:
 
 @contextmanager
 def locked(root: Path, purpose: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock of the cache at `root`.
+    """Hold the lock of the cache at `root`: only one process at a time may write there.
 
     Wait while another process holds it, and report the purpose of that process. The kernel releases
     the lock when its holder exits. Raises `InfraError` if `root` cannot be

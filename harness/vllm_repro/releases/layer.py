@@ -45,7 +45,7 @@ if __name__ == "__main__":  # a spawned worker runs this file again
 """
 
 
-def lay_over(
+def install_over(
     folder: Path,
     base_packages: Path,
     tree: Tree,
@@ -53,9 +53,9 @@ def lay_over(
     installer: Installer,
     progress: Progress,
 ) -> Path:
-    """Fill the empty environment `folder` and return its folder of packages.
+    """Install a vLLM source `tree` over a release's compiled parts; return its site-packages.
 
-    base_packages: those of the release.
+    folder: an empty environment, which is filled. base_packages: those of the release.
     """
     python = folder / "bin" / "python"
     packages = next(folder.glob("lib/python*/site-packages"))
@@ -89,7 +89,7 @@ def lay_over(
 
 
 def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) -> Path:
-    """Add vLLM's own metadata and return its folder.
+    """Write the metadata by which vLLM finds its version and the CPU, and return its folder.
 
     Also keep vLLM's `python -m` children from importing a checkout in the working directory.
     requires: the requirements of the tree.
@@ -111,11 +111,9 @@ def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) ->
 
 
 def _copy_tree(tree: Tree, packages: Path, base_packages: Path) -> tuple[list[str], list[Path]]:
-    """Copy `vllm/` without compiled parts.
+    """Copy or link `vllm/` of `tree` to `packages`; return all names, and the copied paths.
 
-    Link files that the base has as well, with their bytecode.
-
-    Return the names of all files, and the paths of those that were copied.
+    Compiled parts are left out. Files that the base has as well are linked, with their bytecode.
     """
     names, copied = list(tree.same), []
     for name in tree.same:
@@ -139,6 +137,7 @@ def _copy_tree(tree: Tree, packages: Path, base_packages: Path) -> tuple[list[st
 
 
 def _link_source(base_packages: Path, packages: Path, name: str) -> None:
+    """Link a file of the base release, and its bytecode if there is any, into `packages`."""
     _link(base_packages / name, packages / name)
     folder, _, file = name.rpartition("/")
     compiled = f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
@@ -147,6 +146,7 @@ def _link_source(base_packages: Path, packages: Path, name: str) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
+    """Make `target` a hard link to `source`, and replace what is there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     os.link(source, target)
@@ -190,6 +190,7 @@ def _install_lacking(
 
 
 def _applies(item: Requirement) -> bool:
+    """Return True if a requirement holds on this platform and is not only for GPUs."""
     name = canonicalize_name(item.name)
     return not _GPU_ONLY.fullmatch(name) and (
         item.marker is None or item.marker.evaluate({"extra": ""})
@@ -197,5 +198,6 @@ def _applies(item: Requirement) -> bool:
 
 
 def _satisfied(item: Requirement, installed: dict[str, str]) -> bool:
+    """Return True if `installed`, {package: version}, meets a requirement."""
     version = installed.get(canonicalize_name(item.name))
     return version is not None and item.specifier.contains(version, prereleases=True)

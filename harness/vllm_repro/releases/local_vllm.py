@@ -24,7 +24,7 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class LocalVllm:
-    """A `vllm` on PATH."""
+    """The `vllm` program on PATH, and its version."""
 
     executable: Path
     # From its own Python's metadata ("0.24.0", "0.28.0+cpu"); None if unknown.

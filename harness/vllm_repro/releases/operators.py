@@ -47,13 +47,14 @@ class Schema:
     required: int
 
     def takes(self, positional: int, keywords: Sequence[str]) -> bool:
+        """Return True if the operator accepts a call with these numbers and names of arguments."""
         passed = positional + len(keywords)
         return self.required <= passed <= len(self.names) and set(keywords) <= set(self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A call that the compiled operator does not accept."""
+    """A call in vLLM's Python that the compiled operator does not accept."""
 
     operator: str
     # `file:line` of the call.
@@ -69,7 +70,7 @@ class Misfit:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Result of a comparison."""
+    """Which calls of compiled operators in vLLM's Python fit the operators, and which do not."""
 
     # Number of calls that fit.
     fits: int
@@ -83,7 +84,7 @@ class Fit:
         )
 
     def missing(self, paths: Collection[str]) -> list[Misfit]:
-        """Return the misfits among the operators of `paths`, which are keys of `PATHS`."""
+        """Return the misfits that break these parts of a model, which are keys of `PATHS`."""
         return [
             misfit
             for misfit in self.misfits
@@ -92,7 +93,7 @@ class Fit:
 
 
 def schemas_of(package: Path, cached: Path) -> dict[str, list[Schema]]:
-    """Return the operators in the compiled parts of `package`, by name.
+    """Return the parameters of the compiled operators in `package`, by the operator's name.
 
     Reading takes seconds, so the result is kept in `cached`.
     """
@@ -109,7 +110,7 @@ def schemas_of(package: Path, cached: Path) -> dict[str, list[Schema]]:
 
 
 def compare(package: Path, schemas: Mapping[str, Sequence[Schema]]) -> Fit:
-    """Compare the calls in the Python tree `package` with `schemas`.
+    """Return which operator calls in the Python tree `package` fit the compiled `schemas`.
 
     Operators without a schema are left out.
     """
@@ -127,6 +128,7 @@ def compare(package: Path, schemas: Mapping[str, Sequence[Schema]]) -> Fit:
 
 
 def _schema(parameters: str) -> Schema:
+    """Parse the parameters of a compiled operator, such as `Tensor input, int size=1`."""
     # Commas inside brackets belong to a type or a default, as in `int[] sizes=[1, 2]`.
     parts = [part.strip() for part in re.split(r",(?![^\[(]*[\])])", parameters)]
     parts = [part for part in parts if part and part != "*"]
@@ -135,7 +137,7 @@ def _schema(parameters: str) -> Schema:
 
 
 def _calls(package: Path) -> Iterator[tuple[str, int, list[str], str]]:
-    """Yield (operator, positional arguments, keywords, file:line) of each call.
+    """Yield (operator, positional arguments, keywords, file:line) of each call of an operator.
 
     Calls with a variable number of arguments are left out.
     """

@@ -34,7 +34,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Overlay:
-    """An overlay on disk."""
+    """A copy of the vLLM package with patched files, in a folder for PYTHONPATH."""
 
     # For PYTHONPATH.
     folder: Path
@@ -62,7 +62,7 @@ def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]
 
 
 def patched_files(packages: Path, patches: Sequence[Patch]) -> dict[str, str]:
-    """Like `patched_texts`, for the vLLM whose package is in the folder `packages`."""
+    """Return the new text of each file of the vLLM in `packages` that `patches` change."""
     return patched_texts(
         patches,
         lambda file: (
@@ -72,14 +72,14 @@ def patched_files(packages: Path, patches: Sequence[Patch]) -> dict[str, str]:
 
 
 def digests_of(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the sha256 of each text."""
+    """Return the sha256 of each text, by file."""
     return {file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()}
 
 
 def make_overlay(
     root: Path, packages: Path, patches: Sequence[Patch], progress: Progress
 ) -> Overlay:
-    """Return an overlay of the package `vllm` in `packages`.
+    """Return a patched copy of the package `vllm` in `packages`; other files are links.
 
     It is made in the cache at `root` on first use. Raises `Unsupported` if a patch does not fit,
     and `InfraError` if the overlay cannot be written.
@@ -105,10 +105,10 @@ def write_files(
     links = {name: target for name, target in links.items() if name not in texts}
     key = json.dumps([digests_of(texts), links], sort_keys=True)
     folder = root / "patched" / hashlib.sha256(key.encode()).hexdigest()[:8]
-    if _use(folder):
+    if _lock_in_use(folder):
         return folder
     with locked(root, "patching vLLM", progress):
-        if _use(folder):  # another process made it while this one waited
+        if _lock_in_use(folder):  # another process made it while this one waited
             return folder
         try:
             shutil.rmtree(folder, ignore_errors=True)
@@ -118,8 +118,8 @@ def write_files(
                 (folder / name).symlink_to(target)
             for name, text in texts.items():
                 (folder / name).write_bytes(text.encode())
-            _complete(folder).touch()
-            _use(folder)
+            _marker(folder).touch()
+            _lock_in_use(folder)
             _remove_unused(folder.parent)
         except OSError as error:
             raise InfraError(
@@ -128,18 +128,18 @@ def write_files(
     return folder
 
 
-def _complete(folder: Path) -> Path:
-    """Return the file that is written last."""
+def _marker(folder: Path) -> Path:
+    """Return the file that is written last, and marks a patched folder as complete."""
     return folder / "complete"
 
 
-def _use(folder: Path) -> bool:
-    """Lock a folder against removal until this process exits.
+def _lock_in_use(folder: Path) -> bool:
+    """Lock a patched folder against removal until this process exits.
 
     Return False if it does not exist or is being removed.
     """
     try:
-        file = os.open(_complete(folder), os.O_RDONLY)
+        file = os.open(_marker(folder), os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     fcntl.flock(file, fcntl.LOCK_SH)
@@ -155,9 +155,9 @@ def _use(folder: Path) -> bool:
 
 
 def _remove_unused(parent: Path) -> None:
-    """Remove all but the folders used last. The caller holds the lock of the cache."""
+    """Remove all patched folders but the eight used last. The caller holds the cache's lock."""
     used = {
-        path: path.stat().st_mtime_ns for path in map(_complete, parent.iterdir()) if path.exists()
+        path: path.stat().st_mtime_ns for path in map(_marker, parent.iterdir()) if path.exists()
     }
     for complete in sorted(used, key=lambda path: used[path], reverse=True)[_KEPT:]:
         with complete.open() as file, contextlib.suppress(BlockingIOError):  # in use

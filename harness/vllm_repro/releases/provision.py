@@ -36,7 +36,7 @@ from vllm_repro.releases.disk import (
 )
 from vllm_repro.releases.installer import Installer, missing_build
 from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
-from vllm_repro.releases.layer import lay_over, make_runnable
+from vllm_repro.releases.layer import install_over, make_runnable
 from vllm_repro.releases.operators import Fit, compare, schemas_of
 from vllm_repro.releases.sources import Source, Tree, contents_of, wheel_tree, write_tree
 from vllm_repro.releases.versions import DISTRIBUTION, check_supported, needs_of, release_version
@@ -76,12 +76,12 @@ class Release:
 
     @property
     def fields_file(self) -> Path:
-        """Return where the body fields that it reads are kept between runs."""
+        """Return the file that keeps, between runs, which request fields this vLLM reads."""
         return self.executable.parents[1] / "request_fields.json"
 
 
 class ReleaseCache:
-    """The cache at `root`. Only `provision` writes to it."""
+    """The cache of installed vLLMs at `root`. Only `provision` installs into it."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class ReleaseCache:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _installed(self, source: Source, version: str, progress: Progress) -> Release:
-        """Return the vLLM, installed if it is not there or damaged. The lock is held."""
+        """Return the vLLM, installed first if it is not there or damaged. The lock is held."""
         folder = self._folder(source)
         # another run may have installed it while this one waited
         if release := self._intact(source):
@@ -158,7 +158,7 @@ class ReleaseCache:
         if source.release:
             self._install(version, folder, progress)
         elif compiled := contents_of(source).compiled:
-            self._lay_source(source, compiled, folder, progress)
+            self._install_source_over(source, compiled, folder, progress)
         else:
             self._install_build(version, f"{source.path}", folder, progress)
         installed = self.get(source)
@@ -191,6 +191,7 @@ class ReleaseCache:
         return sorted(filter(None, releases), key=lambda release: Version(release.version))
 
     def _folder(self, source: Source) -> Path:
+        """Return the folder in the cache for the vLLM of a source, installed or not."""
         if source.release:
             return self._releases / release_version(source.release)
         return self._sources / contents_of(source).key
@@ -205,6 +206,7 @@ class ReleaseCache:
         return release
 
     def _discard_damaged(self, folder: Path, progress: Progress) -> None:
+        """Remove a vLLM whose files were changed; raise `InfraError` while it runs."""
         progress(f"files of {folder} were changed or removed: installing it again")
         if pids := processes_using(folder):
             raise InfraError(
@@ -231,11 +233,12 @@ class ReleaseCache:
                 f"vLLM {version} has no CPU build yet; its Python runs over the compiled parts of"
                 " an older one"
             )
-            self._lay_release(version, folder, progress)
+            self._install_release_over(version, folder, progress)
 
     def _install_build(
         self, version: str, requirement: str, folder: Path, progress: Progress
     ) -> None:
+        """Install a CPU wheel of vLLM, with torch and dependencies, into the new `folder`."""
         started = time.monotonic()
         self._announce(
             f"vLLM {version} is not in the cache: installing its wheel", _WHEEL, progress
@@ -270,7 +273,8 @@ class ReleaseCache:
         make_runnable(packages, version)
         self._complete(folder, {"version": version, "torch": needs.torch}, started, progress)
 
-    def _lay_release(self, version: str, folder: Path, progress: Progress) -> None:
+    def _install_release_over(self, version: str, folder: Path, progress: Progress) -> None:
+        """Install a release without a CPU build over the compiled parts of an older one."""
         self._announce(f"downloading the wheel of vLLM {version} for GPUs", _CUDA_WHEEL, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             # Download it before the base, which may be gigabytes: the release may not exist.
@@ -284,23 +288,27 @@ class ReleaseCache:
             )
             nearest = nearest_cpu_build(version)
             base = self._installed(Source(release=nearest), nearest, progress)
-            self._lay(version, base, wheel_tree(Path(scratch)), folder, progress)
+            self._install_over(version, base, wheel_tree(Path(scratch)), folder, progress)
 
-    def _lay_source(self, source: Source, compiled: str, folder: Path, progress: Progress) -> None:
+    def _install_source_over(
+        self, source: Source, compiled: str, folder: Path, progress: Progress
+    ) -> None:
+        """Install a vLLM's own source over the compiled parts of the release `compiled`."""
         base = self._installed(Source(release=compiled), compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             tree = write_tree(source, Path(scratch), base.packages)
-            self._lay(source.version, base, tree, folder, progress)
+            self._install_over(source.version, base, tree, folder, progress)
         self._prune(folder)
 
-    def _lay(
+    def _install_over(
         self, version: str, base: Release, tree: Tree, folder: Path, progress: Progress
     ) -> None:
+        """Make an environment with the Python of `tree` and the compiled parts of `base`."""
         started = time.monotonic()
         progress(f"laying the Python of vLLM {version} over the compiled parts of {base.version}")
         shutil.rmtree(folder, ignore_errors=True)
         self._installer.make_environment(folder, progress)
-        packages = lay_over(folder, base.packages, tree, version, self._installer, progress)
+        packages = install_over(folder, base.packages, tree, version, self._installer, progress)
         fit = compare(
             packages / "vllm",
             schemas_of(base.packages / "vllm", self._releases / base.version / "operators.json"),
@@ -316,6 +324,7 @@ class ReleaseCache:
     def _complete(
         self, folder: Path, facts: dict[str, Any], started: float, progress: Progress
     ) -> None:
+        """Write the file that marks an environment as complete, with facts about it."""
         packages, seconds = (
             next(folder.glob("lib/python*/site-packages")),
             time.monotonic() - started,
@@ -329,14 +338,14 @@ class ReleaseCache:
         progress(f"vLLM {facts['version']} is ready after {seconds:.0f} s")
 
     def _prune(self, newest: Path) -> None:
-        """Remove the oldest sources beyond `_MOST_SOURCES`: `bisect` makes one for each commit."""
+        """Remove the oldest installed commits and folders beyond 40: `bisect` makes many."""
         folders = sorted(self._sources.iterdir(), key=lambda path: path.stat().st_mtime)
         for folder in folders[:-_MOST_SOURCES]:
             if folder != newest and not processes_using(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _announce(self, purpose: str, size: tuple[int, int], progress: Progress) -> None:
-        """Report the size of the next installation step.
+        """Report the size, (bytes to download, bytes on disk), of the next installation step.
 
         Raises `InfraError` if the disk has no room for it.
         """
@@ -354,7 +363,7 @@ class ReleaseCache:
 
 
 def provision(source: Source, progress: Progress = print, *, unchecked: bool = False) -> Release:
-    """Return the vLLM from the user's cache; install it first if necessary, for minutes.
+    """Return an installed vLLM from the user's cache; install it first if needed, for minutes.
 
     unchecked: do not compare its files; the caller calls `check` during the boot. Raises
     `UsageError` and `InfraError`, see `ReleaseCache.provision`.

@@ -38,7 +38,7 @@ print("\\n" + json.dumps([name for action in parser._actions for name in action.
 
 
 def request_fields(source: Source) -> dict[str, frozenset[str]]:
-    """Return the body fields that each endpoint of a vLLM in the cache reads.
+    """Return the names of the request body fields that a cached vLLM reads, by endpoint.
 
     Raises `InfraError` if it is not there, and `Unsupported` if it does not show them.
     """
@@ -60,7 +60,7 @@ def request_fields(source: Source) -> dict[str, frozenset[str]]:
 
 
 def server_flags(source: Source) -> frozenset[str] | None:
-    """Return the flags of a vLLM's server, spelt as in its parser.
+    """Return the flags of `vllm serve` in a cached vLLM, spelt as in its parser.
 
     None if the vLLM is not in the cache or shows no flags.
     """
@@ -79,7 +79,7 @@ def server_flags(source: Source) -> frozenset[str] | None:
 def _ask(
     release: Release, program: str, *modules: tuple[str, ...]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on the release's interpreter.
+    """Run a Python program on the release's interpreter, and return its output.
 
     Its arguments: the packages' folder, and the first module of each tuple that exists.
     """

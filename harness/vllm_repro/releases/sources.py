@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Facts about a vLLM that is no release."""
+    """Version of a vLLM that is no release, whose compiled parts it uses, and its cache key."""
 
     # What its server reports. That of a commit or a folder has a local part:
     # 0.23.0+commit.4689392ab1.
@@ -82,7 +82,7 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A Python tree on disk."""
+    """The Python source of a vLLM on disk, with its requirements."""
 
     # Folder that holds `vllm/`.
     folder: Path
@@ -94,7 +94,7 @@ class Tree:
 
 
 def parse_source(text: str) -> Source:
-    """Return the vLLM that a SOURCE names. Raises `UsageError` if it does not exist."""
+    """Return the vLLM that a text of `--vllm` names. Raises `UsageError` if it does not exist."""
     if (version := version_of(text)) is not None:
         # An image may be of a nightly build.
         return Source(release=str(version) if version.local else release_version(text))
@@ -103,7 +103,7 @@ def parse_source(text: str) -> Source:
     path = Path(text).expanduser().absolute()
     checkout, at, commit = text.rpartition("@")
     if at and not path.exists():
-        return _commit(Path(checkout).expanduser().absolute(), commit)
+        return _commit_source(Path(checkout).expanduser().absolute(), commit)
     is_wheel = path.suffix == ".whl" and path.is_file()
     source = Source(wheel=path) if is_wheel else Source(folder=path)
     contents_of(source)  # raises if it holds no vLLM
@@ -111,6 +111,7 @@ def parse_source(text: str) -> Source:
 
 
 def version_of(text: str) -> Version | None:
+    """Return `text` as a version number; None if it is no number."""
     try:
         return Version(text.strip())
     except InvalidVersion:
@@ -119,12 +120,12 @@ def version_of(text: str) -> Version | None:
 
 @cache
 def contents_of(source: Source) -> Contents:
-    """Return what a wheel, folder or commit holds, as it is at the first call.
+    """Return version, compiled parts and cache key of a wheel, folder or commit of vLLM.
 
-    Raises `UsageError` if that is no vLLM.
+    They are as at the first call. Raises `UsageError` if it is no vLLM.
     """
     if source.wheel:
-        return _wheel(source.wheel)
+        return _wheel_contents(source.wheel)
     path = source.path
     if source.commit:
         compiled = _nearest_tag(path, source.commit)
@@ -141,7 +142,7 @@ def contents_of(source: Source) -> Contents:
 
 
 def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
-    """Return the tree of a source.
+    """Return the Python source of a wheel, folder or commit on disk; unpack it if necessary.
 
     A wheel is unpacked into the empty folder `scratch`; so is a commit, without the files that the
     base has too.
@@ -155,7 +156,7 @@ def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
     if not source.commit:
         return Tree(folder=source.path, requires=_common_requirements(source.path))
     hashes = _file_hashes(source)
-    same = tuple(name for name, blob in hashes.items() if blob == _blob(base_packages / name))
+    same = tuple(name for name, blob in hashes.items() if blob == _git_hash(base_packages / name))
     others = sorted(hashes.keys() - set(same))
     if others:  # without names git would pack all files
         words = ("--literal-pathspecs", "archive", "--format=tar", source.commit, "--", *others)
@@ -165,7 +166,7 @@ def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
 
 
 def _file_hashes(source: Source) -> dict[str, str]:
-    """Return git's hash of each file of a commit that is run, by its name."""
+    """Return {file name: git's hash} of the files of a commit that a server runs."""
     printed = git(source.path, "ls-tree", "-r", "-z", source.commit, "--", *RUN).decode()
     hashes = {}
     for row in printed.split("\0")[:-1]:
@@ -177,7 +178,8 @@ def _file_hashes(source: Source) -> dict[str, str]:
 NEWEST_COMPILED = nearest_cpu_build(NEWEST)
 
 
-def _commit(checkout: Path, text: str) -> Source:
+def _commit_source(checkout: Path, text: str) -> Source:
+    """Return a commit of a checkout as a source; raise `UsageError` if it holds no vLLM."""
     if not checkout.is_dir():
         raise UsageError(f"there is no folder {checkout}", hint=_HINT)
     commit = hash_of(checkout, text)
@@ -192,7 +194,7 @@ def _commit(checkout: Path, text: str) -> Source:
 
 
 def hash_of(checkout: Path, text: str) -> str:
-    """Return the full hash of a commit; empty without such a commit."""
+    """Return the full hash of the commit that `text` names; empty if there is none."""
     return (
         git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"")
         .decode()
@@ -200,7 +202,8 @@ def hash_of(checkout: Path, text: str) -> str:
     )
 
 
-def _wheel(path: Path) -> Contents:
+def _wheel_contents(path: Path) -> Contents:
+    """Return version, compiled parts and cache key of a wheel; raise if it is not vLLM's."""
     # here: only a wheel needs them
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -217,7 +220,7 @@ def _wheel(path: Path) -> Contents:
 
 
 def wheel_tree(folder: Path) -> Tree:
-    """Return the tree of an unpacked wheel."""
+    """Return the Python source and requirements of an unpacked wheel."""
     metadata = next(folder.glob("vllm*.dist-info/METADATA")).read_text(encoding="utf-8")
     head = metadata.partition("\n\n")[0].splitlines()
     requires = [line.partition(": ")[2] for line in head if line.startswith("Requires-Dist: ")]
@@ -235,6 +238,7 @@ def _common_requirements(checkout: Path) -> tuple[str, ...]:
 
 
 def _requirements(lines: Iterable[str]) -> Iterable[str]:
+    """Yield the requirements in `lines` of a requirements file, without options and comments."""
     # here: only a tree needs them
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -246,7 +250,7 @@ def _requirements(lines: Iterable[str]) -> Iterable[str]:
             continue
 
 
-def _blob(path: Path) -> str:
+def _git_hash(path: Path) -> str:
     """Return the SHA-1 that git gives to a file, or "" if there is no file.
 
     A checkout with SHA-256 has other hashes.
@@ -287,7 +291,7 @@ def _nearest_tag(checkout: Path, commit: str | None) -> str:
 
 
 def git(checkout: Path, *arguments: str, missing: bytes | None = None) -> bytes:
-    """Return git's output.
+    """Run git in `checkout` and return its output.
 
     missing: returned if git fails. Raises `UsageError` with git's message otherwise.
     """

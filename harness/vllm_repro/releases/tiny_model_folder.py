@@ -33,7 +33,7 @@ _CHAT_TEMPLATE = (
 
 
 def make_tiny_model(folder: Path, model: TinyModel) -> Path:
-    """Write the files of `model` to `folder` and return it.
+    """Write configuration and tokenizer of a tiny model to `folder`, and return it.
 
     Each file is replaced atomically, and only if it differs, so that parallel runs can make the
     same folder.
@@ -72,7 +72,7 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
 
 
 def cached_model(model: TinyModel, *, weights: bool = False) -> Path:
-    """Return the folder of `model` in the cache, made on first use.
+    """Return the folder of a tiny model in the cache, made on first use.
 
     weights: include `model.safetensors`.
     """
@@ -88,6 +88,7 @@ def cached_model(model: TinyModel, *, weights: bool = False) -> Path:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    """Write `content` to `path` at once: other processes see the old file or the new one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -57,7 +57,10 @@ def special_id(token: str) -> int:
 
 
 def added_tokens(*, image: bool = False) -> tuple[str, ...]:
-    """Return the tokens that stand for no bytes, in the order of their ids. image: with `IMAGE`."""
+    """Return the special tokens and markers, which stand for no bytes, in the order of their ids.
+
+    image: with `IMAGE`.
+    """
     return (*SPECIAL_TOKENS, *MARKERS, *((IMAGE,) if image else ()))
 
 
@@ -132,7 +135,7 @@ def byte_alphabet() -> tuple[str, ...]:
 
 @cache
 def _merges() -> tuple[Merge, ...]:
-    """Return every merge in order of rank; no two make the same token."""
+    """Return every merge of the BPE tokenizer in order of rank; no two make the same token."""
     learnt: list[Merge] = [
         (left, right) for left, _, right in (pair.partition("|") for pair in _LEARNT.split())
     ]

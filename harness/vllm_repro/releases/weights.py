@@ -35,7 +35,7 @@ Tensor = tuple[str, tuple[int, ...], bytes]
 
 
 def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
-    """Yield every tensor of a model and its draft layers.
+    """Yield name, shape and random content of every tensor of a tiny model and its draft layers.
 
     intermediate: width inside the feed-forward layers.
 
@@ -99,7 +99,7 @@ def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
 
 
 def safetensors(model: TinyModel, intermediate: int) -> bytes:
-    """Return the content of `model.safetensors`."""
+    """Return the content of `model.safetensors` for a tiny model with random weights."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     contents: list[bytes] = []
     at = 0
@@ -113,12 +113,12 @@ def safetensors(model: TinyModel, intermediate: int) -> bytes:
 
 
 def _bfloat16(source: random.Random, count: int, scale: float) -> bytes:
-    """Return normally distributed numbers as bytes."""
+    """Return `count` normally distributed random numbers as bfloat16 bytes."""
     return _narrow(array("f", (source.gauss(0.0, scale) for _ in range(count))))
 
 
 def _narrow(numbers: array[float]) -> bytes:
-    """Return numbers in bfloat16, the upper half of a float32."""
+    """Return float32 numbers as bfloat16 bytes, the upper half of each."""
     wide = numbers.tobytes()
     narrow = bytearray(2 * len(numbers))
     narrow[0::2], narrow[1::2] = wide[2::4], wide[3::4]

@@ -46,11 +46,12 @@ class ClientView:
 
 
 def trial_id(entry: Entry) -> TrialId:
+    """Return the name of the arm and the number of the trial that a journal entry belongs to."""
     return entry["arm"], entry["trial"]
 
 
 def client_views(recording: Recording, *, judged: bool = True) -> dict[TrialId, ClientView]:
-    """Return the view of each trial that ended or sent a request.
+    """Return what the client received in each trial that ended or sent a request.
 
     judged: the bug is a wrong answer, so an output that cannot be judged decides nothing.
     """
@@ -72,6 +73,7 @@ def _view(
     *,
     judged: bool,
 ) -> ClientView:
+    """Return what the client received in one trial, from its journal entries by event."""
     sent, received, left = (
         entries.get(event, ()) for event in ("request-sent", "answer", "client-left")
     )
@@ -92,7 +94,7 @@ def _view(
 
 
 def answer_word(entry: Entry) -> str:
-    """Return the result of one request: `200`, `200 (cut off)`, `none`."""
+    """Return the HTTP result of one request in words: `200`, `200 (cut off)`, `none`."""
     status = entry["status"]
     if status is None:
         return "none"
@@ -104,7 +106,7 @@ def answer_word(entry: Entry) -> str:
 
 
 def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | None, str]]:
-    """Return the comparison and its word for each trial with a checked output.
+    """Return each checked trial's output comparison and its word, such as `wrong` or `plausible`.
 
     There is no comparison if the engine died.
     """
@@ -153,4 +155,5 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
 
 
 def _word_alone(comparison: OutputComparison) -> str:
+    """Return `wrong`, `not judged` or `as alone` for answers compared with prompts sent alone."""
     return "wrong" if comparison.wrong else "not judged" if comparison.unknown else "as alone"

@@ -89,9 +89,9 @@ _OTHERS = {
 
 
 def build_foreign(folder: Path) -> RunReport:
-    """Like `build`, for a journal of another release or one edited by hand.
+    """Return the report as `build` does, with a clear error for a journal in another format.
 
-    Raises `UsageError` for what it lacks.
+    It may be of another release or edited by hand. Raises `UsageError` for what it lacks.
     """
     for name, what in _OTHERS.items():
         text = (folder.parent if folder.is_file() else folder) / name
@@ -110,14 +110,17 @@ def _redactor(
     secrets: tuple[tuple[str, str], ...],
     users: tuple[str, ...],
 ) -> Redactor:
-    """Return one redactor for all runs of a machine: most of their texts are the same."""
+    """Return the redactor of a machine's folders, hosts, secrets and users.
+
+    All runs of the machine share it, because most of their texts are the same.
+    """
     return Redactor(folders, hosts, dict(secrets), users)
 
 
 def report_of(
     recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None
 ) -> RunReport:
-    """Return the report of a recording. Raises `UsageError` if it is not one run from its start.
+    """Return the report of a journal that was read. Raises `UsageError` if it is not one whole run.
 
     secrets: values that must not be shown, with their names (`known_secrets`).
     """
@@ -191,12 +194,13 @@ def report_of(
 
 
 def _environment(started: Entry) -> Environment:
+    """Return the machine of the run, as the first entry of its journal describes it."""
     machine = convert(started["machine"], Machine)
     return Environment(**vars(machine), docker=started["docker"], driver=machine.driver)
 
 
 def _duration_s(recording: Recording) -> float:
-    """Return the time from the first entry to the last, without pauses before a resume."""
+    """Return the seconds from the first entry to the last, without pauses before a resume."""
     entries = recording.entries
     paused = sum(
         after.t - before.t for before, after in pairwise(entries) if after.event == "run-resumed"
@@ -205,14 +209,14 @@ def _duration_s(recording: Recording) -> float:
 
 
 def _version(recording: Recording) -> str | None:
-    """Return the version that a server reported, or the requested one."""
+    """Return the vLLM version that a server reported, else the requested one."""
     reported = (entry.get("version") for entry in recording.of("trial-ended"))
     started = recording.first("run-started")
     return next(filter(None, reported), started.get("version") if started else None)
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
-    """Compare the arms that avoid the bug with the arm that has it."""
+    """Return sentences that compare the arms that avoid the bug with the arm that has it."""
     return comparisons(
         [
             arm.counted if arm.expected.has_bug else replace(arm.counted, name=arm.name_and_edits)
@@ -233,7 +237,7 @@ def _verdict(
     standing: Standing,
     version: str | None,
 ) -> VerdictReport:
-    """Return the verdict over the arms.
+    """Return the verdict on the scenario from the results of its arms.
 
     It is withdrawn if the bug was not imitated or the run ended early.
     """
@@ -305,6 +309,7 @@ def _arm(
     name = declared["name"]
 
     def entries(event: str) -> list[Entry]:
+        """Return this arm's entries of one event."""
         return [entry for entry in recording.of(event) if entry["arm"] == name]
 
     ended, begun = entries("trial-ended"), next(iter(entries("trial-started")), None)
@@ -361,7 +366,10 @@ def _arm(
 
 
 def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
-    """Return a sentence per request of the first trial, preferably one that tested the engine."""
+    """Return an arm's requests as `NAME: POST PATH BODY`, those of its first trial.
+
+    Preferably of the first trial that tested the engine.
+    """
     whole = {entry["trial"] for entry in ended if Outcome(entry["outcome"]).facts.tested}
     senders = dict.fromkeys(entry["trial"] for entry in sent)
     first = next((trial for trial in senders if trial in whole), next(iter(senders), None))
@@ -376,6 +384,7 @@ def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
 def _server(
     begun: Entry | None, server: Entry | None, trials: Sequence[TrialReport], ended: Sequence[Entry]
 ) -> ServerReport:
+    """Return what is known of an arm's server: image, arguments, version, patched files."""
     facts = dict(server["facts"]) if server is not None else {}
     known = {
         name: facts[name]
@@ -400,7 +409,7 @@ def _server(
 
 
 def _boot_line(boot: Mapping[str, Any]) -> str:
-    """Return the settings in the boot log on which these bugs depend."""
+    """Return the logged settings on which these bugs depend: `chunks of 2048`, `eager`."""
     # A CPU platform resets the mode before it is logged.
     mode = boot.get("cudagraph_mode") or "NONE"
     captured = "graphs captured" + ("" if mode == "NONE" else f" ({mode})")
@@ -424,6 +433,7 @@ def _trial(
     counters: tuple[CountersJson, ...],
     measured: MeasureReport | None,
 ) -> TrialReport:
+    """Return the report of one trial. Its output check may overrule the journal's outcome."""
     outcome, why = Outcome(entry["outcome"]), entry["why"]
     trigger = convert(entry["trigger"], TriggerResult)
     # Older journals have the amounts of a crash alone.

@@ -73,12 +73,13 @@ _MARKDOWN: dict[str, Callable[..., str]] = {
 
 
 def _markup(filter_: Callable[..., str]) -> Callable[..., Markup]:
-    """Return a filter whose text is not escaped again."""
+    """Return a template filter whose text is markup, so that it is not escaped again."""
     return lambda *values, **named: Markup(filter_(*values, **named))
 
 
 @cache
 def _environment(folder: Path, kind: str) -> Environment:
+    """Return the Jinja environment of a template folder that escapes values for a format."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: it takes 0.1 s
 
     environment = Environment(
@@ -104,7 +105,7 @@ def _environment(folder: Path, kind: str) -> Environment:
 
 
 def fragment(template: str, folder: Path = TEMPLATES, *, kind: str = "", **values: Any) -> Markup:
-    """Render a template. Raises `jinja2.UndefinedError` for a missing value.
+    """Return a template filled with `values`. Raises `jinja2.UndefinedError` for a missing value.
 
     folder: where a feature has its templates; they may use those of this package. kind: "line" for
     values on one line (default: the suffix decides).
@@ -119,7 +120,7 @@ def plain_text(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
 
 
 def document(*, title: str, body: Markup, style: str = "") -> str:
-    """Return the page around `body`, the markup of a fragment.
+    """Return the whole HTML page around `body`, the markup of a fragment.
 
     style: added to `templates/style.css`; its hash is all that the page's policy allows. Raises
     `ValueError` if it would end its element.

@@ -45,7 +45,7 @@ _RENDERERS: dict[str, Callable[[RunReport], str]] = {
 
 
 def render(report: RunReport, form: str, scenario: Scenario | None = None) -> str:
-    """Return the text of one format.
+    """Return a run's report as text in one format: `md`, `html`, `json`, `junit`, `python`.
 
     scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats.
     """
@@ -61,7 +61,7 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
 
 
 def write_diffs(report: RunReport) -> list[Path]:
-    """Write the diff of each patched arm against the release.
+    """Write the source diff of each patched arm against the release, and return the paths.
 
     The release must be in the cache, and the server must have run exactly these files.
     """
@@ -87,7 +87,10 @@ def write_diffs(report: RunReport) -> list[Path]:
 
 
 def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
-    """Return as many logs as there is room for. Each counts with the most that is read of it."""
+    """Return excerpts of the logs that fit on the HTML page, and the names of the others.
+
+    Each log counts with the most that is read of it.
+    """
     logs: list[LogExcerpts | MissingLog] = []
     room = LOG_ROOM
     for name, root in log_names(report).items():
@@ -100,7 +103,7 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
 
 
 def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[Path]:
-    """Write all formats and return their paths.
+    """Write a run's report in all formats into its folder, and return their paths.
 
     The script needs a scenario that is known. scenario: as for `render`.
     """

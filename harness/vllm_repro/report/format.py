@@ -11,6 +11,7 @@ _T = TypeVar("_T")
 
 
 def seconds(value: float | None) -> str:
+    """Return seconds as text: `2.5 s`, `12 s`, or `-` for an unknown time."""
     if value is None:
         return "-"
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
@@ -28,12 +29,12 @@ def limited(texts: Sequence[str], most: int) -> list[str]:
 
 
 def runs(values: Sequence[_T]) -> list[tuple[_T, int]]:
-    """Return the runs of equal values, each with its length."""
+    """Return the consecutive equal values once each, with the number of repetitions."""
     return [(value, len(list(run))) for value, run in groupby(values)]
 
 
 def template_for(text: str, words: Collection[str]) -> str:
-    """Return a template without the lines whose `#: some words` are not all in `words`."""
+    """Return a template without the lines marked (`#: word`) for a word not in `words`."""
     lines = (line.partition("#: ") for line in text.splitlines())
     kept = [
         part.rstrip() if mark else part
@@ -66,5 +67,5 @@ def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int], most: int = 
 
 
 def terminal_width() -> int:
-    """Return the letters of a line of the terminal; 200 without one."""
+    """Return the terminal's width in letters; 200 without a terminal."""
     return shutil.get_terminal_size((200, 24)).columns

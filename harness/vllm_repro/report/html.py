@@ -42,14 +42,14 @@ from vllm_repro.report.wording import (
 )
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome
-from vllm_repro_diagnosis.evidence import banner, simulated
+from vllm_repro_diagnosis.evidence import banner, simulation_mark
 
 _MOST_LISTED = 100
 
 
 @dataclass(frozen=True)
 class MissingLog:
-    """A log that is not on the page."""
+    """A log of a trial that is not shown on the page."""
 
     name: str
     # it lies in the run's folder, and the page has no room for it
@@ -57,11 +57,12 @@ class MissingLog:
 
     @property
     def why(self) -> str:
+        """Return why the page does not show the log."""
         return "no room on this page" if self.exists else "not beside this page when it was made"
 
 
 def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) -> str:
-    """Return the page. logs: those of `log_names`, in that order."""
+    """Return the HTML report of a run. logs: those of `log_names`, in that order."""
     roots = log_names(report)
     heads, rows = arms_table(report)
     tones = {outcome.value: outcome.facts.tone for outcome in Outcome}
@@ -71,7 +72,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         report=report,
         issue_url=issue_url(report.issue),
         banner=banner(report.evidence, report.vllm_version),
-        mark=simulated(report.evidence),
+        mark=simulation_mark(report.evidence),
         notices=notices(report),
         expected=expected_words(report.as_expected),
         expected_tone="warn" if report.as_expected is False else "dull",
@@ -113,7 +114,7 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         linked={log.name for log in logs if isinstance(log, LogExcerpts) or log.exists},
         missing_logs=[log for log in logs if isinstance(log, MissingLog)],
     )
-    title = f"{report.scenario}: {report.verdict}{simulated(report.evidence)}"
+    title = f"{report.scenario}: {report.verdict}{simulation_mark(report.evidence)}"
     return document(
         title=title, body=body, style=(TEMPLATES / "report.css").read_text(encoding="utf-8")
     )
@@ -140,7 +141,7 @@ def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, A
 
 
 def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[str, str, str]]:
-    """Yield place, function and address of each frame.
+    """Yield place (file and line), function and URL of each frame of a death's traceback.
 
     The address is empty if the file is not one of the release.
     """
@@ -150,7 +151,7 @@ def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[s
 
 
 def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
-    """Return the amounts of the most important trial, each with its arm and greatest amount."""
+    """Return the trigger's amounts in the worst trial that has some, with arm and greatest one."""
     trials = [*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials)]
     for arm, trial in trials:
         if amounts := trial.trigger.amounts:
@@ -189,7 +190,7 @@ def log_names(report: RunReport) -> dict[str, str | None]:
 
 
 def _marked(log: LogExcerpts, root: str | None) -> list[tuple[str, str]]:
-    """Return pieces of text, each with a CSS class or none.
+    """Return a log as (CSS class, text) pieces that mark the first error and the root exception.
 
     The first error and the line of the root exception are pieces of their own.
     """

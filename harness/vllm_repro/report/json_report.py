@@ -65,7 +65,7 @@ class TrialThroughputJson(PointJson, frozen=True, kw_only=True):
 
 
 class CountersJson(Struct, frozen=True, kw_only=True):
-    """Counts of the server in a phase; null: not reported."""
+    """Counters of the server in one phase (tokens, cache hits, preemptions); null: not reported."""
 
     # "workload", or "warm-up" and "rounds" of a load
     phase: str
@@ -86,7 +86,7 @@ class CountersJson(Struct, frozen=True, kw_only=True):
 
 
 class TrialJson(Struct, frozen=True, kw_only=True):
-    """One trial."""
+    """One trial in `report.json`: one boot of an arm with its workload, and its outcome."""
 
     number: int = field(name="trial")
     outcome: Outcome
@@ -148,7 +148,7 @@ class ServerReport:
 
 
 class ArmJson(Struct, frozen=True, kw_only=True):
-    """One arm."""
+    """One arm in `report.json`: its command, its server, its trials and their result."""
 
     name: str
     expected: Expected
@@ -188,7 +188,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedPatch:
-    """One patch, or the release as it is."""
+    """How often an arm failed with one patch, or with the release as it is."""
 
     arm: str
     # False for the release as it is
@@ -217,7 +217,7 @@ class RatioJson(Struct, frozen=True, kw_only=True):
 
 
 class ThroughputJson(Struct, frozen=True, kw_only=True):
-    """The ratios of a run."""
+    """Throughput of a run's arms beside the baseline arm and beside the arm with the bug."""
 
     # What the figures are of: weights and device
     label: str = ""
@@ -242,7 +242,7 @@ class LoadJson(Struct, frozen=True, kw_only=True):
 
 
 class RunJson(Struct, frozen=True, kw_only=True):
-    """`report.json`, schema 1."""
+    """The whole of `report.json`, schema 1: one run with its arms and its verdict."""
 
     schema: Literal[1] = 1
     scenario: str
@@ -283,12 +283,12 @@ class RunJson(Struct, frozen=True, kw_only=True):
 
     @property
     def as_expected(self) -> bool | None:
-        """Return True as expected, False for a surprise, None if undecided."""
+        """Return True if the verdict is as expected, False for a surprise, None if undecided."""
         return None if self.undecided else self.expected
 
 
 def report_dict(report: RunJson) -> dict[str, Any]:
-    """Return the content of `report.json` as plain dicts and lists, without what is added to it."""
+    """Return the content of `report.json` as dicts and lists, without fields of a subclass."""
     return plain(convert(report, RunJson, from_attributes=True))
 
 
@@ -299,6 +299,7 @@ def plain(record: Struct) -> dict[str, Any]:
 
 
 def counters_of(phase: PhaseCounters) -> CountersJson:
+    """Return the server's counters of one phase in the form of `report.json`."""
     point = asdict(phase.point) if phase.point else {}
     return CountersJson(phase=phase.phase, gpus=phase.gpus, **point, **asdict(phase.counted))
 
@@ -306,6 +307,7 @@ def counters_of(phase: PhaseCounters) -> CountersJson:
 def trial_throughput(
     measured: MeasureReport | None, arm: str, trial: int
 ) -> TrialThroughputJson | None:
+    """Return a trial's throughput for `report.json`; None if there is none to report."""
     known = measured is not None and not measured.withheld
     figures = measured.trials.get((arm, trial)) if measured and known else None
     if not figures:
@@ -315,6 +317,7 @@ def trial_throughput(
 
 
 def _point(figures: Figures) -> PointJson:
+    """Return the figures of one load as medians over its rounds, with quartiles."""
     # All fields are spreads but the load and the number of boots.
     spreads: dict[str, Spread | None] = {
         name: value for name, value in vars(figures).items() if name not in ("point", "boots")
@@ -332,6 +335,7 @@ def _point(figures: Figures) -> PointJson:
 
 
 def throughput_of(measured: MeasureReport | None) -> ThroughputJson | None:
+    """Return the ratios between arms for `report.json`; None if there are none to report."""
     if measured is None or measured.withheld or not measured.speeds:
         return None
     return ThroughputJson(
@@ -346,6 +350,7 @@ def throughput_of(measured: MeasureReport | None) -> ThroughputJson | None:
 def _ratios(
     measured: MeasureReport, ratio_of: Callable[[ArmSpeed], Ratio | None]
 ) -> tuple[RatioJson, ...]:
+    """Return the ratios that `ratio_of` picks, of each arm and load that has one."""
     return tuple(
         RatioJson(arm=speed.arm, **asdict(speed.figures.point), **asdict(ratio))
         for speed in measured.speeds

@@ -28,7 +28,7 @@ _MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
 
 
 def junit(report: RunReport) -> str:
-    """Return the XML with its declaration."""
+    """Return a run's report as JUnit XML."""
     cases = [_arm_case(report, arm) for arm in report.arms if arm.trials]
     if report.killed or report.interrupted:
         cases += _interrupted_cases(report)
@@ -60,7 +60,7 @@ def junit(report: RunReport) -> str:
 
 
 def xml_text(root: ET.Element) -> str:
-    """Return the indented XML with its declaration."""
+    """Return an XML tree as indented text with its declaration."""
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -68,7 +68,7 @@ def xml_text(root: ET.Element) -> str:
 def element(
     tag: str, attributes: Mapping[str, str], text: str = "", children: Iterable[ET.Element] = ()
 ) -> ET.Element:
-    """Return an element with only those characters that XML allows."""
+    """Return an XML element in which characters that XML forbids are replaced."""
     element = ET.Element(tag, {name: printable(value) for name, value in attributes.items()})
     element.text = printable(text) or None
     element.extend(children)
@@ -76,6 +76,7 @@ def element(
 
 
 def _case(report: RunReport, name: str, time_s: float, *children: ET.Element) -> ET.Element:
+    """Return a test case of the run's scenario; `children` are its failure, skip or output."""
     classname = f"{'REHEARSAL.' if report.rehearsal else ''}{report.scenario}"
     attributes = {"classname": classname, "name": name, "time": f"{time_s:.3f}"}
     return element("testcase", attributes, children=children)
@@ -99,6 +100,7 @@ def _interrupted_cases(report: RunReport) -> list[ET.Element]:
 
 
 def _arm_case(report: RunReport, arm: ArmReport) -> ET.Element:
+    """Return the test case of an arm: a failure, error or skip if any, and its trials as text."""
     shown, more = first_of_each(arm.trials)
     texts = [
         f"trial {trial.number}: {trial.outcome}: {trial.why}\n  "
@@ -143,6 +145,7 @@ def _state(report: RunReport, arm: ArmReport) -> list[ET.Element]:
 
 
 def _text(trial: TrialReport) -> str:
+    """Return a failed trial as text: innermost frames, reason, crash summary and log name."""
     frames = trial.death.frames[-_FRAMES:] if trial.death else ()
     lines = (*frames, trial.why, crash_summary(trial), f"log: {trial.log}")
     return "\n".join(filter(None, lines)) + "\n"

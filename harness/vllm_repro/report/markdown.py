@@ -18,17 +18,17 @@ from vllm_repro.report.wording import (
     plain_sentence,
 )
 from vllm_repro.verdict.outcome import Death
-from vllm_repro_diagnosis.evidence import banner, simulated
+from vllm_repro_diagnosis.evidence import banner, simulation_mark
 
 
 def markdown(report: RunReport) -> str:
-    """Return `report.md`."""
+    """Return the report of a run as the text of `report.md`."""
     worst = next((trial for _, trial in report.failures), None)
     explained = worst is not None and (worst.death is None or worst.death.exception)
     text = plain_text(
         "report.md",
         report=report,
-        title=f"{report.scenario}: {report.verdict}{simulated(report.evidence)}",
+        title=f"{report.scenario}: {report.verdict}{simulation_mark(report.evidence)}",
         banner=banner(report.evidence, report.vllm_version),
         notices=notices(report),
         sentence=plain_sentence(report),
@@ -55,7 +55,7 @@ def markdown(report: RunReport) -> str:
 
 
 def root_traceback(death: Death, frames: int, limit: int) -> str:
-    """Return the innermost `frames` and the exception, each in at most `limit` bytes."""
+    """Return a death's innermost frames and exception, each in at most `limit` bytes."""
     lines = [f"  {frame}" for frame in death.frames[-frames:]]
     if outer := len(death.frames) - len(lines):
         lines.insert(0, f"  [… {outer} outer frames …]")
@@ -64,7 +64,7 @@ def root_traceback(death: Death, frames: int, limit: int) -> str:
 
 
 def senders(report: RunReport) -> dict[tuple[str, ...], list[str]]:
-    """Return the requests, each list with the names of the arms that sent it."""
+    """Return each list of requests with the names of the arms that sent it."""
     senders: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.requests:
@@ -73,7 +73,7 @@ def senders(report: RunReport) -> dict[tuple[str, ...], list[str]]:
 
 
 def environment_lines(report: RunReport) -> list[str]:
-    """Return what the run was made on, as plain text."""
+    """Return what a run was made on, in lines: vLLM, machine, GPUs, weights, Docker."""
     machine = report.environment
     cards = ", ".join(f"{gpu.name} ({gpu.memory_gb:g} GB)" for gpu in machine.gpus) or "none"
     weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)

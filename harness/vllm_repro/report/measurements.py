@@ -51,7 +51,7 @@ _SHAPE = re.compile(r"(?:dummy|made): (\d+) layers?\b")
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSpeed:
-    """The throughput of an arm at a point."""
+    """The throughput of an arm at one load, and its ratios to the baseline and the buggy arm."""
 
     arm: str
     figures: Figures
@@ -63,7 +63,7 @@ class ArmSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseCounters:
-    """Counts of the server in a phase of a trial."""
+    """Counters of the server and its GPUs in one phase of a trial."""
 
     # "workload", or "warm-up" and "rounds" of a point
     phase: str
@@ -74,7 +74,7 @@ class PhaseCounters:
 
 
 def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, ...]]:
-    """Return the phases of each trial, the rounds of a point added up."""
+    """Return each trial's server counters by phase, with the rounds of a load added up."""
     parts: defaultdict[tuple[TrialId, str, Point | None], list[PhaseCounters]] = defaultdict(list)
     for entry in recording.of("counters"):
         if not _is_former(entry):
@@ -92,7 +92,7 @@ def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, .
 
 
 def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
-    """Return one or more phases of a kind as one: counts added up, the worst of the cards."""
+    """Return several phases of a kind as one: counts added up, the worst GPU readings."""
     counted = total([phase.counted for phase in phases])
     return replace(
         phases[0], counted=counted, gpus=worst_use([phase.gpus for phase in phases if phase.gpus])
@@ -114,7 +114,7 @@ class LoadBoot:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureReport:
-    """Everything that a run measured."""
+    """The throughput that a run measured, and sentences about what was not measured."""
 
     # what the figures are of: weights and device; empty in a rehearsal
     label: str
@@ -146,12 +146,12 @@ class MeasureReport:
 
 
 def measurements(recording: Recording) -> MeasureReport | None:
-    """Return the measurements; None if the run asked for none."""
+    """Return the throughput in a run's journal; None if the run did not ask for any."""
     started = recording.first("run-started")
     options = started.get("wishes") if started is not None else None
     if started is None or not options or not options["throughput"] or not started.get("loads"):
         return None
-    parts = _parts(recording)
+    parts = _point_rounds(recording)
     alone = {entry["arm"]: entry for entry in recording.of("load-ended")}
     ends = (*recording.of("trial-ended"), *alone.values())
     ended = {trial_id(entry): entry for entry in ends}
@@ -193,7 +193,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
 
 
 def _label(recording: Recording, started: Entry, ended: Sequence[Entry]) -> str:
-    """Return what the figures of a run are of."""
+    """Return what the figures of a run are of: weights, layers and device."""
     weights = {
         kind for entry in ended if (kind := convert(entry.get("weights"), ServedWeights | None))
     }
@@ -212,6 +212,7 @@ def _label(recording: Recording, started: Entry, ended: Sequence[Entry]) -> str:
 
 
 def _load_boot(entry: Entry) -> LoadBoot:
+    """Return an arm's boot for its load alone, from the journal entry at its end."""
     return LoadBoot(
         trial=entry["trial"],
         outcome=Outcome(entry["outcome"]),
@@ -225,7 +226,7 @@ def _load_boot(entry: Entry) -> LoadBoot:
 def _round_counters(
     recording: Recording, ended: Collection[TrialId], arms: Sequence[str]
 ) -> dict[tuple[Point, str], PhaseCounters]:
-    """Return the counts of finished trials, in the order of loads and then of arms."""
+    """Return the server's counters in the rounds of finished trials, by load and arm."""
     parts: defaultdict[tuple[Point, str], list[PhaseCounters]] = defaultdict(list)
     for trial, phases in phase_counters(recording).items():
         for phase in phases if trial in ended else ():
@@ -239,8 +240,8 @@ _Key = tuple[TrialId, Point]
 
 
 @dataclass
-class _Part:
-    """The rounds of a trial at a point."""
+class _PointRounds:
+    """The measured rounds of one trial at one load."""
 
     # those that the client did not falsify, and the others
     rounds: list[Round] = field(default_factory=list)
@@ -250,11 +251,12 @@ class _Part:
 
     @property
     def limited(self) -> list[Round]:
+        """Return the rounds whose speed the client, not the server, may have limited."""
         return [measured for measured in (*self.rounds, *self.late) if measured.limited]
 
     @property
     def miscounted(self) -> bool:
-        """Return True if the server's counters contradict `usage`."""
+        """Return True if the server's token counters contradict the `usage` of its answers."""
         return self.end is not None and self.end["counted"] not in (None, self.end["usage"])
 
     @property
@@ -266,6 +268,7 @@ class _Part:
 
     @property
     def counts(self) -> bool:
+        """Return True if the rounds give a figure: complete, steady, not limited by the client."""
         whole = self.end is not None and not self.miscounted and not self.drifts
         return whole and not self.limited and len(self.rounds) >= LEAST_ROUNDS
 
@@ -306,8 +309,9 @@ class _Part:
             )
 
 
-def _parts(recording: Recording) -> dict[_Key, _Part]:
-    parts: defaultdict[_Key, _Part] = defaultdict(_Part)
+def _point_rounds(recording: Recording) -> dict[_Key, _PointRounds]:
+    """Return the measured rounds by trial and load."""
+    parts: defaultdict[_Key, _PointRounds] = defaultdict(_PointRounds)
     for key, entry in _at_points(recording, "throughput-round"):
         measured = convert(entry["figures"], Round)
         (parts[key].late if measured.late else parts[key].rounds).append(measured)
@@ -317,13 +321,14 @@ def _parts(recording: Recording) -> dict[_Key, _Part]:
 
 
 def _at_points(recording: Recording, event: str) -> Iterator[tuple[_Key, Entry]]:
+    """Yield the entries of one event, each with its trial and its load."""
     for entry in recording.of(event):
         if not _is_former(entry):
             yield (trial_id(entry), convert(entry["point"], Point)), entry
 
 
 def _is_former(entry: Entry) -> bool:
-    """Return True for an entry of earlier versions: a rate, a soak, the first point again."""
+    """Return True for an entry of a kind that is no longer measured: a rate, a soak, a repeat."""
     point = entry.get("point") or {}
     return bool(point.get("rate") or entry.get("again") or entry.get("phase") == "soak")
 
@@ -332,6 +337,7 @@ _Rounds = Mapping[_Key, Sequence[Round]]
 
 
 def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
+    """Yield the figures of one trial, for one load after the other."""
     for (measured_trial, point), measured in rounds.items():
         if measured_trial == trial:
             yield figures(point, [measured])
@@ -340,7 +346,7 @@ def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
 def _speeds(
     rounds: _Rounds, compared: tuple[str, str], arms: Sequence[str], seed: int
 ) -> Iterator[ArmSpeed]:
-    """Yield by point, then in the order of `arms`, the baseline first.
+    """Yield the speed of each arm at each load: by load, the baseline first, then as `arms`.
 
     compared: the baseline, and the arm with the bug.
     """

@@ -21,7 +21,7 @@ _SHORT = 80
 
 
 class TrialReport(TrialJson, frozen=True, kw_only=True):
-    """A trial, with what `report.json` does not have."""
+    """A trial as in `report.json`, with what only the other formats show."""
 
     # As the server reported it
     version: str | None
@@ -46,7 +46,7 @@ class TrialReport(TrialJson, frozen=True, kw_only=True):
 
 
 class ArmReport(ArmJson, frozen=True, kw_only=True):
-    """An arm, with what `report.json` does not have."""
+    """An arm as in `report.json`, with what only the other formats show."""
 
     trials: tuple[TrialReport, ...]
     why: str = ""
@@ -60,7 +60,7 @@ class ArmReport(ArmJson, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> ArmResult:
-        """Return the result with which the verdict was made."""
+        """Return the arm's result over its counted trials, as the verdict reads it."""
         return ArmResult(
             name=self.name,
             expected=self.expected,
@@ -88,7 +88,7 @@ class ArmReport(ArmJson, frozen=True, kw_only=True):
 
 
 class RunReport(RunJson, frozen=True, kw_only=True):
-    """A run, with what `report.json` does not have."""
+    """A run as in `report.json`, with what only the other formats show."""
 
     arms: tuple[ArmReport, ...]
     folder: Path
@@ -112,7 +112,10 @@ class RunReport(RunJson, frozen=True, kw_only=True):
 
     @property
     def shortfall(self) -> str:
-        """Return why the report does not cover the whole run, without a stop; empty if it does."""
+        """Return why the report lacks a part of the run (killed, interrupted); else empty.
+
+        It is a sentence without its full stop.
+        """
         if self.interrupted:
             return f"Interrupted by {self.interrupted}"
         if self.killed:
@@ -134,12 +137,12 @@ class RunReport(RunJson, frozen=True, kw_only=True):
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
-        """Return what the lab replaced, which is the same for all arms."""
+        """Return the parts of vLLM that the lab replaced, the same in all arms."""
         return next((arm.server.replaced for arm in self.arms if arm.server.replaced), ())
 
 
 def arm_fields(result: ArmResult) -> dict[str, Any]:
-    """Return the fields of an arm's report that its result has."""
+    """Return those fields of an `ArmReport` that the arm's result has."""
     return {
         "name": result.name,
         "expected": result.expected,
@@ -154,7 +157,7 @@ def arm_fields(result: ArmResult) -> dict[str, Any]:
 
 
 def verdict_fields(decision: VerdictReport) -> dict[str, Any]:
-    """Return the fields of a run's report that its verdict has."""
+    """Return those fields of a `RunReport` that the verdict has."""
     return {
         "verdict": decision.verdict,
         "because": decision.because,
@@ -165,7 +168,7 @@ def verdict_fields(decision: VerdictReport) -> dict[str, Any]:
 
 
 def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
-    """Return the trials that decide something.
+    """Return the trials that count for the arm's result.
 
     A cancelled trial and the first `infra`, if they were run again, are shown, but not counted.
     """
@@ -178,7 +181,7 @@ def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
 
 
 def issue_url(issue: str) -> str:
-    """Return the address of `owner/repository#number`, or of vLLM's issues if it is not stated.
+    """Return the GitHub URL of `owner/repository#number`, or of vLLM's issues if it is not stated.
 
     GitHub redirects it if it is a pull request.
     """

@@ -16,15 +16,16 @@ from vllm_repro.verdict.verdict import Result
 
 
 def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
-    """Return the first arm, and those with the patches of the command line."""
+    """Return a comparison row for the first arm and each arm with a patch of the command line."""
     first = arms[0]
     unpatched = ((), first.patches)
     return tuple(
-        _compared(arm, first) for arm in arms if arm is first or arm.patches not in unpatched
+        _compared_patch(arm, first) for arm in arms if arm is first or arm.patches not in unpatched
     )
 
 
-def _compared(arm: ArmReport, first: ArmReport) -> ComparedPatch:
+def _compared_patch(arm: ArmReport, first: ArmReport) -> ComparedPatch:
+    """Return an arm's row of the comparison: boots that failed, and what they say of its patch."""
     trials = [trial for trial in counted_trials(arm.trials) if trial.outcome.facts.tested]
     return ComparedPatch(
         arm=arm.name,
@@ -37,6 +38,7 @@ def _compared(arm: ArmReport, first: ArmReport) -> ComparedPatch:
 
 
 def _reading(arm: ArmReport, first: ArmReport) -> str:
+    """Return what the boots say of an arm's patch: `fixed`, `not tested`, `newly failing: …`."""
     failures, as_released = _failures(arm), _failures(first)
     if arm is first and failures:
         return f"fails: {', '.join(failures)}"
@@ -55,6 +57,7 @@ def _reading(arm: ArmReport, first: ArmReport) -> str:
 def _compared_reading(
     arm: ArmReport, first: ArmReport, failures: list[str], as_released: list[str]
 ) -> str:
+    """Return how a patch changed the failures of the first arm, the release as it is."""
     new = [failure for failure in failures if failure not in as_released]
     if failures:
         still = ["still failing"] if len(new) < len(failures) else []
@@ -70,6 +73,7 @@ def _compared_reading(
 
 
 def _undecided(arm: ArmReport) -> str:
+    """Return `undecided: ` and the last outcome other than clean; `not run` without one."""
     trial = next((trial for trial in arm.trials[::-1] if trial.outcome is not Outcome.CLEAN), None)
     return f"undecided: {trial.outcome}: {trial.why}" if trial else NOT_RUN
 
@@ -116,6 +120,6 @@ def patches_table(report: RunReport) -> Table | None:
 
 
 def patches_lines(report: RunReport) -> list[str]:
-    """Return the table for the terminal."""
+    """Return the comparison of patches as lines for the terminal; none if none are compared."""
     table = patches_table(report)
     return ["", *columns([table.heads, *table.rows], (40, 12, 120, 60))] if table else []

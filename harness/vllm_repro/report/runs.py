@@ -12,17 +12,19 @@ from vllm_repro.verdict.verdict import Result
 
 
 class Run(RunJson, frozen=True, kw_only=True):
-    """A run."""
+    """A run as the history reads it: the content of its `report.json`, and its id."""
 
     # its folder, relative to that of all reports
     id: str = ""
 
     @property
     def surprise(self) -> bool:
+        """Return True if the verdict is decided, and not the expected one."""
         return not (self.expected or self.undecided)
 
     @property
     def hardware(self) -> str:
+        """Return the hardware of the run in words: `2 x NVIDIA H200` or `2 CPUs`."""
         return hardware(msgspec.to_builtins(self.environment))
 
     @property
@@ -32,12 +34,12 @@ class Run(RunJson, frozen=True, kw_only=True):
 
     @property
     def died(self) -> ArmJson | None:
-        """Return the first leading arm that showed the bug."""
+        """Return the first arm of unpatched vLLM that showed the bug, or None."""
         return next((arm for arm in self.leading if arm.k), None)
 
     @property
     def quiet(self) -> int:
-        """Return the boots in which every leading arm crossed the trigger and lived.
+        """Return the number of boots in which every leading arm crossed the trigger and lived.
 
         0 if an arm did not, or if the rehearsal engine does not have the bug.
         """
@@ -47,9 +49,11 @@ class Run(RunJson, frozen=True, kw_only=True):
 
 
 def run_of(report: RunReport) -> Run:
+    """Return a report as the history and the Python API read it."""
     run = convert(report, Run, from_attributes=True)
     return msgspec.structs.replace(run, id=run_id(report))
 
 
 def run_id(report: RunReport) -> str:
+    """Return the id of a run, `SCENARIO/FOLDER`."""
     return f"{report.scenario}/{report.folder.name}"

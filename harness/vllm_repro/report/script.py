@@ -58,7 +58,7 @@ _OF_TEMPLATE = (
 
 
 def no_script(scenario: Scenario) -> str:
-    """Return why no script shows a scenario; empty if one can."""
+    """Return why no `repro.py` can show the scenario's bug; empty if one can."""
     if all(arm.patches for arm in scenario.arms):
         return "every arm of this scenario changes vLLM's source, which a script does not"
     if scenario.lab and any("--middleware" in edit.words for edit in scenario.lab.changes):
@@ -74,7 +74,7 @@ def no_script(scenario: Scenario) -> str:
 
 
 def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
-    """Return the script of a run, or None if it cannot have one.
+    """Return the text of a run's `repro.py`, or None if it cannot have one.
 
     It shows the most important failure of an arm without patches, else the first such arm.
     """
@@ -88,7 +88,9 @@ def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False)
 def script(
     scenario: Scenario, arm: Arm, report: RunReport | None = None, *, brief: bool = False
 ) -> str:
-    """Return the script for an arm. Raises `UsageError` for an arm with patches.
+    """Return the text of a `repro.py` that boots an arm and sends its requests.
+
+    Raises `UsageError` for an arm with patches.
 
     report: the run that it belongs to. brief: say how to use it, and nothing of the bug.
     """
@@ -163,6 +165,7 @@ def _wrapped(argv: tuple[str, ...]) -> str:
 
 
 def _reported(scenario: Scenario, arm: Arm) -> str:
+    """Return what should happen to this arm in words, such as the exception the engine dies of."""
     match arm.expected:
         case Expected.DIES:
             dies = scenario.signature
@@ -193,7 +196,7 @@ print(ids("shared", shared) + ids(seed, length - shared))' "$@"; }"""
 
 
 def curl(scenario: Scenario, arm: Arm, port: int) -> str:
-    """Return the command of an arm and its requests as lines for a shell.
+    """Return an arm's server command and its requests, as curl calls, in lines for a shell.
 
     Raises `UsageError` for an arm with patches.
     """
@@ -234,6 +237,7 @@ def curl(scenario: Scenario, arm: Arm, port: int) -> str:
 
 
 def _curl(request: Request, command: ServeCommand, seed: str) -> str:
+    """Return one request as a `curl` call. seed: of the prompt's random token ids."""
     fields = _fields(request, command)
     path, tokens, shared = (
         fields.pop("path", _COMPLETIONS),
@@ -256,6 +260,7 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
 
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
+    """Return the script's docstring: the bug, the releases with it, how to use the script."""
     near = "" if scenario.filed else "Not reported; nearest is "
     lines = [
         f"{scenario.title}.",
@@ -282,6 +287,7 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
 
 
 def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
+    """Return how to use the script, in lines: what to install, arguments, exit status."""
     release = (report and report.vllm_version) or scenario.try_with
     on_cpu = release in CPU_BUILDS and not scenario.needs.gpus
     install = f"{DISTRIBUTION if on_cpu else 'vllm'}=={release}"
@@ -303,13 +309,14 @@ def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
 
 
 def _steps(steps: Iterable[Step], command: ServeCommand) -> Iterable[str]:
-    """Yield the lines of the list of steps, with repeated ones written once."""
+    """Yield the lines of the script's list of steps, with repeated ones written once."""
     texts = [text for step in steps for text in _step(step, command)]
     for text, many in runs(texts):
         yield from (f"*{many} * [{text}]," if many > 1 else f"{text},").splitlines()
 
 
 def _step(step: Step, command: ServeCommand) -> Iterable[str]:
+    """Yield one step of the workload as Python source; a conversation gives a text per turn."""
     match step:
         case Pause(seconds=seconds):
             yield f"{float(seconds)}"
@@ -328,13 +335,13 @@ def _step(step: Step, command: ServeCommand) -> Iterable[str]:
 
 
 def _request(request: Request, command: ServeCommand) -> str:
-    """Return a request as Python."""
+    """Return a request as Python source, a call of `dict`."""
     fields = _fields(request, command).items()
     return f"dict({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
 
 def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
-    """Return what the script's `send` reads of a request.
+    """Return the fields of a request that the script's `send` reads.
 
     The fields of its body follow, or `body` with all of them.
     """

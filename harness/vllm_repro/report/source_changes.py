@@ -52,7 +52,7 @@ def whole_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def how_to_apply(arm: ArmReport) -> str:
-    """Return a sentence without its stop.
+    """Return how to apply an arm's diff, as a sentence without its full stop.
 
     Only a patch that was read from a diff is known to have whole lines.
     """
@@ -64,20 +64,22 @@ def how_to_apply(arm: ArmReport) -> str:
 
 
 def _diff(file: str, was: str, now: str) -> Iterator[str]:
+    """Yield the unified diff of one replaced text, with hunks that Git applies at any line."""
     lines = difflib.unified_diff(
         was.splitlines(), now.splitlines(), f"a/{file}", f"b/{file}", lineterm=""
     )
     for line in lines:
         # Git takes a hunk at line 1 only at the start of a file.
-        yield re.sub(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@$", _moved, line)
+        yield re.sub(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@$", _moved_hunk, line)
 
 
-def _moved(hunk: re.Match[str]) -> str:
+def _moved_hunk(hunk: re.Match[str]) -> str:
+    """Return the header of a hunk with both line numbers one higher."""
     return f"@@ -{int(hunk[1]) + 1}{hunk[2] or ''} +{int(hunk[3]) + 1}{hunk[4] or ''} @@"
 
 
 def untried_note(file: PatchedFile) -> str:
-    """Return what of a patched file did not run, as the end of a line."""
+    """Return what of a patched file did not run, as the end of a line; empty if all ran."""
     unimported = "; no process of the server imported it, so its change was not tried"
     replaced = (
         f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"
@@ -86,7 +88,7 @@ def untried_note(file: PatchedFile) -> str:
 
 
 def frame_link(report: RunReport, arm: ArmReport, file: str, line: int) -> str:
-    """Return the address of a line in the release's source; of the file for line 0.
+    """Return the GitHub URL of a line in the release's source; of the file for line 0.
 
     Empty for all but unchanged files of a release.
     """

@@ -66,6 +66,7 @@ def summary(report: RunReport, width: int = 0) -> str:
 
 
 def _trials(report: RunReport, width: int) -> str:
+    """Return the table of trials as text. width: of the terminal in letters, 0 for none."""
     table = Table(box=None, pad_edge=False)
     for heading, widest in _COLUMNS.items():
         table.add_column(heading, max_width=widest, no_wrap=not width)
@@ -79,6 +80,7 @@ def _trials(report: RunReport, width: int) -> str:
 
 
 def _rows(report: RunReport) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the table's rows: arm, boot time, boundary, engine, outcome."""
     for arm in report.arms:
         for trial, times in grouped(arm.trials):
             outcome = outcome_word(trial) + times

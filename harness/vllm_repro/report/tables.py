@@ -51,6 +51,7 @@ def arms_table(report: RunReport) -> Table:
 
 
 def _arm_columns(report: RunReport) -> list[_Column]:
+    """Return the columns between outcome and result: heading, and function to make a cell."""
     columns: list[_Column] = [
         ("boot", lambda _, trial: seconds(trial.boot_s)),
         ("boundary", lambda _, trial: boundary(trial)),
@@ -79,13 +80,14 @@ def _arm_columns(report: RunReport) -> list[_Column]:
 
 
 def _rate(arm: ArmReport) -> str:
-    """Return what the boots show about the rate of the bug."""
+    """Return the bound on the bug's rate that the boots show: `at least 61%`."""
     if arm.k:
         return f"at least {lower_bound(arm.k, arm.n):.0%}"
     return f"at most {excluded_rate(arm.n):.0%}" if arm.result is Result.QUIET else "-"
 
 
 def _result(arm: ArmReport, did: str) -> str:
+    """Return an arm's result for the table: `reproduces (died in 3 of 3)`."""
     outcomes = {trial.outcome for trial in counted_trials(arm.trials)}
     if arm.expected is Expected.UNTRIGGERED and outcomes == {Outcome.UNTRIGGERED}:
         return f"{arm.result}, as declared: it proves nothing"
@@ -126,18 +128,20 @@ def price_sentences(report: RunReport) -> list[str]:
 
 
 def _avoids(arm: ArmReport, bug_arm: ArmReport) -> str:
-    """Return that an arm avoids the bug; empty if the run does not show it."""
+    """Return `avoids it in 5 of 5 boots and `; empty if the run does not show this."""
     if not bug_arm.k or arm.k or not arm.n:
         return ""
     return f"avoids it in {arm.n} of {plural(arm.n, 'boot')} and "
 
 
 def _boots(measured: MeasureReport, arm: str) -> str:
+    """Return the number of boots behind an arm's price: `3 boots each`."""
     boots = min(speed.price.boots for speed in measured.shown if speed.arm == arm and speed.price)
     return f"{plural(boots, 'boot')} each"
 
 
 def _interval(ratio: Ratio) -> str:
+    """Return a ratio with its 95 % interval: `0.93 (0.90 to 0.96)`."""
     return f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
@@ -152,7 +156,7 @@ def load_sentences(report: RunReport) -> list[str]:
 
 
 def load_word(load: LoadJson) -> str:
-    """Return the end of a boot for the load alone."""
+    """Return how a boot for the load alone ended: the engine lived, or how it died."""
     if load.outcome.facts.alive:
         return "the engine lived"
     if load.death is None:
@@ -187,7 +191,7 @@ def throughput_table(measured: MeasureReport | None) -> Table | None:
 
 
 def throughput_lead(report: RunReport) -> list[str]:
-    """Return what the figures say and what they are of; why there are none, if so."""
+    """Return sentences on what the throughput figures say, or why there are none."""
     measured = report.measured
     if measured is None:
         return []
@@ -219,7 +223,7 @@ def _doubts(measured: MeasureReport) -> list[str]:
 
 
 def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
-    """Return how the table is to be read, then what weakens its figures.
+    """Return notes on the throughput table: how to read it, then what weakens its figures.
 
     quote: writes the name of an arm.
     """
@@ -253,7 +257,7 @@ def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str)
 
 
 def throughput_section(report: RunReport) -> str:
-    """Return a section of Markdown; empty if throughput was not measured."""
+    """Return the throughput section of `report.md`; empty if it was not measured."""
     measured = report.measured
     if measured is None:
         return ""
@@ -272,21 +276,21 @@ _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (
     ("output tokens", lambda phase: f"{phase.counted.generation_tokens:,}"),
     (
         "KV cache in use, at most",
-        lambda phase: _whole(phase.counted.kv_most and 100 * phase.counted.kv_most, " %", digits=1),
+        lambda phase: _round(phase.counted.kv_most and 100 * phase.counted.kv_most, " %", digits=1),
     ),
-    ("preemptions", lambda phase: _whole(phase.counted.preemptions)),
+    ("preemptions", lambda phase: _round(phase.counted.preemptions)),
     (
         "prompt tokens from the prefix cache",
-        lambda phase: _of(phase.counted.cache_hits, phase.counted.cache_queries),
+        lambda phase: _part_of(phase.counted.cache_hits, phase.counted.cache_queries),
     ),
     (
         "draft tokens accepted",
-        lambda phase: _of(phase.counted.accepted_tokens, phase.counted.draft_tokens),
+        lambda phase: _part_of(phase.counted.accepted_tokens, phase.counted.draft_tokens),
     ),
-    ("hottest GPU", lambda phase: _whole(phase.gpus.temperature_c, " °C") if phase.gpus else None),
+    ("hottest GPU", lambda phase: _round(phase.gpus.temperature_c, " °C") if phase.gpus else None),
     (
         "lowest GPU clock",
-        lambda phase: _whole(phase.gpus.clock_mhz, " MHz") if phase.gpus else None,
+        lambda phase: _round(phase.gpus.clock_mhz, " MHz") if phase.gpus else None,
     ),
     (
         "slowed by its hardware",
@@ -295,16 +299,18 @@ _SEEN: tuple[tuple[str, Callable[[PhaseCounters], str | None]], ...] = (
 )
 
 
-def _whole(value: float | None, unit: str = "", *, digits: int = 0) -> str | None:
+def _round(value: float | None, unit: str = "", *, digits: int = 0) -> str | None:
+    """Return a number with its unit, rounded to `digits` decimals; None stays None."""
     return None if value is None else f"{value:,.{digits}f}{unit}"
 
 
-def _of(part: int | None, whole: int | None) -> str | None:
+def _part_of(part: int | None, whole: int | None) -> str | None:
+    """Return `3 of 5`; None if a number is not known or the whole is 0."""
     return f"{part:,} of {whole:,}" if part is not None and whole else None
 
 
 def counters_table(measured: MeasureReport | None) -> Table | None:
-    """Return a row per load and arm with counts of server and cards; None without counts."""
+    """Return a row per load and arm with counters of server and GPUs; None without counters."""
     sums = measured.counted if measured else {}
     known = [(head, word) for head, word in _SEEN if any(word(phase) for phase in sums.values())]
     rows = [
@@ -315,7 +321,7 @@ def counters_table(measured: MeasureReport | None) -> Table | None:
 
 
 def throughput_lines(report: RunReport) -> list[str]:
-    """Return throughput for the terminal."""
+    """Return the throughput of a run as lines for the terminal; none if not measured."""
     measured = report.measured
     if measured is None:
         return []
@@ -329,6 +335,7 @@ def throughput_lines(report: RunReport) -> list[str]:
 
 
 def _spread(spread: Spread | None, times: float = 1) -> str:
+    """Return a median with its quartiles, multiplied by `times`: `12.3 (11.9 to 12.8)`."""
     if spread is None:
         return "-"
     low, middle, high = (
@@ -338,10 +345,12 @@ def _spread(spread: Spread | None, times: float = 1) -> str:
 
 
 def _number(value: float) -> str:
+    """Return a number with three significant digits; from 100 on without decimals."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _ratio(speed: ArmSpeed) -> str:
+    """Return an arm's ratio to the baseline with its interval and change; `-` without one."""
     if speed.ratio is None:
         return "-"
     return f"{_interval(speed.ratio)}, {speed.ratio.change}"

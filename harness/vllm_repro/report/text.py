@@ -58,7 +58,7 @@ def printable(text: str) -> str:
 
 
 def fence(text: str, language: str = "") -> str:
-    """Return a code block that `text` cannot end."""
+    """Return `text` as a Markdown code block, whose fence `text` cannot end."""
     text = _short_ticks(printable(text)).rstrip("\n")  # the last line of a diff may be one space
     marks = "`" * max(3, _longest_ticks(text) + 1)
     return f"{marks}{language}\n{text}\n{marks}"
@@ -102,16 +102,19 @@ def one_line(text: str) -> str:
 
 
 def _break_mentions(line: str) -> str:
+    """Return a line in which GitHub finds no mention, issue number or link."""
     for pattern, replacement in _MENTIONS:
         line = pattern.sub(replacement, line)
     return line
 
 
 def _longest_ticks(text: str) -> int:
+    """Return the length of the longest run of backticks; 0 without one."""
     return max((len(run) for run in re.findall(r"`+", text)), default=0)
 
 
 def _short_ticks(text: str) -> str:
+    """Return `text` in which very long runs of backticks are cut and counted."""
     return re.sub(
         rf"`{{{_MOST_TICKS + 1},}}",
         lambda run: f"{'`' * _MOST_TICKS}[{len(run[0])} backticks]",
@@ -127,6 +130,7 @@ class Table(NamedTuple):
 
 
 def markdown_table(table: Table) -> str:
+    """Return a table as Markdown; cells are escaped, headings are not."""
     lines = ["| " + " | ".join(table.heads) + " |", "|---" * len(table.heads) + "|"]
     return "\n".join((*lines, *("| " + " | ".join(map(cell, row)) + " |" for row in table.rows)))
 
@@ -155,4 +159,5 @@ def shorten(text: str, limit: int) -> str:
 
 
 def _gap(left_out: int) -> str:
+    """Return the mark for bytes left out: ` [… 1,234 bytes left out …] `."""
     return f" [… {left_out:,} bytes left out …] "

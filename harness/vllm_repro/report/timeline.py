@@ -33,6 +33,7 @@ def timelines(recording: Recording) -> dict[TrialId, list[Event]]:
 
 
 def _events(entries: list[Entry]) -> list[Event]:
+    """Return one trial's journal entries as events, in seconds from the trial's start."""
     began = entries[0].t
     shown = {entry["detail"] for entry in entries if entry.event == "sign"}
     events: list[Event] = []
@@ -56,6 +57,7 @@ def _words(entry: Entry) -> tuple[str, str] | None:
 
 
 def _answer(entry: Entry) -> tuple[str, str]:
+    """Return the name of a request, and its answer: status, tokens and seconds."""
     tokens = (entry.get("usage") or {}).get("completion_tokens")
     result = answer_word(entry) + (f", {plural(tokens, 'token')}" if tokens else "")
     took_s = entry.get("took_s")
@@ -63,6 +65,7 @@ def _answer(entry: Entry) -> tuple[str, str]:
 
 
 def _canary(entry: Entry) -> tuple[str, str]:
+    """Return the result of the one-token completion that tests whether the engine answers."""
     result = "answers" if entry["ok"] else f"fails: {entry['status']}, {entry['error']}"
     return "canary", f"a one-token completion {result}"
 

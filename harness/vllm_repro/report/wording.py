@@ -62,7 +62,7 @@ def _failed(report: RunReport) -> ArmReport | None:
 
 
 def _avoided(report: RunReport) -> dict[int, tuple[bool, list[str]]]:
-    """Return the changes that avoided the bug, by boots, and whether these prove that they help."""
+    """Return the changes that avoided the bug, by number of boots; True if these are enough."""
     failed = _failed(report)
     avoided: dict[int, tuple[bool, list[str]]] = {}
     for arm in report.arms if failed else ():
@@ -101,7 +101,7 @@ def _difference(arm: ArmReport, failed: ArmReport) -> str:
 
 
 def details(report: RunReport) -> list[str]:
-    """Return the sentences below `plain_sentence`, without their stops.
+    """Return further sentences of a report, below `plain_sentence`, without full stops.
 
     They are about the lab's own exception, comparisons and refused requests. `plain_sentence` has
     the comparisons that prove too little.
@@ -122,6 +122,7 @@ def lab_rule(report: RunReport) -> str:
 
 
 def crash_summary(trial: TrialReport) -> str:
+    """Return how the death was detected and what a client saw, in one line."""
     return " ".join(crash_sentences(trial))
 
 
@@ -135,6 +136,7 @@ def crash_sentences(trial: TrialReport) -> list[str]:
 
 
 def _latency(value_s: float | None) -> str:
+    """Return seconds until a death was detected as `after 20 ms` or `after 1.5 s`."""
     if value_s is None:
         return "at an unknown time"
     return f"after {value_s * 1000:.0f} ms" if value_s < 1 else f"after {value_s:.1f} s"
@@ -156,6 +158,7 @@ def refusals(arms: Sequence[ArmReport]) -> list[str]:
 
 
 def _refused_by(trials: Sequence[TrialReport]) -> str:
+    """Return how many requests of an arm's trials were refused, and with which statuses."""
     statuses = [status for trial in trials for status in trial.refused]
     return refused_words(statuses, sum(trial.requests["sent"] for trial in trials))
 
@@ -201,7 +204,7 @@ def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], lis
 
 
 def not_run_word(arm: ArmReport) -> str:
-    """Return the word for an arm without a finished trial; empty for others.
+    """Return `interrupted` or `not run` for an arm without a finished trial; else empty.
 
     One that has a command was begun.
     """
@@ -209,13 +212,14 @@ def not_run_word(arm: ArmReport) -> str:
 
 
 def outcome_word(trial: TrialReport) -> str:
-    """Return `crash, match`."""
+    """Return a trial's outcome, and how a death compares with the signature: `crash, match`."""
     return trial.outcome + (
         f", {trial.death.signature}" if trial.death and trial.death.signature else ""
     )
 
 
 def expected_words(expected: bool | None) -> str:
+    """Return `as expected`, `a surprise`, or `undecided` for None."""
     return {True: "as expected", False: "a surprise", None: "undecided"}[expected]
 
 
@@ -227,7 +231,7 @@ def crossed_word(trial: TrialReport) -> str:
 
 
 def boundary(trial: TrialReport) -> str:
-    """Return the result of the trigger, short enough for a table."""
+    """Return whether the boundary was crossed, with brief evidence, for a cell of a table."""
     if not trial.trigger.crossed and trial.death is not None and trial.phase == "boot":
         return "not reached: died at boot"
     word = crossed_word(trial)

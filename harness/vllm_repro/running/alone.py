@@ -43,7 +43,7 @@ The log probabilities that vLLM returns are those before them.
 
 @dataclass(frozen=True)
 class Greedy:
-    """A greedy request that was sent."""
+    """A request of the workload, sent at temperature 0, whose answer can be repeated."""
 
     name: str
     endpoint: str
@@ -52,7 +52,7 @@ class Greedy:
     prompt: str
 
     def again(self, salt: str) -> dict[str, Any]:
-        """Return the request's body, not streamed, with log probabilities.
+        """Return the body to repeat the request: not streamed, with log probabilities.
 
         It finds the blocks of `salt` in the prefix cache.
         """
@@ -68,7 +68,7 @@ Repeat = tuple[Probe, Greedy, dict[str, Any]]
 
 
 def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
-    """Return a request of the workload if an engine must repeat its answer; else None.
+    """Return the request as `Greedy` if an engine must repeat its answer; else None.
 
     It must if there is only one prompt, and the best token is chosen each time.
     """
@@ -85,7 +85,7 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
 
 
 def alone(greedy: Greedy) -> list[Repeat]:
-    """Return the requests to send one after the other.
+    """Return three repeats of a request, to send one after the other with none beside them.
 
     From the second one on, the prompt's blocks are in the prefix cache.
     """
@@ -96,7 +96,7 @@ def alone(greedy: Greedy) -> list[Repeat]:
 
 
 def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
-    """Return the requests to send at once, after `alone`.
+    """Return repeats of all prompts, to send at once after those of `alone`.
 
     Each prompt comes in turns without and with its blocks in the prefix cache.
     """
@@ -110,5 +110,5 @@ def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
 
 
 def _salt(purpose: str, greedy: Greedy) -> str:
-    """Return a unique `cache_salt`, so that prompts with the same beginning share no blocks."""
+    """Return a `cache_salt` of this prompt's own: it shares no prefix-cache block with others."""
     return f"{purpose} {greedy.prompt}"

@@ -42,7 +42,7 @@ _MOST_FRAMES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """The meaning of one trial."""
+    """What one trial showed: its outcome, the trigger's evidence, the death, and the counts."""
 
     outcome: Outcome
     phase: Phase | None
@@ -67,7 +67,7 @@ class Conclusion:
     outlasted: tuple[Outlasted, ...] = ()
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the fields of the journal line, with the names of `report.json`."""
+        """Return the fields of the trial's last journal line, named as in `report.json`."""
         fields = vars(self) | {
             "requests": {"sent": self.sent, "ok": self.ok, "failed": self.sent - self.ok}
         }
@@ -83,7 +83,7 @@ def assess(
     log: Path,
     trigger: Condition | None = None,
 ) -> Conclusion:
-    """Return the conclusion of one trial.
+    """Return what one trial showed, from what the harness saw of it and the server's log.
 
     log: the server's whole log; an absent file is an empty log. trigger: the trigger of the arm.
     """
@@ -94,7 +94,7 @@ def assess(
         # The engine died after the last check, or during the shutdown.
         died, seen = True, replace(seen, signs=[*seen.signs, _unseen_death(log)])
     boot = boot_facts(_lines(log))
-    nodes = _node_logs(log, diagnosis)
+    nodes = _node_diagnoses(log, diagnosis)
     death, captured = _death(scenario, seen, diagnosis, nodes) if died else (None, {})
     finding = (trigger or scenario.trigger).find(
         _trigger_facts(scenario, command, seen, log, boot, captured)
@@ -141,6 +141,7 @@ def assess(
 
 
 def _lines(log: Path) -> Iterable[Line]:
+    """Yield the parsed lines of the server's log; none if there is no log."""
     try:
         with log.open("rb") as file:
             yield from read_lines(file)
@@ -171,6 +172,7 @@ def _trigger_facts(
     boot: BootFacts,
     captured: dict[str, str],
 ) -> TriggerFacts:
+    """Return the facts that trigger conditions use, from log, command and requests."""
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
     # The boot line shows the value in force, the flag only the requested value. An attached server
     # does not have the scenario's flags.
@@ -198,7 +200,7 @@ def _trigger_facts(
 
 
 def _in_flight(request: SentRequest, seen: Observed) -> SentRequest:
-    """Mark a request without any answer as in flight when the engine died or hung."""
+    """Return the request, marked if it was in flight when the engine died or hung."""
     if request.status is not None or request.left:
         return request
     died = any(sign.decisive for sign in seen.signs)
@@ -228,8 +230,8 @@ def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShap
     imitated = seen.facts is not None and seen.facts.evidence is Evidence.REHEARSAL
     groups = tuple(model.window_groups) if imitated else ()
     named = boot.args.get("model")
-    known = {_last(name) for name in (model.name, scenario.reported().model) if name}
-    other = not imitated and isinstance(named, str) and _last(named) not in known
+    known = {_last_part(name) for name in (model.name, scenario.reported().model) if name}
+    other = not imitated and isinstance(named, str) and _last_part(named) not in known
     if other or not (model.heads and model.kv_heads and model.head_dim):
         return None
     return AttentionShape(
@@ -242,13 +244,13 @@ def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShap
     )
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     """Return `model` of `org/model` and of a folder, in lower case."""
     return name.rstrip("/").rpartition("/")[2].lower()
 
 
-def _node_logs(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
-    """Return the diagnosis of each node's log; empty for a server of one node."""
+def _node_diagnoses(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
+    """Return the diagnosis of each node's log by rank; empty for a server of one node."""
     others = sorted(log.parent.glob(f"{log.stem}.rank*.log"))
     by_rank = {int(path.stem.rpartition("rank")[2]): diagnose(_lines(path)) for path in others}
     return {0: head, **by_rank} if by_rank else {}
@@ -257,6 +259,7 @@ def _node_logs(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
 def _death(
     scenario: Scenario, seen: Observed, diagnosis: Diagnosis, nodes: dict[int, Diagnosis]
 ) -> tuple[Death, dict[str, str]]:
+    """Return the engine's death, and the values at the placeholders of the crash signature."""
     signs = sorted(
         (sign for sign in seen.signs if sign.channel is not Channel.COUNTERS),
         key=lambda sign: sign.at,
@@ -293,7 +296,7 @@ def _death(
 
 
 def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> ServedWeights | None:
-    """Return the weights that give the answers; None if unknown.
+    """Return which kind of weights the server serves, such as real or dummy; None if unknown.
 
     boot: the only source for an attached server.
     """
@@ -314,6 +317,7 @@ def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> Served
 
 
 def _infra(seen: Observed) -> str | None:
+    """Return why the host ended the server, such as out of memory; None if it did not."""
     if seen.exit is not None and seen.exit.lost:
         return f"the container engine was lost: {seen.exit.detail}"
     if seen.exit is not None and seen.exit.oom_killed:
@@ -332,7 +336,7 @@ def _of_a_gateway(answer: Answer) -> bool:
 
 
 def _gateway_trouble(seen: Observed) -> str | None:
-    """Return how a gateway changed a request to an attached server; None if nothing shows it."""
+    """Return how a gateway spoiled a request to an attached server; None if none did."""
     if seen.facts is None or seen.facts.kind.facts.started:
         return None
     for answer in (*seen.answers, *seen.measured):
@@ -347,6 +351,7 @@ def _gateway_trouble(seen: Observed) -> str | None:
 
 
 def _wrong_output(seen: Observed) -> str | None:
+    """Return a sentence on a wrong answer of a living engine; None if all are good."""
     for answer in (*seen.answers, *seen.measured):
         if answer.status is None:
             return f"a request got no answer and the engine lives: {answer.error}"
@@ -365,6 +370,7 @@ def _wrong_output(seen: Observed) -> str | None:
 
 
 def _why(outcome: Outcome, facts: TrialFacts, diagnosis: Diagnosis, seen: Observed) -> str:
+    """Return the sentence that explains a trial's outcome in reports."""
     match outcome:
         case Outcome.CANCELLED if facts.death is not None:
             # The trial counts as cancelled, but the report needs the cause of the crash.

@@ -14,7 +14,7 @@ _LOOKS_FOR_THE_FIRST = 4
 
 
 class Counters:
-    """Readings of `/metrics`."""
+    """Reader of a server's `/metrics`, which notes when another process answers."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Counters:
         self._preempted_before: float | None = 0.0 if new else None
 
     async def scrape(self) -> MetricsReading | None:
-        """Return a reading; None if `/metrics` does not answer.
+        """Read `/metrics` and return its values; None if it does not answer.
 
         A reading from another process than the first reading is a sign of death.
 
@@ -74,6 +74,7 @@ class Counters:
         return reading
 
     async def _read(self) -> MetricsReading | None:
+        """Return the values of `/metrics`; None unless it answers 200."""
         try:
             response = await self._client.get("/metrics", timeout=5.0)
         except (HTTPError, OSError):

@@ -17,6 +17,8 @@ from vllm_repro_diagnosis.log_text import read_lines
 
 
 class Channel(StrEnum):
+    """Where the harness can see that an engine died: process, log, answers, counters and more."""
+
     PROCESS = "process"  # the server's process exited
     CONTAINER = "container"  # its container exited
     ENGINE_PROCESS = "engine-process"  # EngineCore or a worker exited, the API server did not
@@ -35,7 +37,7 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True)
 class DeathSign:
-    """One sign on one channel."""
+    """One sign that the engine died: where and when it was seen, and if it alone proves that."""
 
     channel: Channel
     detail: str
@@ -66,7 +68,7 @@ _SUBJECT = r"(?:\[shutdown\] )?(?:MPClient: |Worker proc \S+ |Engine core proc \
 
 
 def log_sign(line: str) -> tuple[str, bool] | None:
-    """Return the text that makes `line` a sign, and whether it is decisive; None for other lines.
+    """Return the text in a log line that reports a death, and if it is decisive; None without.
 
     The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts
     in a request log quote such texts, and Python's resource tracker, whose messages do not mean a

@@ -17,7 +17,7 @@ _ASKED_EVERY_S = 1.0
 def results(
     work: Callable[[T], R], items: Sequence[T], elsewhere: Elsewhere | None
 ) -> Iterator[tuple[T, R]]:
-    """Yield each item with the result of `work`.
+    """Do `work` for each item, here in turn or elsewhere at once; yield each item and its result.
 
     Work here runs one after the other. Work elsewhere runs at once, the first to finish first.
     """

@@ -20,12 +20,12 @@ from vllm_repro.scenario.scenario import Scenario
 
 
 def default_out() -> Path:
-    """Return `$VLLM_REPRO_REPORTS`, or `reports/` of the working directory."""
+    """Return the folder of all runs: `$VLLM_REPRO_REPORTS`, or `./reports` if that is not set."""
     return Path(os.environ.get("VLLM_REPRO_REPORTS", "reports"))
 
 
 def with_out(command: str, out: Path) -> str:
-    """Return a command with `--out` and the folders of `--scenarios`.
+    """Return a report's command, completed with `--out` and the folders of `--scenarios`.
 
     Leave `--out` away if `out` is the default. Reports show the command without both: a folder
     exists on one machine only.
@@ -68,7 +68,7 @@ def stamped_folder(out: Path, below: Path, inside: str = "", name: str = "") -> 
 
 
 def link_to(root: Path, page: Path) -> str:
-    """Return the relative link from an HTML page to the folder of all runs."""
+    """Return the relative link from the HTML page `page` to the folder of all runs, `root`."""
     return Path(os.path.relpath(root.resolve(), page.resolve().parent)).as_posix()
 
 
@@ -99,7 +99,7 @@ def private_folders() -> list[tuple[str, str]]:
 
 
 def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
-    """Return the folders of sources to redact in texts to publish.
+    """Return folders of vLLM checkouts and wheels, and the words that hide them in reports.
 
     Records for `--resume` must keep them.
     """
@@ -111,20 +111,20 @@ def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
 
 
 def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:
-    """Return True if the redactor replaces the beginning of `path` by one of `folders`.
+    """Return True if `path` lies in one of `folders`, so that it is redacted already.
 
-    It leaves `/` as it is.
+    The redactor leaves `/` as it is.
     """
     return any(len(folder) > 1 and Path(path).is_relative_to(folder) for folder, _ in folders)
 
 
 def private_hosts(scenario: Scenario) -> list[str]:
-    """Return this machine's names, without those in the scenario's text, such as `vllm`."""
+    """Return this host's names, to redact; not those in the scenario's text, such as `vllm`."""
     return _private({socket.gethostname(), socket.gethostname().partition(".")[0]}, scenario)
 
 
 def private_users(scenario: Scenario) -> list[str]:
-    """Return the name of this account, unless it is `root` or in the scenario's text."""
+    """Return this account's name, to redact, unless it is `root` or in the scenario's text."""
     try:
         return _private({getpass.getuser()}, scenario)
     except (KeyError, OSError):  # an account without a name, as in a container
@@ -132,6 +132,7 @@ def private_users(scenario: Scenario) -> list[str]:
 
 
 def _private(names: set[str], scenario: Scenario) -> list[str]:
+    """Return the names that the scenario's text does not contain, to redact, longest first."""
     public = (
         f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost root"
     )

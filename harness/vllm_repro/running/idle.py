@@ -43,7 +43,7 @@ def is_idle(samples: Sequence[CpuSample], seconds: float) -> bool:
 
 
 def never_idle_message(samples: Sequence[CpuSample]) -> str:
-    """Return the sentence that reports this hang."""
+    """Return the sentence for reports on an engine that never became idle."""
     first, last = samples[0], samples[-1]
     return (
         f"EngineCore never became idle in the {last.at - first.at:.0f} s after the last request: "

@@ -31,14 +31,19 @@ if TYPE_CHECKING:  # they import the reports
 
 
 class SiteFacts(Protocol):
-    """Facts about a `Site`, known before its first server starts. version: as in `Site`."""
+    """What is known of the place where a run's servers will run, before the first one starts."""
 
     @property
-    def kind(self) -> ServerKind: ...
+    def kind(self) -> ServerKind:
+        """Kind of server, such as docker or process."""
+
     @property
-    def evidence(self) -> Evidence: ...
+    def evidence(self) -> Evidence:
+        """Kind of evidence that its runs give: a GPU, a CPU or a rehearsal."""
+
     @property
-    def version(self) -> str | None: ...
+    def version(self) -> str | None:
+        """Release that a server running already reports; None without one."""
 
 
 Chosen = Callable[[SiteFacts, str], None]
@@ -46,12 +51,12 @@ Chosen = Callable[[SiteFacts, str], None]
 
 
 class Elsewhere(Protocol):
-    """Other machines that run jobs."""
+    """Other machines, such as a cluster, that run jobs in place of this one."""
 
     def run(
         self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None
     ) -> RunReport:
-        """Do what `run_one` does."""
+        """Run the job there and return its report, as `run_one` does here."""
 
     def interrupt(self, name: str) -> None:
         """End all runs because of the signal `name`. Each returns its report."""
@@ -62,7 +67,7 @@ class Elsewhere(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One scenario's run, as the user asked for it."""
+    """One run to do, as the user asked for it: scenario, server options, arms, trials, folder."""
 
     # the scenario as the user named it: an id or a path
     name: str
@@ -94,7 +99,7 @@ class Job:
     others: Nodes | None = None
 
     def version(self, kind: ServerKind) -> str | None:
-        """Return the version to run; None if the server decides it."""
+        """Return the vLLM version to run; None if the server decides it."""
         return self.options.vllm.version if self.options.vllm else kind.facts.release(self.scenario)
 
 
@@ -116,7 +121,7 @@ def usual_expectation(options: ServerOptions) -> Expect:
 
 
 def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path]) -> list[Arm]:
-    """Return `arms`, and for each diff the first of them with it.
+    """Return `arms`, and for each diff one more arm: the first of them with that patch.
 
     Raises `UsageError` if a diff has the name of an arm.
     """
@@ -153,7 +158,7 @@ def first_line(site: SiteFacts, why: str, version: str | None) -> str:
 def repeat_command(
     verb: str, job: Job, kind: ServerKind, release: tuple[str, Source | str | None]
 ) -> str:
-    """Return one command that repeats `job`, with `auto` resolved.
+    """Return a command line that repeats `job`, with `--server auto` resolved.
 
     release: the flag that names releases, and its value.
     """

@@ -163,7 +163,7 @@ class VllmServer:
 
     @property
     def base_url(self) -> str:
-        """Root of the server, without `/v1`."""
+        """URL of the server, without `/v1`."""
         return self._trial.server.base_url
 
     @property
@@ -178,7 +178,7 @@ class VllmServer:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its processes, the API server first; empty if they cannot be seen."""
+        """Ids of the server's processes, the API server first; empty if they cannot be seen."""
         return self._trial.server.processes()
 
     @property
@@ -232,6 +232,7 @@ class VllmServer:
             raise failure
 
     def _end(self) -> None:
+        """End the server and wait for its thread; do nothing if it is closed."""
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._returned.set)
             self._thread.join()
@@ -240,6 +241,7 @@ class VllmServer:
             self._opened.close()
 
     def _failure(self, conclusion: Conclusion) -> Exception | None:
+        """Return the exception for a trial's outcome; None if the engine lived."""
         outcome = conclusion.outcome
         if outcome.facts.alive or outcome is Outcome.CANCELLED:
             return None
@@ -248,6 +250,7 @@ class VllmServer:
         return EngineDied(conclusion, self.log, banner=banner(self.evidence, conclusion.version))
 
     def _make_trial(self, opened: contextlib.ExitStack) -> Trial:
+        """Choose and lease a server, make the log's folder, and return the trial to run."""
         options, installed = self._options, ReleaseCache().cached()
         on_gpu = bool(gpus()) and options.server != "rehearsal"
         if options.server in ("auto", "process") and not (
@@ -301,6 +304,7 @@ class VllmServer:
         )
 
     def _remove_if_alive(self, folder: Path) -> None:
+        """Remove the temporary folder, but keep the log of an engine that failed."""
         ended = None if self._conclusion is None else self._conclusion.outcome
         if self._error is None and (
             ended is None or ended.facts.alive or ended is Outcome.CANCELLED
@@ -308,10 +312,11 @@ class VllmServer:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self) -> None:
+        """Run the trial in this thread, with an event loop of its own."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._live())
+            runner.run(self._run_trial())
 
-    async def _live(self) -> None:
+    async def _run_trial(self) -> None:
         """Run the trial. The loop goes on until the server is closed, for `assert_alive`."""
         trial = asyncio.ensure_future(run_trial(self._trial, self._lend))
         returned = asyncio.ensure_future(self._returned.wait())
@@ -326,7 +331,7 @@ class VllmServer:
         await returned
 
     async def _lend(self, runner: WorkloadRunner) -> None:
-        """Wait until the server is closed, or the engine is dead or hung."""
+        """Stand in for the workload: wait until the server is closed, or dies or hangs."""
 
         async def returned() -> None:
             await self._returned.wait()
@@ -338,6 +343,7 @@ class VllmServer:
             await self._check(runner)
 
     async def _check(self, runner: WorkloadRunner) -> None:
+        """Ask the engine for one token, unless it is known to be dead or hung."""
         if not runner.watch.ended:
             # the trial has just ended, and closed its client
             with contextlib.suppress(RuntimeError):
@@ -345,7 +351,7 @@ class VllmServer:
 
 
 def _scenario(command: str, env: Mapping[str, str], version: str, *, on_gpu: bool) -> Scenario:
-    """Return a scenario with only a command and variables.
+    """Return a scenario that holds only this command and environment, for `VllmServer`.
 
     Its model is the tiny one of `weights="dummy"`.
     """

@@ -40,6 +40,7 @@ async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
 
 
 def _size(path: Path) -> int:
+    """Return the bytes in the file; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:
@@ -47,6 +48,7 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, offset: int) -> tuple[bytes, float]:
+    """Return up to 8 MB from `offset` on, and when the file was last written, in epoch seconds."""
     try:
         with path.open("rb") as file:
             written = os.fstat(file.fileno()).st_mtime

@@ -65,7 +65,7 @@ class _StoppedError(Exception):
 
 
 class SelfCheck:
-    """Background check of this process: `async with SelfCheck() as check: …`, then `check.cost`.
+    """Check that the load client itself is not the limit: `async with …`, then read `check.cost`.
 
     A tick of two milliseconds shows how late the event loop is: an engine that spins on every core
     lets the client sleep through an answer and find all its tokens at once. The tick mostly
@@ -83,7 +83,7 @@ class SelfCheck:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._look()  # the last stall may end the round before its tick
+        self._record_delay()  # the last stall may end the round before its tick
         queued, cpu = _queued_s() - self._queued, time.process_time() - self._cpu
         used = cpu / (time.perf_counter() - self._began)
         self._task.cancel()
@@ -92,11 +92,13 @@ class SelfCheck:
         self.cost = ClientCost(cpu=used, late_s=self._worst, slept_s=self._slept, queued_s=queued)
 
     async def _tick(self) -> None:
+        """Record the delay of the event loop every two milliseconds."""
         while True:
             await asyncio.sleep(TICK)
-            self._look()
+            self._record_delay()
 
-    def _look(self) -> None:
+    def _record_delay(self) -> None:
+        """Record by how much this call comes late: the delay of the event loop."""
         now = time.perf_counter()
         late = now - self._due
         self._worst = max(self._worst, late)
@@ -114,14 +116,14 @@ def _queued_s() -> float:
 
 @dataclass
 class Measurements:
-    """The measurements of one trial."""
+    """Measurements of one trial after its workload: the output checks and throughput."""
 
     runner: WorkloadRunner
     # names and answers of requests in flight together, until the last of them is answered
     unrecorded: list[tuple[str, Answer]] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Measure, then `finish`.
+        """Run the output checks and the loads, then check that the engine lives.
 
         Do nothing without a measurement, or if the engine is dead or hung.
         """
@@ -135,15 +137,16 @@ class Measurements:
         if runner.greedy:
             await self._attempt("the comparison with answers alone", self._alone())
         if checks is not None:
-            await self._attempt("the output check", self._probe(checks))
+            await self._attempt("the output check", self._ask_questions(checks))
         await self._finish(loads)
 
     async def load(self) -> None:
-        """Measure the loads alone, then `finish`. Do nothing if the engine is dead or hung."""
+        """Measure the loads only, then check that the engine lives; not if it is dead or hung."""
         if not self.runner.watch.ended and self.runner.trial.seen.canary_ok:
             await self._finish(self.runner.trial.scenario.loads)
 
     async def _finish(self, loads: Sequence[Load]) -> None:
+        """Measure the throughput of the loads, if any; check that the engine lives."""
         runner = self.runner
         if loads:
             await self._attempt("throughput", self._throughput(loads))
@@ -171,7 +174,8 @@ class Measurements:
             return
         trial.journal.write("measure-stopped", **trial.label, doing=trial.seen.measuring, why=why)
 
-    async def _probe(self, checks: Checks) -> None:
+    async def _ask_questions(self, checks: Checks) -> None:
+        """Ask the questions of the output check and keep the answers."""
         trial = self.runner.trial
         fields = {"max_tokens": checks.tokens, "return_token_ids": True}
         questions = probes(checks, weights_of(trial.launch.command, trial.seen, BootFacts()))
@@ -200,6 +204,8 @@ class Measurements:
         await self._repeat(burst(prompts))
 
     async def _repeat(self, requests: Sequence[Repeat]) -> None:
+        """Repeat requests at once, and keep their answers for the output check."""
+
         async def send(probe: Probe, greedy: Greedy, body: dict[str, Any]) -> Answer:
             answer = await self._send(f"{greedy.name}, {probe}", greedy.endpoint, body)
             if answer.ok:
@@ -214,18 +220,20 @@ class Measurements:
                 self.runner.keep_output(sample)
             return answer
 
-        await self._all(send(*repeat) for repeat in requests)
+        await self._await_all(send(*repeat) for repeat in requests)
 
     async def _question(
         self, probe: Probe, name: str, prompt: Prompt, fields: dict[str, Any], needle: str = ""
     ) -> None:
-        (answer,) = await self._all([self._ask(name, prompt, fields)])
+        """Ask one question of the output check and keep the answer."""
+        (answer,) = await self._await_all([self._ask(name, prompt, fields)])
         kept = sample_output(
             probe, answer.tokens, answer.text, needle=needle, margins=answer.margins
         )
         self.runner.keep_output(kept)
 
     async def _throughput(self, loads: Sequence[Load]) -> None:
+        """Measure all points of the loads in turn, within the trial's time limit."""
         trial = self.runner.trial
         ends = time.monotonic() + (trial.measure.most_s or math.inf)
         async with LoadClient(
@@ -238,7 +246,7 @@ class Measurements:
                 await self._point(point, rounds, time.monotonic() + share, ends)
 
     async def _point(self, point: Point, rounds: int, due: float, ends: float) -> None:
-        """Measure a load.
+        """Measure one point of a load: rounds to warm up, then the rounds that count.
 
         due: time after which no round begins that the figure can lack. ends: time after which no
         round begins.
@@ -294,7 +302,7 @@ class Measurements:
         )
 
     async def _round(self, point: Point, phase: str, number: int) -> Round:
-        """Send the requests of a round at once and return its figures."""
+        """Send the requests of one round of a load at once and return its figures."""
         runner, client = self.runner, self.runner.watch.load
         assert client is not None
         # Each arm gets the same prompts. Each trial gets others: an attached server may have cached
@@ -308,7 +316,7 @@ class Measurements:
         await client.open(point.concurrency)
         await runner.begin_phase()
         check = SelfCheck()
-        answers = await self._all(
+        answers = await self._await_all(
             (self._ask("throughput", prompt, fields) for prompt in prompts), check
         )
         await runner.end_phase(phase, point=point, round=number)
@@ -317,7 +325,7 @@ class Measurements:
     async def _counted(
         self, before: MetricsReading | None, usage: Mapping[str, int]
     ) -> dict[str, int] | None:
-        """Return the tokens by the server's counters since `before`; None if it has no counters."""
+        """Return the tokens that the server's counters show since `before`; None without."""
         ends = time.monotonic() + _COUNTED_WITHIN
         while True:
             after = await self.runner.watch.counters.scrape()
@@ -331,10 +339,10 @@ class Measurements:
                 return counted
             await asyncio.sleep(0.05)
 
-    async def _all(
+    async def _await_all(
         self, requests: Iterable[Awaitable[Answer]], check: SelfCheck | None = None
     ) -> list[Answer]:
-        """Await requests at once and return their answers. check: of the time in between.
+        """Await requests at once and return their answers. check: runs meanwhile.
 
         Raises `_StoppedError` if one of them failed.
         """
@@ -366,6 +374,7 @@ class Measurements:
         return answers
 
     async def _ask(self, name: str, prompt: Prompt, fields: dict[str, Any]) -> Answer:
+        """Send a streamed, greedy completion request and return its answer."""
         body = {
             "model": self.runner.model,
             **prompt.body,
@@ -379,6 +388,7 @@ class Measurements:
     async def _send(
         self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0
     ) -> Answer:
+        """Send a request, by the load's client if one is open, and return its answer."""
         trial = self.runner.trial
         answer, died = await self.runner.watch.ask(endpoint, body, by=self.runner.watch.load)
         self.unrecorded.append((name, answer))
@@ -391,7 +401,7 @@ class Measurements:
         return answer
 
     def _record(self) -> None:
-        """Write the answers to the journals.
+        """Write the answers that came since the last call to the journals.
 
         Do not call it while answers are awaited: a record of 100 tokens takes as long as to read
         20.
@@ -406,7 +416,7 @@ class Measurements:
 
 
 def _timing(answer: Answer, point: Point) -> Timing:
-    """Return the times of an answer.
+    """Return the times of an answer to a request of a load, for its figures.
 
     Raises `_StoppedError` if its lengths differ from those of `point`.
     """

@@ -21,7 +21,7 @@ from vllm_repro.verdict.verdict import Expected
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """Common part of what can be resumed."""
+    """Interrupted work, such as a run, that `--resume` continues in its folder."""
 
     what: ClassVar[str]
     # folders between the folder of all runs and this one
@@ -41,6 +41,7 @@ class Unfinished:
 
     @staticmethod
     def _compared(head: Mapping[str, Any], name: str) -> Any:
+        """Return the value of a field that must be the same when it is resumed."""
         return head.get(name)
 
     def refuse_changed(self, now: Mapping[str, Any]) -> None:
@@ -56,7 +57,7 @@ class Unfinished:
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedRun(Unfinished):
-    """An interrupted run."""
+    """An interrupted run to resume, with the trials that it has finished."""
 
     what = "run"
     depth = 1
@@ -68,7 +69,7 @@ class UnfinishedRun(Unfinished):
 
 
 def read_run(folder: Path) -> UnfinishedRun:
-    """Read an interrupted run.
+    """Return the interrupted run in `folder`, to resume it.
 
     Raises `UsageError` if there is no journal in `folder`, or one of a finished run.
     """
@@ -77,7 +78,7 @@ def read_run(folder: Path) -> UnfinishedRun:
 
 
 def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
-    """Like `read_run`, from a journal that is read already."""
+    """Return the interrupted run of a journal that is read already, as `read_run` does."""
     started = head_of(recording, folder, hint="start a new run")
     ended = recording.end
     if ended is not None and not ended["interrupted"]:

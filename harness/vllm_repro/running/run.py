@@ -47,7 +47,7 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.statistics import lower_bound
 from vllm_repro.verdict.throughput import withheld
 from vllm_repro.verdict.verdict import Expected, Record, arm_result, same_release
-from vllm_repro_diagnosis.evidence import Evidence, simulated
+from vllm_repro_diagnosis.evidence import Evidence, simulation_mark
 
 if TYPE_CHECKING:  # they import the reports
     from vllm_repro.report.model import RunReport
@@ -97,7 +97,7 @@ def run_one(
 def resolve_measure(
     options: MeasureOptions, kind: ServerKind, evidence: Evidence, trials: int | None
 ) -> MeasureOptions:
-    """Return the options with `throughput` decided, for at most a minute an arm by default.
+    """Decide whether to measure throughput, by default a minute an arm; return the options.
 
     trials: boots of each arm, as in `Job`.
     """
@@ -126,6 +126,7 @@ def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
 
 
 def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | None) -> RunReport:
+    """Run the job's trials on `site` with a journal, then return the report."""
     record = strongest_record(
         job.out, job.scenario, site.evidence, job.arms, job.version(site.kind)
     )
@@ -173,12 +174,13 @@ def _reported(folder: Path, scenario: Scenario) -> RunReport:
         write_reports(report, scenario)
     # the journal holds everything; do not lose the verdict of hours of trials
     except ReproError as error:
-        verdict = f"{report.verdict}{simulated(report.evidence)}"
+        verdict = f"{report.verdict}{simulation_mark(report.evidence)}"
         raise type(error)(f"the verdict is {verdict}, and {error}", hint=error.hint) from error
     return report
 
 
 def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> dict[str, Any]:
+    """Return the fields of a run's first journal line: scenario, arms, server, machine, names."""
     scenario, in_lab = job.scenario, site.kind.facts.in_lab
     return {
         "schema": SCHEMA,
@@ -232,7 +234,7 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
 
 
 def _arms_in_order(job: Job, site: Site) -> list[Arm]:
-    """Return the arms to boot.
+    """Return the arms to boot, in order; on an attached server not those with edits.
 
     An attached server has one command, so boot only arms without edits, first those that should
     live.
@@ -251,7 +253,7 @@ def _arms_in_order(job: Job, site: Site) -> list[Arm]:
 
 @contextlib.contextmanager
 def signals_later() -> Iterator[None]:
-    """Handle a signal after the block, so that a report is written whole."""
+    """Hold signals back until the block ends, so that a report is written whole."""
     came: list[signal.Signals] = []
     with signals_to(came.append):
         yield
@@ -300,6 +302,7 @@ class _Trials:
         self._done = self.unfinished.trials if self.unfinished else Trials()
 
     async def run(self) -> None:
+        """Run trials until each arm has enough; boot arms again that died before their load."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         with signals_to(lambda number: loop.call_soon_threadsafe(self._interrupt, number, task)):
@@ -332,6 +335,7 @@ class _Trials:
         ]
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
+        """Cancel the trial in progress at the first signal, so that its server is ended."""
         # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server
         # behind.
         if self.interrupted_by is None:
@@ -340,7 +344,7 @@ class _Trials:
             self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
 
     def _wanted(self) -> list[str]:
-        """Return the arms that need another trial."""
+        """Return the names of the arms that need another trial."""
         outcomes, trials = self._done.outcomes, self.job.trials
         if trials is not None:
             return [arm.name for arm in self.arms if len(outcomes[arm.name]) < trials]
@@ -368,6 +372,7 @@ class _Trials:
         return ends and not arm.patches
 
     def _trial(self, arm: Arm, number: int) -> Trial:
+        """Return the trial `number` of an arm, with its server, which is not started yet."""
         job, site = self.job, self.site
         log = self.folder / "logs" / f"{arm.name}-{number}.log"
         launch, server = site.server(job.scenario, arm, number, log, self.folder.name)
@@ -393,7 +398,7 @@ class _Trials:
 def strongest_record(
     out: Path, scenario: Scenario, evidence: str, arms: Sequence[Arm], version: str | None = None
 ) -> Record | None:
-    """Return the strongest run in `out` in which the first arm that should die did.
+    """Return the earlier run in `out` whose crashes of the first arm with the bug prove most.
 
     Only runs with the same evidence count.
 

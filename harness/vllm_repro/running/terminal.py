@@ -22,7 +22,10 @@ _EVERY = 30.0
 
 
 class Progress:
-    """One status line. `notify` may be called at any rate."""
+    """Progress of a run on standard error: a status line, or plain lines without a terminal.
+
+    `notify` may be called at any rate.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -62,6 +65,7 @@ class Progress:
             self._hide()
 
     def _show(self, text: str) -> None:
+        """Show `text` as the status line of the terminal."""
         from rich.console import Console  # here: 0.1 s of imports that only a terminal needs
         from rich.status import Status
         from rich.text import Text
@@ -76,11 +80,13 @@ class Progress:
             self._status.update(printable)
 
     def _hide(self) -> None:
+        """Remove the status line, if there is one."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
     def _write(self, text: str) -> None:
+        """Print one line; do nothing if the reader is gone."""
         with contextlib.suppress(OSError):  # the reader is gone; the run continues
             self._stream.write(printable(text) + "\n")
             self._stream.flush()

@@ -63,14 +63,14 @@ async def _workload(runner: WorkloadRunner) -> None:
 
 
 async def load_alone(runner: WorkloadRunner) -> None:
-    """Send the scenario's loads without its workload."""
+    """Measure the scenario's throughput loads without its workload before them."""
     if await runner.find_model():
         await runner.canary()
         await Measurements(runner).load()
 
 
 async def run_trial(trial: Trial, work: Work = _workload, what: str = "trial") -> Conclusion:
-    """Run the trial and return its conclusion.
+    """Boot the arm, run its workload, end the server, and return what the trial showed.
 
     When this returns or raises, the server is gone and the journal has the conclusion.
 
@@ -238,7 +238,7 @@ async def _boot_and_work(trial: Trial, work: Work) -> None:
 
 
 def _while_booting(release: Release | None) -> None:
-    """Check the files of the release, and import what is needed at once later.
+    """Check the release's files and import modules for later, while the server boots.
 
     Raises `InfraError` as `ReleaseCache.check` does.
     """
@@ -263,7 +263,7 @@ async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | Non
 
 
 async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
-    """Return the other nodes' servers that did not follow the first one."""
+    """Return the other nodes' servers that still ran ten seconds after the first one's exit."""
     before = [path.stat().st_size for path in server.rank_logs]
     ranks = await server.surviving_ranks(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
@@ -288,7 +288,7 @@ def _check_evidence(trial: Trial) -> None:
 
 
 async def _version(client: Client, evidence: Evidence) -> str | None:
-    """Return the release that the server reports.
+    """Return the release that the server reports; None if it reports none.
 
     Raises `InfraError` if a rehearsal engine answers in place of vLLM.
     """

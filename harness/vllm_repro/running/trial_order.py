@@ -43,7 +43,7 @@ class Trials:
     def finish(
         self, arm: str, expected: Expected, outcome: Outcome, during: str, *, crossed: bool
     ) -> None:
-        """Count a finished trial, but not an arm's first `infra`: it is tried again.
+        """Count a finished trial, but not an arm's first that failed by the host: it is repeated.
 
         The arguments are those of `is_other`.
         """
@@ -97,6 +97,7 @@ def undecided_arms(
 def _undecided(
     arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool
 ) -> bool:
+    """Return True if one more trial of this arm may decide its claim."""
     trials = len(arm.outcomes)
     if trials >= MOST or arm.strange or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
         return False
@@ -116,4 +117,5 @@ def _undecided(
 
 
 def _short_of(needed: int | None, trials: int) -> bool:
+    """Return True if the arm needs more clean trials, and no more than `MOST` in all."""
     return needed is not None and trials < needed <= MOST

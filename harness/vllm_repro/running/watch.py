@@ -67,7 +67,10 @@ _QUIET = 5.0
 
 
 class Watch:
-    """See the module. notify: called with lines of progress."""
+    """Watch of one server on all channels, from its launch to its exit, for signs of death.
+
+    notify: called with lines of progress. See the module.
+    """
 
     def __init__(
         self,
@@ -144,6 +147,7 @@ class Watch:
             raise broken
 
     def _start(self, channel: Coroutine[Any, Any, None]) -> None:
+        """Run the watch of one channel as a task, until the `with` block ends."""
         task = asyncio.create_task(channel)
         task.add_done_callback(self._channel_ended)
         self._tasks.append(task)
@@ -200,9 +204,9 @@ class Watch:
         canary: bool = False,
         by: LoadClient | None = None,
     ) -> tuple[Answer, bool]:
-        """Send a request, `by` the client of a load if there is one.
+        """Send a request; return its answer, and True if that names a dead engine.
 
-        Return its answer, and True if that names a dead engine.
+        by: the client of a load if there is one.
         """
         self.in_flight += 1
         try:
@@ -294,6 +298,7 @@ class Watch:
             self.dead.set()
 
     async def _watch_exit(self) -> None:
+        """Wait until the server's process or container exits, and note that sign of death."""
         self.exit = await self.server.exited()
         self.journal.write(
             "exited",
@@ -311,6 +316,7 @@ class Watch:
         self.note(DeathSign(channel, self.exit.detail, self.exit.at, self.exit.at))
 
     async def _watch_log(self) -> None:
+        """Follow the server's log, and note each line that reports a death."""
         if self.server.log_path is None:
             return
         async for line, written in follow(self.server.log_path):
@@ -320,11 +326,13 @@ class Watch:
             self._see_line(Channel.LOG, line, written)
 
     async def _watch_rank_log(self, rank: int, path: Path) -> None:
+        """Follow the log of a further node, and note each line that reports a death."""
         async for line, written in follow(path):
             self._last_growth = time.monotonic()
             self._see_line(Channel.RANK, line, written, where=f"rank {rank}: ")
 
     def _see_line(self, channel: Channel, line: str, written: float, where: str = "") -> None:
+        """Note a log line that reports a death; if the server was ready, confirm it first."""
         known_sign = log_sign(line)
         if known_sign is None:
             return
@@ -340,7 +348,7 @@ class Watch:
         self.note(sign)
 
     async def _confirm(self, sign: DeathSign, *, wait: float = 0.0) -> None:
-        """Look for a second sign of a death of a ready server.
+        """Confirm a sign of death of a ready server: it counts unless the engine returns a token.
 
         A log may quote such a line, and a gateway may answer `/health`.
 
@@ -378,6 +386,7 @@ class Watch:
         return answer
 
     async def _watch_ranks(self) -> None:
+        """Wait until the server of a further node exits; before ready, that is a death."""
         rank, ended = await self.server.rank_exited()
         self.journal.write(
             "rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready
@@ -399,6 +408,7 @@ class Watch:
             return None
 
     async def _watch_health(self) -> None:
+        """Poll `/health` of a ready server, and confirm a death if it keeps failing."""
         refuted = False
         while True:
             await asyncio.sleep(0.1)
@@ -420,6 +430,7 @@ class Watch:
                     refuted = True
 
     async def _watch_children(self) -> None:
+        """Note when EngineCore or a worker exits while the API server still runs."""
         known: dict[int, str] = {}
         leader: int | None = None
         while True:
@@ -454,6 +465,7 @@ class Watch:
                         known[pid] = _own_name(psutil.Process(pid))
 
     async def _watch_counters(self) -> None:
+        """Poll `/metrics`; record a hang if nothing moves with requests in flight."""
         moved = time.monotonic()
         last: tuple[float, ...] = ()
         seen: set[tuple[float, ...]] = set()
@@ -507,6 +519,7 @@ class Watch:
                 )
 
     async def _watch_gpus(self) -> None:
+        """Sample the leased GPUs every five seconds while a load is measured."""
         while self.gpus:
             await asyncio.sleep(_GPU_POLL)
             with contextlib.suppress(InfraError):  # the figures are the same without it
@@ -514,7 +527,7 @@ class Watch:
                     self.gpu_uses.append(use)
 
     async def over(self) -> None:
-        """Return when the engine is dead or hung."""
+        """Wait until the engine is dead or hung."""
         waits = [asyncio.create_task(self.dead.wait()), asyncio.create_task(self._stalled.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -524,9 +537,11 @@ class Watch:
 
     @property
     def ended(self) -> bool:
+        """True if the engine is dead or hung."""
         return self.dead.is_set() or self._stalled.is_set()
 
     async def _sleep_unless_dead(self, seconds: float) -> None:
+        """Sleep for `seconds`, or until the engine is dead if that is sooner."""
         with contextlib.suppress(asyncio.TimeoutError):  # it lives
             await asyncio.wait_for(self.dead.wait(), seconds)
 

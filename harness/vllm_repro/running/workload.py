@@ -53,7 +53,7 @@ _SIGN_AFTER_FAILURE = 5.0
 
 @dataclass
 class WorkloadRunner:
-    """The requests to one server.
+    """Sender of a trial's workload to one server, step by step.
 
     `run` returns when the workload is done, or the engine is dead or hung.
     """
@@ -76,7 +76,7 @@ class WorkloadRunner:
     """When the current phase began, in seconds since the epoch, and the server's counters then."""
 
     async def run(self) -> None:
-        """Run every step, then `finish`.
+        """Run every step of the workload, then check that the engine still lives.
 
         Raises `InfraError` if the server lives but does not behave like vLLM.
         """
@@ -97,7 +97,7 @@ class WorkloadRunner:
         await self.finish()
 
     async def _known_fields(self) -> Mapping[str, frozenset[str]]:
-        """Return `known`.
+        """Return the body fields that each endpoint reads, by cache or server.
 
         vLLM needs a second to write its schema. The schema does not change, so cache it beside a
         cached release.
@@ -122,7 +122,7 @@ class WorkloadRunner:
         return known
 
     async def find_model(self) -> bool:
-        """Set `model`.
+        """Ask the server for its model's name and set `model`.
 
         Return False if the engine is dead or hung; raise `InfraError` if the server lives and names
         none.
@@ -163,6 +163,7 @@ class WorkloadRunner:
         await self.watch.last_look()
 
     async def _step(self, number: int, step: Step) -> None:
+        """Run one step: pause, wait for an idle engine, or send requests."""
         self.trial.notify(f"step {number + 1}: {step}")
         match step:
             case Pause(seconds=seconds):
@@ -322,6 +323,7 @@ class WorkloadRunner:
         return self.watch.ended
 
     async def _send(self, request: Request, prompt: Prompt) -> None:
+        """Send one request of the workload and record its answer."""
         trial, name, answer_tokens = self.trial, request.label, self._resolve(request.max_tokens)
         body: dict[str, Any] = {"model": self.model, **prompt.body}
         if request.prompt is not None:
@@ -331,7 +333,7 @@ class WorkloadRunner:
         ids = request.ids or body.get("prompt", ())
         ids = ids if isinstance(ids, list | tuple) and not request.conversation else ()
         await asyncio.sleep(request.starts_after)
-        repeats = max((_common(ids, earlier) for earlier in self.answered), default=0)
+        repeats = max((_common_prefix(ids, earlier) for earlier in self.answered), default=0)
         trial.seen.sent += 1
         sent = SentRequest(
             name,
@@ -364,7 +366,7 @@ class WorkloadRunner:
             body=_shortened(body, prompt, request.fields),
         )
         asking = asyncio.create_task(self.watch.ask(request.endpoint, body))
-        if request.leaves_after is not None and await self._leaves(
+        if request.leaves_after is not None and await self._leave_early(
             asking, index, request.leaves_after
         ):
             return
@@ -381,11 +383,8 @@ class WorkloadRunner:
         elif answer.ok:
             self.answered.append(ids)
 
-    async def _leaves(self, asking: asyncio.Task[Any], index: int, seconds: float) -> bool:
-        """Close the connection of a request after so many seconds.
-
-        Return False if it was answered before.
-        """
+    async def _leave_early(self, asking: asyncio.Task[Any], index: int, seconds: float) -> bool:
+        """Close a request's connection after so many seconds; return False if it was answered."""
         try:
             await asyncio.wait([asking], timeout=seconds)
             reading = None if asking.done() else await self.watch.counters.scrape()
@@ -410,12 +409,14 @@ class WorkloadRunner:
         return True
 
     def _resolve(self, size: int | Size) -> int:
+        """Return a prompt or answer size in tokens, by the server's flags if it names one."""
         in_lab = self.trial.launch.kind.facts.in_lab
         return resolve(size, self.trial.launch.command, in_lab=in_lab)
 
     def _note_answer(
         self, index: int, sent: SentRequest, answer: Answer, usage: Usage | None, *, died: bool
     ) -> None:
+        """Record the answer to the request at `index`. usage: None for our counts."""
         trial = self.trial
         trial.seen.requests[index] = replace(
             sent,
@@ -433,7 +434,7 @@ class WorkloadRunner:
         self.record_answer(sent.name, answer, answer.token_times)
 
     def _note_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
-        """Keep the output of an answer that is to be compared.
+        """Keep the text of an answer that the output check compares with others.
 
         repeated: its request, if its prompt is also sent alone.
         """
@@ -459,7 +460,7 @@ class WorkloadRunner:
         self.trial.journal.write("output", **self.trial.label, said=kept)
 
     def record_answer(self, name: str, answer: Answer, times: Iterable[float]) -> None:
-        """Write an answer to the journal, and its request to its own file. times: of its tokens."""
+        """Write an answer to the journal and `requests.jsonl`. times: of its tokens."""
         self.trial.journal.write(
             "answer",
             **self.trial.label,
@@ -474,7 +475,7 @@ class WorkloadRunner:
         self.record_request(name, answer, times)
 
     def record_request(self, name: str, answer: Answer, times: Iterable[float]) -> None:
-        """Write a request to its own file. times: of its tokens."""
+        """Write a request's times to `requests.jsonl`. times: of its tokens."""
         self.trial.requests.write(
             "request",
             **self.trial.label,
@@ -528,7 +529,7 @@ class WorkloadRunner:
         await self.unless_over([asyncio.create_task(ask())])
 
     async def unless_over(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Await `tasks`.
+        """Await `tasks`, but no longer than until the engine is dead or hung.
 
         Once the engine is dead or hung, cancel those that do not finish by themselves.
         """
@@ -549,8 +550,8 @@ class WorkloadRunner:
                 await work
 
 
-def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many leading tokens are the same."""
+def _common_prefix(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many leading tokens are the same in both prompts."""
     differ = (
         place
         for place, (first, second) in enumerate(zip(ids, others, strict=False))

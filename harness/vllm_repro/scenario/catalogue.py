@@ -44,12 +44,12 @@ def scenario_files(folder: Path | None = None) -> list[Path]:
 
 
 def named_folders() -> list[Path]:
-    """Return the folders in `FOLDERS`."""
+    """Return the folders of scenarios that `$VLLM_REPRO_SCENARIOS` names."""
     return [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
 
 
 def folder_words() -> list[str]:
-    """Return the options that add the folders in `FOLDERS`.
+    """Return `--scenarios FOLDER` for each folder in `$VLLM_REPRO_SCENARIOS`.
 
     They are absolute, for a command that runs in another working directory.
     """
@@ -58,7 +58,7 @@ def folder_words() -> list[str]:
 
 @cache
 def _installed(_search: tuple[str, ...]) -> list[Path]:
-    """Return the folders of the packages in `GROUP`. A top-level package is not imported.
+    """Return the scenario folders of other packages (`GROUP`). No top-level package is imported.
 
     Cached for each `sys.path`: reading a hundred packages takes 15 ms.
     """

@@ -30,7 +30,7 @@ from vllm_repro_lab.parts import MECHANISMS
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One mistake. `line` counts from 1."""
+    """One mistake in a scenario file. `line` counts from 1."""
 
     file: str
     line: int
@@ -41,13 +41,14 @@ class Problem:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'max_tokens'?` with the most similar known word; else empty."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @dataclass
 class Reading:
-    """Problems and line numbers of one file."""
+    """A scenario file that is read: its problems so far, and the lines of its parts."""
 
     file: str
     problems: list[Problem] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Reading:
     arm_lines: dict[int, int] = field(default_factory=dict)
 
     def problem(self, line: int, text: str) -> None:
+        """Add a problem at this line."""
         self.problems.append(Problem(self.file, line, text))
 
     def line_of(self, argument: str) -> int:
@@ -67,14 +69,16 @@ class Reading:
         return self.lines.get(argument, self.scenario_line)
 
     def wrong(self, key: str, text: str) -> None:
+        """Add a problem at the line of an argument of `Scenario(...)`."""
         self.problem(self.line_of(key), text)
 
     def at_arm(self, arm: Arm) -> int:
+        """Return the line of an arm, or of `arms=` if it is not known."""
         return self.arm_lines.get(id(arm), self.line_of("arms"))
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
-    """Check that the parts of a scenario fit together."""
+    """Add a problem for each part of a scenario that does not fit the others."""
     wrong = reading.wrong
     if scenario.id != path.stem.replace("_", "-"):
         wrong(
@@ -160,7 +164,7 @@ def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
 
 
 def _no_release(text: str) -> str:
-    """Return the problem of a release number, or an empty string."""
+    """Return what is wrong with a release number such as `v0.23`; empty if nothing is."""
     try:
         plain = str(Version(text))
     except InvalidVersion:
@@ -173,6 +177,7 @@ def _no_release(text: str) -> str:
 
 
 def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
+    """Report release numbers that are none, not among the bad ones, or both bad and good."""
     if problem := _no_release(scenario.try_with):
         wrong("try_with", f"try_with {problem}")
     elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
@@ -217,7 +222,7 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_alike(scenario: Scenario, reading: Reading) -> None:
-    """Check that each group of `alike=` is sent, once, with one prompt and greedily."""
+    """Check that requests that need equal answers (`alike=`) are equal, greedy, sent once."""
     for group in scenario.output.alike if scenario.output else ():
         problems = []
         whole = False
@@ -247,6 +252,7 @@ def _check_alike(scenario: Scenario, reading: Reading) -> None:
 
 
 def _body(request: Request) -> tuple[object, ...]:
+    """Return what decides the right answer of a request, to compare requests by it."""
     # The right answer does not depend on where the KV blocks of the prompt come from.
     fields = {name: value for name, value in request.fields.items() if name != "kv_transfer_params"}
     return request.endpoint, request.prompt, request.shared, request.max_tokens, fields
@@ -261,6 +267,7 @@ def _arm(scenario: Scenario, reading: Reading, key: str, problem: str, name: str
 
 
 def _check_causes(scenario: Scenario, reading: Reading) -> None:
+    """Report source changes of `causes=` with a wrong release, no such arm or no patch."""
     for change in scenario.causes.changes if scenario.causes else ():
         if problem := _no_release(change.release):
             reading.wrong("causes", f"cause {change.name!r}: release {problem}")
@@ -365,6 +372,7 @@ def _unsent(wanted: Wanted, requests: Sequence[Request]) -> tuple[str, str]:
 
 
 def _check_arms(scenario: Scenario, reading: Reading) -> None:
+    """Report wrong and doubled arm names, and releases or workloads that do not fit an arm."""
     names: set[str] = set()
     for arm in scenario.arms:
         problems = []
@@ -392,6 +400,7 @@ def _check_arms(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_tiny_model(scenario: Scenario, reading: Reading, key: str, dummy: Dummy) -> None:
+    """Report changes for the tiny model without a reason, and impossible shapes of it."""
     for change in dummy.changes:
         if not change.why:
             reading.problem(

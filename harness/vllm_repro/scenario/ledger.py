@@ -16,11 +16,12 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 @cache
 def _bugs() -> dict[str, dict[str, Any]]:
+    """Return the ledger's record of each known bug, by scenario id."""
     return {bug["id"]: bug for bug in json.loads(ledger_file().read_bytes())["bugs"]}
 
 
 def ledger_values(scenario: str) -> dict[str, Any]:
-    """Return the state of a scenario's issue and its releases; empty for one of another folder."""
+    """Return the state of a bug's issue, and what was seen in each release."""
     bug = _bugs().get(scenario, {"state": "unknown", "releases": []})
     return {key: bug[key] for key in ("state", "releases")}
 

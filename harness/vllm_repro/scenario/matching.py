@@ -24,12 +24,13 @@ _COMMON = frozenset({"fp8", "auto", "bfloat16"})
 
 
 def _url(issue: str) -> str:
+    """Return the GitHub URL of an issue `owner/repository#number`."""
     return f"https://github.com/{issue.replace('#', '/issues/')}"
 
 
 @dataclass(frozen=True)
 class Match:
-    """A scenario that a crash matches."""
+    """A scenario that a crash matches, exactly or nearly."""
 
     scenario: Scenario
     # How the crash compares with its signature; not `other`.
@@ -41,6 +42,7 @@ class Match:
 
     @property
     def url(self) -> str:
+        """Return the GitHub URL of the scenario's issue."""
         return _url(self.scenario.issue)
 
     @property
@@ -103,7 +105,7 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
-    """Return the match; at most `near` if the text contradicts the scenario."""
+    """Return the match, lowered to `near` if its release or KV connector contradicts it."""
     scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
     good = scenario.status.standing(version) is Standing.GOOD
     match = replace(match, later=good or version is None)
@@ -117,7 +119,7 @@ def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
 
 
 def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
-    """Return True if more than a function's name is like the scenario."""
+    """Return True if crash and scenario have more in common than names of functions."""
     signature, last = match.scenario.signature, diagnosis.frames[-1:]
     if signature is not None and quotes(signature, diagnosis.message or ""):
         return True
@@ -149,7 +151,7 @@ def _parts_of(diagnosis: Diagnosis) -> str:
 
 
 def _squeezed(text: str) -> str:
-    """Return the text in which `offloading_connector.py` holds `OffloadingConnector`."""
+    """Return `text` in lower case without `_` and `-`, so that file and class names compare."""
     return text.lower().replace("_", "").replace("-", "")
 
 
@@ -167,6 +169,7 @@ def standstills(finding: Finding, reading: Reading, scenarios: Sequence[Scenario
     files = " ".join(finding.folded)
 
     def alike(scenario: Scenario) -> int:
+        """Return how much of a scenario's settings and code the hang has; 0 if none fits."""
         needed = set(_SETTING.findall(scenario.command))
         defect = scenario.defect.file if scenario.defect else "scheduler.py"
         in_code = defect in files and not defect.endswith("/scheduler.py")
@@ -205,4 +208,5 @@ def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenar
 
 
 def _features(scenario: Scenario) -> set[str]:
+    """Return the KV connector and the KV-cache family that a scenario's command selects."""
     return {found for feature in _FEATURES for found in feature.findall(scenario.command)}

@@ -45,7 +45,7 @@ class Patch:
         return f"patched {self.file}"
 
     def apply(self, text: str) -> str:
-        """Return `text` with the change.
+        """Return the text of the file with the replacement made.
 
         Raises `Unsupported` unless it contains `was` exactly once.
         """

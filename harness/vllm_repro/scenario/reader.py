@@ -94,16 +94,18 @@ def _fits(value: Any, hint: Any) -> bool:
 
 @dataclass
 class _Reader(Reading):
-    """Evaluator of one file."""
+    """Evaluator of a scenario file's syntax tree, which collects problems with their lines."""
 
     names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
     imported: set[str] = field(default_factory=set)
 
     def bad(self, line: int, text: str) -> _Bad:
+        """Report a problem, and return the placeholder for a wrong value."""
         self.problem(line, text)
         return _BAD
 
     def module(self, tree: ast.Module) -> Any:
+        """Return the value of `scenario` in a file, or report why there is none."""
         for number, statement in enumerate(tree.body):
             match statement:
                 case ast.Expr(value=ast.Constant(value=str())) if number == 0:
@@ -138,6 +140,7 @@ class _Reader(Reading):
         return self.names["scenario"]
 
     def value(self, node: ast.expr) -> Any:
+        """Return the value of an expression, or report it and return the placeholder."""
         match node:
             case ast.Constant():
                 return self._small(node.lineno, node.value)
@@ -191,6 +194,7 @@ class _Reader(Reading):
         )
 
     def _binary(self, node: ast.BinOp) -> Any:
+        """Return the value of an operation (`flag(…) + 129`), or report a wrong one."""
         line, left, right = node.lineno, self.value(node.left), self.value(node.right)
         if left is _BAD or right is _BAD:
             return _BAD
@@ -213,7 +217,7 @@ class _Reader(Reading):
         return self._small(line, function(left, right))
 
     def _small(self, line: int, value: Any) -> Any:
-        """Return the value if it is small enough.
+        """Return the value if it is small enough, else report it.
 
         Names doubled on each line would otherwise fill the memory.
         """
@@ -224,6 +228,7 @@ class _Reader(Reading):
         return value
 
     def _call(self, node: ast.Call) -> Any:
+        """Return the result of a call of a vocabulary word, or report a wrong call."""
         target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
         if not isinstance(node.func, ast.Name):
             return self.bad(
@@ -277,7 +282,7 @@ class _Reader(Reading):
         keywords: dict[str, Any],
         where: dict[str, int],
     ) -> bool:
-        """Report wrong, missing and unknown arguments."""
+        """Report a call's wrong, missing and unknown arguments. Return True if there are any."""
         signature, hints = _signature(target), _hints(target)
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -318,7 +323,7 @@ class _Reader(Reading):
                 if one is not _BAD and not _fits(one, hints[name]):
                     problem = (
                         f"{word}: {name}={_short(one)} must be"
-                        f" {_type_name(hints[name])}{_hint(one, hints[name])}"
+                        f" {_type_name(hints[name])}{_correction(one, hints[name])}"
                     )
                     self.problem(where.get(name, node.lineno), problem)
                     wrong = True
@@ -348,7 +353,8 @@ def _type_name(hint: Any) -> str:
     return names.get(hint) or f"a {getattr(hint, '__name__', hint)}"
 
 
-def _hint(value: Any, hint: Any) -> str:
+def _correction(value: Any, hint: Any) -> str:
+    """Return how to correct an argument of a wrong type; empty if that is not obvious."""
     if not isinstance(value, tuple) and _fits((value,), hint):
         return ": write a list, with brackets"
     return f": write {_called(value)}" if inspect.isroutine(value) else ""
@@ -367,11 +373,13 @@ def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
 
 @lru_cache
 def _signature(word: Callable[..., Any]) -> inspect.Signature:
+    """Return the Python signature of a vocabulary word, from a cache."""
     return inspect.signature(word)
 
 
 @lru_cache
 def _hints(word: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a vocabulary word's parameters by name, from a cache."""
     return typing.get_type_hints(word.__init__ if inspect.isclass(word) else word)
 
 
@@ -382,6 +390,7 @@ def _called(word: Any) -> str:
 
 
 def _short(value: Any) -> str:
+    """Return a value as text of at most 60 letters, for a message."""
     text = value.__name__ if inspect.isroutine(value) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

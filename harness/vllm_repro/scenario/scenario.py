@@ -203,10 +203,7 @@ class Dummy:
 
 @dataclass(frozen=True, kw_only=True)
 class Lab(Dummy):
-    """Settings of the lab.
-
-    The lab runs a vLLM release on the CPU, with its CUDA parts replaced, and a tiny model.
-    """
+    """Settings of the lab: a vLLM release on the CPU with CUDA parts replaced, and a tiny model."""
 
     # Part of the lab's plugin.
     mechanism: str
@@ -223,7 +220,7 @@ class Lab(Dummy):
 
 @dataclass(frozen=True)
 class Needs:
-    """Required hardware."""
+    """Hardware that a scenario requires."""
 
     gpus: int = 0
     # Per GPU.
@@ -270,7 +267,7 @@ class Status:
                 ) from error
 
     def contradictions(self) -> set[str]:
-        """Return the bounds that are both bad and good."""
+        """Return the ends of the version ranges that are both bad and good."""
         if not self.good:
             return set()
         bad, good = (
@@ -283,10 +280,11 @@ class Status:
 
     @property
     def open(self) -> bool:
+        """Return True if the bug is open: no release is declared good."""
         return not self.good
 
     def standing(self, version: str | None) -> Standing:
-        """Return the declared standing of the version that a server reports.
+        """Return whether the version that a server reports is declared bad, good, or neither.
 
         A nightly has that of its number; a commit has none.
         """
@@ -304,10 +302,12 @@ class Status:
 
     @property
     def first_bad(self) -> str | None:
+        """Return the first release that is declared bad; None without a lower bound."""
         return _bound(self.bad, (">=", "=="))
 
     @property
     def first_good(self) -> str | None:
+        """Return the first release that is declared good, or None."""
         return _bound(self.good, (">=", "=="))
 
     @property
@@ -325,6 +325,7 @@ class Status:
 
 
 def _bound(text: str, operators: tuple[str, ...]) -> str | None:
+    """Return the least version that stands after one of `operators` in a specifier, or None."""
     versions = [Version(part.version) for part in SpecifierSet(text) if part.operator in operators]
     return str(min(versions)) if versions else None
 
@@ -345,7 +346,7 @@ class Lengths:
 
     @property
     def between(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(least, most) of blocks and of tokens over."""
+        """(least, most) of whole KV-cache blocks, and of tokens in addition to them."""
         return (self.blocks[0], self.blocks[-1]), (self.over[0], self.over[-1])
 
 
@@ -417,7 +418,7 @@ def issue_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One upstream bug."""
+    """One upstream bug: its reported command, its workload, and the arms to compare."""
 
     id: str
     # `owner/repository#number`, or `NOT_STATED`.
@@ -468,6 +469,7 @@ class Scenario:
         return parse(self.command)
 
     def arm(self, name: str) -> Arm | None:
+        """Return the arm of this name, or None."""
         return next((arm for arm in self.arms if arm.name == name), None)
 
     @property
@@ -492,6 +494,7 @@ class Scenario:
 
     @property
     def loads(self) -> tuple[Load, ...]:
+        """Return the loads whose throughput is measured: the declared ones, else the usual one."""
         names = [arm.name for arm in self.arms]
         loads = self.throughput or usual_load(names, self._longest_request())
         return (loads,) if isinstance(loads, Load) else tuple(loads)
@@ -510,6 +513,7 @@ class Scenario:
         """
 
         def server(candidate: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
+            """Return what makes an arm's server: its command and its patches."""
             return self.command_of(candidate), candidate.patches
 
         earlier = takewhile(lambda candidate: candidate.name != arm.name, self.arms)
@@ -557,6 +561,7 @@ class Scenario:
         return self._edited([*changes, *(edit.in_dummy or edit for edit in arm.edits)])
 
     def _edited(self, edits: Sequence[Edit]) -> ServeCommand:
+        """Return the reported command with these edits, made in order."""
         command = self.reported()
         for edit in edits:
             command = edit.apply(command)
@@ -579,4 +584,5 @@ class Scenario:
         return "answers" if self.signature is None else self.signature.phase
 
     def workload_of(self, arm: Arm) -> tuple[Step, ...]:
+        """Return the steps of an arm's workload: its own, else the scenario's."""
         return tuple(self.workload) if arm.workload is None else arm.workload

@@ -101,6 +101,7 @@ def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Ed
     """
 
     def apply(command: ServeCommand) -> ServeCommand:
+        """Return the command with these flags."""
         return command.with_flags(*words)
 
     in_lab, in_dummy = (with_flags(flags) if flags else None for flags in (lab, dummy))
@@ -111,13 +112,14 @@ def without(*names: str, why: str = "") -> Edit:
     """Remove flags: `without("--speculative-config")`."""
 
     def apply(command: ServeCommand) -> ServeCommand:
+        """Return the command without these flags."""
         return command.without(*names)
 
     return Edit("without " + " ".join(names), apply, why)
 
 
 def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
-    """Return the flag of the simple CPU offload connector, for `with_flags`."""
+    """Return the `--kv-transfer-config` of the simple CPU offload connector, for `with_flags`."""
     return _connector(
         "SimpleCPUOffloadConnector",
         kv_role="kv_both",
@@ -127,7 +129,7 @@ def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
 
 
 def offloading(cpu_bytes: int, **settings: int) -> str:
-    """Return the flag of the offloading connector.
+    """Return the `--kv-transfer-config` of the offloading connector, for `with_flags`.
 
     settings: the lab's own, such as `store_polls=8`.
     """
@@ -139,7 +141,7 @@ def offloading(cpu_bytes: int, **settings: int) -> str:
 
 
 def late_connector(*, rejects: bool = False) -> str:
-    """Return the flag of the lab's connector, which moves nothing.
+    """Return the `--kv-transfer-config` of the lab's connector, which moves no KV blocks.
 
     rejects: set the policy that recomputes failed loads.
     """
@@ -153,6 +155,7 @@ def late_connector(*, rejects: bool = False) -> str:
 
 
 def _connector(name: str, **settings: object) -> str:
+    """Return `--kv-transfer-config` with the JSON of a KV connector and its settings."""
     config = json.dumps({"kv_connector": name, **settings}, separators=(",", ":"))
     return f"--kv-transfer-config '{config}'"
 
@@ -201,7 +204,7 @@ def scheduler_lab(
     arms: Sequence[str] = (),
     why: str = _NO_WEIGHTS,
 ) -> Lab:
-    """Return the lab of a bug that the scheduler decides.
+    """Return the lab settings for a bug that the scheduler decides, without real weights.
 
     changes: edits beside `--enforce-eager`.
     """
@@ -217,7 +220,7 @@ def scheduler_lab(
 
 
 def session_lab(*changes: Edit) -> Lab:
-    """Return the lab of a bug of streaming sessions. Their input goes to `POST /segments`."""
+    """Return the lab settings for a bug of streaming sessions, which use `POST /segments`."""
     return Lab(
         mechanism="async",
         layers=2,

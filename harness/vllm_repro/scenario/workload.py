@@ -111,7 +111,7 @@ def resolve(size: int | Size, command: ServeCommand, *, in_lab: bool = False) ->
 
 @dataclass(frozen=True)
 class Request:
-    """One request.
+    """One HTTP request of a workload: its endpoint, prompt, answer length and timing.
 
     A crash is an HTTP 500 for a plain request, and an error event after a 200 for a stream.
     """
@@ -163,6 +163,7 @@ class Request:
 
     @property
     def _stated(self) -> object:
+        """Return the prompt as the scenario states it, also one inside a whole body; else None."""
         values = (self.fields[key] for key in ("messages", "prompt", "input") if key in self.fields)
         return next(values, None) if self.prompt is None else self.prompt
 
@@ -203,7 +204,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait of some seconds."""
+    """Step of a workload: a wait of some seconds."""
 
     seconds: float
 
@@ -224,9 +225,10 @@ class Rest:
 Step = Request | Together | Conversation | Pause | Rest
 
 
-def _checked(
+def _check_request(
     prompt: int | Size | str | Sequence[int], max_tokens: int | Size, may_fail: Sequence[int] = ()
 ) -> None:
+    """Raise `ValueError` if a prompt, answer length or allowed status is wrong."""
     if isinstance(prompt, Sequence) and not prompt:
         raise ValueError("an empty prompt cannot be counted: send it with request(…)")
     if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
@@ -243,11 +245,13 @@ def _checked(
 
 
 def _check_statuses(may_fail: Sequence[int]) -> None:
+    """Raise `ValueError` unless all are statuses of errors, 400 to 599."""
     if not all(400 <= status < 600 for status in may_fail):
         raise ValueError("may_fail=[…] holds statuses of errors, 400 to 599")
 
 
 def _check_times(starts_after: float, leaves_after: float | None = None) -> None:
+    """Raise `ValueError` if a request starts before its step or its client leaves at once."""
     if starts_after < 0 or (leaves_after is not None and leaves_after <= 0):
         raise ValueError("starts_after is 0 or more seconds, leaves_after more than 0")
 
@@ -272,7 +276,7 @@ def chat(
     **fields: Any,
 ) -> Request:
     """Return a chat completion with one user message; `prompt` counts the chat template too."""
-    _checked(prompt, max_tokens, may_fail)
+    _check_request(prompt, max_tokens, may_fail)
     return Request(
         "/v1/chat/completions",
         prompt,
@@ -296,7 +300,7 @@ def completion(
     leaves_after: float | None = None,
     **fields: Any,
 ) -> Request:
-    """Return a text completion.
+    """Return a request for a text completion.
 
     Its first `shared` tokens are those of all sharing completions, for the prefix cache.
 
@@ -304,7 +308,7 @@ def completion(
     requests sent together. leaves_after: seconds after which its client closes the
     connection.
     """
-    _checked(prompt, max_tokens, may_fail)
+    _check_request(prompt, max_tokens, may_fail)
     _check_times(starts_after, leaves_after)
     if stream and leaves_after is not None:
         raise ValueError("leaves_after is for an answer in one piece: leave stream out")
@@ -368,7 +372,7 @@ def conversation(
     reply calls the first tool and the next message is its result. Replies are fixed texts: random
     weights would break a tool's schema and make the lengths random.
     """
-    _checked(first, max_tokens)
+    _check_request(first, max_tokens)
     if not adds or min(adds) < 1:
         raise ValueError("adds=[…] holds what each further turn adds, in tokens")
     fields = {"tools": _frozen(list(tools))} if tools else {}
@@ -385,7 +389,7 @@ def conversation(
 
 
 def together(*requests: Request) -> Together:
-    """Send these requests at the same time; the step ends with the last one."""
+    """Return a step that sends these requests at the same time and ends with the last one."""
     if len(requests) < 2:
         raise ValueError("together() takes two requests or more")
     return Together(requests)
@@ -412,7 +416,7 @@ def at_once(
 
 
 def pause(seconds: float) -> Pause:
-    """Wait; the server is still watched."""
+    """Return a step that waits some seconds; the server is still watched."""
     if seconds < 0:
         raise ValueError("pause() takes seconds, 0 or more")
     return Pause(seconds)
@@ -431,7 +435,7 @@ def rest(*, within: float) -> Rest:
 
 
 def requests_of(steps: tuple[Step, ...]) -> Iterator[Request]:
-    """Yield every request of a workload, in order."""
+    """Yield every request of a workload's steps, in order."""
     for step in steps:
         if isinstance(step, Request):
             yield step

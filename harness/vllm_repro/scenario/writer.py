@@ -26,7 +26,7 @@ class ScenarioWriter:
     _lines: list[str] = field(default_factory=list)
 
     def word(self, name: str) -> Source:
-        """Return a word of the vocabulary, and import it."""
+        """Return a word of the vocabulary as source, and import it in the file."""
         self._words.add(name)
         return Source(name)
 
@@ -47,7 +47,7 @@ class ScenarioWriter:
         self._lines.append(f"{name}={literal(value)},")
 
     def text(self, about: str) -> str:
-        """Return the file. about: its docstring."""
+        """Return the text of the scenario file. about: its docstring."""
         self.word("Scenario")
         words = sorted(self._words, key=lambda word: (word.islower(), word))
         imports = f"from vllm_repro.vocabulary import ({_block(words)})"
@@ -83,12 +83,12 @@ def literal(value: Any) -> str:
 
 
 def one_a_line(items: Iterable[Any]) -> Source:
-    """Return a list with one item a line."""
+    """Return the Python source of a list, with one item a line."""
     return Source(f"[{_block(map(literal, items))}]")
 
 
 def command_text(text: str) -> Source:
-    """Return a command as a string over several lines."""
+    """Return the Python source of a command, as a string over several lines if possible."""
     body = _indented(text)
     made = '"""\n' + body.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '\n"""'
     printable = all(char.isprintable() or char == "\n" for char in text)
@@ -96,12 +96,14 @@ def command_text(text: str) -> Source:
 
 
 def _docstring(text: str) -> str:
+    """Return the Python source of a docstring with this text."""
     inside = text.replace("\\", "\\\\").replace('"', '\\"')
     made = f'"""{inside}"""'
     return made if ast.literal_eval(made) == text else literal(text)
 
 
 def _arguments(values: Iterable[Any], named: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a call as Python source, the named ones last."""
     return [*map(literal, values), *(f"{name}={literal(value)}" for name, value in named.items())]
 
 
@@ -111,4 +113,5 @@ def _block(parts: Iterable[str]) -> str:
 
 
 def _indented(text: str) -> str:
+    """Return `text` with four blanks in front of each line."""
     return "\n".join(f"    {line}" for line in text.split("\n"))

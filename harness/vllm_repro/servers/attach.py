@@ -63,7 +63,7 @@ def find_log(pid: int | None) -> Path | None:
 
 
 def own_lines_begin(source: Path, pid: int | None) -> int:
-    """Return the offset of this server's first line in a log that earlier servers may have used.
+    """Return the byte offset of this server's first line in a log that others may have used.
 
     It is the last boot with `pid`, else the first line with it, else the last boot. Without any of
     these the writer of the file is unknown, so only new lines count.
@@ -84,7 +84,7 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
 
 
 async def identify(url: str) -> tuple[str, bool]:
-    """Return the version of the vLLM at `url`, and True if it is a rehearsal.
+    """Return the version of the vLLM at `url`, and True if it is the imitation, a rehearsal.
 
     Raises `UsageError` if a run cannot watch it.
     """
@@ -121,7 +121,7 @@ async def identify(url: str) -> tuple[str, bool]:
 
 
 class AttachServer(Server):
-    """The server at `url`.
+    """A server that already runs at `url`: a trial only watches it and copies its log.
 
     log: the server's log; earlier lines belong to other clients' requests. copy_to: the log of the
     trial.
@@ -138,6 +138,7 @@ class AttachServer(Server):
         self._process = psutil.Process(self.pid) if self.pid else None
 
     async def start(self) -> ServerFacts:
+        """Begin to copy the log of the running server for the trial, and return its pid."""
         assert self.log_path is not None
         self.log_path.touch()
         if self.source is not None:
@@ -151,7 +152,7 @@ class AttachServer(Server):
         return ServerFacts(kind=ServerKind.ATTACH, evidence=self.evidence, argv=(), pid=self.pid)
 
     def _copy(self, chunks: Iterator[bytes], log: Path) -> None:
-        """Copy this server's lines, with its boot lines, and what is appended, until stopped."""
+        """Write the `chunks` of the server's log to the trial's `log`, until the trial stops."""
         with log.open("ab", buffering=0) as write:
             for chunk in chunks:
                 write.write(chunk)
@@ -159,6 +160,7 @@ class AttachServer(Server):
                     return
 
     def _growth(self, source: Path) -> Iterator[bytes]:
+        """Yield this server's part of the log file, then what is appended, until `stop`."""
         with source.open("rb") as read:
             read.seek(own_lines_begin(source, self.pid))
             while True:
@@ -173,6 +175,7 @@ class AttachServer(Server):
                     time.sleep(0.02)
 
     async def exited(self) -> Exit:
+        """Return when the server's process is gone; never if no process is seen on this host."""
         while self._process is None:
             await asyncio.sleep(3600)  # no process to watch on this host, only HTTP
         with contextlib.suppress(psutil.Error):  # it has ended
@@ -183,11 +186,13 @@ class AttachServer(Server):
         )
 
     async def stop(self) -> None:
+        """End the copy of the log; the server itself keeps running."""
         self._stop.set()
         if self._copier is not None:
             await asyncio.shield(asyncio.to_thread(self._copier.join, 2.0))
 
     def processes(self) -> tuple[int, ...]:
+        """Return the server's pids, the one that listens first; empty if none is seen here."""
         if self._process is None:
             return ()
         with contextlib.suppress(psutil.Error):  # it has ended
@@ -199,7 +204,7 @@ class AttachServer(Server):
 
 
 def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
-    """Return the log of the container that publishes the URL's port; nothing without one."""
+    """Return, in pieces, the log of the container that publishes the URL's port, if any does."""
     port = _local_port(url)
     if port is None:
         return iter(())
@@ -211,7 +216,7 @@ def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
 
 
 def _read_container(engine: Engine, port: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield the log.
+    """Yield, in pieces, the log of the container that publishes `port`, since its last start.
 
     If the Docker Engine closes the stream, only the log ends: HTTP still shows the server's state.
     """
@@ -244,7 +249,7 @@ def _boot_text(url: str, log: Path | None) -> str:
 
 
 def evidence_of(version: str | None, log: str) -> Evidence:
-    """Return the evidence of an attached server: from its log, else CPU if its version has `+cpu`.
+    """Return the kind of evidence (GPU, CPU, lab …) of a running server, by its log or version.
 
     The needs of the scenario do not count: the server may run elsewhere.
     """
@@ -253,7 +258,7 @@ def evidence_of(version: str | None, log: str) -> Evidence:
 
 
 class AttachSite(Site):
-    """A running server.
+    """The server of `--server attach`: it runs already, and every trial of the run uses it.
 
     Its site checks whether it is a rehearsal, so that a rehearsal cannot pass for vLLM.
 
@@ -290,11 +295,13 @@ class AttachSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
+        """Accept the scenario for `--server auto` if a URL was given."""
         return Offer(bool(options.url), "a URL was given" if options.url else "")
 
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
+        """Return the arm's reported command for the report; nothing is started."""
         return Launch(
             kind=self.kind,
             evidence=self.evidence,
@@ -310,8 +317,10 @@ class AttachSite(Site):
     def _server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
+        """Return the launch of one trial, and the object that watches the running server."""
         server = AttachServer(self._url, log=self._log, copy_to=log, evidence=self.evidence)
         return self.launch(scenario, arm, 0), server
 
     def ends_after(self, outcome: Outcome, *, launched: bool) -> bool:
+        """Return True if the server is not alive after this outcome: no later trial can use it."""
         return not outcome.facts.alive

@@ -25,7 +25,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """How a server exited."""
+    """How a server ended: exit status, reason in words, and when it was noticed."""
 
     # exit status of the API server's process or container; None if unknown
     code: int | None
@@ -41,7 +41,7 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """A name of a release that the lab replaces."""
+    """A name in vLLM's code, such as a function, that the lab replaces on a CPU, and why."""
 
     name: str
     # path below site-packages
@@ -54,7 +54,7 @@ class Replaced:
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """A changed file of a release."""
+    """A file of vLLM's source that an arm's patch changed, as the server found it."""
 
     # path below site-packages
     file: str
@@ -66,7 +66,7 @@ class Patched:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """Command and process of one node after the first."""
+    """Command, environment and process of one node after the first, for journal and report."""
 
     rank: int
     argv: tuple[str, ...]
@@ -98,7 +98,7 @@ class ServerFacts:
 
 
 class Server(ABC):
-    """One server for one trial. The rules are in the docstring of this module."""
+    """Base of every kind of server; an object serves one trial. The module has the rules."""
 
     base_url: str
     log_path: Path | None
@@ -106,15 +106,18 @@ class Server(ABC):
 
     @abstractmethod
     async def start(self) -> ServerFacts:
-        """Launch it. Raises `Unsupported` or `InfraError`."""
+        """Launch the server and return its command and process; do not wait until it is ready.
+
+        Raises `Unsupported` or `InfraError`.
+        """
 
     @property
     def rank_logs(self) -> tuple[Path, ...]:
-        """Return the logs of the other nodes, by rank from 1."""
+        """Return the log files of a multi-node server's other nodes, by rank from 1."""
         return ()
 
     async def rank_exited(self) -> tuple[int, Exit]:
-        """Wait until another node ends, and return its rank and exit.
+        """Wait until a node after the first ends, and return its rank and how it ended.
 
         Wait forever if there are no other nodes.
         """
@@ -122,14 +125,14 @@ class Server(ABC):
         return await never
 
     async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
-        """Return the ranks of other nodes that still run after `seconds`.
+        """Wait `seconds`, and return the ranks of the nodes after the first that still run.
 
         Returns early if none does.
         """
         return ()
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        """Return `facts` with those that only a booted server has.
+        """Return `facts` with those known only after the boot, such as the patched files in use.
 
         ready: False if the boot failed. Raises like `start`.
         """
@@ -137,16 +140,16 @@ class Server(ABC):
 
     @abstractmethod
     async def exited(self) -> Exit:
-        """Return when the server has ended. May be cancelled and called again."""
+        """Wait until the server has ended, and return how. May be cancelled and called again."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End it with SIGTERM, then SIGKILL; return when it and its children are gone."""
+        """End the server with SIGTERM, then SIGKILL; return when it and its children are gone."""
 
     def other_listener(self) -> str:
-        """Return a phrase for another listener at `base_url`; empty if none is seen."""
+        """Return a phrase for another process that listens at `base_url`; empty if none is seen."""
         return ""
 
     def processes(self) -> tuple[int, ...]:
-        """Return its pids, the API server first; empty if they cannot be seen."""
+        """Return the server's pids, the API server first; empty if they cannot be seen."""
         return ()

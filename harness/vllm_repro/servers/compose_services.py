@@ -16,7 +16,7 @@ _HEADING = (
 
 
 def compose_file() -> str:
-    """Return the text of the file."""
+    """Return the text of `docker-compose.yml`, with one service for each scenario."""
     services: dict[str, dict[str, object]] = {}
     for scenario in all_scenarios():
         launch = container_launch(

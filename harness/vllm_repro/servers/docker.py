@@ -67,7 +67,7 @@ _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 
 
 class DockerServer(Server):
-    """Container of `spec`."""
+    """A vLLM server in a Docker container that is made from `spec`."""
 
     log_path: Path
 
@@ -105,15 +105,18 @@ class DockerServer(Server):
         self._follower: threading.Thread | None = None
 
     async def start(self) -> ServerFacts:
+        """Create and start the container; return its command, image and id."""
         return await asyncio.to_thread(self._launch)
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        """Return `facts` with the patched files of vLLM that the log shows in use."""
         if not self.patched:
             return facts
         log = self.log_path.read_text(encoding="utf-8", errors="replace")
         return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     async def exited(self) -> Exit:
+        """Wait until the container has ended, and return how."""
         if self._container is None:
             raise InfraError("the server was never started")
         while self._exit is None:
@@ -121,10 +124,12 @@ class DockerServer(Server):
         return self._exit
 
     async def stop(self) -> None:
+        """End the container with SIGTERM, then SIGKILL, and remove it; return when it is gone."""
         # Shielded: a cancelled run must still wait until the container is gone.
-        await asyncio.shield(asyncio.to_thread(self._end))
+        await asyncio.shield(asyncio.to_thread(self._stop_and_remove))
 
     def processes(self) -> tuple[int, ...]:
+        """Return the host's pids of the container's processes; empty if they cannot be seen."""
         if self._first_pid == 0 or self._exit is not None:
             return ()
         try:
@@ -136,12 +141,13 @@ class DockerServer(Server):
         return below if self.spec.init else (first.pid, *below)
 
     def _launch(self) -> ServerFacts:
+        """Check the image, then create and start the container; leave nothing behind on failure."""
         with self._lock:  # a concurrent `stop` waits, and then removes the container
             if self._stopped.is_set() or self._container is not None:
                 raise InfraError("the server was started or stopped before")
             self._engine = engine = self._connect()
             try:
-                image = self._check(engine)
+                image = self._checked_image(engine)
                 self._lease = Lease(f"the run {self._run}")
                 self._create_and_start(engine, self._lease)
             except BaseException as error:
@@ -159,7 +165,8 @@ class DockerServer(Server):
             container_id=self._container,
         )
 
-    def _check(self, engine: Engine) -> ImageFacts:
+    def _checked_image(self, engine: Engine) -> ImageFacts:
+        """Return the image's facts; raise if it is not what the run claims, or Docker is remote."""
         if not engine.local:
             raise Unsupported(
                 f"the Docker Engine at {engine.host} is on another machine, and only {LOOPBACK} is"
@@ -177,6 +184,7 @@ class DockerServer(Server):
         return image
 
     def _create_and_start(self, engine: Engine, lease: Lease) -> None:
+        """Create and start the container, and the thread that copies its log."""
         try:
             self.log_path.touch()
         except OSError as error:
@@ -224,7 +232,7 @@ class DockerServer(Server):
         return True
 
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
-        """Return the container's `State`; empty if it is gone, None if no Docker Engine answers.
+        """Return the container's `State`; empty if it is gone, None if Docker does not answer.
 
         Retry: dockerd may be restarting.
         """
@@ -245,7 +253,8 @@ class DockerServer(Server):
             return None
         return state
 
-    def _end(self) -> None:
+    def _stop_and_remove(self) -> None:
+        """Stop the container, copy the rest of its log, record how it ended, and remove it."""
         self._stopped.set()
         with self._lock:
             if self._engine is None:
@@ -254,7 +263,7 @@ class DockerServer(Server):
                 # If this fails, the removal below kills the container and reports the error.
                 with contextlib.suppress(*engine_errors()):
                     self._engine.client.api.stop(self._container, timeout=round(self.grace))
-                self._join()
+                self._join_log_thread()
                 if (
                     self._follower is not None and self._follower.is_alive()
                 ):  # Docker before 20 stops sending after a rotation
@@ -278,17 +287,18 @@ class DockerServer(Server):
                     error,
                 )
                 self._lease.free()
-        self._join()
+        self._join_log_thread()
         engine.close()
         self._engine = None
 
-    def _join(self) -> None:
+    def _join_log_thread(self) -> None:
+        """Wait up to 10 s for the end of the thread that copies the log."""
         if self._follower is not None:
             self._follower.join(_THREAD_END_S)  # it ends with the container
 
 
 def _host_pid(container: str, state: dict[str, Any]) -> int:
-    """Return the pid of the container's first process.
+    """Return the host's pid of the container's first process.
 
     Return 0 if the Docker Engine runs in a virtual machine or another pid namespace.
     """
@@ -332,7 +342,7 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
-    """Return how a server ended.
+    """Return how a container ended, from its `State` in the Docker Engine.
 
     state: from the engine; empty if the container is gone, None if no engine answers.
     """

@@ -38,7 +38,7 @@ _REMOVAL_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """A Docker Engine that answers. Close it when done."""
+    """Connection to a Docker Engine that answers. Close it when done."""
 
     client: docker.DockerClient = field(repr=False)
     # as in DOCKER_HOST
@@ -48,12 +48,13 @@ class Engine:
     local: bool
 
     def close(self) -> None:
+        """Close the connection to the Docker Engine."""
         self.client.close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """An image."""
+    """Facts about a Docker image: name, digest, and whether it holds the rehearsal engine."""
 
     name: str
     # `repository@sha256:…` as in the registry, else the image's id
@@ -63,7 +64,7 @@ class ImageFacts:
 
 
 def engine_errors() -> tuple[type[Exception], type[Exception]]:
-    """Return the types that a call of the Docker SDK may raise about the Docker Engine."""
+    """Return the exception types of the Docker SDK, for `except`: the engine refuses or is gone."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -71,7 +72,7 @@ def engine_errors() -> tuple[type[Exception], type[Exception]]:
 
 
 def connect(environment: Mapping[str, str] | None = None) -> Engine:
-    """Return the engine at DOCKER_HOST or at the default socket.
+    """Connect to the Docker Engine at DOCKER_HOST or at the default socket.
 
     Raises `InfraError` if none answers.
     """
@@ -90,7 +91,7 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
         )
 
     try:
-        _knock(host)
+        _check_socket(host)
     except OSError as error:
         raise refusal(error) from error
     import docker
@@ -114,7 +115,7 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
 
 
 def image_facts(engine: Engine, image: str) -> ImageFacts:
-    """Return the facts about `image`; pull nothing.
+    """Return the digest of a local `image`, and whether it is a rehearsal; pull nothing.
 
     Raises `InfraError` if the engine does not have it.
     """
@@ -135,7 +136,7 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
 
 
 def missing_image(image: str) -> InfraError:
-    """Return the error for a missing image. Images of this project are built, others are pulled."""
+    """Return the error for an image that is not here, with the command that pulls or builds it."""
     name, _, version = image.removeprefix("vllm-repro/").partition(":")
     hint = f"docker pull {image}"
     if image.startswith("vllm-repro/"):
@@ -146,7 +147,7 @@ def missing_image(image: str) -> InfraError:
 
 
 def repository_digest(image: str, known: list[str]) -> str | None:
-    """Return the digest for the repository in `image`: one image may have several."""
+    """Return the digest among `known` for the repository in `image`, else the first of them."""
     repository = image.partition("@")[0]
     repository = re.sub(r":[^:/]+$", "", repository)
     return next(
@@ -155,8 +156,8 @@ def repository_digest(image: str, known: list[str]) -> str | None:
     )
 
 
-def _knock(host: str) -> None:
-    """Raise `OSError` if a unix socket accepts no connection.
+def _check_socket(host: str) -> None:
+    """Raise `OSError` if Docker's unix socket accepts no connection; skip other addresses.
 
     The SDK's own error is long, and it leaks the socket.
     """
@@ -167,6 +168,7 @@ def _knock(host: str) -> None:
 
 
 def _reason(error: Exception) -> str:
+    """Return why the Docker Engine did not answer, in one short line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())[:300]
@@ -221,7 +223,7 @@ The first match counts.
 
 
 def explain(error: Exception) -> ReproError:
-    """Return the error of this package for `error`, which the Docker SDK raised."""
+    """Turn an error of the Docker SDK into this package's own, with a hint on what to do."""
     from docker.errors import APIError
 
     text = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
@@ -237,7 +239,7 @@ def explain(error: Exception) -> ReproError:
 
 
 def device_request(request: GpuRequest) -> DeviceRequest:
-    """Return the engine's own form of `request`."""
+    """Return a request of GPUs in the form that the Docker SDK takes."""
     from docker.types import DeviceRequest
 
     if request.count is not None:
@@ -251,9 +253,9 @@ def device_request(request: GpuRequest) -> DeviceRequest:
 
 
 def gpu_prefix(engine: Engine, image: str | None = None) -> str:
-    """Return the prefix of a GPU's index in a request.
+    """Return what Docker needs before a GPU's index: `nvidia.com/gpu=` with CDI, else nothing.
 
-    It is empty with NVIDIA's hook or runtime, and `nvidia.com/gpu=` with CDI.
+    NVIDIA's hook and runtime need nothing.
 
     No field of the engine shows which it accepts, so a container of `image`, by default of any, is
     started for a moment. Raises `Unsupported` or `InfraError` with the Docker Engine's message if
@@ -266,10 +268,10 @@ def gpu_prefix(engine: Engine, image: str | None = None) -> str:
             raise InfraError(
                 "the engine has no image to try a GPU request with", hint="pull the image first"
             )
-        refused = _refusal(engine, name, GpuRequest(-1))
+        refused = _gpu_refusal(engine, name, GpuRequest(-1))
         if refused is None:
             return ""
-        if "could not select device driver" in str(refused) and not _refusal(
+        if "could not select device driver" in str(refused) and not _gpu_refusal(
             engine, name, GpuRequest(None, (f"{CDI}all",))
         ):
             return CDI
@@ -278,8 +280,8 @@ def gpu_prefix(engine: Engine, image: str | None = None) -> str:
     raise explain(refused) from refused
 
 
-def _refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | None:
-    """Return why the engine does not start a container with `request`; None if it does.
+def _gpu_refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | None:
+    """Return why Docker starts no container with this GPU `request`; None if it does.
 
     The container only ends.
     """
@@ -335,7 +337,7 @@ def remove_container(engine: Engine, container: str) -> None:
 
 
 def close(stream: Any) -> None:
-    """Close the connection of a stream. May be called again, and with None."""
+    """Close a stream of the Docker SDK, such as a log. May be called again, and with None."""
     # The SDK raises AttributeError if the other side closed it first.
     with contextlib.suppress(AttributeError, OSError, *engine_errors()):
         stream.close()

@@ -27,7 +27,10 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 class DockerSite(Site):
-    """Containers of one image. An image of the rehearsal engine makes the run a rehearsal."""
+    """The servers of `--server docker`: containers of one image.
+
+    An image of the rehearsal engine makes the run a rehearsal.
+    """
 
     kind = ServerKind.DOCKER
 
@@ -56,6 +59,7 @@ class DockerSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
+        """Accept for `--server auto` if Docker has the image and the GPUs, or an image is given."""
         image = options.image or default_image(scenario, f"{options.vllm or scenario.try_with}")
         refused = ""
         if not missing:
@@ -72,6 +76,7 @@ class DockerSite(Site):
         return Offer(bool(options.image), "an image was given" if options.image else refused)
 
     def patched_source(self, arm: Arm) -> PatchedSource:
+        """Return the mounts and variables by which a container runs the arm's patched vLLM."""
         if arm.patches and arm.patches not in self._patched:
             unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
             assert unchanged.container is not None
@@ -83,6 +88,7 @@ class DockerSite(Site):
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
+        """Return the container that will run `arm`, with its differences from the bug report."""
         source = self.patched_source(arm)
         return container_launch(
             scenario,
@@ -101,6 +107,7 @@ class DockerSite(Site):
     def _server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
+        """Return the launch and the server of one trial, not started: one container per node."""
         launch = self.launch(scenario, arm, free_port(), run=run, number=number)
         patched = self.patched_source(arm).digests
         nodes = container_nodes(launch)
@@ -120,7 +127,7 @@ class DockerSite(Site):
 
 
 def _gpu_prefix(engine: Engine, image: str) -> str:
-    """Like `gpu_prefix`, but leave a refusal to the trial, which reports it."""
+    """Return `gpu_prefix`, or nothing if Docker refuses GPUs: the trial then reports why."""
     try:
         return gpu_prefix(engine, image)
     except (InfraError, Unsupported):

@@ -55,7 +55,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class SourceFile:
-    """File of vLLM in an image."""
+    """A Python file of vLLM in a Docker image: its path, text and compiled .pyc."""
 
     # in the container
     path: str
@@ -66,7 +66,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Source files of vLLM in an image."""
+    """Python files of vLLM in a Docker image, by name, and the PYTHONPATH of its containers."""
 
     # PYTHONPATH in its containers
     pythonpath: str
@@ -77,9 +77,10 @@ class ImageSource:
 def image_source(
     engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str
 ) -> ImageSource:
-    """Return `files` as a container of `spec` would have them. run: id of the run, for the labels.
+    """Read these `files` of vLLM's source from the image of `spec`, in a short-lived container.
 
-    Raises `Unsupported` for an image without vLLM, and `InfraError` if its Python does not run.
+    run: id of the run, for the labels. Raises `Unsupported` for an image without vLLM, and
+    `InfraError` if its Python does not run.
     """
     image = image_facts(engine, spec.image)
     if image.rehearsal:
@@ -102,6 +103,7 @@ def image_source(
 def _find_files(
     engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str
 ) -> dict[str, Any]:
+    """Run the image's Python to find vLLM's folder, PYTHONPATH and `files`; return its JSON."""
     from docker.errors import ContainerError
 
     lease = Lease(f"the run {run}")

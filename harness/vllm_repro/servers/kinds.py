@@ -11,7 +11,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 class ServerKind(StrEnum):
-    """Kind of server that a run uses.
+    """Kind of server that a run uses, as in `--server`.
 
     `--server auto` takes the first one that accepts the scenario.
     """
@@ -25,12 +25,13 @@ class ServerKind(StrEnum):
 
     @property
     def facts(self) -> KindFacts:
+        """Return the registered facts about this kind."""
         return KINDS[self]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindFacts:
-    """Facts about a kind of server."""
+    """What is known about a kind of server: its `Site` class, its options, its evidence."""
 
     # `module:class` of its `Site`, imported when it is opened
     site: str
@@ -53,12 +54,12 @@ class KindFacts:
 
     @property
     def runs_vllm(self) -> bool:
-        """Return False if the server only imitates vLLM."""
+        """Return True if the server runs vLLM's own code; False if it only imitates vLLM."""
         return self.evidence is not Evidence.REHEARSAL
 
     @property
     def in_lab(self) -> bool:
-        """Return True if the scenario's commands, sizes and model for the lab hold."""
+        """Return True if runs use the commands, sizes and model of the scenario's `lab=`."""
         return self.evidence in (Evidence.LAB, Evidence.SCHEDULER)
 
 

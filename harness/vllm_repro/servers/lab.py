@@ -46,7 +46,7 @@ _METADATA = {
 
 
 def plugin_folder() -> Path:
-    """Return a folder for PYTHONPATH with only the plugin and its entry point."""
+    """Return a folder for PYTHONPATH with only the lab's vLLM plugin and its entry point."""
     package = Path(vllm_repro_lab.__file__).resolve().parent
     folder = (
         cache_root() / "plugins" / f"lab-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
@@ -61,7 +61,7 @@ def plugin_folder() -> Path:
 
 
 class LabServer(ProcessServer):
-    """A `ProcessServer` whose plugin writes the replaced names to a file beside the log.
+    """A vLLM process on the CPU whose plugin records, beside the log, what it replaced.
 
     untried: per patched file, the functions that the lab replaces, so that their patch does not
     run.
@@ -81,6 +81,7 @@ class LabServer(ProcessServer):
         super().__init__(argv, log=log, env={**env, "REPRO_LAB_FACTS": str(self.facts)}, **more)
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        """Return `facts` with the parts of vLLM that the lab replaced, and the patched files."""
         if ready and not self.facts.is_file():
             raise InfraError(
                 "the release did not load the lab's plugin, so the replaced parts are unknown",
@@ -96,7 +97,7 @@ class LabServer(ProcessServer):
 
 
 def read_replaced(path: Path) -> tuple[Replaced, ...]:
-    """Return the names that the plugin replaced; none if it has not written the file.
+    """Return the parts of vLLM that the lab's plugin replaced, from its file; none without one.
 
     Raises `Unsupported` with the names that the release lacks.
     """
@@ -116,7 +117,10 @@ def read_replaced(path: Path) -> tuple[Replaced, ...]:
 
 
 class LabSite(Site):
-    """Real vLLM on the CPU, for scenarios with `lab=`; needs no GPU."""
+    """The servers of `--server lab`: real vLLM on the CPU, with its CUDA parts replaced.
+
+    For scenarios with `lab=`; needs no GPU.
+    """
 
     kind = ServerKind.LAB
     evidence = Evidence.LAB
@@ -135,12 +139,13 @@ class LabSite(Site):
         self.release_version = self._source.version
         self.release: Release | None = None
         self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
-        _refuse_unmade(self._lab, scenario.model)
+        _refuse_made_weights(self._lab, scenario.model)
 
     @classmethod
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
+        """Accept a scenario with `lab=` if this CPU can run it and its release may be installed."""
         if scenario.lab is None or options.model or options.weights in ("real", "random"):
             return Offer(False)
         if lacking := _lacking_flag(scenario.lab, scenario.model):
@@ -151,6 +156,7 @@ class LabSite(Site):
         return Offer(False, f"--scenario-server lab installs vLLM {source} and runs it without")
 
     def prepare(self, notify: Notify) -> None:
+        """Install the release if necessary; raise `Unsupported` if this CPU lacks a flag."""
         if lacking := _lacking_flag(self._lab, self._scenario.model):
             raise Unsupported(
                 "vLLM's CPU build has the operators of this scenario only for processors with"
@@ -161,9 +167,11 @@ class LabSite(Site):
         self._notify = notify
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
+        """Return the arms that the scenario's `lab=` names; all arms if it names none."""
         return [arm for arm in arms if not self._lab.arms or arm.name in self._lab.arms]
 
     def cannot(self, arm: Arm) -> str:
+        """Return why the lab cannot run `arm`, as a sentence; empty if it can."""
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return (
                 "the lab captures full graphs of decode batches only, and this arm asks for"
@@ -181,7 +189,7 @@ class LabSite(Site):
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
-        """Return exactly what will be run for `arm`.
+        """Return the command of `arm` in the lab, with its differences from the bug report.
 
         The executable is `vllm`, and its source as installed, without a release.
         """
@@ -201,6 +209,7 @@ class LabSite(Site):
         return with_release(launch, self.release)
 
     def _overlay(self, arm: Arm) -> Overlay | None:
+        """Return the release's vLLM with the arm's patches; None without patches or a release."""
         if not arm.patches or self.release is None:
             return None
         return make_overlay(cache_root(), self.release.packages, arm.patches, self._notify)
@@ -208,6 +217,7 @@ class LabSite(Site):
     def _server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
+        """Return the launch and the server of one trial in the lab, not started."""
         overlay = self._overlay(arm)
         launch = self.launch(scenario, arm, free_port())
         digests = overlay.digests if overlay else {}
@@ -215,6 +225,7 @@ class LabSite(Site):
         return process_server(launch, arm, log, self.others, make)
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
+        """Return, by patched file, functions whose patch does not run: the lab replaces them."""
         assert self.release is not None
         folder, parts = (
             self.release.packages,
@@ -227,7 +238,7 @@ class LabSite(Site):
         }
 
     def text(self, arm: Arm, port: int) -> str:
-        """Return the command, ready to paste, and the replaced names as comments."""
+        """Return the arm's command, ready to paste, and the replaced parts of vLLM as comments."""
         self.release = ReleaseCache().get(self._source)
         lines = [self.launch(self._scenario, arm, port).render(), ""]
         lines += [
@@ -247,7 +258,7 @@ class LabSite(Site):
 
 
 class SchedulerSite(LabSite):
-    """The lab without a model, for scenarios whose mechanism has its bugs in the scheduler.
+    """The lab without a model, for scenarios whose bug is in the scheduler or a KV connector.
 
     `auto` never chooses it.
     """
@@ -270,9 +281,11 @@ class SchedulerSite(LabSite):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
+        """Decline every scenario: `--server auto` never uses this kind."""
         return Offer(False)
 
     def cannot(self, arm: Arm) -> str:
+        """Return why `arm` cannot run without a model, as a sentence; empty if it can."""
         timed = requests_of(tuple(self._scenario.workload_of(arm)))
         if name := next(
             (
@@ -289,6 +302,7 @@ class SchedulerSite(LabSite):
         return super().cannot(arm)
 
     def _hint(self, arm: Arm) -> str:
+        """Return the advice to use the lab with a model."""
         return "--server lab runs it with a model"
 
 
@@ -297,13 +311,13 @@ _CPU_FLAGS = {"deepseek_v4": "avx512_bf16"}
 
 
 def _lacking_flag(lab: Lab, model: Model) -> str:
-    """Return the flag that the model needs and this processor lacks, or an empty text."""
+    """Return the CPU flag that the lab's model needs and this processor lacks, or an empty text."""
     flag = _CPU_FLAGS.get(lab.shape(model).family, "")
     return "" if flag in cpu_flags() else flag
 
 
-def _refuse_unmade(lab: Lab, model: Model) -> None:
-    """Raise `UsageError` for a family of which weights cannot be made."""
+def _refuse_made_weights(lab: Lab, model: Model) -> None:
+    """Raise `UsageError` if the lab asks for made weights and the model's family has none."""
     family = lab.shape(model).family
     if lab.weights == "made" and family not in FAMILIES:
         raise UsageError(
@@ -316,12 +330,12 @@ def _refuse_unmade(lab: Lab, model: Model) -> None:
 
 
 def lab_model(lab: Lab, model: Model) -> Path:
-    """Return the folder of the tiny model, made on first use."""
+    """Return the folder of the tiny model that the lab serves, made on first use."""
     return cached_model(lab.shape(model), weights=lab.weights == "made")
 
 
 def untried(parts: Sequence[Part], file: str, before: str, after: str) -> tuple[str, ...]:
-    """Return the changed functions and classes of `file` that the lab replaces.
+    """Return the functions and classes of `file` that a patch changes and the lab replaces.
 
     They do not run.
     """

@@ -49,14 +49,14 @@ def graph_mode(command: ServeCommand) -> str:
 
 
 def _other_sizes(sizes: Iterable[object]) -> list[Size]:
-    """Return the sizes that differ in the lab, each once, in order."""
+    """Return the sizes of prompts or answers that differ in the lab, each once, in order."""
     return list(
         dict.fromkeys(size for size in sizes if isinstance(size, Size) and size.lab is not None)
     )
 
 
 def no_lab(scenario: Scenario) -> UsageError:
-    """Return the error for a scenario without `lab=`."""
+    """Return the error for a scenario without `lab=`, with a hint on what runs it instead."""
     real = (
         f"--server docker runs it as reported, with {scenario.needs}"
         if scenario.needs.gpus
@@ -83,7 +83,7 @@ def lab_launch(
     lab: Lab | None = None,
     kind: ServerKind = ServerKind.LAB,
 ) -> Launch:
-    """Return the launch of `arm` in the lab.
+    """Return the command of `arm` in the lab, with its differences from the bug report.
 
     vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the
     patched package. lab: None for the scenario's. kind: one that runs in the lab. Raises

@@ -46,7 +46,7 @@ FIRST_RUNNER = ("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """The model to serve."""
+    """The model that a server loads: its name, folder, and whether its weights are random."""
 
     name: str
     # a local folder; None if the server downloads `name`
@@ -74,7 +74,7 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Command of a server to start."""
+    """What runs for an arm: command, environment, container, differences from the bug report."""
 
     kind: ServerKind
     evidence: Evidence
@@ -115,7 +115,7 @@ class Launch:
 def _with_model(
     scenario: Scenario, arm: Arm, weights: ServedModel, seen_as: str
 ) -> tuple[ServeCommand, list[str]]:
-    """Return the command of `arm` for the served model, and its differences from the report.
+    """Return the command of `arm` for the served model, and how it differs from the bug report.
 
     seen_as: its name or path for the server.
     """
@@ -162,12 +162,14 @@ def _with_model(
 
 
 def _why_random(scenario: Scenario) -> str:
+    """Return the clause of a difference that says why the weights are random."""
     if scenario.tiny_model is not None:
         return "since this death does not depend on them"
     return "which are not downloaded"
 
 
 def _in_place_of_reported(served: str, why: str) -> str:
+    """Return the difference that says which model is served in place of the reported one."""
     return f"model: {served} in place of the reported one" + (f" ({why})" if why else "")
 
 
@@ -182,7 +184,7 @@ def process_launch(
     evidence: Evidence,
     gpus: tuple[str, ...] = (),
 ) -> Launch:
-    """Return the launch of a local vLLM.
+    """Return the launch of `arm` as a process of a local vLLM.
 
     vllm: the words that call it. gpus: indices of the leased ones, as `nvidia-smi` counts.
     """
@@ -216,7 +218,7 @@ def process_launch(
 
 
 def visible(gpus: Sequence[str]) -> dict[str, str]:
-    """Return the variables that limit a process to these GPUs, counted as `nvidia-smi` does.
+    """Return the CUDA variables that limit a process to these GPUs, counted as by `nvidia-smi`.
 
     Return none for no GPUs.
     """
@@ -228,7 +230,7 @@ def visible(gpus: Sequence[str]) -> dict[str, str]:
 def rehearsal_launch(
     scenario: Scenario, arm: Arm, *, engine: tuple[str, ...], version: str, model: str, port: int
 ) -> Launch:
-    """Return the launch of the rehearsal engine as the release `version`.
+    """Return the launch of the rehearsal engine, which imitates the vLLM release `version`.
 
     engine: the words that call it.
     """
@@ -247,7 +249,7 @@ def rehearsal_launch(
 
 
 def _rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
-    """Return the variables that select the release and model to imitate."""
+    """Return the variables that tell the rehearsal engine which release and model to imitate."""
     return {
         "VLLM_REHEARSAL_VERSION": version,
         "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape()),

@@ -32,7 +32,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Address at which the nodes of one server meet."""
+    """Address and port at which the nodes of one server meet (`--master-addr`, `--master-port`)."""
 
     # address of the first node's host
     address: str = LOOPBACK
@@ -41,25 +41,25 @@ class Meeting:
 
 
 class Nodes(Protocol):
-    """Other hosts, for the nodes of a server after the first."""
+    """Other hosts of a cluster, on which the nodes of a server after the first run."""
 
     # address of this host, as the other hosts reach it
     address: str
 
     def server(self, arm: Arm, rank: int, meeting: Meeting, log: Path) -> Server:
-        """Return the node of a rank, not started. It writes the node's log to this host."""
+        """Return the server of one node, not started; it writes the node's log to this host."""
 
 
 _IN_CONTAINERS = Meeting(port=29501)  # free, because the containers have their own network
 
 
 def node_count(launch: Launch) -> int:
-    """Return the number of nodes that the command is for."""
+    """Return the number of nodes (`--nnodes`) in the command of a launch; 1 without the flag."""
     return launch.command.number("--nnodes") or 1
 
 
 def process_nodes(launch: Launch, meeting: Meeting) -> list[Launch]:
-    """Return the launch of each node, by rank. A command for one node is returned as it is."""
+    """Return one launch per node, by rank, for nodes that are processes; as it is for one node."""
     nodes = node_count(launch)
     if nodes == 1:
         return [launch]
@@ -81,7 +81,10 @@ def process_nodes(launch: Launch, meeting: Meeting) -> list[Launch]:
 
 
 def container_nodes(launch: Launch) -> list[Launch]:
-    """Return the launch of each node, by rank. A container of several nodes must have a name."""
+    """Return one launch per node, by rank, for nodes that are containers; as it is for one node.
+
+    A container of several nodes must have a name.
+    """
     spec, nodes = launch.container, node_count(launch)
     assert spec is not None
     if nodes == 1:
@@ -112,7 +115,7 @@ def container_nodes(launch: Launch) -> list[Launch]:
 
 
 def _commands(command: ServeCommand, nodes: int, at: Meeting) -> Iterator[ServeCommand]:
-    """Yield the command of each node. Only the first has HTTP."""
+    """Yield the `vllm serve` command of each node, by rank; all but the first are headless."""
     meeting = (f"--master-addr {at.address}", f"--master-port {at.port}")
     yield command.with_flags(*meeting, "--node-rank 0")
     headless = command.without(*(name for name in ("--host", "--port") if command.has(name)))
@@ -121,6 +124,7 @@ def _commands(command: ServeCommand, nodes: int, at: Meeting) -> Iterator[ServeC
 
 
 def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
+    """Return the variables of a node; on a CPU with its address and network interface."""
     if launch.evidence is Evidence.GPU:
         return dict(launch.env)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:  # sends nothing
@@ -141,7 +145,7 @@ def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
 
 
 def _gpus(launch: Launch, rank: int) -> Sequence[str]:
-    """Return the GPUs of one node; none on a CPU.
+    """Return the indices of the GPUs for the node of `rank`; none on a CPU.
 
     Without a lease they count from 0. A node on a separate host gets all leased ones.
     """
@@ -154,17 +158,17 @@ def _gpus(launch: Launch, rank: int) -> Sequence[str]:
 
 
 def one_server(nodes: Sequence[Server]) -> Server:
-    """Return the server of one or several nodes."""
+    """Return the nodes as one server; a single node is returned as it is."""
     return MultiNodeServer(nodes) if len(nodes) > 1 else nodes[0]
 
 
 def node_log(log: Path, rank: int) -> Path:
-    """Return the path of a node's log. log: that of the first."""
+    """Return the log path of the node of `rank`, beside `log`, that of the first node."""
     return log.with_suffix(f".rank{rank}.log") if rank else log
 
 
 class MultiNodeServer(Server):
-    """A server of several nodes, by rank, each with its own log."""
+    """One vLLM server over several nodes, by rank, each with its own log."""
 
     def __init__(self, nodes: Sequence[Server]) -> None:
         self.head, *self.followers = nodes
@@ -173,11 +177,13 @@ class MultiNodeServer(Server):
 
     @property
     def rank_logs(self) -> tuple[Path, ...]:
+        """Return the log files of the nodes after the first, by rank."""
         return tuple(
             follower.log_path for follower in self.followers if follower.log_path is not None
         )
 
     async def start(self) -> ServerFacts:
+        """Start all nodes, the first one first, and return their facts; stop all if one fails."""
         try:
             first = await self.head.start()  # before the others, whose containers join its network
             ranks = []
@@ -198,24 +204,31 @@ class MultiNodeServer(Server):
             raise
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        """Return the first node's `facts` after the boot; raise what another node raises."""
         for follower in self.followers:
             # only for its errors: its facts are those of the first node
             follower.booted(facts, ready=ready)
         return self.head.booted(facts, ready=ready)
 
     async def exited(self) -> Exit:
+        """Wait until the first node has ended, and return how."""
         return await self.head.exited()
 
     async def rank_exited(self) -> tuple[int, Exit]:
+        """Wait until a node after the first ends, and return its rank and how it ended."""
         exits = await self._exits(asyncio.FIRST_COMPLETED)
         return min(exits), exits[min(exits)]
 
     async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
+        """Wait `seconds`, and return the ranks of the nodes after the first that still run."""
         exits = await self._exits(asyncio.ALL_COMPLETED, seconds)
         return tuple(rank for rank in range(1, len(self.followers) + 1) if rank not in exits)
 
     async def _exits(self, when: str, seconds: float | None = None) -> dict[int, Exit]:
-        """Return how other nodes ended, by rank. May be cancelled and called again."""
+        """Wait for the first or for all other nodes (`when`), and return how they ended, by rank.
+
+        May be cancelled and called again.
+        """
         waits = {
             asyncio.ensure_future(follower.exited()): rank
             for rank, follower in enumerate(self.followers, 1)
@@ -229,13 +242,16 @@ class MultiNodeServer(Server):
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def stop(self) -> None:
+        """Stop all nodes, the first one first."""
         for server in (self.head, *self.followers):
             await server.stop()
 
     def other_listener(self) -> str:
+        """Return a phrase for another process that listens in place of the first node, or ''."""
         return self.head.other_listener()
 
     def processes(self) -> tuple[int, ...]:
+        """Return the pids of the first node and of the workers of all others."""
         pids = self.head.processes()
         # The first process of another node is its launcher; only its workers are part of the
         # engine.

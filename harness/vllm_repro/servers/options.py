@@ -52,7 +52,7 @@ class ServerOptions:
 
 
 def default_image(scenario: Scenario, version: str) -> str:
-    """Return the reported image for the scenario's release, and the official one for others."""
+    """Return the Docker image to run: the reported one for its release, else vLLM's own."""
     reported = scenario.reported().container
     # such tags have moved since
     pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))
@@ -73,7 +73,7 @@ def unfit(needs: Needs, gpu: Gpu) -> str:
 
 
 def lacking(needs: Needs, here: tuple[Gpu, ...]) -> str:
-    """Return what this machine lacks, as a sentence; empty if nothing."""
+    """Return what this machine lacks of `needs`, such as GPUs, as a sentence; empty if nothing."""
     if len(here) < needs.gpus:
         count = (
             "no NVIDIA GPU"
@@ -98,7 +98,7 @@ def tiny_model_of(scenario: Scenario, options: ServerOptions) -> TinyModel | Non
 
 
 def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
-    """Return what a run with `options` needs.
+    """Return the hardware that a run of `scenario` with `options` needs: GPUs, memory.
 
     A tiny model fits any GPU, so only their number and capability count.
     """
@@ -107,7 +107,10 @@ def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
 
 
 def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
-    """Return the model to serve. Raises `UsageError` for a folder without a model."""
+    """Return the model that a run serves: that of `--model`, a tiny one, or the scenario's.
+
+    Raises `UsageError` for a folder without a model.
+    """
     if options.model:
         folder = Path(options.model).expanduser()
         if folder.is_dir():

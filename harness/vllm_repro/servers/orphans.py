@@ -42,7 +42,7 @@ class Orphans:
 
 
 def find_orphans(leases: Collection[str] | None = None) -> Orphans:
-    """Return the orphans of this user, or those of `leases`, given by name."""
+    """Return servers whose harness was killed: all of this user, or those of the named `leases`."""
     free = {
         path: facts
         for path, facts in free_leases().items()
@@ -67,7 +67,7 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
             with contextlib.closing(connect()) as engine:
                 containers = [
                     container
-                    for container in _leased(engine)
+                    for container in _leased_containers(engine)
                     if container["Labels"][LEASE_LABEL] in by_name
                 ]
     except InfraError as error:
@@ -90,10 +90,12 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
 
 
 def _starter(facts: LeaseFacts) -> str:
+    """Return the phrase that says which process started a server, in which folder."""
     return f"started by pid {facts.pid} in {facts.folder}"
 
 
-def _leased(engine: Engine) -> list[dict[str, Any]]:
+def _leased_containers(engine: Engine) -> list[dict[str, Any]]:
+    """Return the containers that this package started, as the Docker Engine lists them."""
     try:
         listed: list[dict[str, Any]] = engine.client.api.containers(
             all=True, filters={"label": LEASE_LABEL}
@@ -104,16 +106,17 @@ def _leased(engine: Engine) -> list[dict[str, Any]]:
 
 
 def end_orphans(orphans: Orphans) -> None:
-    """End and remove `orphans`, and nothing else.
+    """End the processes and remove the containers and leases of `orphans`, and nothing else.
 
     Raises `InfraError` at the first container that Docker does not remove.
     """
-    _end(orphans)
+    _end_servers(orphans)
     for path, facts in orphans.leases.items():
         remove_lease(path, facts.temporary)
 
 
-def _end(orphans: Orphans) -> None:
+def _end_servers(orphans: Orphans) -> None:
+    """End the processes and remove the containers of `orphans`; leave the leases."""
     end_sessions(orphans.sessions)
     if orphans.containers:
         with contextlib.closing(connect()) as engine:
@@ -125,7 +128,7 @@ def _end(orphans: Orphans) -> None:
 
 
 def sweep() -> list[str]:
-    """End all orphans before a run, and return one line per orphan.
+    """End servers that killed runs left, before a new run, and return one line for each.
 
     An orphan that cannot be ended does not stop the run.
     """
@@ -143,7 +146,7 @@ def _end_orphans_of(leases: Collection[str]) -> None:
     for _ in range(3):
         orphans = find_orphans(leases)
         with contextlib.suppress(InfraError):
-            _end(orphans)
+            _end_servers(orphans)
         time.sleep(1.0)
     end_orphans(find_orphans(leases))
 

@@ -28,7 +28,7 @@ NOTHING = "/dev/null"
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedSource:
-    """Variables and, for a container, mounts with which a server runs patched source."""
+    """Variables, and mounts for a container, by which a server runs patched source of vLLM."""
 
     # sha256 of each patched file, by its name below the folder of packages
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class PatchedSource:
 
 
 def patch_packages(packages: Path, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
-    """Patch the vLLM in the folder `packages`.
+    """Make a patched copy of the vLLM in `packages`; return the variables by which it is used.
 
     Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be written.
     """
@@ -49,7 +49,7 @@ def patch_packages(packages: Path, patches: Sequence[Patch], progress: Progress)
 def patch_installed(
     executable: Path, patches: Sequence[Patch], progress: Progress
 ) -> PatchedSource:
-    """Patch a `vllm` on PATH.
+    """Make a patched copy of a `vllm` on PATH; return the variables by which it is used.
 
     Raises like `patch_packages`, and `InfraError` if its package is not found.
     """
@@ -65,9 +65,9 @@ def patch_installed(
 def patch_container(
     spec: ContainerSpec, patches: Sequence[Patch], run: str, progress: Progress
 ) -> PatchedSource:
-    """Patch the vLLM in the image of `spec`; a container of it is started to read its files.
+    """Patch vLLM's files of the image of `spec`; return the mounts that put them in its place.
 
-    Raises like `patch_packages`.
+    A container of it is started to read its files. Raises like `patch_packages`.
 
     run: id of the run, for the container's labels.
     """
@@ -77,7 +77,10 @@ def patch_container(
 
 
 def patch_image(source: ImageSource, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
-    """Patch the files of an image. Raises like `patch_packages`."""
+    """Write patched copies of an image's files; return the mounts that put them in their place.
+
+    Raises like `patch_packages`.
+    """
     texts = patched_texts(
         patches, lambda file: source.files[file].text if file in source.files else None
     )

@@ -34,7 +34,7 @@ from vllm_repro_diagnosis.live import listeners
 
 
 class ProcessServer(Server):
-    """Process of `argv`, which must make it listen on `port`."""
+    """A vLLM server as a local process: `argv`, which must make it listen on `port`."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class ProcessServer(Server):
         self._session: Session | None = None
 
     async def start(self) -> ServerFacts:
+        """Start the process with its output in the log; return its command and pid."""
         check_port(self.port)
         # PYTHONOPTIMIZE would remove the assertions of which some engines die.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
@@ -82,12 +83,14 @@ class ProcessServer(Server):
         )
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
+        """Return `facts` with the patched files of vLLM that the log shows in use."""
         if not self.patched:
             return facts
         log = self.log_path.read_text(encoding="utf-8", errors="replace")
         return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     async def exited(self) -> Exit:
+        """Wait until the server's process has ended, and return its exit status or signal."""
         if self._session is None:
             raise InfraError("the server was never started")
         while (code := self._session.exit_code()) is None:
@@ -96,11 +99,13 @@ class ProcessServer(Server):
         return Exit(code=code, detail=f"the server's process is gone, {how}", at=time.time())
 
     async def stop(self) -> None:
+        """End the server and its children with SIGTERM, then SIGKILL; return when they are gone."""
         if self._session is not None:
             # Shielded: a cancelled run must still wait until the server is gone.
             await asyncio.shield(asyncio.to_thread(self._session.end, self.grace))
 
     def other_listener(self) -> str:
+        """Return, as a phrase, the pids of others that listen on the server's port; else ''."""
         # Another process may take a free port before a slow boot binds it.
         listening = listeners(self.port)
         if not listening or set(listening) & set(self.processes()):
@@ -108,6 +113,7 @@ class ProcessServer(Server):
         return f"pid {', '.join(map(str, listening))}"
 
     def processes(self) -> tuple[int, ...]:
+        """Return the pids of the server and its children, the API server first."""
         return self._session.pids() if self._session else ()
 
 
@@ -118,7 +124,7 @@ def process_server(
     others: Nodes | None,
     make: Callable[..., ProcessServer] = ProcessServer,
 ) -> tuple[Launch, Server]:
-    """Return the server of `launch`, one process per node.
+    """Return the first node's launch, and the server, not started, with one process per node.
 
     `make` takes the arguments of `ProcessServer`.
 
@@ -189,7 +195,7 @@ def misfit(release: Release | None, model: TinyModel | None, *, attention: bool 
 
 
 class ProcessSite(Site):
-    """Processes of a local vLLM.
+    """The servers of `--server process`: processes of a local vLLM.
 
     It is the vLLM on PATH or, for a scenario without GPUs, a release from the cache.
     """
@@ -221,6 +227,7 @@ class ProcessSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
+        """Accept the scenario for `--server auto` if a local vLLM and this hardware can run it."""
         if missing:
             return Offer(False, missing)
         # A bug of the CPU has a lab only if a plain release cannot show the bug.
@@ -246,6 +253,7 @@ class ProcessSite(Site):
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
+        """Return the process that will run `arm`, with its differences from the bug report."""
         launch = process_launch(
             scenario,
             arm,
@@ -261,6 +269,7 @@ class ProcessSite(Site):
     def _server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
+        """Return the launch and the server of one trial, not started: one process per node."""
         launch = self.launch(scenario, arm, free_port())
         return process_server(
             launch,
@@ -271,6 +280,7 @@ class ProcessSite(Site):
         )
 
     def patched_source(self, arm: Arm) -> PatchedSource:
+        """Return the variables by which a process runs the arm's patched vLLM."""
         if not arm.patches:
             # A vllm on the user's PYTHONPATH would come before that of the release.
             return PatchedSource(
@@ -281,13 +291,14 @@ class ProcessSite(Site):
         return patch_installed(Path(self._vllm[0]), arm.patches, self._notify)
 
     def cannot(self, arm: Arm) -> str:
+        """Return why this machine or its vLLM cannot run `arm`, as a sentence; empty if it can."""
         return (
             self._lacking or misfit(self._release, self._scenario.tiny_model) or super().cannot(arm)
         )
 
 
 def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
-    """Return the `vllm` on PATH.
+    """Return the `vllm` on PATH; it must be the release that `--vllm` names.
 
     Raises `InfraError` without one, or if `--vllm` names another release.
     """

@@ -27,7 +27,7 @@ It would also run as a release that does not exist, and show no bug.
 
 
 class RehearsalSite(Site):
-    """Processes of the rehearsal engine, started as one release of vLLM."""
+    """The servers of `--server rehearsal`: processes that imitate one release of vLLM."""
 
     kind = ServerKind.REHEARSAL
     evidence = Evidence.REHEARSAL
@@ -50,11 +50,13 @@ class RehearsalSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
+        """Accept every scenario: `--server auto` asks this kind last."""
         return Offer(True)
 
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
+        """Return the command that will start the rehearsal engine for `arm`."""
         engine = (sys.executable, str(rehearsal_engine()))
         return rehearsal_launch(
             scenario,
@@ -68,5 +70,6 @@ class RehearsalSite(Site):
     def _server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
+        """Return the launch and the imitated server of one trial, not started."""
         launch = self.launch(scenario, arm, free_port())
         return process_server(launch, arm, log, self.others)

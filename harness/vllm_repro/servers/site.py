@@ -54,7 +54,7 @@ _NO_HARDWARE = (
 
 
 class Offer(NamedTuple):
-    """The answer of one kind to `--server auto`, with the reason, which may be empty."""
+    """Answer of one kind of server to `--server auto`: whether it runs the scenario, and why."""
 
     accepted: bool
     why: str = ""
@@ -68,7 +68,7 @@ class ServerChoice(NamedTuple):
 
 
 class Site(ABC):
-    """One kind of server for one run.
+    """Where the servers of one run come from, such as Docker or a local vLLM.
 
     `port`: the port that was asked for; None for a free one per server.
     """
@@ -97,7 +97,7 @@ class Site(ABC):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
-        """Accept or decline the scenario for `--server auto`.
+        """Answer `--server auto`: accept the scenario if this kind of server can run it here.
 
         missing: what this machine lacks for it, as a sentence; empty if nothing. download: a
         release may be downloaded.
@@ -126,12 +126,12 @@ class Site(ABC):
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
-        """Return exactly what will be run for `arm`."""
+        """Return exactly what will run for `arm`, with its differences from the bug report."""
 
     def server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
-        """Return a server for one trial, not started.
+        """Return the launch and the server of one trial, not started.
 
         If it cannot run here, its `start` raises the reason.
         """
@@ -151,9 +151,11 @@ class Site(ABC):
     @abstractmethod
     def _server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
-    ) -> tuple[Launch, Server]: ...
+    ) -> tuple[Launch, Server]:
+        """Return the launch and the server of a trial that can run here, not started."""
 
     def _hint(self, arm: Arm) -> str:
+        """Return what to do instead if `arm` cannot run here; empty if there is nothing."""
         if not arm.patches:
             return _NO_HARDWARE
         return "" if self.unchangeable else "--vllm names another release, or leave the patch out"
@@ -169,7 +171,7 @@ class Site(ABC):
         return ""
 
     def patched_source(self, arm: Arm) -> PatchedSource:
-        """Return the overlay with the arm's changes of vLLM's source.
+        """Return the variables and mounts by which a server runs the arm's patched vLLM.
 
         Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be
         made.
@@ -193,7 +195,7 @@ class Site(ABC):
 
 
 class _Unavailable(Server):
-    """A server that this machine cannot run. `start` raises the reason."""
+    """Stand-in for a server that cannot run on this machine: `start` raises the reason."""
 
     def __init__(self, refusal: ReproError, log: Path) -> None:
         self.refusal = refusal
@@ -201,9 +203,11 @@ class _Unavailable(Server):
         self.log_path = log
 
     async def start(self) -> ServerFacts:
+        """Raise the reason why the server cannot run here."""
         raise self.refusal
 
     async def exited(self) -> Exit:
+        """Raise the reason why the server cannot run here."""
         raise self.refusal
 
     async def stop(self) -> None:
@@ -211,7 +215,7 @@ class _Unavailable(Server):
 
 
 def site_class(kind: ServerKind) -> type[Site]:
-    """Import the site of `kind`.
+    """Import and return the `Site` class of a kind of server.
 
     Its module is loaded here, because some load heavy libraries such as the Docker SDK.
     """
@@ -220,7 +224,7 @@ def site_class(kind: ServerKind) -> type[Site]:
 
 
 def choose(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
-    """Return the kind of `--server auto`: the first that can run the scenario on this machine.
+    """Choose the kind of server for `--server auto`: the first that can run the scenario here.
 
     Raises `UsageError` if none can.
 
@@ -254,7 +258,7 @@ def open_site(
     *,
     chosen: Callable[[Site, str], None] = lambda *_: None,
 ) -> Site:
-    """Return the site of `choice`, ready for its first server.
+    """Return the `Site` of `choice` with all it needs fetched, ready for its first server.
 
     `chosen` gets the site and the reason before anything is fetched.
 

@@ -17,13 +17,13 @@ _STUCK = 3
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of one kind of attention. Sizes are tokens; a `window` of 0 is full attention."""
+    """Layers with one KV block size and window, both in tokens; `window` 0 is full attention."""
 
     block_size: int
     window: int = 0
 
     def passed(self, computed: int) -> int:
-        """Return how many leading blocks the window has left after so many tokens."""
+        """Return how many leading blocks lie outside the window after `computed` tokens."""
         return max(0, computed - self.window + 1) // self.block_size if self.window else 0
 
     def most_blocks(self, tokens: int, batch: int) -> int:
@@ -37,7 +37,7 @@ class Group:
 def blocks_of_tokens(
     tokens: int, max_model_len: int, batch: int, groups: Sequence[Group], pages: Sequence[int] = ()
 ) -> int:
-    """Return the blocks of a pool whose size vLLM logs as `tokens`.
+    """Return the number of blocks of a KV cache whose size vLLM logs as `tokens` tokens.
 
     vLLM logs how often the longest request fits, times its length. `pages`, the bytes of a block of
     each group, are for releases that count a request's need in bytes of the first group. Without
@@ -45,21 +45,22 @@ def blocks_of_tokens(
     """
     weights = pages or (1,) * len(groups)
     needed = sum(
-        _logged(group, max_model_len, batch) * weight
+        _blocks_of_longest(group, max_model_len, batch) * weight
         for group, weight in zip(groups, weights, strict=True)
     )
     # The log cuts its number to whole tokens, so the pool has the next whole number of blocks.
     return -(-tokens * -(-needed // weights[0]) // max_model_len)
 
 
-def _logged(group: Group, max_model_len: int, batch: int) -> int:
+def _blocks_of_longest(group: Group, max_model_len: int, batch: int) -> int:
+    """Return the blocks of a group that vLLM counts for a request of `max_model_len`."""
     reach = min(group.window - 1 + batch, max_model_len) if group.window else max_model_len
     return -(-reach // group.block_size) + bool(group.window)
 
 
 @dataclass
 class _Held:
-    """Blocks of one group."""
+    """Blocks of one group that the request holds, and those that the connector has seen."""
 
     # None if the window has passed the block.
     blocks: list[int | None] = field(default_factory=list)
@@ -74,9 +75,10 @@ Place = tuple[int, int]
 
 
 class BlockPool:
-    """`blocks` blocks; vLLM never allocates the first.
+    """Simulated KV block pool with one request, whose blocks a connector stores.
 
-    `batch` is the tokens of a chunk.
+    It has `blocks` blocks, of which vLLM never allocates the first. `batch` is the tokens of a
+    chunk.
     """
 
     def __init__(self, blocks: int, groups: Iterable[Group], batch: int) -> None:
@@ -88,7 +90,7 @@ class BlockPool:
         self._stored: set[Place] = set()
 
     def listed_twice(self, prompt: int, answer: int) -> int:
-        """Return the most blocks that one store event lists twice for a request of so many tokens.
+        """Simulate a request; return the most of its blocks that one store event lists twice.
 
         The pool cannot be used again.
         """
@@ -118,7 +120,7 @@ class BlockPool:
     def _admit(
         self, cached: list[list[int | None]], computed: int, total: int
     ) -> list[_Held] | None:
-        """Return the blocks after the first chunk of a request; None if all of it does not fit."""
+        """Return a request's blocks after its first chunk; None if the pool is too full for it."""
         kept = [block for blocks in cached for block in blocks if block is not None]
         missing = sum(
             max(0, group.most_blocks(total, self._batch) - len(blocks))
@@ -146,7 +148,7 @@ class BlockPool:
         end = min(computed + self._batch, total)
         counts = []
         for group, holding in zip(self._groups, held, strict=True):
-            self._leave(holding.blocks, group.passed(computed))
+            self._free_passed(holding.blocks, group.passed(computed))
             counts.append(max(0, -(-end // group.block_size) - len(holding.blocks)))
         if sum(counts) > len(self._free):
             return False
@@ -160,7 +162,7 @@ class BlockPool:
         return True
 
     def _store(self, held: list[_Held], computed: int) -> list[int]:
-        """Return the blocks of one store event.
+        """Return the blocks that the connector stores after a step, and hold them.
 
         The scan of a group waits at a block that is not full.
         """
@@ -187,7 +189,7 @@ class BlockPool:
         for number, group in enumerate(self._groups):
             places = range(length // group.block_size)
             blocks = [next(iter(self._cached.get((number, place), ())), None) for place in places]
-            length = _reach(blocks, group, coarsest)
+            length = _cached_tokens(blocks, group, coarsest)
             cached.append(blocks)
         for group, blocks in zip(self._groups, cached, strict=True):
             del blocks[length // group.block_size :]
@@ -195,7 +197,8 @@ class BlockPool:
             blocks[:passed] = [None] * min(passed, len(blocks))
         return length, cached
 
-    def _leave(self, blocks: list[int | None], passed: int) -> None:
+    def _free_passed(self, blocks: list[int | None], passed: int) -> None:
+        """Free the first `passed` blocks, outside the window, and put None in their places."""
         left: list[int | None] = []
         for place in range(min(passed, len(blocks)) - 1, -1, -1):
             if blocks[place] is None:
@@ -216,11 +219,13 @@ class BlockPool:
         return taken
 
     def _hold(self, blocks: Iterable[int]) -> None:
+        """Add a user to each of these blocks, so that they are not free."""
         for block in blocks:
             self._free.pop(block, None)
             self._users[block] += 1
 
     def _give_back(self, blocks: Iterable[int | None]) -> None:
+        """Remove a user from each of these blocks; those left without one are free."""
         returned = [block for block in blocks if block is not None]
         for block in returned:
             self._users[block] -= 1
@@ -236,8 +241,8 @@ class BlockPool:
             self._cached.setdefault((number, place), []).append(block)
 
 
-def _reach(blocks: list[int | None], group: Group, coarsest: int) -> int:
-    """Return the tokens of the longest head whose blocks are cached.
+def _cached_tokens(blocks: list[int | None], group: Group, coarsest: int) -> int:
+    """Return the tokens of the longest head of a prompt whose blocks are cached.
 
     With a window only the blocks that it still covers count.
     """

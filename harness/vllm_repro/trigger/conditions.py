@@ -20,7 +20,7 @@ from vllm_repro_diagnosis.boot_facts import ScheduledChunk
 
 
 def unstated() -> Any:
-    """Stand for what the report does not state.
+    """Return a placeholder for what a bug report does not state.
 
     As a trigger it is never crossed, so a quiet trial is `untriggered`. In place of another
     argument it leaves the argument out.
@@ -34,6 +34,7 @@ def unstated() -> Any:
 
 
 def _count(facts: TriggerFacts, request: SentRequest) -> str:
+    """Return a request's prompt tokens, cached ones included, in words for the evidence."""
     cached = ""
     if request.cached_tokens:
         cached = f", {request.cached_tokens} of them cached"
@@ -42,13 +43,15 @@ def _count(facts: TriggerFacts, request: SentRequest) -> str:
     return f"{request.name}: {request.prompt_tokens} prompt tokens {request.counted}{cached}"
 
 
-def _plus(chunks: tuple[int, ...]) -> str:
+def _sum_text(chunks: tuple[int, ...]) -> str:
+    """Return chunk sizes as text, such as `2048 + 952` or `5 x 2048 + 10`."""
     if len(chunks) > 4:
         return f"{len(chunks) - 1} x {chunks[0]} + {chunks[-1]}"
     return " + ".join(map(str, chunks))
 
 
-def _dumped(chunk: ScheduledChunk) -> str:
+def _dump_evidence(chunk: ScheduledChunk) -> str:
+    """Return a sentence on a chunk in the scheduler's dump of the step that crashed."""
     source = " out of the prefix cache" if chunk.new else ""
     return (
         f"the scheduler's dump: {chunk.computed} tokens computed before the step that"
@@ -66,7 +69,7 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
             # a decoded token is no chunk
             if chunk.computed and not chunk.new and chunk.scheduled > 1:
                 return TriggerResult(
-                    True, (_dumped(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens"
+                    True, (_dump_evidence(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens"
                 )
         if facts.chunk is None:
             return TriggerResult(
@@ -87,8 +90,8 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
                     if counted
                     else ""
                 )
-                text = f"{_count(facts, request)}, cut at {facts.chunk} into {_plus(cut)}{seen}"
-                return TriggerResult(True, (text,), f"{_plus(cut)} tokens")
+                text = f"{_count(facts, request)}, cut at {facts.chunk} into {_sum_text(cut)}{seen}"
+                return TriggerResult(True, (text,), f"{_sum_text(cut)} tokens")
             steps = f"{len(cut)} step{'' if len(cut) == 1 else 's'}"
             why, brief = f"{steps} of at most {facts.chunk}", steps
             if request.status is None and not request.died:
@@ -107,7 +110,7 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
 
 
 def prefix_hit() -> Condition:
-    """Require a prompt that began in the prefix cache.
+    """Require a prompt whose first tokens were in the prefix cache.
 
     Evidence: the server's counters, or the scheduler's dump of the step that crashed.
     """
@@ -117,7 +120,7 @@ def prefix_hit() -> Condition:
             if chunk.computed and chunk.new:
                 return TriggerResult(
                     True,
-                    (_dumped(chunk),),
+                    (_dump_evidence(chunk),),
                     f"{chunk.scheduled} tokens after {chunk.computed} cached",
                 )
         hits = [request for request in facts.requests if request.accepted and facts.cached(request)]
@@ -322,7 +325,7 @@ def _within(facts: TriggerFacts, name: str, during: str) -> bool:
 
 
 def left_waiting(name: str) -> Condition:
-    """Require that the client of this request left while the server had waiting requests.
+    """Require that this request's client disconnected while the server had waiting requests.
 
     Evidence: the server's metrics.
     """

@@ -25,6 +25,7 @@ from vllm_repro.trigger.trigger import (
 
 
 def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
+    """Return whether a store event listed a block twice, by the log or a simulation."""
     computed, seen = _computed(facts), _seen(facts)
     brief = seen.brief if seen.crossed or not computed.brief else computed.brief
     if (
@@ -38,7 +39,7 @@ def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
 
 
 def _seen(facts: TriggerFacts) -> TriggerResult:
-    """Return the result from the store events that the lab's plugin logged."""
+    """Return whether a store event that the lab's plugin logged listed a block twice."""
     stores = [event.values for event in facts.observed if event.kind == "store"]
     doubled = [store for store in stores if store["distinct"] < store["blocks"]]
     short = next((event.values for event in facts.observed if event.kind == "free_list"), None)
@@ -65,9 +66,9 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
 
 
 def _computed(facts: TriggerFacts) -> TriggerResult:
-    """Return the computed result of the first suspect that must list a block twice.
+    """Return whether a request must list a block twice, by a simulation of the block pool.
 
-    If there is none, return that of the first suspect.
+    It is the result of the first suspect that must, else of the first suspect.
     """
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
@@ -82,7 +83,7 @@ def _computed(facts: TriggerFacts) -> TriggerResult:
             False, ("not computed: the pool's blocks and the size of a chunk are not known",)
         )
     findings = [
-        _request(request, blocks, groups, facts.batch)
+        _request_result(request, blocks, groups, facts.batch)
         for request in facts.suspects
         if request.accepted and request.prompt_tokens
     ]
@@ -93,7 +94,7 @@ def _computed(facts: TriggerFacts) -> TriggerResult:
 
 
 def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
-    """Return the groups that share the pool, full attention first; empty if they are not known."""
+    """Return the layer groups that share the block pool, full attention first; empty if unknown."""
     if shape is not None and shape.window_groups:
         return Group(block_size), *(Group(*group) for group in shape.window_groups)
     if shape is not None and shape.kinds == ("full", "sliding") and shape.window is not None:
@@ -102,7 +103,7 @@ def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
 
 
 def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
-    """Return the pool's blocks, by flag or from the tokens in the log; None if unknown."""
+    """Return the pool's number of blocks, by flag or the log's tokens; None if unknown."""
     if blocks := facts.number("--num-gpu-blocks-override"):
         return blocks
     longest, tokens, shape = (
@@ -127,9 +128,10 @@ def _counts_bytes(version: str | None) -> bool:
         return True
 
 
-def _request(
+def _request_result(
     sent: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> TriggerResult:
+    """Return whether this request lists blocks twice in a pool of `blocks` blocks."""
     prompt, answer = sent.prompt_tokens or 0, sent.answer_tokens or 0
     request = (
         f"{sent.name}: {prompt} prompt tokens {sent.counted} and an answer of {answer}, in a pool"
@@ -159,6 +161,7 @@ def _request(
 def _listed_twice(
     prompt: int, answer: int, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> int:
+    """Return the most blocks that one store event lists twice, by a simulation, cached."""
     return BlockPool(blocks, groups, batch).listed_twice(prompt, answer)
 
 
@@ -171,7 +174,7 @@ def block_listed_twice() -> Condition:
 
 
 def _pool(facts: TriggerFacts) -> int | None:
-    """Return the blocks of the GPU's cache, by flag or from the log's number of tokens."""
+    """Return the number of blocks of the GPU's KV cache, by flag or log; None if unknown."""
     tokens = facts.boot.kv_cache_tokens
     return facts.number("--num-gpu-blocks-override") or (
         tokens // facts.block_size if tokens else None

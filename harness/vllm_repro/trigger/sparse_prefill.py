@@ -28,7 +28,7 @@ _RATIOS = {"sliding": 1, "sparse": 4, "compressed": 128}
 
 
 class Shapes(StrEnum):
-    """Shapes that a prefill requests."""
+    """Whose workspace shapes a prefill requests: those of a release or of the reported branch."""
 
     RELEASE = "release"  # rows for the given prompts, indices for a whole batch
     # rows for four prompts always, indices for the given tokens, and query states
@@ -37,7 +37,7 @@ class Shapes(StrEnum):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Flags and model values that the sizes depend on."""
+    """Flags and model values that decide how much workspace a prefill needs."""
 
     max_model_len: int
     # `max_num_batched_tokens`.
@@ -52,7 +52,7 @@ class Sizes:
 
 
 def indexer_bytes(max_model_len: int) -> int:
-    """Return the bytes that the indexer requests in a dummy run.
+    """Return the workspace bytes that the sparse indexer requests in the dummy run.
 
     They hold compressed keys and scales of 40 whole contexts, and scratch.
     """
@@ -63,7 +63,7 @@ def indexer_bytes(max_model_len: int) -> int:
 def prefill_bytes(
     shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: Sequence[int] = ()
 ) -> int:
-    """Return the most bytes that one step requests which prefills `prompts` tokens of each prompt.
+    """Return the most workspace bytes that a step requests. prompts: new tokens of each prompt.
 
     before: tokens of each prompt that are computed already, 0 by default. A single last token is no
     prefill.
@@ -75,7 +75,7 @@ def prefill_bytes(
     together = sum(tokens for tokens, _ in pieces)
     return max(
         (
-            _asked(shapes, sizes, kind, count, rows, together)
+            _requested_bytes(shapes, sizes, kind, count, rows, together)
             for kind in dict.fromkeys(sizes.kinds)
             for count, rows in _gathered(sizes, kind, pieces)
         ),
@@ -86,7 +86,7 @@ def prefill_bytes(
 def _gathered(
     sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the number of prompts gathered at once and the rows of each, in scheduling order.
+    """Yield the number of prompts gathered at once and the KV rows of each, in scheduling order.
 
     pieces: tokens of each prompt in this step, and before it. A layer gathers the window and all
     compressed rows.
@@ -108,7 +108,10 @@ def _gathered(
         yield count, seen + packed
 
 
-def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, tokens: int) -> int:
+def _requested_bytes(
+    shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, tokens: int
+) -> int:
+    """Return the workspace bytes that a layer requests for `count` prompts of `rows` KV rows."""
     chosen = {
         "sliding": 0,
         "sparse": _TOP_K,
@@ -133,7 +136,7 @@ def _asked(shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, token
 
 
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
-    """Return the tokens of the longest lone prompt that fits, or 0.
+    """Return the tokens of the longest lone prompt that fits the locked workspace, or 0.
 
     It needs no more bytes than the indexer requested.
     """
@@ -142,7 +145,7 @@ def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
 
 
 def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
-    """Return the most bytes that a chunk of a lone prompt requests."""
+    """Return the most workspace bytes that a chunk of a lone prompt requests."""
     whole, rest = divmod(prompt, sizes.batch)
     full = (
         prefill_bytes(shapes, sizes, (sizes.batch,), ((whole - 1) * sizes.batch,)) if whole else 0
@@ -152,6 +155,7 @@ def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
 
 
 def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
+    """Return whether a prefill needed more workspace than is locked, with evidence."""
     if (reported := crash_message(facts)) is not None:
         return replace(reported, evidence=reported.evidence + _seen_and_computed(facts))
     sizes = _sizes(facts)
@@ -166,7 +170,7 @@ def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
         )
         if not step:
             return TriggerResult(False, ("no request reached the engine",), "no request")
-        needed, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed(sizes, step)
+        needed, seen = _step_bytes(Shapes.BRANCH, sizes, step), _computed_evidence(sizes, step)
     locked = (
         "the log reports no lock"
         if facts.locked is None
@@ -191,7 +195,7 @@ def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
 
 
 def _sizes(facts: TriggerFacts) -> Sizes | str:
-    """Return the sizes to compute with, or a message naming what is missing."""
+    """Return the values to compute with, or a message naming what is missing."""
     if facts.shape is None:
         return "the server has a model of another shape, so its lock cannot be computed"
     length, ranks = facts.number("--max-model-len"), facts.number("--tensor-parallel-size") or 1
@@ -216,13 +220,14 @@ def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
 
 
 def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> int:
+    """Return the most workspace bytes that a step with these chunks requests."""
     return prefill_bytes(
         shapes, sizes, [part.tokens for part in step], [part.context for part in step]
     )
 
 
 def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
-    """Return the largest logged request of the lab and its shapes; empty outside the lab."""
+    """Return evidence on the largest request that the lab logged; empty outside the lab."""
     seen = max(
         (event.values for event in facts.observed if event.kind == "prefill"),
         key=lambda values: values["bytes"],
@@ -257,7 +262,8 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
     return (f"{text}; the flags give another size for all known shapes",)
 
 
-def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
+def _computed_evidence(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
+    """Return a sentence on the bytes that a step needs and on the longest fitting prompt."""
     needed, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
     text = (
         f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(needed)} MB"
@@ -267,6 +273,7 @@ def _computed(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
 
 
 def _tokens(prompts: tuple[int, ...]) -> str:
+    """Return prompt lengths as text, such as `5 and 7 tokens in one step`."""
     return f"{' and '.join(map(str, prompts))} tokens" + (
         " in one step" if len(prompts) > 1 else ""
     )

@@ -25,7 +25,7 @@ UNSTATED = "unstated()"
 
 @dataclass(frozen=True)
 class SentRequest:
-    """A request, and the server's numbers about it."""
+    """A request of the workload: what was sent, and the server's numbers about it."""
 
     name: str
     # From the response's usage, else from `/tokenize` or a list of ids; None if unknown, or of
@@ -64,7 +64,7 @@ class SentRequest:
 
     @property
     def counted(self) -> str:
-        """Source of `prompt_tokens`, as reports write it."""
+        """How `prompt_tokens` was counted, as reports write it, such as `by usage`."""
         return {"usage": "by usage", "tokenize": "by /tokenize"}.get(
             self.counted_by, "stated as ids"
         )
@@ -77,7 +77,7 @@ class SentRequest:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Attention of the served model."""
+    """Attention sizes of the served model: heads, head size, block size, windows."""
 
     heads: int
     kv_heads: int
@@ -96,7 +96,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Chunk of a prompt that has tokens before it."""
+    """Chunk of a prompt with tokens before it, from earlier chunks or the prefix cache."""
 
     # Tokens before it, from earlier chunks or the prefix cache.
     context: int
@@ -105,7 +105,7 @@ class Continuation:
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerFacts:
-    """Facts that conditions may use. None means unknown."""
+    """Facts of a trial that its trigger conditions may use; None means unknown."""
 
     requests: tuple[SentRequest, ...] = ()
     # `max_num_batched_tokens`, from the boot line, else from the flag.
@@ -153,7 +153,7 @@ class TriggerFacts:
 
     @property
     def suspects(self) -> list[SentRequest]:
-        """Requests, the most suspect first.
+        """The requests, those most likely to have caused a death or hang first.
 
         First those in flight when the engine died or hung, then those answered, then those refused.
         Within each group long prompts come first.
@@ -180,7 +180,7 @@ class TriggerFacts:
         return self._repeated_blocks(request) if request.died else 0
 
     def _repeated_blocks(self, request: SentRequest) -> int:
-        """Return the tokens of blocks that an earlier request filled with the same head."""
+        """Return the prompt tokens in blocks that an earlier request filled with the same head."""
         off = self.boot.prefix_caching is False or (
             self.command is not None and self.command.enabled("--enable-prefix-caching") is False
         )
@@ -214,7 +214,7 @@ class TriggerFacts:
 
 @dataclass(frozen=True)
 class Amounts:
-    """Amounts of one unit to compare."""
+    """Named amounts in one unit, to compare: what was needed, and what was available."""
 
     unit: str
     # (name, amount): first the amount needed, then the amount available.
@@ -223,7 +223,7 @@ class Amounts:
 
 @dataclass(frozen=True)
 class TriggerResult:
-    """Result of a condition."""
+    """Whether a trigger condition was met (`crossed`), and the evidence in sentences."""
 
     crossed: bool
     # Sentences.
@@ -244,6 +244,7 @@ class Wanted:
     name: str = ""
 
     def carried_by(self, name: str, fields: Mapping[str, Any]) -> bool:
+        """Return True if a request of this name carries these fields in its body."""
         return self.name in ("", name) and all(
             fields.get(key) is not None
             and (value is None or json.dumps(fields[key]) == json.dumps(value))
@@ -253,7 +254,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition on what happened inside the engine.
+    """Condition on what happened inside the engine, which a trial must meet to count.
 
     Combine conditions with `&` and `|`.
     """
@@ -285,13 +286,14 @@ class Condition:
 
 
 def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
+    """Return the result of two conditions that must both be met, with all evidence."""
     brief = ", ".join(filter(None, (first.brief, second.brief)))
     crossed, evidence = first.crossed and second.crossed, first.evidence + second.evidence
     return TriggerResult(crossed, evidence, brief, first.amounts + second.amounts)
 
 
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:
-    """Return the chunks of a lone prompt of `tokens` uncached tokens.
+    """Return the chunk sizes in which a lone prompt of `tokens` uncached tokens is computed.
 
     Full chunks of `batch` come first, then the remainder.
     """
@@ -302,7 +304,7 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 
 
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
-    """Return every continued chunk: of the step that crashed, then of each prompt.
+    """Return all chunks with tokens before them: of the step that crashed, then of each prompt.
 
     Prompts are in the order of `suspects`.
     """

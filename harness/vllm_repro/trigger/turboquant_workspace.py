@@ -33,7 +33,7 @@ def aligned(count: int, to: int = 256) -> int:
 
 
 def decode_bytes(shape: AttentionShape, batch: int) -> int:
-    """Return the bytes of a decode batch: partial outputs of 32 splits, outputs, log-sum-exps."""
+    """Return the workspace bytes of a decode batch: outputs of 32 splits, outputs, log-sum-exps."""
     partial = batch * shape.heads * _SPLITS * (shape.head_dim + 1) * 4
     return (
         aligned(partial)
@@ -43,7 +43,7 @@ def decode_bytes(shape: AttentionShape, batch: int) -> int:
 
 
 def continuation_bytes(shape: AttentionShape, context: int, block_size: int) -> int:
-    """Return the bytes of a continuation.
+    """Return the workspace bytes that a continued prefill needs for its cached tokens.
 
     They hold K and V of `context` cached tokens in half precision, in whole blocks.
     """
@@ -62,6 +62,7 @@ def capture_batch(max_num_seqs: int) -> int:
 
 
 def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
+    """Return whether a continued prefill needed more workspace than is locked."""
     if (reported := crash_message(facts)) is not None:
         return reported
     long = [part for part in continuations(facts) if part.tokens > DECODE_THRESHOLD]
@@ -80,12 +81,13 @@ def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
         )
     # A reservation covers all sequences, with graphs or without.
     needed = decode_bytes(facts.shape, sequences if facts.reserved else capture_batch(sequences))
-    return _judged(facts, facts.shape, max(long, key=lambda part: part.context), needed)
+    return _compare_with_lock(facts, facts.shape, max(long, key=lambda part: part.context), needed)
 
 
-def _judged(
+def _compare_with_lock(
     facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int
 ) -> TriggerResult:
+    """Return whether a continuation outgrew the lock. needed: bytes that decoding locks."""
     size = continuation_bytes(shape, part.context, facts.block_size)
     # Without a reservation, the lock in the log takes precedence over the formula.
     fits = needed if facts.reserved or not facts.locked else facts.locked
@@ -128,7 +130,7 @@ def _judged(
 
 
 def crash_message(facts: TriggerFacts) -> TriggerResult | None:
-    """Return the result if the crash message names the sizes."""
+    """Return the trigger's result by the sizes in the crash message; None if it names none."""
     needed, locked = facts.captured.get("asked"), facts.captured.get("locked")
     if needed is None or locked is None:
         return None
@@ -138,7 +140,7 @@ def crash_message(facts: TriggerFacts) -> TriggerResult | None:
 
 
 def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
-    """Return the sizes that a crash message names; empty if it names none.
+    """Return the needed and locked MB that a crash message names; empty if it names none.
 
     captured: see `TriggerFacts`.
     """
@@ -150,12 +152,12 @@ def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
 
 
 def in_megabytes(*bars: tuple[str, int]) -> Amounts:
-    """Return amounts in MB. bars: in bytes."""
+    """Return named numbers of bytes as amounts in MB."""
     return Amounts("MB", tuple((name, round(count / 1024 / 1024, 2)) for name, count in bars))
 
 
 def megabytes(count: int) -> str:
-    """Return a number of bytes in MB, as vLLM logs it."""
+    """Return bytes as MB with two decimals, as vLLM logs them."""
     return f"{count / 1024 / 1024:.2f}"
 
 

@@ -21,6 +21,8 @@ Tone = Literal["bad", "good", "warn", "dull"]
 
 
 class Outcome(StrEnum):
+    """How one trial ended, such as a crash by this bug, a hang, or a clean end."""
+
     CRASH = "crash"  # died of this bug
     OTHER_CRASH = "other-crash"  # died of something else, or of an unknown cause
     HANG = "hang"
@@ -34,12 +36,13 @@ class Outcome(StrEnum):
 
     @property
     def facts(self) -> OutcomeFacts:
+        """Properties of this outcome, such as whether the engine lived."""
         return _OUTCOMES[self]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeFacts:
-    """Properties of an outcome."""
+    """Properties of an outcome that the verdict, reports and JUnit use."""
 
     # State of an engine that did not die, in one or two words.
     engine: str
@@ -77,7 +80,7 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Death:
-    """Death of an engine."""
+    """Death of an engine: who detected it, its exception and frames, and if it is this bug."""
 
     # Channel that reported it first.
     detected_by: str
@@ -121,7 +124,7 @@ class Outlasted:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFacts:
-    """Facts that decide the outcome.
+    """Facts of a trial that decide its outcome.
 
     The texts are sentences for people; None if it did not happen.
     """

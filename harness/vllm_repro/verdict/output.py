@@ -55,7 +55,7 @@ KEPT = 64
 
 
 class Probe(StrEnum):
-    """A question of the output check."""
+    """Kind of an answer in the output check: to a fixed question, or to a workload's prompt."""
 
     GREEDY = "greedy"  # continue `QUESTION`
     BEGINNING = "beginning"  # continue `BEGINNING`
@@ -68,7 +68,7 @@ class Probe(StrEnum):
 
 
 class ServedWeights(StrEnum):
-    """The weights that answers come from."""
+    """Kind of model weights that the answers come from."""
 
     REAL = "real"
     DUMMY = "dummy"  # random numbers
@@ -135,13 +135,13 @@ class Checks:
 
     @property
     def compared(self) -> frozenset[str]:
-        """Names of the requests whose answers are compared."""
+        """Names of the requests in `alike`, whose answers are compared."""
         return frozenset(name for group in self.alike for name in group)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSample:
-    """One answer in the journal."""
+    """What the output check keeps of one answer: first tokens, hash, repetition, margins."""
 
     probe: Probe
     length: int
@@ -163,7 +163,7 @@ class OutputSample:
 
 
 def probes(checks: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
-    """Return the questions for these weights, in order.
+    """Return the questions to ask a model with these weights, in order.
 
     weights: None if only the log names them. Another beginning is only for made weights. Random
     weights cannot find a needle.
@@ -177,7 +177,7 @@ def probes(checks: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
 
 
 def longest_run(tokens: Sequence[int | str]) -> int:
-    """Return the length of the longest run of one token."""
+    """Return the length of the longest run of the same token."""
     return max((sum(1 for _ in run) for _, run in groupby(tokens)), default=0)
 
 
@@ -191,7 +191,7 @@ def sample_output(
     name: str = "",
     prompt: str = "",
 ) -> OutputSample:
-    """Return what to keep of an answer.
+    """Return what the output check keeps of an answer: first tokens, hash, repetition.
 
     needle: the text that it should hold. name, prompt: as in `OutputSample`.
     """
@@ -244,7 +244,7 @@ def check_output(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison:
-    """A comparison with the baseline arm's answer."""
+    """Result of comparing answers: what is wrong, or why they prove nothing."""
 
     # Sentence about the difference; empty if there is none.
     wrong: str = ""
@@ -271,8 +271,8 @@ def compare_output(
     if weights in (None, ServedWeights.DUMMY):
         return OutputComparison(unknown="answers of dummy weights are neither right nor wrong")
     ours, theirs = (
-        _greedy(answers),
-        [answer for answer in map(_greedy, baseline) if answer is not None],
+        _greedy_answer(answers),
+        [answer for answer in map(_greedy_answer, baseline) if answer is not None],
     )
     if ours is None:
         return OutputComparison(unknown="the question was not asked")
@@ -307,7 +307,7 @@ def compare_output(
 
 
 def _compare_alike(checks: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
-    """Compare the answers to equal requests of one workload.
+    """Compare the answers to requests of one workload that the scenario declares equal.
 
     Their texts must be equal; streams cut them at different places.
     """
@@ -415,7 +415,7 @@ def _margin(answer: OutputSample, at: int) -> float:
 
 
 def _rounding(alone: Sequence[OutputSample]) -> float:
-    """Return by how many nats at least the prefix cache moved tokens, up to a first difference."""
+    """Return the largest change of a token's margin that the prefix cache caused, in nats."""
     first = next((answer for answer in alone if answer.probe is Probe.ALONE), None)
     cached = next((answer for answer in alone if answer.probe is Probe.CACHED), None)
     if first is None or cached is None:
@@ -447,21 +447,24 @@ def _have_token_ids(*answers: OutputSample) -> bool:
 
 
 def _after(equal: int) -> str:
+    """Return `after 3 tokens`, as reports write it."""
     return f"after {equal} token{'' if equal == 1 else 's'}"
 
 
 def _token(answer: OutputSample, at: int) -> str:
+    """Return the token at a place of an answer as text, or `the end` after its last."""
     return f"token {answer.first[at]}" if at < len(answer.first) else "the end"
 
 
-def _greedy(answers: Sequence[OutputSample]) -> OutputSample | None:
+def _greedy_answer(answers: Sequence[OutputSample]) -> OutputSample | None:
+    """Return the answer to the greedy question; None if it was not asked."""
     return next((answer for answer in answers if answer.probe is Probe.GREEDY), None)
 
 
 def _attends_back(answers: Sequence[OutputSample], same: int) -> bool:
-    """Return True if another beginning changed the answer."""
+    """Return True if the answer changed when the question had another beginning."""
     ours, moved = (
-        _greedy(answers),
+        _greedy_answer(answers),
         next((answer for answer in answers if answer.probe is Probe.BEGINNING), None),
     )
     return ours is not None and moved is not None and ours.first[:same] != moved.first[:same]

@@ -115,6 +115,7 @@ class Load:
 
     @property
     def points(self) -> tuple[Point, ...]:
+        """Its points to measure, one for each number of concurrent requests."""
         return tuple(Point(self.prompt, self.output, number) for number in self.concurrency)
 
 
@@ -132,7 +133,7 @@ def usual_load(arms: Collection[str], longest: int | None) -> Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One answered request. Seconds on one clock."""
+    """Times and token counts of one answered request, in seconds on one clock."""
 
     # when its bytes were written
     sent: float
@@ -148,7 +149,10 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCost:
-    """Load and lateness of the client in a round. The times of answers are not used."""
+    """How busy and how late the load client was in a round, lest it limited the server.
+
+    The times of answers are not used.
+    """
 
     # share of a core
     cpu: float = 0.0
@@ -161,7 +165,7 @@ class ClientCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Round(ClientCost):
-    """The figures of one round. Times in seconds."""
+    """Figures of one round of a load: rates, latencies in seconds, and the client's own delay."""
 
     # from the first request sent to the last answered; all rates are over it
     wall_s: float
@@ -243,7 +247,7 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost()) -> Ro
 
 
 def _edge_s(timings: Sequence[Timing], client: ClientCost, began: float) -> float:
-    """Return by how much the time from the first write to the last token may be too long."""
+    """Return by how many seconds the client's delay may have made a round too long."""
     written = [timing.written for timing in timings if timing.written is not None]
     # the kernel stamps arrivals, so only the first write can be late
     if len(written) == len(timings):
@@ -253,7 +257,7 @@ def _edge_s(timings: Sequence[Timing], client: ClientCost, began: float) -> floa
 
 
 def unsteady(warm_ups: Sequence[float]) -> float:
-    """Return the relative difference of the last two warm-up rounds; 1 for fewer than two."""
+    """Return the relative difference of the last two warm-up speeds; 1 for fewer than two."""
     return 1 - min(warm_ups[-2:]) / max(warm_ups[-2:]) if len(warm_ups) > 1 else 1.0
 
 
@@ -307,7 +311,7 @@ class Figures:
 
 
 def figures(point: Point, trials: Sequence[Sequence[Round]]) -> Figures:
-    """Return the figures of an arm. trials: the rounds of each trial, at least one."""
+    """Return an arm's throughput and latency. trials: the rounds of each trial, at least one."""
     rounds = list(chain.from_iterable(trials))
 
     def timely(
@@ -333,10 +337,13 @@ def figures(point: Point, trials: Sequence[Sequence[Round]]) -> Figures:
 
 
 def _speed(trials: Sequence[Sequence[Round]]) -> Spread:
+    """Return the spread of output tokens per second over all rounds of the trials."""
     return Spread.of([measured.output_tok_s for trial in trials for measured in trial])
 
 
 class ThroughputChange(StrEnum):
+    """Whether an arm is faster or slower than the baseline arm."""
+
     FASTER = "faster"
     SLOWER = "slower"
     NONE = "no change shown"
@@ -364,7 +371,7 @@ def interval(
     *,
     resamples: int = _RESAMPLES,
 ) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of the ratio of medians.
+    """Return the 95 % bootstrap interval of the ratio of medians, arm over baseline.
 
     Values: above 0, by trial.
     """
@@ -400,7 +407,7 @@ def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], s
 
 
 def withheld(evidence: str) -> str:
-    """Return why no figure of such a run is claimed, as a sentence; empty if they are.
+    """Return why runs of this kind of evidence show no throughput; empty if they do.
 
     Figures of random weights count, because the speed of an engine depends on shapes, flags and
     kernels; `label_of` names the weights.
@@ -409,7 +416,7 @@ def withheld(evidence: str) -> str:
 
 
 def label_of(weights: str | None, depth: tuple[int, int] | None, device: str) -> str:
-    """Return what figures are of, as in `random weights, 1 of 32 layers; 1 x NVIDIA H200`.
+    """Return what was measured, as in `random weights, 1 of 32 layers; 1 x NVIDIA H200`.
 
     weights: "real", or the name of a kind of random ones; None if unknown. depth: layers that were
     served, and of the reported model, 0 if unknown; None for another model.

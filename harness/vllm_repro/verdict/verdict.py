@@ -37,10 +37,12 @@ class Expected(StrEnum):
 
     @property
     def sign(self) -> Outcome:
+        """Outcome of a trial that shows the bug in such an arm."""
         return _SIGNS[self].outcome
 
     @property
     def did(self) -> str:
+        """What such an arm did when it showed the bug, for reports: `died`, `hung`."""
         return _SIGNS[self].did
 
     @property
@@ -51,7 +53,7 @@ class Expected(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class _Sign:
-    """How an arm shows the bug."""
+    """How an arm shows the bug: the outcome, and the words for it."""
 
     # Outcome that is the bug.
     outcome: Outcome = Outcome.CRASH
@@ -74,7 +76,7 @@ _SIGNS = {
 
 
 class Standing(StrEnum):
-    """A release by the scenario's status."""
+    """What the scenario says of a release: it has the bug, it has not, or unknown."""
 
     BAD = "bad"
     GOOD = "good"
@@ -91,7 +93,7 @@ class Expect(StrEnum):
 
 
 class Result(StrEnum):
-    """The result of one arm."""
+    """The result of one arm over its trials."""
 
     REPRODUCES = "reproduces"
     QUIET = "quiet"
@@ -101,6 +103,8 @@ class Result(StrEnum):
 
 
 class Verdict(StrEnum):
+    """Verdict of a whole run, such as reproduces, fixed or inconclusive."""
+
     REPRODUCES = "reproduces"
     QUIET = "quiet"
     FIXED = "fixed"
@@ -131,7 +135,7 @@ _VERDICTS: dict[Verdict, tuple[Tone, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """Result of one arm."""
+    """Result of one arm, with the counts of its trials and what they prove."""
 
     name: str
     expected: Expected
@@ -168,6 +172,7 @@ class ArmResult:
 
     @property
     def alive(self) -> bool:
+        """True if there were trials and the engine lived in all of them."""
         return bool(self.outcomes) and all(outcome.facts.alive for outcome in self.outcomes)
 
 
@@ -188,7 +193,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictReport:
-    """Verdict of a run."""
+    """Verdict of a run, whether it was expected, and why."""
 
     verdict: Verdict
     # True, False (a surprise) or None (undecided).
@@ -200,7 +205,7 @@ class VerdictReport:
 
 
 def counted(outcomes: Sequence[Outcome]) -> str:
-    """Return `crash, clean x 3`: each outcome once, in order of first occurrence."""
+    """Return outcomes as text, `crash, clean x 3`: each once, in order of first occurrence."""
     return ", ".join(
         f"{outcome}{f' x {times}' if times > 1 else ''}"
         for outcome, times in Counter(outcomes).items()
@@ -225,7 +230,8 @@ def same_release(first: str | None, second: str | None) -> bool:
         return first is not None and first == second
 
 
-def _died(expected: Expected, crashed: int, boots: int) -> str:
+def _rate_text(expected: Expected, crashed: int, boots: int) -> str:
+    """Return how many boots showed the bug, and the least rate that this supports, as text."""
     return (
         f"{expected.did} in {crashed} of {boots} boots (95 % confidence: in at least"
         f" {lower_bound(crashed, boots):.0%} of boots)"
@@ -233,7 +239,7 @@ def _died(expected: Expected, crashed: int, boots: int) -> str:
 
 
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
-    """Return True for a hang of the wrong kind.
+    """Return True for a hang of another kind than the arm declares.
 
     Requests hang in an arm that is expected to spin, or the reverse.
     """
@@ -246,7 +252,7 @@ def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
 
 
 def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
-    """Return True for a hang or wrong answer short of the boundary.
+    """Return True for the bug's hang or wrong answer if the trigger was not crossed.
 
     It has no signature, so it may be another bug.
     """
@@ -286,14 +292,14 @@ def arm_result(
         # boots that ran, and in which another failure may have come before this one
         conclusive += others
         result = Result.FLAKY if clean else Result.REPRODUCES
-        bound = _died(expected, crashed, conclusive)
+        bound = _rate_text(expected, crashed, conclusive)
     elif outcomes and not any(outcome.facts.ran for outcome in outcomes):
         # An interrupted trial may have got further than the boot.
         far = "finished" if Outcome.CANCELLED in outcomes else "reached the workload"
         result, bound = Result.BLOCKED, f"no trial {far}"
     elif clean and clean == len(outcomes):
         result = Result.QUIET
-        bound = f"{expected.did} in 0 of {clean} boots: {_excluded(expected, clean)}"
+        bound = f"{expected.did} in 0 of {clean} boots: {_excluded_text(expected, clean)}"
     else:
         result = Result.INCONCLUSIVE
         seen = (
@@ -316,7 +322,8 @@ def arm_result(
     )
 
 
-def _excluded(expected: Expected, clean: int) -> str:
+def _excluded_text(expected: Expected, clean: int) -> str:
+    """Return the rate of the bug that `clean` quiet boots exclude, as text."""
     return f"{expected.event} in more than {excluded_rate(clean):.0%} of boots is excluded"
 
 
@@ -358,7 +365,7 @@ def _why_quiet(
     # a record counts only for boots of the same arm
     if record is None or record.arm != arms[0].name:
         nothing = "Nothing to compare with yet: no reproducing run is on record for this host"
-        return Verdict.QUIET, f"{lived}: {_excluded(expected, clean)}. {nothing}"
+        return Verdict.QUIET, f"{lived}: {_excluded_text(expected, clean)}. {nothing}"
     released = " as released" if patched else ""
     on_record = (
         f"{expected.did} in {record.crashed} of {record.boots} boots with"
@@ -379,10 +386,11 @@ def _why_quiet(
             f"{here}: {needed} quiet boots are needed before this may be called fixed (--trials)",
         )
     chance = "a fix that does nothing would look like this in less than 5 % of cases"
-    return Verdict.FIXED, f"{here}: {chance} ({_fisher(record.crashed, record.boots, clean)})"
+    return Verdict.FIXED, f"{here}: {chance} ({_fisher_text(record.crashed, record.boots, clean)})"
 
 
-def _fisher(crashed: int, boots: int, clean: int) -> str:
+def _fisher_text(crashed: int, boots: int, clean: int) -> str:
+    """Return Fisher's p of `crashed` of `boots` against 0 of `clean` boots, as text."""
     return f"Fisher's exact test: p = {fisher(crashed, boots, 0, clean):.2g}"
 
 
@@ -404,12 +412,13 @@ def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
         names.setdefault(arm.conclusive, []).append(arm.name)
     needed = clean_needed(dying.crashed, dying.conclusive)
     return tuple(
-        _compared(dying, ", ".join(quiet_names), clean, needed)
+        _comparison(dying, ", ".join(quiet_names), clean, needed)
         for clean, quiet_names in names.items()
     )
 
 
-def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
+def _comparison(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
+    """Return what the quiet boots of these arms prove. needed: the boots for a proof."""
     did = dying.expected.did
     seen = (
         f"{names}: {did} in 0 of {clean} boots, against {dying.crashed} of {dying.conclusive} of"
@@ -419,7 +428,7 @@ def _compared(dying: ArmResult, names: str, clean: int, needed: int | None) -> s
         return f"{seen}: {TOO_FEW}"
     return (
         f"{seen}: a workaround that does nothing would look like this in less than 5 % of cases "
-        f"({_fisher(dying.crashed, dying.conclusive, clean)})"
+        f"({_fisher_text(dying.crashed, dying.conclusive, clean)})"
     )
 
 
@@ -432,7 +441,7 @@ def decide(
     version: str | None = None,
     patched: bool = False,
 ) -> VerdictReport:
-    """Return the verdict over `arms`.
+    """Return the verdict of a run over the results of its arms.
 
     The arms that are declared to have the bug decide, or all arms if none of these ran. patched: a
     patch of the source was applied in all of them.
@@ -467,6 +476,7 @@ def _verdict(
     *,
     patched: bool,
 ) -> tuple[Verdict, str]:
+    """Return the verdict and the reason for it. led_by: the results that decide."""
     with_patch = " with the patch" if patched else ""
     if reproducing := next((arm for arm in led_by if arm.crashed), None):
         did, counts = reproducing.expected.did, f"{reproducing.crashed} of {reproducing.conclusive}"
@@ -491,5 +501,5 @@ def _verdict(
 
 
 def exit_status(expected: bool | None) -> int:
-    """Return 0 as expected, 1 a surprise, 2 undecided."""
+    """Return a run's exit status: 0 as expected, 1 a surprise, 2 undecided."""
     return {True: 0, False: 1, None: 2}[expected]

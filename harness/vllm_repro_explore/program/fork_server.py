@@ -42,6 +42,7 @@ PACKAGES = (
 
 
 def main() -> None:
+    """Import large packages, then fork on request; in a forked process run its module."""
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the search
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     if importlib.util.find_spec("torch") and "bare" not in sys.argv:
@@ -92,6 +93,7 @@ def _begin(start: dict[str, Any], descriptors: Sequence[int]) -> str:
 
 
 def _report_exit(pid: int, report: int) -> None:
+    """Write a process's id and, once it has ended, its exit status to the pipe; then exit."""
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it
         os.write(report, f"{pid}\n".encode())
         os.write(report, f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n".encode())

@@ -43,7 +43,7 @@ _MOST_ALIKE = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """One vLLM to try."""
+    """One release or commit of vLLM that a bisection may boot."""
 
     label: str
     # what `--vllm` takes
@@ -55,6 +55,7 @@ class Candidate:
 
     @property
     def vllm(self) -> Source:
+        """Return the source to boot: a commit of a checkout, or a release."""
         checkout, _, commit = self.source.rpartition("@")
         return (
             Source(folder=Path(checkout), commit=commit)
@@ -64,7 +65,7 @@ class Candidate:
 
 
 class BisectionBoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One boot."""
+    """One boot of a candidate, and what it showed."""
 
     # its label
     candidate: str
@@ -79,15 +80,17 @@ class BisectionBoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def tested(self) -> bool:
+        """Return False if trouble of the host spoiled the boot: a resumed search repeats it."""
         return self.fate is not ReleaseResult.INFRA
 
     @property
     def side(self) -> Side:
+        """Return the side of the change that the boot speaks for; `skip` if it decides nothing."""
         return _SIDES.get(self.fate, Side.SKIP)
 
 
 class Bisection(SearchRecord, frozen=True, kw_only=True):
-    """A bisection over releases or commits."""
+    """Record of a bisection over releases or commits: its candidates and its boots."""
 
     verb: ClassVar[str] = "bisect"
     file: ClassVar[str] = "bisection"
@@ -115,6 +118,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> BisectionPlan:
+        """Return the plan after the boots so far."""
         place = {candidate.label: number for number, candidate in enumerate(self.from_good)}
         results = (BootResult(place[boot.candidate], boot.side) for boot in self.boots)
         return BisectionPlan(size=len(place), rate=self.rate, confidence=self.confidence).after(
@@ -123,6 +127,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int:
+        """Return 0 for an answer, 1 for a surprise, 2 if undecided."""
         known = self.plan.answer()
         if known.state.wrong_end:
             # An end that could not be tried contradicts nothing.
@@ -132,6 +137,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         return 0 if known.state is SearchState.FOUND else 2
 
     def boots_of(self, label: str) -> list[BisectionBoot]:
+        """Return the boots of the candidate with this label."""
         return [boot for boot in self.boots if boot.candidate == label]
 
     def answered_of(self, label: str) -> bool:
@@ -151,6 +157,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         return labels[::-1] if self.find_fix else labels
 
     def derived(self) -> dict[str, Any]:
+        """Return what bisection.json has beside the fields, such as the answer and what is left."""
         known = self.plan.answer()
         left = self.left(known)
         return {
@@ -187,9 +194,11 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
     """Search of one change among candidates. On a cluster with room it boots several at once."""
 
     def sources(self) -> Sequence[Source | None]:
+        """Return the first candidate's source: all commits are of the same checkout."""
         return [self.record.candidates[0].vllm]
 
     def next(self) -> Sequence[Candidate]:
+        """Return the candidates to boot next, several at once on a cluster with room."""
         most = self.job.elsewhere.room(self.job) if self.job.elsewhere else 1
         if self.most_boots is not None:
             most = min(most, max(1, self.most_boots - len(self.record.boots)))
@@ -207,14 +216,17 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         return _INSTALL if installs and ReleaseCache().get(source) is None else 1.0
 
     def describe(self, item: Candidate, number: int) -> str:
+        """Return the progress line of a boot that begins."""
         first = len(self.record.boots) + 1
         left = f" (about {self.record.plan.boots_left()} left)"
         return f"boot {number}: {item.label}{left if number == first else f', beside boot {first}'}"
 
     def outcome(self, boot: BisectionBoot, *, several: bool) -> str:
+        """Return the start of a finished boot's line: the candidate's side of the change."""
         return f"{boot.candidate}: {boot.side}: " if several else f"{boot.side}: "
 
     def boot(self, item: Candidate) -> tuple[BisectionBoot | None, str | None]:
+        """Boot a candidate; return its boot for the record, and an interrupting signal."""
         began = time.monotonic()
         try:
             row, interrupted = run_release(self, item.vllm)
@@ -232,6 +244,7 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
     def _finished(
         self, item: Candidate, fate: ReleaseResult, why: str, began: float
     ) -> BisectionBoot:
+        """Return the record of a boot that ends now. began: its start on the monotonic clock."""
         took = round(time.monotonic() - began, 1)
         return BisectionBoot(candidate=item.label, fate=fate, why=why, run=None, duration_s=took)
 
@@ -245,9 +258,11 @@ class ScriptSearch(BisectionSearch):
         self.record = replace(self.record, script=self.redactor.command(script))
 
     def describe(self, item: Candidate, number: int) -> str:
+        """Return the progress line of a call of the script."""
         return super().describe(item, number).replace("boot", "run")
 
     def boot(self, item: Candidate) -> tuple[BisectionBoot | None, str | None]:
+        """Call the script for a candidate; return its result, and why the search stops, if so."""
         self.announce(f"Script: {self._script}")
         began = time.monotonic()
         try:
@@ -273,7 +288,10 @@ _RESULTS = {0: ReleaseResult.LIVES, 1: ReleaseResult.DIES, _SKIP: ReleaseResult.
 
 
 def _exit_status(script: str, environment: dict[str, str]) -> int:
-    """Run a shell command. Its output goes to the standard error, and its processes end with it."""
+    """Run a shell command and return its exit status; its processes end with it.
+
+    Its output goes to the standard error.
+    """
     process = subprocess.Popen(
         script, shell=True, env=environment, stdout=2, start_new_session=True
     )

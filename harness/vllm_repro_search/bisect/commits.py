@@ -12,7 +12,7 @@ from vllm_repro.releases.versions import release_version
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A commit."""
+    """A git commit of vLLM."""
 
     hash: str
     # The author's, as `2026-05-01`.
@@ -40,7 +40,7 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
 
 
 def _end(checkout: Path, name: str) -> str:
-    """Return the hash of a release's tag or of a commit."""
+    """Return the hash of an end of the search, which is named by a release or a commit."""
     tags = [f"v{release_version(name)}"] if version_of(name) is not None else []
     for text in (*tags, name):
         if commit := hash_of(checkout, text):

@@ -31,7 +31,7 @@ class Side(StrEnum):
 
 
 class BootResult(NamedTuple):
-    """One boot of a candidate."""
+    """Result of one boot: the candidate's number, and the side of the change that it showed."""
 
     candidate: int
     side: Side
@@ -39,7 +39,7 @@ class BootResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePoints:
-    """Candidates at which the change may be, by what is known."""
+    """Where the change may be, by the boots so far."""
 
     state: SearchState
     # the most probable change points that together reach the confidence, in order
@@ -52,7 +52,7 @@ class ChangePoints:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionPlan:
-    """A bisection of `size` candidates, at least two."""
+    """Plan of a bisection of `size` candidates, at least two: the answer and the next boot."""
 
     size: int
     # chance that a bad candidate dies in one boot
@@ -90,10 +90,11 @@ class BisectionPlan:
 
     @property
     def state(self) -> SearchState:
+        """Return whether the search is open, has an answer, or cannot get one."""
         return self.answer().state
 
     def answer(self) -> ChangePoints:
-        """Return what is known by now."""
+        """Return where the change may be, by the boots so far."""
         posterior = self.posterior()
         left: list[int] = []
         together = 0.0
@@ -114,6 +115,7 @@ class BisectionPlan:
         )
 
     def _state(self, left: Sequence[int]) -> SearchState:
+        """Return the state of the search. left: the change points that are still probable."""
         good, bad, skipped = map(self.count, (Side.GOOD, Side.BAD, Side.SKIP))
         if left == [self.size] or (skipped[self.size - 1] and not bad):
             return SearchState.BAD_END_WRONG
@@ -130,6 +132,7 @@ class BisectionPlan:
         )
 
     def _good_again(self) -> tuple[int, ...]:
+        """Return the candidates behind a bad one that are good: there is a second change."""
         good, bad = self.count(Side.GOOD), self.count(Side.BAD)
         first_death = min(bad, default=self.size)
         return tuple(
@@ -202,6 +205,7 @@ def information(bad: float, rate: float) -> float:
 
 
 def _entropy(chance: float) -> float:
+    """Return the entropy, in bits, of an event with this probability."""
     return -sum(part * log2(part) for part in (chance, 1 - chance) if part > 0)
 
 

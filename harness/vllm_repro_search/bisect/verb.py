@@ -49,6 +49,7 @@ rewritten after each boot; --resume continues them. vllm_repro_search/docs/bisec
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro bisect`."""
     add_common(
         parser,
         example=(
@@ -116,6 +117,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro bisect`: search the change by boots or a script; return the exit status."""
     # A script is named again: a record may come from somebody else.
     arguments, unfinished = begun(arguments, Bisection, beside=("max_boots", "max_time", "script"))
     if unfinished and unfinished.head.get("script") and not arguments.script:
@@ -148,13 +150,14 @@ def run(arguments: argparse.Namespace) -> int:
             ),
         )
     refuse_unused_options(for_release(job.options, candidates[0].vllm), job.choice.kind)
-    record = _begun(arguments, job, targets[0], candidates, left_out)
+    record = _new_record(arguments, job, targets[0], candidates, left_out)
     return run_search(arguments, BisectionSearch(job, record), unfinished)
 
 
 def _by_script(
     arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None
 ) -> int:
+    """Run a bisection that asks a script instead of servers; return the exit status."""
     unused = {"--server": arguments.server != "auto"} | {
         f"--{name}": getattr(arguments, name) for name in ("model", "weights", "image", "arm", "on")
     }
@@ -175,18 +178,19 @@ def _by_script(
         choice=choice,
         arms=[arm],
     )
-    record = _begun(arguments, job, arm, candidates, left_out)
+    record = _new_record(arguments, job, arm, candidates, left_out)
     record = structs.replace(record, arm="", server="none, a script", evidence=None)
     return run_search(arguments, ScriptSearch(job, record, arguments.script), unfinished)
 
 
-def _begun(
+def _new_record(
     arguments: argparse.Namespace,
     job: Job,
     arm: Arm,
     candidates: tuple[Candidate, ...],
     left_out: int,
 ) -> Bisection:
+    """Return the record of a bisection that has not booted anything yet."""
     return Bisection(
         **common_fields(job, _repeat(arguments, job)),
         arm=arm.name,
@@ -226,6 +230,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
 
 
 def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
+    """Return the commits of `--repo` to bisect, oldest first, and how many are left out."""
     if arguments.versions:
         raise UsageError("--versions has no meaning with --repo", hint="leave it out")
     checkout = arguments.repo.expanduser().absolute()
@@ -272,6 +277,7 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
 
 
 def _share(text: str) -> float:
+    """Return the number of a `--rate` option: above 0 and at most 1, else it is refused."""
     try:
         value = float(text)
     except ValueError:

@@ -18,7 +18,7 @@ _Walk = Generator[Units, "Attempt", Units]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One boot with `units`, in order."""
+    """One boot with some of the units, in order, and whether it crashed."""
 
     units: Units
     crashed: bool
@@ -29,12 +29,13 @@ class Attempt:
 
     @property
     def used(self) -> Units:
+        """Return the units without the requests that the crash left unsent."""
         return _less(self.units, self.unused)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MinimizationPlan:
-    """The reduction of the units 0 to `requests + others` - 1, requests first."""
+    """Plan that reduces the units 0 to `requests + others` - 1, requests first."""
 
     requests: int
     others: int
@@ -51,6 +52,7 @@ class MinimizationPlan:
 
     @property
     def state(self) -> SearchState:
+        """Return whether the search is open, has an answer, or the whole does not crash."""
         if self.next() is not None:
             return SearchState.OPEN
         if self.kept is None:
@@ -90,6 +92,7 @@ class MinimizationPlan:
 
 
 def _less(units: Units, removed: Units) -> Units:
+    """Return `units` without `removed`."""
     return tuple(unit for unit in units if unit not in removed)
 
 

@@ -53,6 +53,7 @@ are rewritten after each boot; --resume continues them. vllm_repro_search/docs/s
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro minimize`."""
     add_search(
         parser,
         example="vllm-repro minimize tq-mtp-cudagraphs --server lab",
@@ -62,6 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro minimize`: reduce the command by boots; return the exit status."""
     arguments, unfinished = begun(arguments, Minimization)
     job = job_of_one_arm(arguments, "minimize")
     parts = reducible(job.scenario, job.arms[0], job.choice.kind, job.options)
@@ -89,7 +91,7 @@ class Unit:
 
 
 class MinimizationBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """One boot."""
+    """One boot of a reduced command, and its outcome."""
 
     # see `Attempt`
     units: tuple[int, ...]
@@ -104,20 +106,23 @@ class MinimizationBoot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tested(self) -> bool:
+        """Return False if the host or a cancellation spoiled the boot."""
         return self.outcome not in (Outcome.INFRA, Outcome.CANCELLED)
 
     @property
     def attempt(self) -> Attempt:
+        """Return the boot as the plan counts it."""
         refused = self.outcome in (Outcome.BOOT_FAILED, Outcome.UNSUPPORTED)
         return Attempt(self.units, self.outcome is Outcome.CRASH, refused, self.unused)
 
     @property
     def text(self) -> str:
+        """Return the outcome and its reason, as a phrase."""
         return f"{'vLLM does not start' if self.attempt.refused else self.outcome}: {self.why}"
 
 
 class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
-    """A reduction of a command and its workload."""
+    """Record of a reduction of a command and its workload: its units and its boots."""
 
     verb: ClassVar[str] = "minimize"
     file: ClassVar[str] = "minimize"
@@ -133,6 +138,7 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> MinimizationPlan:
+        """Return the plan after the boots that count."""
         requests = sum(not unit.name for unit in self.units)
         attempts = tuple(boot.attempt for boot in self.kept())
         return MinimizationPlan(
@@ -141,7 +147,7 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int:
-        """Return 1 if the reported command does not crash."""
+        """Return 0 for an answer, 1 if the reported command does not crash, 2 if undecided."""
         return {SearchState.FOUND: 0, SearchState.QUIET: 1}.get(self.plan.state, 2)
 
     @property
@@ -158,9 +164,11 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
+        """Return the smallest crashing command by now; empty without a crash."""
         return "" if self.plan.kept is None else self.smallest_command
 
     def answered(self) -> list[bool]:
+        """Return for each boot whether it gave an answer."""
         return [boot.tested for boot in self.boots]
 
     def removals(self) -> list[tuple[str, MinimizationBoot]]:
@@ -181,6 +189,7 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
         return "; ".join(self.units[unit].text for unit in left if unit not in units)
 
     def derived(self) -> dict[str, Any]:
+        """Return what minimize.json has beside the fields, such as the answer."""
         state = self.plan.state
         return {
             "state": state,
@@ -234,6 +243,7 @@ class Reducible:
         )
 
     def _steps(self, pieces: Sequence[tuple[int, Step]]) -> Iterator[Step]:
+        """Yield the steps of the workload with only these pieces of them."""
         for number, group in groupby(pieces, lambda pair: pair[0]):
             left = [piece for _, piece in group]
             requests = tuple(piece for piece in left if isinstance(piece, Request))
@@ -326,6 +336,7 @@ def _by_name(command: ServeCommand) -> dict[str, str]:
 
 
 def _pieces(step: Step) -> tuple[Step, ...]:
+    """Return the requests of a group or conversation; any other step as it is."""
     if isinstance(step, Together):
         return step.requests
     return step.turns if isinstance(step, Conversation) else (step,)
@@ -370,10 +381,12 @@ class MinimizationSearch(ArmSearch[Minimization, tuple[int, ...]]):
         self.record = structs.replace(self.record, units=units, rest=hidden(record.rest))
 
     def describe(self, item: tuple[int, ...], number: int) -> str:
+        """Return the progress line of a boot, which names what it leaves out."""
         removed = self.record.without(item, self.record.boots)
         return f"boot {number}: {f'without {removed}' if removed else 'the whole command'}"
 
     def boot(self, item: tuple[int, ...]) -> tuple[MinimizationBoot | None, str | None]:
+        """Boot the command with these units; return the boot, and an interrupting signal."""
         began = time.monotonic()
         report = self.boot_arm(self._parts.with_units(item))
         if report.interrupted:

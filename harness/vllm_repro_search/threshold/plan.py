@@ -26,7 +26,7 @@ class PromptResult(StrEnum):
 
 @dataclass(frozen=True)
 class PromptSent:
-    """One prompt."""
+    """One prompt of a length in tokens, and what it did."""
 
     # in tokens
     length: int
@@ -37,7 +37,7 @@ class PromptSent:
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdPlan:
-    """The search among the lengths `low` to `high`."""
+    """Plan of the search for the shortest crashing prompt of `low` to `high` tokens."""
 
     low: int
     high: int
@@ -52,11 +52,12 @@ class ThresholdPlan:
         return replace(self, probes=(*self.probes, *probes))
 
     def lengths(self, answer: PromptResult) -> set[int]:
-        """Return the lengths with this answer."""
+        """Return the prompt lengths that gave this result."""
         return {probe.length for probe in self.probes if probe.answer == answer}
 
     @property
     def shortest_crash(self) -> int | None:
+        """Return the length of the shortest prompt that crashed; None without one."""
         return min(self.lengths(PromptResult.CRASH), default=None)
 
     @property
@@ -84,6 +85,7 @@ class ThresholdPlan:
 
     @property
     def state(self) -> SearchState:
+        """Return whether the search is open, has an answer, or cannot get one."""
         crash, quiet = self.shortest_crash, self.longest_quiet
         if self.quiet_above:
             return SearchState.SURPRISE
@@ -126,7 +128,7 @@ class ThresholdPlan:
         return self._check(crash) if crash is not None and top - bottom == 1 else None
 
     def _split(self, bottom: int, top: int, *, known: bool) -> int:
-        """Return where to divide the gap. known: its upper end crashed."""
+        """Return the length that divides the gap. known: the gap's upper end crashed."""
         if not known:  # the guess was quiet: away from it in steps that double
             return min(top - 1, bottom + max(1, bottom - self.guess + 1))
         low, high = 0.0, 1.0
@@ -154,7 +156,7 @@ class ThresholdPlan:
         return None if length is None else PromptSent(length, PromptResult.CRASH)
 
     def next(self) -> tuple[int, ...] | None:
-        """Return the prompts of the next boot, in order; None if the search is over."""
+        """Return the prompt lengths of the next boot, in order; None if the search is over."""
         lengths: list[int] = []
         plan = self
         while len(lengths) < _MOST_PROMPTS and (chosen := plan.next_prompt()) is not None:

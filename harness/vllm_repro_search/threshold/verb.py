@@ -52,6 +52,7 @@ vllm_repro_search/docs/smaller.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro threshold`."""
     add_search(
         parser,
         example="vllm-repro threshold tq-chunked-prefill --server lab --vllm 0.23.0",
@@ -61,6 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro threshold`: search the shortest crashing prompt; return the exit status."""
     arguments, unfinished = begun(arguments, Threshold)
     job = job_of_one_arm(arguments, "threshold")
     unmeasured = replace(job, measure=MeasureOptions(throughput=None))
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class ThresholdBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """One boot."""
+    """One boot, and what each prompt that it was sent did."""
 
     # the prompts that gave an answer or a skip, in order
     probes: tuple[PromptSent, ...]
@@ -91,6 +93,7 @@ class ThresholdBoot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tested(self) -> bool:
+        """Return True if at least one prompt counts."""
         return bool(self.probes)
 
 
@@ -109,16 +112,19 @@ class Threshold(ReleaseSearchRecord, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> ThresholdPlan:
+        """Return the plan after the prompts so far."""
         probes = (probe for boot in self.boots for probe in boot.probes)
         return ThresholdPlan(low=self.low, high=self.high, guess=self.guess).after(*probes)
 
     def answered(self) -> list[bool]:
+        """Return for each boot whether a prompt of it gave an answer."""
         return [
             any(probe.answer is not PromptResult.SKIP for probe in boot.probes)
             for boot in self.boots
         ]
 
     def derived(self) -> dict[str, Any]:
+        """Return what threshold.json has beside the fields, such as the answer."""
         plan = self.plan
         return {
             "state": plan.state,
@@ -138,7 +144,7 @@ A chat template alone takes up to 20.
 def lengths_of(
     scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions, run: str
 ) -> tuple[ThresholdPlan, Request]:
-    """Return what to search with `arm` on servers of `kind`, and the request to send.
+    """Return the plan of the prompt lengths to try with an arm, and the request to send.
 
     Raises `UsageError` if the boundary is not a prompt length.
 
@@ -235,6 +241,7 @@ def _answered_whole(answer: Entry, length: int) -> bool:
 
 
 def _is_refused(answer: Entry | None) -> bool:
+    """Return True if the server answered with a status of 400 to 499."""
     return answer is not None and answer["status"] is not None and 400 <= answer["status"] < 500
 
 
@@ -246,10 +253,12 @@ class ThresholdSearch(ArmSearch[Threshold, tuple[int, ...]]):
         self._request = request
 
     def describe(self, item: tuple[int, ...], number: int) -> str:
+        """Return the progress line of a boot, which names its prompts' lengths."""
         several = f"up to {len(item)} prompts of {item[0]:,} to {item[-1]:,}"
         return f"boot {number}: {several if len(item) > 1 else f'a prompt of {item[0]:,}'} tokens"
 
     def boot(self, item: tuple[int, ...]) -> tuple[ThresholdBoot | None, str | None]:
+        """Boot, send prompts of these lengths; return the boot, and an interrupting signal."""
         began = time.monotonic()
         fields: dict[str, Any] = {"shared": 0, "conversation": "", "may_fail": ()}
         workload = tuple(

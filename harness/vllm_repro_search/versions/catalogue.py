@@ -52,7 +52,7 @@ class UpstreamState(StrEnum):
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Row of `upstream.json`."""
+    """What was read of a scenario's issue: a row of `upstream.json`."""
 
     subsystem: str
     state: UpstreamState
@@ -98,7 +98,7 @@ class Workaround(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerBug(msgspec.Struct, frozen=True, kw_only=True):
-    """A bug of the ledger."""
+    """A bug in `catalogue.json`: its issue, releases and workarounds."""
 
     # of its scenario
     id: str
@@ -147,7 +147,7 @@ _RESULTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A row of the matrix."""
+    """A row of the matrix: a scenario, its issue, and what was seen in each release."""
 
     scenario: Scenario
     upstream: Upstream
@@ -156,6 +156,7 @@ class Bug:
 
     @property
     def group(self) -> str:
+        """Return the heading for the row: whether the newest release has the bug."""
         newest = self.sightings.get(NEWEST)
         if newest is None or newest.look[1] == "warn":
             return f"Not decided in {NEWEST}"
@@ -191,6 +192,7 @@ def bugs(reports: Path = REPORTS) -> list[Bug]:
 
 
 def _from_maps(reports: Path) -> Iterator[tuple[str, Sighting]]:
+    """Yield (scenario id, sighting) for each release of each kept version map."""
     for file in sorted(reports.glob("*/versions/**/versions.json")):
         version_map = decode(file.read_bytes(), VersionMap)
         for row in version_map.boots:
@@ -209,6 +211,7 @@ def _from_maps(reports: Path) -> Iterator[tuple[str, Sighting]]:
 
 
 def _from_runs(reports: Path) -> Iterator[tuple[str, Sighting]]:
+    """Yield (scenario id, sighting) for each kept run that decides something."""
     for file in sorted(reports.glob("*/*/report.json")):
         run: dict[str, Any] = json.loads(file.read_bytes())
         arm = run["arms"][0]
@@ -230,6 +233,7 @@ def _from_runs(reports: Path) -> Iterator[tuple[str, Sighting]]:
 
 
 def _values(rows: Sequence[Bug]) -> dict[str, Any]:
+    """Return the values for the templates, such as the rows by group and the releases."""
     sightings = [sighting for bug in rows for sighting in bug.sightings.values()]
     groups: dict[str, list[Bug]] = {}
     for bug in sorted(
@@ -246,12 +250,12 @@ def _values(rows: Sequence[Bug]) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[Bug]) -> str:
-    """Return `catalogue.md`."""
+    """Return the text of `catalogue.md`, the matrix in Markdown."""
     return plain_text("catalogue.md", TEMPLATES, **_values(rows), Markup=Markup) + "\n"
 
 
 def page(rows: Sequence[Bug]) -> str:
-    """Return `catalogue.html`."""
+    """Return the text of `catalogue.html`, the matrix as a web page."""
     style = (TEMPLATES / "catalogue.css").read_text(encoding="utf-8")
     return document(
         title="vLLM bugs by release",
@@ -261,7 +265,7 @@ def page(rows: Sequence[Bug]) -> str:
 
 
 def ledger(rows: Sequence[Bug]) -> str:
-    """Return `catalogue.json`."""
+    """Return the text of `catalogue.json`, which lists the bugs for other programs."""
     bugs = tuple(
         LedgerBug(
             id=bug.scenario.id,
@@ -284,6 +288,7 @@ def ledger(rows: Sequence[Bug]) -> str:
 
 
 def _workaround(scenario: Scenario, arm: Arm) -> Workaround:
+    """Return the workaround that an arm shows, with its measured costs."""
     prices = (text for text in kept_prices(scenario.id) if text.startswith(f"{arm.name} "))
     change = " and ".join(map(str, arm.edits))
     return Workaround(arm=arm.name, change=change, prices=tuple(prices))

@@ -136,6 +136,7 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
         declared: Standing,
         trials: Sequence[TrialReport],
     ) -> ReleaseArm:
+        """Return the entry of an arm in a release, from its result and its trials."""
         return cls(
             name=result.name,
             expected=result.expected,
@@ -158,6 +159,7 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def boundary(self) -> str:
+        """Return `crossed`, `not crossed`, `1 of 2 crossed`, or `-` if nothing was sent."""
         # A server that died while it booted was sent nothing.
         ran = [trial for trial in self.trials if trial.trigger.crossed or _got_requests(trial)]
         crossed = sum(trial.trigger.crossed for trial in ran)
@@ -180,11 +182,12 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _got_requests(trial: ReleaseTrial) -> bool:
+    """Return True if the server was ready, so that requests were sent."""
     return trial.outcome.facts.ran and trial.boot_s is not None
 
 
 class ReleaseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One release."""
+    """One release of a version map: what each arm did in it."""
 
     # as asked for
     version: str
@@ -207,10 +210,11 @@ class ReleaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def surprise(self) -> bool:
+        """Return True if the release clearly did something else than declared."""
         return not self.expected and not self.undecided
 
     def as_declared(self, arm: ReleaseArm) -> str:
-        """Return if an arm did what is declared of it, as in the table."""
+        """Return `yes`, `SURPRISE`, `undecided` or `-`: if an arm did what is declared of it."""
         if arm.name in self.surprises:
             return "SURPRISE"
         untriggered = arm.fate is ReleaseResult.UNTRIGGERED and arm.expected is Expected.UNTRIGGERED
@@ -276,6 +280,7 @@ def row_without_run(
 
 
 def _doubt(report: RunReport, version: str, reported: str | None, evidence: str | None) -> str:
+    """Return why a run is no evidence on the release that was asked for; empty if it is."""
     other_evidence = report.evidence != evidence
     if reported is not None and not same_release(reported, version):
         return f"the server reports vLLM {reported}"
@@ -297,11 +302,12 @@ def _clear(arm: ArmReport) -> set[Outcome]:
 
 
 def _one_line(text: str) -> str:
+    """Return the text on one line of at most 300 characters."""
     return truncate(" ".join(text.split()), 300)
 
 
 class VersionMap(SearchRecord, frozen=True, kw_only=True):
-    """A map, perhaps unfinished: `versions.json`."""
+    """Record of a version map, perhaps unfinished: `versions.json`."""
 
     verb: ClassVar[str] = "versions"
     file: ClassVar[str] = "versions"
@@ -317,6 +323,7 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
     stopped: str | None = msgspec.field(default=None, name="interrupted")
 
     def after(self, boot: ReleaseRow) -> VersionMap:
+        """Return the map with one more release, in the order that was asked for."""
         rows = sorted((*self.boots, boot), key=lambda row: self.versions.index(row.version))
         return msgspec.structs.replace(self, boots=tuple(rows))
 
@@ -326,6 +333,7 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def pending(self) -> tuple[str, ...]:
+        """Return the releases that have not been tried yet."""
         tried = {row.version for row in self.boots}
         return tuple(version for version in self.versions if version not in tried)
 
@@ -336,17 +344,21 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def surprises(self) -> tuple[str, ...]:
+        """Return the releases that did something else than declared."""
         return tuple(row.version for row in self.boots if row.surprise)
 
     @property
     def undecided(self) -> tuple[str, ...]:
+        """Return the releases without a clear result, with those not tried yet."""
         return (*(row.version for row in self.boots if row.undecided), *self.pending)
 
     @property
     def exit_status(self) -> int:
+        """Return 1 for a surprise, 2 if a release is undecided, else 0."""
         return 1 if self.surprises else 2 if self.undecided else 0
 
     def derived(self) -> dict[str, Any]:
+        """Return what versions.json has beside the fields, such as the pending releases."""
         return {
             "rehearsal": self.evidence == Evidence.REHEARSAL,
             "pending": self.pending,
@@ -367,6 +379,7 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         )
 
     def _sentence(self, name: str) -> str:
+        """Return the sentence on what one arm does in the releases."""
         arms = {row.version: arm for row in self.boots for arm in row.arms if arm.name == name}
         fates = {version: arm.fate for version, arm in arms.items()}
         does = next((_DOES[arm.expected] for arm in arms.values() if arm.expected in _DOES), "dies")
@@ -409,6 +422,7 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
 
 def _clause(items: Sequence[str], verbs: tuple[str, str]) -> str:
+    """Return such as `0.21.0 and 0.22.0 do not boot`; verbs: for one release and for several."""
     if not items:
         return ""
     several = len(items) > 1 or " to " in items[0]

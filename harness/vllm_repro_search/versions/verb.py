@@ -57,6 +57,7 @@ and versions.md, so an interrupted map keeps its rows. --resume continues it in 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm-repro versions`."""
     add_common(
         parser,
         example=(
@@ -103,6 +104,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `vllm-repro versions`: one run per release, and the map; return the exit status."""
     added = arguments.versions
     arguments, unfinished = begun(arguments, VersionMap, beside=("versions",))
     if unfinished is not None:
@@ -197,6 +199,7 @@ def status_bounds(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _sorted(versions: Iterable[str]) -> tuple[str, ...]:
+    """Return the versions from old to new, each once."""
     return tuple(sorted(set(versions), key=Version))
 
 
@@ -205,7 +208,7 @@ VERSION = "{version}"
 
 
 def for_release(options: ServerOptions, source: Source) -> ServerOptions:
-    """Return the options of the run of one release, or of another vLLM."""
+    """Return the server options with this vLLM as their source, also in the image's name."""
     image = options.image and options.image.replace(VERSION, f"{source}")
     return replace(options, vllm=source, image=image)
 
@@ -227,6 +230,7 @@ def run_release(search: BootSearch[Any, Any], source: Source) -> tuple[ReleaseRo
 def _row_of_run(
     search: BootSearch[Any, Any], source: Source, report: RunReport
 ) -> tuple[ReleaseRow, str | None]:
+    """Return the row of a run of one vLLM, and the signal that interrupted the run."""
     standing = search.job.scenario.status.standing(source.version)
     row = row_of(report, source.version, standing, search.record.evidence)
     return row, report.interrupted
@@ -258,17 +262,21 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         self._refused: set[str] = set()
 
     def resume(self, unfinished: UnfinishedSearch) -> None:
+        """Take over the finished runs of an earlier map; this one has a folder of its own."""
         unfinished.refuse_changed(self.record.as_dict())
         self.record = structs.replace(self.record, **unfinished.fields())
         self._unfinished = unfinished
 
     def next(self) -> Sequence[str]:
+        """Return the releases to run next: all that are left on a cluster, else one."""
         return self.record.pending if self.job.elsewhere else self.record.pending[:1]
 
     def describe(self, item: str, number: int) -> str:
+        """Return the progress line of a release that begins."""
         return f"{item} ({number} of {len(self.record.versions)})"
 
     def boot(self, item: str) -> tuple[ReleaseRow, str | None]:
+        """Run a release, or take its finished run; return its row, and an interrupting signal."""
         source = Source(release=item)
         if (finished := self._finished_run(item)) is not None:
             self.progress.line(f"  as in {finished.folder.name}")
@@ -299,6 +307,7 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         return None if report.shortfall or troubled or changed else report
 
     def save(self, stopped: str | None, duration_s: float) -> Path:
+        """Write the map and return its folder; write none while all tried releases are refused."""
         tried = {row.version for row in self.record.boots}
         if tried and tried <= self._refused and len(tried) < len(self.record.versions):
             return self.job.out

@@ -234,13 +234,32 @@ def test_the_first_death_of_several_logs_counts(harness: Harness, tmp_path: Path
     assert harness("diagnose", "--exit-code", str(alive), str(alive)).status == 2
 
 
-def test_the_next_step_of_an_unknown_death(harness: Harness) -> None:
+@pytest.mark.parametrize(
+    ("message", "searched"),
+    [
+        ("CUDA error: misaligned address", "CUDA+error+misaligned+address"),
+        (
+            "CUDA out of memory. Tried to allocate 1.47 GiB.",
+            "CUDA+out+of+memory+Tried+to+allocate+GiB",
+        ),
+        (
+            "CUDA error 700 at /csrc/a.cuh:453 'an illegal access', x=9",
+            "CUDA+error+at+an+illegal+access",
+        ),
+        # whole words, of which an issue may lack none
+        (
+            "CUDA graphs of " + "much longer " * 7 + "messages",
+            "CUDA+graphs+of" + "+much+longer" * 5 + "+much",
+        ),
+    ],
+)
+def test_the_next_step_of_an_unknown_death(harness: Harness, message: str, searched: str) -> None:
     core = "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1138] "
-    log = f"{DEAD.partition(chr(10))[0]}\n{core}RuntimeError: CUDA error: misaligned address\n"
+    log = f"{DEAD.partition(chr(10))[0]}\n{core}RuntimeError: {message}\n"
     done = harness("diagnose", "-", "--json", stdin=log)
     found = json.loads(done.out)
     search, intake, driver = found["next"]
-    assert search.endswith("issues?q=is%3Aissue+RuntimeError+CUDA+error%3A+misaligned+address")
+    assert search.endswith(f"issues?q=is%3Aissue+RuntimeError+{searched}")
     assert intake.endswith("vllm-repro intake -")
     assert "dmesg" in driver
     assert (found["line"], found["time"], found["deaths"]) == (2, "11-20 08:24:30", 1)

@@ -19,7 +19,7 @@ PLUGIN = Path(__file__).resolve().parent / "plugin"
 
 
 def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
-    """Return the variables that make a server report its patched `files`.
+    """Return the environment variables that make a server log its patched `files`.
 
     path: the folders of PYTHONPATH, with the plugin's.
     """
@@ -27,10 +27,10 @@ def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
 
 
 def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Patched, ...]:
-    """Return the patched files of `changed`, {name: sha256}, that the processes of `log` found.
+    """Return the patched files that a server's processes reported in its `log`, once checked.
 
-    Raises `InfraError` if a process found or ran a different file, or if a ready server has not
-    reported a file.
+    changed: {name: sha256}. Raises `InfraError` if a process found or ran a different file, or if a
+    ready server has not reported a file.
     """
     seen: dict[str, str] = {}
     for event in observed(read_lines(log)):

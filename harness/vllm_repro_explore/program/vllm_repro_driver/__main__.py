@@ -13,6 +13,7 @@ from typing import Any
 
 
 def main() -> None:
+    """Play the cases on standard input until it ends; print a JSON line for each."""
     # Ctrl-C is for the search, which then closes standard input
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Reserve standard output for answers; send whatever vLLM prints to standard error.

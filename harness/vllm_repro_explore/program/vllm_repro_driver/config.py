@@ -96,6 +96,7 @@ def config_of(case: Mapping[str, Any], **engine_arguments: Any) -> Any:
 
 
 def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `kv_connector_extra_config` of the case's KV connector."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": room_of(case)}
     if case["connector"] == "MultiConnector":
         first = "NixlConnector" if case.get("load_failures") else "SimpleCPUOffloadConnector"
@@ -114,7 +115,7 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layer_specs(case: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """Return the KV cache spec of each layer."""
+    """Return the KV cache spec of each layer, by the layer's name."""
     cache, specs = config.cache_config, {}
     shape = {
         "block_size": case["block"],
@@ -148,5 +149,5 @@ def memory_of(case: Mapping[str, Any]) -> int:
 
 
 def room_of(case: Mapping[str, Any]) -> int:
-    """Return the bytes that a connector has room for."""
+    """Return the bytes of CPU memory that an offloading connector may use."""
     return int(case["cpu_blocks"] * case["block"] * _BYTES)

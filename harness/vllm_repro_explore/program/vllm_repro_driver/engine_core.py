@@ -74,7 +74,7 @@ class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not install
 
 
 def boot(case: Mapping[str, Any]) -> Any:
-    """Return vLLM's EngineCoreProc. Raise `NoBoot` if it refuses the flags."""
+    """Return vLLM's EngineCoreProc for a case. Raise `NoBoot` if it refuses the flags."""
     flags: dict[str, Any] = {
         "async_scheduling": case["asynchronous"],
         "scheduling_policy": "priority" if case["priority"] else "fcfs",
@@ -125,12 +125,13 @@ def _executor(case: Mapping[str, Any]) -> Any:
 
 
 class _Inline:
-    """Thread pool that works at once, in the caller's thread, and answers after so many looks."""
+    """Replacement of a thread pool: it works at once; a future is done after so many looks."""
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call at once; return a future that says so only after so many looks."""
         future = _Late()
         future.looks = self._looks
         try:
@@ -139,27 +140,33 @@ class _Inline:
             future.set_exception(error)
         return future
 
-    def shutdown(self, *_: Any, **__: Any) -> None: ...
+    def shutdown(self, *_: Any, **__: Any) -> None:
+        """Do nothing: there is no thread to stop."""
 
 
 class _Late(Future[Any]):
+    """Future that says that it is not done for the first `looks` times it is asked."""
+
     looks = 0
 
     def _early(self) -> bool:
+        """Count a look; return True if it is one of the first `looks`."""
         self.looks -= 1
         return self.looks >= 0
 
     def done(self) -> bool:
+        """Return True once it was looked at often enough."""
         return not self._early()
 
     def result(self, timeout: float | None = None) -> Any:
+        """Return the result; raise TimeoutError if asked with a timeout too early."""
         if timeout is not None and self._early():
             raise TimeoutError
         return super().result(timeout)
 
 
 def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
-    """Return the checked parameters of a request. Raise `Refused` if the frontend refuses them."""
+    """Return a request's checked SamplingParams. Raise `Refused` if the frontend refuses them."""
     grammar, transfer = ask["grammar"], _transfer(engine, ask)
     params = SamplingParams(
         max_tokens=ask["answer"],
@@ -194,7 +201,7 @@ def _transfer(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a prefill server with the same flags answers.
+    """Return the `kv_transfer_params` that a prefill server with the same flags answers.
 
     A block's id is its place in the prompt from 1 on; 0 is the null block.
     """

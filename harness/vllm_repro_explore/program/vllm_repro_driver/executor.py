@@ -46,11 +46,11 @@ from . import reference
 from .config import layer_specs, memory_of, room_of
 from .invariants import listed_twice
 from .mamba import States
-from .workers import Half, worker_half
+from .workers import WorkerHalf, worker_half
 
 
-class RunnerError(Exception):
-    """RuntimeError of vLLM's model runner with this message."""
+class ModelRunnerError(Exception):
+    """Stands for the RuntimeError that vLLM's own model runner raises with this message."""
 
     # where vLLM raises it
     place: ClassVar[dict[str, Any]] = {
@@ -63,7 +63,7 @@ class RunnerError(Exception):
 
 @dataclass
 class _Known:
-    """Facts that the worker knows of a request."""
+    """What the worker knows of a request: its tokens, blocks and drafts."""
 
     tokens: list[int]
     # tokens of its prompt; with the second runner those it came with, which may be more
@@ -81,7 +81,7 @@ class _Known:
 
 @dataclass
 class _Row:
-    """One request in one step."""
+    """One request in one step: its tokens, position, states and block tables."""
 
     name: str
     known: _Known
@@ -96,11 +96,12 @@ class _Row:
 
 
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
-    """vLLM's executor interface."""
+    """Executor without a model: it computes tokens from what lies in the KV cache blocks."""
 
     case: Mapping[str, Any]
 
     def _init_executor(self) -> None:
+        """Set up an executor that knows no request yet."""
         # violations that the worker saw
         self.notes: list[tuple[str, str]] = []
         # (salt, eos) of requests, which no worker is sent
@@ -112,7 +113,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         # why the engine may compute while it sleeps
         self.asleep = ""
         self.seen: Counter[str] = Counter()
-        self.half: Half | None = None
+        self.half: WorkerHalf | None = None
         self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
         self._known: dict[str, _Known] = {}
         # Of each request of the last step: the first position that it did not compute.
@@ -123,14 +124,17 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
+        """Return True: the scheduler may run a step ahead."""
         return True
 
     @property
     def max_concurrent_batches(self) -> int:
+        """Return the steps in flight: 2 with asynchronous scheduling, else 1."""
         return 2 if self.scheduler_config.async_scheduling else 1
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
+        """Return the one task of this model, generation."""
         return ("generate",)
 
     def collective_rpc(self, method: Any, *_: Any, non_block: bool = False, **__: Any) -> Any:
@@ -149,12 +153,15 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     set_kv_cache_layout = reset_mm_cache = execute_dummy_batch = _do_nothing
 
     def add_lora(self, *_: Any) -> bool:
+        """Return True: every LoRA adapter counts as loaded."""
         return True
 
     def get_kv_connector_handshake_metadata(self) -> list[Any]:
+        """Return nothing: no other engine connects to this worker."""
         return []
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        """Return the KV cache layouts of vLLM's CPU attention backend."""
         from vllm.v1.attention.backends import utils
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -163,13 +170,15 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         ]
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
+        """Return the KV cache spec of each layer, for the one worker."""
         return [layer_specs(self.case, self.vllm_config)]
 
     def determine_available_memory(self) -> list[int]:
+        """Return the bytes for the KV cache, for the one worker."""
         return [memory_of(self.case)]
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        """Fill the memory with noise. Layers at the same address share it, as in the real one."""
+        """Fill the KV cache with noise. Layers at the same address share it, as in the real one."""
         (config,) = kv_cache_configs
         self._config = config
         places: dict[Any, int] = {}
@@ -212,6 +221,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return self._random.integers(0, 2**63, size=shape, dtype=np.uint64)
 
     def reset_encoder_cache(self) -> None:
+        """Forget the encoded images."""
         self._encoded.clear()
 
     def get_simple_cpu_offload_num_blocks(self) -> int:
@@ -229,10 +239,11 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         )
 
     def get(self, block: int) -> Any:
-        """Return a copy of a block's content."""
+        """Return a copy of a KV cache block's content in all layers."""
         return [memory[block].copy() for memory in self._kv]
 
     def put(self, block: int, content: Any) -> None:
+        """Write content to a KV cache block; None, for what was never stored, is a violation."""
         if content is None:
             self.notes.append(
                 (
@@ -272,6 +283,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return True
 
     def check_awake(self, output: Any) -> None:
+        """Note a violation if a step has tokens to compute while the engine sleeps."""
         if self.is_sleeping and output.total_num_scheduled_tokens:
             self.notes.append(
                 (
@@ -280,7 +292,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 )
             )
 
-    def count_transfers(self, half: Half) -> None:
+    def count_transfers(self, half: WorkerHalf) -> None:
         """Count the transfers of a step, and note those that list a block twice."""
         listed = half.take_listed()
         self.notes += listed_twice(listed)
@@ -288,6 +300,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             self.seen["stores" if direction == "store" else "loads"] += 1
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
+        """Compute a step over the KV cache; `sample_tokens` then gives its tokens."""
         self.check_awake(output)
         half = self.half
         if half is not None:
@@ -397,10 +410,11 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             )
             if low < high:
                 if (encoded := self._encoded.get(image.identifier)) is None:
-                    raise RunnerError(f"Encoder cache miss for {image.identifier}.")
+                    raise ModelRunnerError(f"Encoder cache miss for {image.identifier}.")
                 tokens[low - start : high - start] = encoded[low - first : high - first]
 
     def _inputs(self, output: Any, computed: dict[str, int]) -> list[_Row]:
+        """Return each scheduled request with the tokens, position and blocks of its step."""
         batch = []
         for name, count in output.num_scheduled_tokens.items():
             known, start = self._known[name], computed[name]
@@ -451,14 +465,14 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 )
 
     def _look_for(self, row: _Row, group: int, first: int, verb: str) -> None:
-        """Note it if there is no block for one of a request's positions from `first` on."""
+        """Note a violation if a request has no block for one of its positions from `first` on."""
         blocks, size = row.known.blocks[group], self._sizes[group]
         index = range(first // size, (row.start + len(row.tokens) - 1) // size + 1)
         if index.stop > len(blocks) or 0 in blocks[index.start : index.stop]:
             self._look_up(row.name, blocks, np.asarray(index), verb)
 
     def _recur(self, row: _Row, group: int, memory: Any, layer: int) -> None:
-        """Compute a Mamba layer, which reads one state.
+        """Compute a Mamba layer for one request, which reads one state.
 
         It keeps one after the last token, or in a decode after each token.
         """
@@ -476,6 +490,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             memory[self._look_up(row.name, table, slot + place, "writes-state")] = state
 
     def _copy_states(self, name: str, source: int, target: int) -> None:
+        """Copy a request's Mamba states from one index of its block table to another."""
         for kind, (group, place) in zip(self.case["layers"], self._layers, strict=True):
             if kind == "mamba":
                 memory, table = self._kv[place], self._known[name].blocks[group]
@@ -500,6 +515,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return chosen
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """Return the step's tokens: accepted drafts and one more, under grammar bitmasks."""
         batch, widths, fits, copied = self._pending
         self._pending = None
         rows: dict[str, int] = {}
@@ -563,6 +579,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return tokens[len(known) :] + [reference.TEXT[1]] * (width - right)
 
     def take_draft_token_ids(self) -> Any:
+        """Return the drafts that followed the last step; None without drafting."""
         if not self.case["draft"]:
             return None
         names = [name for name in self._reached if name in self._known]
@@ -570,7 +587,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
 
 def key_of(salt: int, lora: int) -> int:
-    """Return the key of a request's states."""
+    """Return the number by which a request's states differ with its salt and LoRA adapter."""
     return salt * 1000 + lora
 
 
@@ -585,13 +602,14 @@ class Answer(Future[Any]):
         self._value = value
 
     def result(self, timeout: float | None = None) -> Any:
+        """Set the answer now that it is asked for, and return it."""
         if not self.done():
             self.set_result(self._value)
         return super().result(timeout)
 
 
 def state_in(block: Any) -> Any:
-    """Return the state that a block holds.
+    """Return the Mamba state that a KV cache block holds.
 
     Each slot holds the same number, unless a layer of another kind wrote to the block.
     """
@@ -599,6 +617,7 @@ def state_in(block: Any) -> Any:
 
 
 def _output(sampled: dict[str, list[int]], copied: Any) -> ModelRunnerOutput:
+    """Return vLLM's ModelRunnerOutput of a step. copied: output of the KV connector."""
     return ModelRunnerOutput(
         req_ids=list(sampled),
         req_id_to_index={name: number for number, name in enumerate(sampled)},

@@ -11,7 +11,7 @@ Broken = tuple[str, str]
 
 
 def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
-    """Compare free lists with counters and reference counts, and with the requests' blocks."""
+    """Yield contradictions of free lists, counters, reference counts and block tables."""
     for name, pool in pools.items():
         yield from _pool(name, pool)
     blocks = pools["gpu"].blocks
@@ -31,6 +31,7 @@ def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
 
 
 def _pool(name: str, pool: Any) -> Iterator[Broken]:
+    """Yield contradictions within one block pool: free list, counter and reference counts."""
     queue, blocks = pool.free_block_queue, pool.blocks
     free: list[Any] = []
     block, tail, most = (
@@ -73,6 +74,7 @@ def _pool(name: str, pool: Any) -> Iterator[Broken]:
 
 
 def listed_twice(transfers: list[tuple[str, list[int]]]) -> Iterator[Broken]:
+    """Yield a violation for each KV transfer that lists a block more than once."""
     for direction, blocks in transfers:
         twice = [block for block, count in Counter(blocks).items() if count > 1]
         if twice:
@@ -83,7 +85,7 @@ def listed_twice(transfers: list[tuple[str, list[int]]]) -> Iterator[Broken]:
 
 
 def at_rest(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
-    """Check that no block is held when no request runs and no copy is under way."""
+    """Yield a violation if a block is held although no request runs and no copy is under way."""
     for name, pool in pools.items():
         held = [block.block_id for block in pool.blocks if block.ref_cnt > 0 and not block.is_null]
         if held:

@@ -50,7 +50,7 @@ _TAILS = _says("vllm.v1.attention.backends.mamba_attn", "padded_prompt_tail_rows
 
 
 class States:
-    """Places of the states."""
+    """Where the Mamba states of each request lie in its block table, step by step."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class States:
         self._next: dict[str, int] = {}
 
     def begin(self, output: Any, computed: Mapping[str, int], stepped: Collection[str]) -> None:
-        """Start a step.
+        """Start a step: move states to the blocks that it writes to, and note states that are lost.
 
         computed: tokens of each request. stepped: requests that were in the last step.
         """
@@ -110,6 +110,7 @@ class States:
                 self._right[name] = 1
 
     def _look_for_forgotten(self, output: Any, stepped: Collection[str]) -> None:
+        """Note requests that lose their state because a step left them out."""
         self._left_out |= {
             name: right for name, right in self._next.items() if right > 1 and name not in stepped
         }
@@ -137,7 +138,7 @@ class States:
         return self.slot(name) + right - 1
 
     def decodes(self, name: str, start: int, prompt: int, count: int, drafts: int) -> bool:
-        """Return True if a request decodes.
+        """Return True if a request decodes in this step, and does not prefill.
 
         It then keeps a state after each token, else one after the last.
         """
@@ -156,7 +157,7 @@ class States:
         return decoding
 
     def end(self, name: str, computed: int, count: int, drafts: int, accepted: int) -> None:
-        """End a step. accepted: tokens that it sampled and kept."""
+        """End a request's step: keep a full block's state. accepted: tokens sampled and kept."""
         if not self._drafts:
             return
         self._next[name] = accepted

@@ -35,8 +35,11 @@ from .executor import Answer, FakeExecutor, key_of, state_in
 
 
 class _Attention(CPUAttentionBackend):  # type: ignore[misc]  # vLLM is not installed here
+    """CPU attention backend whose kernels never run."""
+
     @staticmethod
     def get_supported_kernel_block_sizes(*_: Any) -> list[int]:
+        """Return the block sizes that the model runner may choose."""
         return [16, 32]  # no kernel runs, and newer ones want 32
 
 
@@ -49,9 +52,11 @@ class _Layer(AttentionLayerBase):  # type: ignore[misc]  # vLLM is not installed
         self.impl = SimpleNamespace(num_heads=2, num_kv_heads=2, head_size=32, logits_soft_cap=0)
 
     def get_attn_backend(self) -> Any:
+        """Return the Mamba2 backend for a Mamba layer, else that of CPU attention."""
         return Mamba2AttentionBackend if isinstance(self._spec, MambaSpec) else _Attention
 
     def get_kv_cache_spec(self, _: Any) -> Any:
+        """Return the KV cache spec that the layer was made with."""
         return self._spec
 
 
@@ -71,10 +76,12 @@ class _LateCopy:
         self._copied: Any = None
 
     def record(self) -> None:
+        """Copy the batch's counts of accepted tokens."""
         batch = self._runner.input_batch
         self._copied = batch.num_accepted_tokens_cpu_tensor[: batch.num_reqs].clone()
 
     def synchronize(self) -> None:
+        """Write the copied counts back to the batch, as if the copy ended just now."""
         batch, copied, self._copied = self._runner.input_batch, self._copied, None
         if copied is not None and batch.prev_req_id_to_index:
             batch.num_accepted_tokens_cpu_tensor[: len(copied)] = copied
@@ -84,6 +91,7 @@ class RunnerExecutor(FakeExecutor):
     """`FakeExecutor` with the state and the steps of vLLM's model runner."""
 
     def _init_executor(self) -> None:
+        """Make vLLM's CPU model runner, with the hash transformer as its model."""
         super()._init_executor()
         self._read: dict[str, list[int]] = {}
         config = self.vllm_config
@@ -116,6 +124,7 @@ class RunnerExecutor(FakeExecutor):
         config.compilation_config.static_forward_context.update(layers)
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+        """Let the model runner use the KV cache memory of `FakeExecutor`."""
         super().initialize_from_config(kv_cache_configs)
         kv_transfer_state._KV_CONNECTOR_AGENT = None
         with set_current_vllm_config(self.vllm_config):
@@ -143,9 +152,11 @@ class RunnerExecutor(FakeExecutor):
         runner._copy_valid_sampled_token_count = keep
 
     def reset_encoder_cache(self) -> None:
+        """Forget the images that the model runner has encoded."""
         self._runner.reset_encoder_cache()
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
+        """Let vLLM's model runner compute a step."""
         self.check_awake(output)
         for new in output.scheduled_new_reqs:
             self._read[new.req_id] = list(
@@ -164,6 +175,7 @@ class RunnerExecutor(FakeExecutor):
         return Answer(answer) if non_block else answer
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """Return the tokens that vLLM's model runner samples for the step."""
         with set_current_vllm_config(self.vllm_config):
             answer = self._runner.sample_tokens(grammar_output)
         if hasattr(answer, "get_output"):
@@ -174,10 +186,11 @@ class RunnerExecutor(FakeExecutor):
         return Answer(answer) if non_block else answer
 
     def take_draft_token_ids(self) -> Any:
+        """Return the draft tokens of vLLM's model runner."""
         return self._runner.take_draft_token_ids()
 
     def _encode(self, dummy: Any) -> Any:
-        """Encode an image."""
+        """Return the embeddings of an image, as a vision encoder would."""
         return [self._embed(torch.tensor(reference.image(int(dummy[0]), len(dummy))))]
 
     def _embed(
@@ -194,7 +207,7 @@ class RunnerExecutor(FakeExecutor):
     def _model_forward(
         self, input_ids: Any, positions: Any, _: Any = None, inputs_embeds: Any = None, **__: Any
     ) -> Any:
-        """Compute layer by layer over the runner's block tables."""
+        """Compute the hash transformer over the model runner's block tables and slots."""
         runner, batch = self._runner, self._runner.input_batch
         if inputs_embeds is not None:
             input_ids = (inputs_embeds[:, :3].long() * torch.tensor([1, 256, 65536])).sum(1)
@@ -240,6 +253,7 @@ class RunnerExecutor(FakeExecutor):
         return torch.from_numpy(hidden)
 
     def _logits(self, hidden: Any) -> Any:
+        """Return logits of which a greedy sampler takes the token of each hidden state."""
         size = self.vllm_config.model_config.get_vocab_size()
         rows = [
             reference.logits(state.view(np.uint64), int(eos), size) for state, eos in hidden.numpy()
@@ -270,6 +284,7 @@ class RunnerExecutor(FakeExecutor):
         return torch.tensor(drafts, dtype=torch.int32), torch.full_like(counts, self.case["draft"])
 
     def _drafts_of(self, row: int, new: list[int]) -> list[int]:
+        """Return the drafts for a row of the batch. new: the tokens that it just got."""
         name = self._runner.input_batch.req_ids[row]
         start, count = self._rows[name]
         salt, eos = self.traits.get(name, (0, 0))
@@ -308,7 +323,7 @@ def _recur(
 
 @cache
 def _copy_functions() -> dict[str, Any]:
-    """Return a model's functions that name the bytes of a Mamba state.
+    """Return the functions by which a hybrid model tells vLLM how to copy a Mamba state.
 
     vLLM's own copies run in Triton's interpreter.
     """
@@ -327,7 +342,7 @@ def _copy_functions() -> dict[str, Any]:
 
 @cache
 def _meeting() -> TemporaryDirectory[str]:
-    """Do once what a worker process does before it makes its model runner.
+    """Prepare this process for a model runner, once; return the folder where workers meet.
 
     Return the folder through which its one worker forms its process group.
     """

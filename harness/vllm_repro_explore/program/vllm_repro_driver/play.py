@@ -18,7 +18,7 @@ from vllm.v1.engine import EngineCoreRequestType
 
 from .config import NoBoot, pools_of
 from .engine_core import Refused, boot, compiled, request_of, sampling
-from .executor import RunnerError, key_of
+from .executor import ModelRunnerError, key_of
 from .invariants import Broken, at_rest, books
 from .reference import EOS, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
@@ -31,7 +31,7 @@ _PROGRAM = str(Path(__file__).parent)
 
 
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a case and return its result as JSON.
+    """Play a case on vLLM's EngineCore and return its result as a JSON object.
 
     Keys: steps, broken: [{invariant, detail, step}], death: {...}?, and counts of events.
 
@@ -52,7 +52,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     except _Stuck as error:
         how, detail, states = error.args
         ending["death"] = {"kind": how, "detail": detail, "states": states}
-    except RunnerError as error:
+    except ModelRunnerError as error:
         ending["death"] = {
             "kind": "death",
             "exception": "RuntimeError",
@@ -75,7 +75,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a case over both workers; a step in which they differ is a violation."""
+    """Play a case over the fake and the real model runner; a differing step is a violation."""
     ours, theirs = (play({**case, "worker": worker, "trace": True}) for worker in ("", "runner"))
     if "invalid" in theirs:
         return theirs
@@ -110,7 +110,7 @@ class _Stuck(Exception):
 
 @dataclass
 class _Sent:
-    """A request that was sent."""
+    """A request that was sent, and its answer so far."""
 
     ask: Mapping[str, Any]
     # of a streaming session that of its turn, as `answer`
@@ -126,7 +126,7 @@ class _Sent:
 
 
 class _Player:
-    """Player of one case."""
+    """Player of one case: it sends requests, steps the engine and checks the answers."""
 
     def __init__(self, engine: Any, case: Mapping[str, Any]) -> None:
         self._engine, self._case = engine, case
@@ -143,9 +143,11 @@ class _Player:
 
     @property
     def answers(self) -> dict[str, list[int]]:
+        """Return the answer tokens of each request, by its name."""
         return {name: sent.answer for name, sent in self._sent.items()}
 
     def play(self) -> None:
+        """Play all waves, wait until nothing is left, and note requests without an answer."""
         operations = [event for at, what in self._case["ops"] for event in _operation(at, what)]
         for wave in self._case["waves"]:
             self._play_wave([*operations, *_events(wave)])
@@ -178,6 +180,7 @@ class _Player:
             self._check_progress()
 
     def _event(self, what: str, ask: Any) -> None:
+        """Do what an event says: add, feed or abort a request; reset, pause or wake the engine."""
         name = f"r{ask['number']}" if ask else ""
         sent = self._sent.get(name)
         match what:
@@ -240,6 +243,7 @@ class _Player:
         self._take_queued()
 
     def _refused(self, error: BaseException) -> None:
+        """Count a call that the engine refused; raise the error if it is this program's own."""
         if _ours(error):
             raise error
         self.seen["refused calls"] += 1
@@ -256,6 +260,7 @@ class _Player:
                 self._refused(error)
 
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
+        """Send a new request; note a violation if vLLM refuses it and should not."""
         prompt = _prompt(self._case["seed"], ask)
         self.executor.traits[name] = ask["salt"], 0 if ask["grammar"] else ask["eos"]
         self.executor.remote[name] = prompt, key_of(ask["salt"], ask["lora"]), ask["fails"]
@@ -274,6 +279,7 @@ class _Player:
         self._send(request)
 
     def _send(self, request: tuple[Any, int]) -> None:
+        """Hand a request to EngineCore, and take what it answers at once."""
         self._engine._handle_client_request(EngineCoreRequestType.ADD, request)
         self._take_queued()
 
@@ -290,6 +296,7 @@ class _Player:
         self._send(request_of(self._engine, name, tokens, params, ask, more))
 
     def _step(self) -> None:
+        """Let the engine take a step, then check its outputs and its block accounting."""
         self.steps += 1
         outputs, executed = self._engine.step_fn()
         self._engine.post_step(executed)
@@ -311,10 +318,12 @@ class _Player:
             self._take(self._engine.output_queue.get_nowait()[1])
 
     def _take(self, group: Any) -> None:
+        """Take each request's output of a step."""
         for output in group.outputs:
             self._take_output(output)
 
     def _take_output(self, output: Any) -> None:
+        """Add an output's tokens to its request's answer, and judge an answer that ends."""
         name = output.request_id
         sent = self._sent.get(name)
         if sent is None:
@@ -464,7 +473,7 @@ class _Player:
 
 
 def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
-    """Yield an operation, and for a pause also its end."""
+    """Yield (step, order, event, None) of a reset or pause; for a pause also its end."""
     if what.startswith("pause-"):
         if not _HAS_PAUSES:  # older releases have no pause
             return
@@ -473,6 +482,7 @@ def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
 
 
 def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]]:
+    """Yield (step, order, event, request) for each arrival, further part and abort of a wave."""
     for ask in wave:
         yield ask["after"], 0, "add", ask
         for later in ask["segments"]:
@@ -482,7 +492,7 @@ def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]
 
 
 def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
-    """Return the prompt; requests of a family share their first tokens."""
+    """Return the prompt's tokens; requests of a family share their first ones."""
     family, rest = (
         random.Random(f"{seed}/family{ask['family']}"),
         random.Random(f"{seed}/request{ask['number']}"),

@@ -41,11 +41,13 @@ def _scramble(number: Any) -> Any:
 
 @njit(cache=True)
 def _key(state: Any, place: int) -> Any:
+    """Return the hash of a state and its position, as a layer reads it."""
     return _scramble(state + np.uint64(place) * _READ)
 
 
 @njit(cache=True)
 def _embed(ids: Any, start: int, key: int) -> Numbers:
+    """Return the hash of each token with its position and the request's key."""
     states = np.empty(len(ids), dtype=np.uint64)
     for place in range(len(ids)):
         # As GPUModelRunner clamps the -1 of drafts that are not known yet.
@@ -63,7 +65,7 @@ def embed(tokens: Sequence[int], start: int, key: int) -> Numbers:
 
 
 def image(number: int, length: int) -> list[int]:
-    """Return what the encoder makes of an image: ids beyond those of tokens."""
+    """Return the encoder's output for an image: one id per position, beyond those of tokens."""
     return [(number + 1 << 16) + place for place in range(length)]
 
 
@@ -71,7 +73,7 @@ def image(number: int, length: int) -> list[int]:
 def attend(
     current: Numbers, read: Numbers, first: int, start: int, window: int, layer: int
 ) -> Numbers:
-    """Return the states after a layer.
+    """Return the states after an attention layer, from those that it reads of the KV cache.
 
     current: states of the positions from `start` on. read: what the cache holds for the positions
     from `first` on. window: 0 for all.
@@ -90,6 +92,7 @@ def attend(
 
 @njit(cache=True)
 def _block(table: Any, at: int, size: int) -> Any:
+    """Return the block of a table that holds a position; the last one beyond its end."""
     return table[min(at // size, len(table) - 1)]
 
 
@@ -145,12 +148,12 @@ def layers(tokens: Sequence[int], key: int, windows: Sequence[int]) -> list[Numb
 
 
 def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
-    """Return the states after the last layer."""
+    """Return the states after the last layer, computed without blocks."""
     return layers(tokens, key, windows)[-1]
 
 
 def pick(state: Any, row: Any = None, eos: int = 0) -> int:
-    """Return the token of a state.
+    """Return the token that the model gives for a state, also under a grammar's bitmask.
 
     row: bitmask of a grammar. eos: one state in so many ends the answer; 0 for none.
     """
@@ -175,12 +178,13 @@ def logits(state: Any, eos: int, size: int) -> Any:
 
 
 def _liking(state: Any, tokens: Any) -> Any:
+    """Return for each token how much a state prefers it, as a number of 24 bits."""
     return _liking_of(np.uint64(state), tokens.astype(np.uint64))
 
 
 @njit(cache=True)
 def _liking_of(state: Any, tokens: Any) -> Any:
-    """Return 24 bits for each token, which a float32 holds exactly."""
+    """Return 24 bits of a hash for each token, which a float32 holds exactly."""
     likings = np.empty(len(tokens), dtype=np.float32)
     for place in range(len(tokens)):
         likings[place] = np.float32(_scramble(tokens[place] * _TOKEN + state) >> np.uint64(40))

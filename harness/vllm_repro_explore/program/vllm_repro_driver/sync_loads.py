@@ -20,13 +20,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class _Loads(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
-    """For each request of a step its blocks, and their places in the prompt from 1 on."""
+    """Loads of a step: for each request its blocks, and their places in the prompt from 1 on."""
 
     by_request: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
-    """Both halves; `memory` is the executor, of the worker half."""
+    """Connector that loads stored prompts in the step that needs them; both of its halves.
+
+    `memory` is the executor, of the worker half.
+    """
 
     memory: Any = None
 
@@ -48,6 +51,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         return whole - num_computed_tokens, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Note the blocks that the next step loads for a request."""
         if num_external_tokens:
             (table,) = blocks.get_block_ids()
             first = self._first[request.request_id]
@@ -57,16 +61,19 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
             ]
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Return the loads that the worker half does in this step."""
         begun, self._next = self._next, _Loads()
         return begun
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        """Load the step's blocks at once; note those that did not come."""
         for name, blocks in self._get_connector_metadata().by_request.items():
             if not self.memory.fetch(name, [blocks]):
                 self._failed |= {block for block, _ in blocks}
                 self.memory.lost.setdefault(name, "after a rejected load")
 
     def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that did not come since the last call."""
         failed, self._failed = self._failed, set()
         return failed
 

@@ -23,8 +23,8 @@ from vllm_repro_lab.event import Event
 Pairs = list[tuple[int, int]]
 
 
-class Half:
-    """Connector calls of a worker in one step, in the order of vLLM's model runner."""
+class WorkerHalf:
+    """Worker half of a KV connector: its calls in a step, in the order of vLLM's model runner."""
 
     def __init__(self, connector: Any, copiers: Sequence[Copier]) -> None:
         self.connector = connector
@@ -32,6 +32,7 @@ class Half:
 
     @property
     def busy(self) -> bool:
+        """Return True while a transfer is under way."""
         return any(copier.busy for copier in self._copiers)
 
     def take_listed(self) -> list[tuple[str, list[int]]]:
@@ -39,11 +40,12 @@ class Half:
         return [transfer for copier in self._copiers for transfer in copier.take_listed()]
 
     def before(self, output: Any) -> None:
+        """Handle preemptions and bind the step's metadata, before any load starts."""
         self.connector.handle_preemptions(output.kv_connector_metadata)
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
 
     def start(self) -> None:
-        """Start the loads."""
+        """Start the loads of the step."""
         self.connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
 
     def after(self, output: Any) -> Any:
@@ -66,7 +68,7 @@ class Half:
 
 
 class Copier:
-    """Recorder of transfers; `memory` is the executor whose blocks are copied."""
+    """Simulated copies of KV blocks; `memory` is the executor whose blocks are copied."""
 
     def __init__(self, memory: Any, store_polls: int, load_polls: int) -> None:
         self._polls = {"store": store_polls, "load": load_polls}
@@ -82,10 +84,12 @@ class Copier:
         return bool(self._waiting)
 
     def take_listed(self) -> list[tuple[str, list[int]]]:
+        """Return direction and GPU blocks of each transfer since the last call."""
         listed, self._listed = self._listed, []
         return listed
 
     def begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Event:
+        """Begin a copy of source blocks to target blocks; return the event of its end."""
         pairs = [(int(read), int(written)) for read, written in zip(source, target, strict=True)]
         self._listed.append(
             (direction, [gpu if direction == "store" else written for gpu, written in pairs])
@@ -95,12 +99,15 @@ class Copier:
         self._waiting.append(begun)
         return begun
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Do nothing: there is no thread to stop."""
 
     def _save(self, pairs: Pairs) -> None:
+        """Copy GPU blocks to the connector's store."""
         self._saved.update({stored: self._memory.get(gpu) for gpu, stored in pairs})
 
     def _load(self, pairs: Pairs) -> None:
+        """Copy blocks of the connector's store to GPU blocks."""
         for stored, gpu in pairs:
             self._memory.put(gpu, self._saved.get(stored))
 
@@ -117,6 +124,7 @@ class _SimpleCopies(Copier):
         events_list: Any,
         wait_event: Any = None,
     ) -> None:
+        """Begin a store or a load, and append its event to `events_list`."""
         events_list.append(
             (event_idx, self.begin("store" if is_store else "load", src_blocks, dst_blocks))
         )
@@ -135,10 +143,11 @@ class _Fetches(Copier, nixl.Worker):
 
     @property
     def busy(self) -> bool:
+        """Return True while a fetch is under way."""
         return bool(self._fetching)
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        """Poll a fetch.
+        """Poll the fetch of a request's blocks from another server.
 
         Return True if the blocks have come, False if they will not come, and None until that is
         known.
@@ -150,17 +159,18 @@ class _Fetches(Copier, nixl.Worker):
         return came
 
     def released(self, fetched: set[str]) -> set[str]:
-        """Let another server fetch each request in the step after its end."""
+        """Return the requests whose held blocks may be freed: all, in the step after their end."""
         return set(self._held)
 
 
 class _Pulls(_Fetches):
-    """Mooncake's worker half.
+    """Replacement of Mooncake's worker half, with simulated pulls.
 
     It does not know the other server's blocks; that server matches the last ones.
     """
 
     def start_load_kv(self, metadata: Any) -> None:
+        """Begin the pulls of this step, and hold blocks that another server will pull."""
         self._held |= {name for name, (_, blocks) in metadata.reqs_to_send.items() if any(blocks)}
         for pulls in metadata.reqs_to_recv.values():
             for name, meta in pulls.items():
@@ -171,6 +181,7 @@ class _Pulls(_Fetches):
                     self._fetching[name] = meta
 
     def fetch(self, name: str, meta: Any) -> bool | None:
+        """Poll a pull; None also for a failed one if the release tells nobody of it."""
         came = super().fetch(name, meta)
         # Up to 0.29.0 `receive_kv` logs a pull that failed, and tells nobody.
         return None if came is False and not _mooncake_reports() else came
@@ -187,8 +198,10 @@ def _mooncake_reports() -> bool:
     return reports
 
 
-def worker_half(config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int) -> Half:
-    """Return the worker half.
+def worker_half(
+    config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int
+) -> WorkerHalf:
+    """Return the worker half of the configured KV connector, with simulated copies.
 
     Raise `NotImplementedError` for a connector that has no simulated copier.
     """
@@ -197,7 +210,7 @@ def worker_half(config: Any, groups: Any, memory: Any, store_polls: int, load_po
         _mooncake_reports()
     connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
     parts = getattr(connector, "_connectors", None) or [connector]
-    return Half(
+    return WorkerHalf(
         connector,
         [_install(part, config, groups, memory, store_polls, load_polls) for part in parts],
     )
@@ -206,6 +219,7 @@ def worker_half(config: Any, groups: Any, memory: Any, store_polls: int, load_po
 def _install(
     connector: Any, config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int
 ) -> Copier:
+    """Put simulated copies into a connector, and return their copier."""
     name = type(connector).__name__
     if name == "SimpleCPUOffloadConnector":
         from vllm.v1.simple_kv_offload import worker

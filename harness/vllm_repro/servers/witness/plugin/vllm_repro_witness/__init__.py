@@ -58,12 +58,13 @@ class _Imports:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
+        """Log the import of a patched file, and leave the import itself to the other finders."""
         if file := self._files.pop(name, None):
             _log_import(file, PathFinder.find_spec(name, path, target))
 
 
 def _log_import(file: str, spec: ModuleSpec | None) -> None:
-    """Log an import.
+    """Log that a process imports a patched file, or stale code in place of it.
 
     Compare the loaded code with the source: the loader may use a compiled file.
     """
@@ -81,5 +82,6 @@ def _log_import(file: str, spec: ModuleSpec | None) -> None:
 
 
 def _log(kind: str, file: str, source: bytes) -> None:
+    """Print a line for the harness: what happened to a patched file, its hash, and the pid."""
     line = json.dumps({"file": file, "sha256": sha256(source).hexdigest(), "pid": os.getpid()})
     print(f"REPRO observed {kind} {line}", file=sys.stderr, flush=True)
