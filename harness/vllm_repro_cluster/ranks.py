@@ -205,7 +205,7 @@ class _Node(Server):
         await asyncio.shield(asyncio.to_thread(self.end))
 
     def end(self) -> None:
-        """Cancel the task. Return when its node has ended the server."""
+        """Cancel the task, and wait for at most a minute until its node has ended the server."""
         if not self.ended.is_set():
             self._ray.cancel(self._stream)
             self.ended.wait(_ENDS_IN_S)

@@ -78,7 +78,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class SharedStep:
-    """One step that computed several prompts, or chunks of prompts."""
+    """One step of several prompts, or chunks of prompts, from vLLM's log of iterations."""
 
     prompts: int
     # of all prompts together

@@ -230,7 +230,7 @@ def _in_vllm(diagnosis: Diagnosis) -> bool:
 
 
 def _rank(diagnosis: Diagnosis) -> int:
-    """Return the rank of a diagnosis among containers: 0, a death with its cause, to 3, none."""
+    """Return a sort key: 0 a death with its cause, 1 a death, 2 undecided, 3 no death."""
     if diagnosis.died:
         return 0 if diagnosis.root is not None and not diagnosis.root.of_consequence else 1
     return 2 if diagnosis.died is None else 3

@@ -421,11 +421,11 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         return _died(f"EngineCore logged this as it died: {_named(cause)}.", cause)
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _died(f"A process crashed in native code: {crash.text}", cause)
-    return None if life.ready else _program(case, frozenset())
+    return None if life.ready else _death_at_start(case, frozenset())
 
 
-def _program(case: _Case, but: frozenset[str]) -> Diagnosis | None:
-    """Judge an exception that ended the server program.
+def _death_at_start(case: _Case, but: frozenset[str]) -> Diagnosis | None:
+    """Judge an exception of the server program before an engine served; None if there is none.
 
     but: functions that do not show that the traceback is the server program's.
     """
@@ -445,7 +445,7 @@ def _program(case: _Case, but: frozenset[str]) -> Diagnosis | None:
 
 
 def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
-    """Return True if EngineCore logged the exception as it died, and the line before is cut off.
+    """Return True if EngineCore logged the exception as it died, and its headline is cut off.
 
     The same file logs failures of single calls, but those have a headline.
     """
@@ -528,7 +528,9 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if starting(functions - {"<module>"}) and not _is_exit(root.raised):
         return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
     why = "An exception without its log does not show whether an engine died"
-    return _program(case, frozenset({"<module>"})) or _undecided(f"{why}: {_named(root)}.", root)
+    return _death_at_start(case, frozenset({"<module>"})) or _undecided(
+        f"{why}: {_named(root)}.", root
+    )
 
 
 def _by_single_sign(case: _Case) -> Diagnosis | None:

@@ -65,7 +65,7 @@ class Line(NamedTuple):
         return self.pid is not None or self.source[-1:].isdigit() or "vllm" in self.source
 
     @property
-    def of_own_format(self) -> bool:
+    def has_other_format(self) -> bool:
         """Return True if a user's format printed it, which leaves a record's further lines bare."""
         return bool(self.source) and not self.source[-1:].isdigit()
 
@@ -400,14 +400,14 @@ def _parse(number: int, stream: str, raw: str, at: int) -> Line:
         level, time, source, at = match[1], match[2] or "", match[3] or match[4], match.end()
     elif match := _UVICORN.match(raw, at):
         level, at = match[1], match.end()
-    elif not process and (match := _own_format(raw, at)):
+    elif not process and (match := _other_format(raw, at)):
         level = _LEVELS.get(match["level"], match["level"])
         source = (match["before"] or match["after"] or "log").rstrip(":0123456789")
         time, at = match["time"] or match["later"] or "", match.end()
     return Line(number, stream, process, pid, level, time, source, raw[at:], raw)
 
 
-def _own_format(raw: str, at: int) -> re.Match[str] | None:
+def _other_format(raw: str, at: int) -> re.Match[str] | None:
     """Return the match of a logging format that has a level, and a time or the name of a logger."""
     if _ANY_LEVEL.search(raw, at, at + _OWN_AT) is None or not (match := _OWN.match(raw, at)):
         return None

@@ -135,7 +135,7 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 
         return None
     main = _starting_exception(candidates)
     fresh = [each for each in candidates if each is main or _is_fresh(each, survived)]
-    root = _through_wrappers(_first_link(main), candidates, fresh)
+    root = _behind_wrapper(_first_link(main), candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
         # A rank that lost its peer logs a consequence. The peer's own exception is the root, if it
         # logged any.
@@ -174,8 +174,11 @@ def _is_fresh(raised: Raised, survived: int) -> bool:
     return raised.first_line > survived and raised.level != "WARNING"
 
 
-def _through_wrappers(link: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
-    """Return the exception behind a wrapper, or `link` itself if it wraps nothing."""
+def _behind_wrapper(link: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
+    """Return the exception behind one like "Worker failed with error …", else `link` itself.
+
+    fresh: those after the last sign of a living engine.
+    """
     quoted = unwrap(link.message)
     if quoted is not None:
         text = squeeze(quoted)

@@ -313,7 +313,7 @@ class Finder:
 
     def feed(self, line: Line) -> None:
         """Take one line, which may begin, continue or end a traceback of its process."""
-        bare = not line.source or line.of_own_format
+        bare = not line.source or line.has_other_format
         if self._thrown or (bare and _NATIVE_WORDS.search(line.text)):
             self._read_native(line)
         key = _key(line)
@@ -463,7 +463,7 @@ class Finder:
         """Read a line after an exception: more of its message, or the end of the traceback."""
         line, stripped = transcript.line, text.strip()
         fenced = stripped.startswith("```")  # the end of a block of code in an issue
-        record = line.of_own_format or (line.level and line.level != block.line.level)
+        record = line.has_other_format or (line.level and line.level != block.line.level)
         if fenced or _RECORD.match(stripped) or record:
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
@@ -477,7 +477,7 @@ class Finder:
             return
         self._close(transcript)
         by_engine = line.level in _ERRORS and line.process.startswith(ENGINE_NAMES)
-        bare = not line.source or line.of_own_format or by_engine
+        bare = not line.source or line.has_other_format or by_engine
         alone = _LIKELY.fullmatch(stripped) if stripped and bare else None
         if alone is not None and (alone[2] or by_engine):
             headline, message = transcript.previous, [alone[2] or ""]
@@ -503,7 +503,7 @@ def _take_frames(block: _Block, text: str) -> None:
 
 def _key(line: Line) -> tuple[int | str, str]:
     """Return the key of a line's transcript: its process and logging call."""
-    return (line.speaker, "" if line.of_own_format else line.source or line.level)
+    return (line.speaker, "" if line.has_other_format else line.source or line.level)
 
 
 def _indent(text: str) -> int:

@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
             expect=Expect.ANY,
             reproduce=shlex.join(words),
         )
-        make = partial(_on_servers, job, Progress())
+        make = partial(_on_booted_servers, job, Progress())
         where = f"{plural(trials, 'boot')} of each, {choice.kind} servers"
     again = shlex.join(words)
     print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=stream, flush=True)
@@ -221,7 +221,7 @@ def _on_engine(
     return row
 
 
-def _on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
+def _on_booted_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
     """Run `job` on real servers with one change of vLLM's source; return the row of its trials."""
     progress.line(f"{cause.release}: {cause.name}")
     arm = _arm(job.scenario, cause)

@@ -75,7 +75,7 @@ class Found:
 
 @dataclass
 class Tally:
-    """Counts of a search so far."""
+    """Counts and findings of a search so far."""
 
     trials: int = 0
     invalid: int = 0

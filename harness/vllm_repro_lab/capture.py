@@ -118,7 +118,7 @@ def _claim_written(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]
 
 
 def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> torch.device | None:
-    """Return the device that the call names for its result: `DEVICE`, `HOST` or None."""
+    """Return the device that a call of torch names for its result: `DEVICE`, `HOST` or None."""
     if name in ("cpu", "cuda"):
         return HOST if name == "cpu" else DEVICE
     device = keywords.get("device")

@@ -53,7 +53,7 @@ def read_runs(root: Path) -> tuple[list[Run], list[str]]:
 
 
 def _read(folder: Path, name: str, cache: _Cache) -> Run | None:
-    """Return a run from its report, or from its journal.
+    """Return a run from its report or its journal; None while it is being written.
 
     The journal is read if the report is missing, older, or of another version of vllm-repro.
     """

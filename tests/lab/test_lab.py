@@ -534,7 +534,7 @@ def test_a_good_release_decides_nothing_for_a_patched_arm() -> None:
 
 
 def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ServerKind.LAB.facts.release(DSV4) == DSV4.try_in_lab == "0.32.0"
+    assert ServerKind.LAB.facts.release(DSV4) == DSV4.lab_release == "0.32.0"
     assert ServerKind.REHEARSAL.facts.release(DSV4) == DSV4.try_with
     assert ServerKind.DOCKER.facts.release(DSV4) is None
     tq = find("tq-chunked-prefill")

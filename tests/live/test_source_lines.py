@@ -40,8 +40,8 @@ def lines_of(source: str, function: str) -> Sequence[str]:
 def test_the_quoted_line_stands_in_its_function(scenario: Scenario) -> None:
     quoted = scenario.defect
     assert quoted is not None
-    release = ReleaseCache().get(Source(release=scenario.try_in_lab))
+    release = ReleaseCache().get(Source(release=scenario.lab_release))
     if release is None:
-        pytest.skip(f"vLLM {scenario.try_in_lab} is not in the cache")
+        pytest.skip(f"vLLM {scenario.lab_release} is not in the cache")
     source = (release.packages / quoted.file).read_text(encoding="utf-8")
     assert quoted.code in lines_of(source, quoted.function)

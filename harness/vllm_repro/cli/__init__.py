@@ -51,9 +51,12 @@ CORE_VERBS: Mapping[str, tuple[str, str]] = {
 
 @cache
 def verbs() -> Mapping[str, tuple[str, str]]:
-    """Return {verb: (module, help line)}, with the verbs that features add last."""
+    """Return {verb: (module, help line)}, with the verbs that features add last.
+
+    A feature cannot replace a verb of the core.
+    """
     added = [load("verbs", feature).items() for feature in additions("verbs")]
-    return dict(itertools.chain(CORE_VERBS.items(), *added))
+    return {**dict(itertools.chain(CORE_VERBS.items(), *added)), **CORE_VERBS}
 
 
 def parser(verb: str | None = None) -> Parser:

@@ -49,9 +49,9 @@ def leased_gpus(
 ) -> Iterator[tuple[str, ...]]:
     """Lease `count` GPUs and yield their indices; block while other runs hold them.
 
-    unfit: return why a GPU cannot be used; empty if it can. notify: called with a line for each GPU
-    that is left out. Raises `InfraError` if too few GPUs are left. If CUDA_VISIBLE_DEVICES lists
-    indices, lease only GPUs from it.
+    unfit: returns why a GPU cannot be used; empty if it can. notify: called with a line for each
+    GPU that is unfit, not while it waits. Raises `InfraError` if too few GPUs are left. If
+    CUDA_VISIBLE_DEVICES lists indices, lease only GPUs from it.
     """
     with contextlib.ExitStack() as held:
         cards = _lock_gpus(count, unfit, notify, held) if count else ()

@@ -155,7 +155,7 @@ def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
         return wheel_tree(scratch)
     if not source.commit:
         return Tree(folder=source.path, requires=_common_requirements(source.path))
-    hashes = _file_hashes(source)
+    hashes = _runtime_file_hashes(source)
     same = tuple(name for name, blob in hashes.items() if blob == _git_hash(base_packages / name))
     others = sorted(hashes.keys() - set(same))
     if others:  # without names git would pack all files
@@ -165,8 +165,8 @@ def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
     return Tree(folder=scratch, requires=_common_requirements(scratch), same=same)
 
 
-def _file_hashes(source: Source) -> dict[str, str]:
-    """Return {file name: git's hash} of the files of a commit that a server runs."""
+def _runtime_file_hashes(source: Source) -> dict[str, str]:
+    """Return {file: git's hash} of a commit's files that a server needs, to find what differs."""
     printed = git(source.path, "ls-tree", "-r", "-z", source.commit, "--", *RUN).decode()
     hashes = {}
     for row in printed.split("\0")[:-1]:

@@ -51,10 +51,10 @@ def _reading(arm: ArmReport, first: ArmReport) -> str:
     if arm.patch_untried:
         return "not tested: no process ran the patch"
     part = "; part of the patch did not run" if any(map(untried_note, arm.server.patched)) else ""
-    return _compared_reading(arm, first, failures, as_released) + part
+    return _patch_effect(arm, first, failures, as_released) + part
 
 
-def _compared_reading(
+def _patch_effect(
     arm: ArmReport, first: ArmReport, failures: list[str], as_released: list[str]
 ) -> str:
     """Return how a patch changed the failures of the first arm, the release as it is."""

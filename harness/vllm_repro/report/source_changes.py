@@ -70,11 +70,11 @@ def _diff(file: str, was: str, now: str) -> Iterator[str]:
     )
     for line in lines:
         # Git takes a hunk at line 1 only at the start of a file.
-        yield re.sub(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@$", _moved_hunk, line)
+        yield re.sub(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@$", _off_line_one, line)
 
 
-def _moved_hunk(hunk: re.Match[str]) -> str:
-    """Return the header of a hunk with both line numbers one higher."""
+def _off_line_one(hunk: re.Match[str]) -> str:
+    """Return a hunk's header moved off line 1, which for Git is the start of a file only."""
     return f"@@ -{int(hunk[1]) + 1}{hunk[2] or ''} +{int(hunk[3]) + 1}{hunk[4] or ''} @@"
 
 

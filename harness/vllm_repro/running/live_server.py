@@ -304,7 +304,7 @@ class VllmServer:
         )
 
     def _remove_if_alive(self, folder: Path) -> None:
-        """Remove the temporary folder, but keep the log of an engine that failed."""
+        """Remove the temporary folder, unless the engine or the harness failed."""
         ended = None if self._conclusion is None else self._conclusion.outcome
         if self._error is None and (
             ended is None or ended.facts.alive or ended is Outcome.CANCELLED

@@ -1,4 +1,4 @@
-"""Measurements of an engine that survived its workload: the output check, and throughput.
+"""TrialMeasurer of an engine that survived its workload: the output check, and throughput.
 
 A measurement never hides a death. The watch continues; if the engine dies, the trial records the
 measurement in progress. Earlier figures stay in the journal, and no report shows them.
@@ -41,7 +41,7 @@ from vllm_repro.verdict.throughput import (
 from vllm_repro_diagnosis.boot_facts import BootFacts
 from vllm_repro_diagnosis.metrics import MetricsReading
 
-__all__ = ["Measurements", "SelfCheck"]
+__all__ = ["SelfCheck", "TrialMeasurer"]
 
 _ENDPOINT = "/v1/completions"
 _PLAIN = {
@@ -115,8 +115,8 @@ def _queued_s() -> float:
 
 
 @dataclass
-class Measurements:
-    """Measurements of one trial after its workload: the output checks and throughput."""
+class TrialMeasurer:
+    """It measures a trial after its workload: output checks, throughput; written to the journal."""
 
     runner: WorkloadRunner
     # names and answers of requests in flight together, until the last of them is answered

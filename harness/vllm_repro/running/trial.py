@@ -17,7 +17,7 @@ from vllm_repro.client.sdk import FailedRequest, sdk_view
 from vllm_repro.errors import HarnessBug, InfraError, ReproError, Unsupported
 from vllm_repro.host.gpu_lease import await_free_memory
 from vllm_repro.running.assess import Conclusion, assess
-from vllm_repro.running.measure import Measurements
+from vllm_repro.running.measure import TrialMeasurer
 from vllm_repro.running.state import Trial
 from vllm_repro.running.watch import Watch
 from vllm_repro.running.workload import WorkloadRunner
@@ -59,14 +59,14 @@ Its retries come within two, and a dying vLLM answers or is gone within five.
 async def _workload(runner: WorkloadRunner) -> None:
     """Send the scenario's workload, then run the measurements."""
     await runner.run()
-    await Measurements(runner).run()
+    await TrialMeasurer(runner).run()
 
 
 async def load_alone(runner: WorkloadRunner) -> None:
     """Measure the scenario's throughput loads without its workload before them."""
     if await runner.find_model():
         await runner.canary()
-        await Measurements(runner).load()
+        await TrialMeasurer(runner).load()
 
 
 async def run_trial(trial: Trial, work: Work = _workload, what: str = "trial") -> Conclusion:

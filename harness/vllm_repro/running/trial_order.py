@@ -29,7 +29,7 @@ MOST = 20  # an hour of boots of three minutes
 
 @dataclass
 class Trials:
-    """The trials of a run so far, by arm."""
+    """Outcomes of a run's finished trials, by arm."""
 
     # of the finished trials, without the repeated ones
     outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
@@ -78,7 +78,8 @@ def undecided_arms(
 ) -> list[str]:
     """Return the names of the arms that one more trial may decide.
 
-    The other arguments are those of `decide`.
+    record: an earlier run on this host in which the bug was seen. The other arguments are those
+    of `decide`.
     """
     if record is not None and same_release(record.version, version) is not patched:
         # a fix needs deaths of another release, a patch needs deaths of the same one

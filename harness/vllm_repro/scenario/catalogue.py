@@ -28,7 +28,7 @@ GROUP = "vllm_repro.scenarios"
 
 
 def scenario_files(folder: Path | None = None) -> list[Path]:
-    """Return the scenario files of a folder, without `_*.py` and `conftest.py`.
+    """Return the scenario files of a folder, or all known ones; no `_*.py`, no `conftest.py`.
 
     The default is those of the package, of other packages (`GROUP`) and of `FOLDERS`. Raises
     `UsageError` if `FOLDERS` names something that is no folder.

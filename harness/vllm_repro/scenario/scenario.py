@@ -77,7 +77,7 @@ class Arm:
     # None for the scenario's.
     trigger: Condition | None = field(default=None, kw_only=True)
 
-    def changed_source(self) -> tuple[str, ...]:
+    def patch_sentences(self) -> tuple[str, ...]:
         """Return one sentence for each patch, for a report."""
         return tuple(f"{patch}" + (f": {patch.why}" if patch.why else "") for patch in self.patches)
 
@@ -450,7 +450,7 @@ class Scenario:
     filed: bool = True
     # Changes of vLLM for `vllm-repro causes`.
     causes: Causes | None = None
-    # Line of `try_in_lab` at which vLLM goes wrong.
+    # Line of `lab_release` at which vLLM goes wrong.
     defect: SourceLine | None = None
     # Docstring of the file.
     about: str = field(default="", compare=False)  # set by the reader
@@ -460,7 +460,7 @@ class Scenario:
         object.__setattr__(self, "related", tuple(map(issue_name, self.related)))
 
     @property
-    def try_in_lab(self) -> str:
+    def lab_release(self) -> str:
         """Default release of a run in the lab."""
         return (self.lab.vllm if self.lab else "") or self.try_with
 

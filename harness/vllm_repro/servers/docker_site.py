@@ -59,7 +59,7 @@ class DockerSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
-        """Accept for `--server auto` if Docker has the image and the GPUs, or an image is given."""
+        """Accept for `--server auto` if nothing is missing here, and Docker can run the image."""
         image = options.image or default_image(scenario, f"{options.vllm or scenario.try_with}")
         refused = ""
         if not missing:

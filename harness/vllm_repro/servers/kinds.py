@@ -90,7 +90,7 @@ KINDS: Mapping[ServerKind, KindFacts] = {
         evidence=Evidence.LAB,
         options=frozenset({"patch"}),
         any_source=True,
-        release=lambda scenario: scenario.try_in_lab,
+        release=lambda scenario: scenario.lab_release,
     ),
     ServerKind.SCHEDULER: KindFacts(
         site="vllm_repro.servers.lab:SchedulerSite",
@@ -98,7 +98,7 @@ KINDS: Mapping[ServerKind, KindFacts] = {
         evidence=Evidence.SCHEDULER,
         options=frozenset({"patch"}),
         any_source=True,
-        release=lambda scenario: scenario.try_in_lab,
+        release=lambda scenario: scenario.lab_release,
     ),
     ServerKind.REHEARSAL: KindFacts(
         site="vllm_repro.servers.rehearsal:RehearsalSite",

@@ -135,7 +135,7 @@ class LabSite(Site):
                 "the lab always serves a tiny model of the scenario's shape",
                 hint="leave --model and --weights out",
             )
-        self._source = options.vllm or Source(release=scenario.try_in_lab)
+        self._source = options.vllm or Source(release=scenario.lab_release)
         self.release_version = self._source.version
         self.release: Release | None = None
         self._lab, self._scenario, self._notify = scenario.lab, scenario, notify
@@ -150,7 +150,7 @@ class LabSite(Site):
             return Offer(False)
         if lacking := _lacking_flag(scenario.lab, scenario.model):
             return Offer(False, f"the lab needs a processor with {lacking} for it")
-        source = options.vllm or Source(release=scenario.try_in_lab)
+        source = options.vllm or Source(release=scenario.lab_release)
         if download or ReleaseCache().get(source):
             return Offer(True)
         return Offer(False, f"--scenario-server lab installs vLLM {source} and runs it without")

@@ -146,7 +146,7 @@ def lab_launch(
             "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler"
             " and a third of the boot"
         ),
-        *arm.changed_source(),
+        *arm.patch_sentences(),
         f"bound to {LOOPBACK}, on a free port",
     ]
     if lab.weights == "dummy":

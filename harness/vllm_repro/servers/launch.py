@@ -205,7 +205,7 @@ def process_launch(
         },
         differences=(
             *differences,
-            *arm.changed_source(),
+            *arm.patch_sentences(),
             f"bound to {LOOPBACK}, on a free port",
             *([ON_CPU] if on_cpu else []),
         ),
@@ -327,7 +327,7 @@ def container_launch(
         container=spec,
         differences=(
             *differences,
-            *arm.changed_source(),
+            *arm.patch_sentences(),
             (
                 f"published on {LOOPBACK} only, without Linux capabilities but"
                 f" {' '.join(CAPABILITIES)}"

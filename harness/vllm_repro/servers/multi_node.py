@@ -81,7 +81,7 @@ def process_nodes(launch: Launch, meeting: Meeting) -> list[Launch]:
 
 
 def container_nodes(launch: Launch) -> list[Launch]:
-    """Return one launch per node, by rank, for nodes that are containers; as it is for one node.
+    """Split a container's launch into one launch per node, by rank; one node stays as it is.
 
     A container of several nodes must have a name.
     """

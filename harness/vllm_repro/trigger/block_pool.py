@@ -120,7 +120,10 @@ class BlockPool:
     def _admit(
         self, cached: list[list[int | None]], computed: int, total: int
     ) -> list[_Held] | None:
-        """Return a request's blocks after its first chunk; None if the pool is too full for it."""
+        """Allocate a request's first chunk after its cached prefix; None if too few blocks are free.
+
+        cached: the prefix's blocks by group; None for one that the window has passed.
+        """
         kept = [block for blocks in cached for block in blocks if block is not None]
         missing = sum(
             max(0, group.most_blocks(total, self._batch) - len(blocks))

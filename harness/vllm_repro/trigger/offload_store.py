@@ -131,7 +131,7 @@ def _counts_bytes(version: str | None) -> bool:
 def _request_result(
     sent: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> TriggerResult:
-    """Return whether this request lists blocks twice in a pool of `blocks` blocks."""
+    """Return whether this request lists blocks twice. batch: most tokens in one step."""
     prompt, answer = sent.prompt_tokens or 0, sent.answer_tokens or 0
     request = (
         f"{sent.name}: {prompt} prompt tokens {sent.counted} and an answer of {answer}, in a pool"

@@ -45,6 +45,14 @@ def without_features(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         cached.cache_clear()
 
 
+def test_a_feature_replaces_no_verb_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = {"run": ("other.run", "another"), "else": ("other.else", "a verb more")}
+    monkeypatch.setattr("vllm_repro.cli.additions", lambda _: ["other"])
+    monkeypatch.setattr("vllm_repro.cli.load", lambda *_: added)
+    assert verbs.__wrapped__() == {**CORE_VERBS, "else": added["else"]}
+    assert list(verbs.__wrapped__()) == [*CORE_VERBS, "else"]
+
+
 def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"] if verb else ["--help"])
