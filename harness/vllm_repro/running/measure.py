@@ -1,4 +1,4 @@
-"""TrialMeasurer of an engine that survived its workload: the output check, and throughput.
+"""Measurements of an engine that survived its workload: the output check, and throughput.
 
 A measurement never hides a death. The watch continues; if the engine dies, the trial records the
 measurement in progress. Earlier figures stay in the journal, and no report shows them.

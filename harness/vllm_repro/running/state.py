@@ -24,7 +24,7 @@ ARM_S = 60.0
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """TrialMeasurer to make on an engine that survived its workload."""
+    """Measurements to make on an engine that survived its workload."""
 
     # None until `resolve_measure` has decided it
     throughput: bool | None = False

@@ -120,7 +120,7 @@ class BlockPool:
     def _admit(
         self, cached: list[list[int | None]], computed: int, total: int
     ) -> list[_Held] | None:
-        """Allocate a request's first chunk after its cached prefix; None if too few blocks are free.
+        """Allocate a request's first chunk after its cached prefix; None if the pool is too full.
 
         cached: the prefix's blocks by group; None for one that the window has passed.
         """
