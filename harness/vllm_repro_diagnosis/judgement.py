@@ -202,7 +202,10 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
 
 
 def _richness(diagnosis: Diagnosis) -> tuple[bool, bool, bool]:
-    """Return a sort key: a diagnosis with a death, a root and a known end is the greatest."""
+    """Return a key to choose between the readings of a life, as a log and as pasted text.
+
+    One with a death, a root and a known end is the greatest.
+    """
     return bool(diagnosis.died), diagnosis.root is not None, not diagnosis.open_end
 
 

@@ -372,7 +372,10 @@ def _collected(piece: str) -> tuple[str, int]:
 
 
 def _split_glued(number: int, stream: str, piece: str, at: int) -> tuple[Line, ...]:
-    """Return a line, or two if a second record was written into it without a line break."""
+    """Return a line, or two if a second record was written into it without a line break.
+
+    at: where vLLM's prefix may begin, after a stamp of a log collector.
+    """
     line = _parse(number, stream, piece, at)
     # Split only a piece without vLLM's prefix: a message that quotes another log line stays whole.
     cut = None if line.level or " pid=" not in piece else _GLUED.search(piece, at + 1)

@@ -137,7 +137,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return [block for block in text.split("\n\n") if block.strip()]
 
     def answered(self) -> list[bool]:
-        """Return for each boot if it gave an answer.
+        """Return for each boot if it gave an answer: two in a row without one end the search.
 
         Empty if the search continues elsewhere after a boot without one.
         """

@@ -111,9 +111,10 @@ def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) ->
 
 
 def _copy_tree(tree: Tree, packages: Path, base_packages: Path) -> tuple[list[str], list[Path]]:
-    """Copy or link `vllm/` of `tree` to `packages`; return all names, and the copied paths.
+    """Put `vllm/` of `tree` into `packages`; return all names, and the copied paths.
 
-    Compiled parts are left out. Files that the base has as well are linked, with their bytecode.
+    Files that the base release has as well are linked to it, with their bytecode; the others are
+    copied. Compiled parts are left out.
     """
     names, copied = list(tree.same), []
     for name in tree.same:

@@ -42,7 +42,7 @@ def local_vllm(path: str | None = None) -> LocalVllm | None:
 
 
 def packages_of_local(executable: Path) -> Path | None:
-    """Return the folder with the package `vllm` of `executable`; None if its Python finds none."""
+    """Return the site-packages from which `executable` imports vLLM; None if it finds none."""
     _, packages = _ask_its_python(executable)
     return None if packages is None else Path(packages)
 

@@ -137,7 +137,7 @@ def _schema(parameters: str) -> Schema:
 
 
 def _calls(package: Path) -> Iterator[tuple[str, int, list[str], str]]:
-    """Yield (operator, positional arguments, keywords, file:line) of each call of an operator.
+    """Yield (operator, positional arguments, keywords, file:line) of each call in CPU code.
 
     Calls with a variable number of arguments are left out.
     """

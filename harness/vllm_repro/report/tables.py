@@ -350,7 +350,7 @@ def _number(value: float) -> str:
 
 
 def _ratio(speed: ArmSpeed) -> str:
-    """Return an arm's ratio to the baseline with its interval and change; `-` without one."""
+    """Return the ratio to the baseline, its interval, and if it is faster or slower; `-`: none."""
     if speed.ratio is None:
         return "-"
     return f"{_interval(speed.ratio)}, {speed.ratio.change}"

@@ -398,9 +398,9 @@ class _Trials:
 def strongest_record(
     out: Path, scenario: Scenario, evidence: str, arms: Sequence[Arm], version: str | None = None
 ) -> Record | None:
-    """Return the earlier run in `out` whose crashes of the first arm with the bug prove most.
+    """Return the earlier run in `out`, of this evidence, whose crashes prove most.
 
-    Only runs with the same evidence count.
+    They are those of the first arm with the bug.
 
     version: the release of `arms`. If they patch it, a run of that release is stronger than any
     other. `verdict.decide` weighs it.

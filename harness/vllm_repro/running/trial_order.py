@@ -43,9 +43,10 @@ class Trials:
     def finish(
         self, arm: str, expected: Expected, outcome: Outcome, during: str, *, crossed: bool
     ) -> None:
-        """Count a finished trial, but not an arm's first that failed by the host: it is repeated.
+        """Count a finished trial, and whether it only looks like the bug.
 
-        The arguments are those of `is_other`.
+        An arm's first that failed by the host is not counted: it is repeated. The arguments are
+        those of `is_other`.
         """
         if outcome is Outcome.INFRA and arm not in self.repeated:
             self.repeated.add(arm)

@@ -398,11 +398,11 @@ def together(*requests: Request) -> Together:
 def at_once(
     count: int, *, prompt: Sequence[int], max_tokens: int | Size = 8, spread: bool = False
 ) -> Together:
-    """Send `count` chats at the same time, with the sizes of `prompt` in turn.
+    """Send `count` chats at the same time, with the sizes of `prompt` in turn, or between them.
 
     The third has the name `3 of 9000` if its prompt has 9,000 tokens.
 
-    spread: the sizes go evenly from the first one to the last one.
+    spread: the sizes rise or fall evenly from the first of `prompt` to the last.
     """
     even = (prompt[0] + (prompt[-1] - prompt[0]) * at // max(1, count - 1) for at in range(count))
     return together(

@@ -161,7 +161,10 @@ def _request_result(
 def _listed_twice(
     prompt: int, answer: int, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> int:
-    """Return the most blocks that one store event lists twice, by a simulation, cached."""
+    """Return the most blocks that one store event of a request lists twice, simulated; cached.
+
+    blocks: of the GPU's pool. batch: most tokens in one step.
+    """
     return BlockPool(blocks, groups, batch).listed_twice(prompt, answer)
 
 

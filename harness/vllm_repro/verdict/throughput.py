@@ -206,7 +206,7 @@ class Round(ClientCost):
 
     @property
     def late(self) -> str:
-        """Return why the client's delay exceeds `MOST_OFF` of the round; empty if it does not."""
+        """Return why the client was too late at a round's ends to time it; empty if it was not."""
         if self.edge_s <= MOST_OFF * self.wall_s:
             return ""
         late_ms = 1000 * self.edge_s

@@ -203,7 +203,7 @@ def _new_record(
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
-    """Return the releases or commits, oldest first, and how many commits are left out."""
+    """Return releases or commits, oldest first, and how many commits change nothing run."""
     if arguments.repo is not None:
         return _commits(arguments)
     bad, good = published_release(arguments.bad), published_release(arguments.good)
@@ -230,7 +230,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
 
 
 def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
-    """Return the commits of `--repo` to bisect, oldest first, and how many are left out."""
+    """Return the commits that change what is run, oldest first, and the number of the others."""
     if arguments.versions:
         raise UsageError("--versions has no meaning with --repo", hint="leave it out")
     checkout = arguments.repo.expanduser().absolute()

@@ -592,10 +592,7 @@ def key_of(salt: int, lora: int) -> int:
 
 
 class Answer(Future[Any]):
-    """A worker's answer.
-
-    It is not done until it is asked for, like `FutureWrapper` of vLLM's MultiprocExecutor.
-    """
+    """Future of a worker's answer, not done until it is asked for, like vLLM's FutureWrapper."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -212,9 +212,9 @@ class _Player:
                 self._pause(*what.split("-")[1:-1])
 
     def _pause(self, mode: str, then: str = "") -> None:
-        """Do what the API server does to pause the engine.
+        """Pause the engine as the API server does, and `then` clear its caches or let it sleep.
 
-        then: "clear" to empty the caches, "sleep" to sleep.
+        then: "clear", "sleep", or nothing.
         """
         self.seen["pauses"] += 1
         if then and (sender := getattr(self._engine, "image_cache", None)):
