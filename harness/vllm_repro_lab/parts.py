@@ -48,7 +48,7 @@ def _install_turboquant(graphs: str, *, flash: bool = False) -> None:
 
 
 def _installs(*modules: str) -> Callable[[str], None]:
-    """Return the function that installs these modules, in this order.
+    """Return the function that installs these modules, in order, whatever graph mode it gets.
 
     It imports them, and they import torch and vllm.
     """

@@ -125,8 +125,8 @@ class Model:
                 f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
             )
 
-    def shape(self) -> dict[str, Any]:
-        """Return the shape with the names of a model's config.json."""
+    def rehearsal_shape(self) -> dict[str, Any]:
+        """Return sizes and KV cache for the rehearsal engine, mostly by names of config.json."""
         return {
             name: value
             for name, value in {
@@ -556,7 +556,7 @@ class Scenario:
         )
 
     def command_with_dummy(self, arm: Arm) -> ServeCommand:
-        """Return the command of `arm` with the dummy model: its changes come first."""
+        """Return the command of `arm` with the dummy model, whose changes an arm can override."""
         changes = self.dummy.changes if self.dummy else ()
         return self._edited([*changes, *(edit.in_dummy or edit for edit in arm.edits)])
 

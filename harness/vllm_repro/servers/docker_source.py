@@ -55,7 +55,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python file of vLLM in a Docker image: its path, text and compiled .pyc."""
+    """A Python file of vLLM in a Docker image: its path and text, and its .pyc's path."""
 
     # in the container
     path: str

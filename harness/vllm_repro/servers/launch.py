@@ -252,7 +252,7 @@ def _rehearsal_env(scenario: Scenario, version: str) -> dict[str, str]:
     """Return the variables that tell the rehearsal engine which release and model to imitate."""
     return {
         "VLLM_REHEARSAL_VERSION": version,
-        "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.shape()),
+        "VLLM_REHEARSAL_SHAPE": json.dumps(scenario.model.rehearsal_shape()),
     }
 
 

@@ -116,7 +116,7 @@ def end_orphans(orphans: Orphans) -> None:
 
 
 def _end_servers(orphans: Orphans) -> None:
-    """End the processes and remove the containers of `orphans`; leave the leases."""
+    """End and remove all but the lease files, by which a later try finds what is left."""
     end_sessions(orphans.sessions)
     if orphans.containers:
         with contextlib.closing(connect()) as engine:

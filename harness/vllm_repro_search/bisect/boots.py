@@ -131,7 +131,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         known = self.plan.answer()
         if known.state.wrong_end:
             # An end that could not be tried contradicts nothing.
-            return 1 if self.answered_of(self.wrong_end(known)) else 2
+            return 1 if self.was_tested(self.wrong_end(known)) else 2
         if known.good_again:
             return 1
         return 0 if known.state is SearchState.FOUND else 2
@@ -140,8 +140,8 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         """Return the boots of the candidate with this label."""
         return [boot for boot in self.boots if boot.candidate == label]
 
-    def answered_of(self, label: str) -> bool:
-        """Return True if a boot of this candidate gave an answer."""
+    def was_tested(self, label: str) -> bool:
+        """Return True if a boot of this candidate was good or bad, not skipped."""
         return any(boot.side is not Side.SKIP for boot in self.boots_of(label))
 
     def wrong_end(self, known: ChangePoints) -> str:
