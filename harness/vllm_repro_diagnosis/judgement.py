@@ -447,6 +447,11 @@ def _death_at_start(case: _Case, but: frozenset[str]) -> Diagnosis | None:
     return None
 
 
+_SURVIVED = ("Invocation of ", "Unexpected error pre-processing", "Traceback")
+_OF_ONE_CALL = frozenset({"process_input_sockets", "_invoke_utility_method"})
+"""Headlines and functions of core.py for errors that fail one call: the engine goes on."""
+
+
 def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     """Return True if EngineCore logged the exception as it died, and its headline is cut off.
 
@@ -456,7 +461,8 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
         raised.process.startswith(ENGINE_CORES)
         and raised.source.rpartition("/")[2].startswith("core.py:")
         and raised.level in ("ERROR", "CRITICAL")
-        and not raised.headline.startswith(("Invocation of ", "Traceback"))
+        and not raised.headline.startswith(_SURVIVED)
+        and not _OF_ONE_CALL.intersection(raised.functions)
         and raised.first_line > case.life.survived_until
     )
 

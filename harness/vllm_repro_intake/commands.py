@@ -382,14 +382,16 @@ def assigned(blocks: Sequence[Block]) -> dict[str, Any]:
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression of literals and `names`. Raises one of `_UNREADABLE`.
 
-    The fields of an f-string stay as they are written.
+    The fields of an f-string stay as they are written: `{i}`.
     """
     match node:
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.JoinedStr(values=parts):
             return "".join(
-                str(part.value) if isinstance(part, ast.Constant) else ast.unparse(part)[2:-1]
+                str(part.value)
+                if isinstance(part, ast.Constant)
+                else f"{{{ast.unparse(getattr(part, 'value', part))}}}"
                 for part in parts
             )
         case ast.Dict(keys=keys, values=values):

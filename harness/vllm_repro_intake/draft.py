@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm_repro.command.environment import variable_mistakes
 from vllm_repro.command.flag_table import KNOWN
 from vllm_repro.command.flags import flag_mistakes, positive
 from vllm_repro.errors import CommandError, UsageError
+from vllm_repro.scenario.public_models import public_model
 from vllm_repro.scenario.scenario import Model
 from vllm_repro.scenario.writer import (
     ScenarioWriter,
@@ -31,8 +33,8 @@ from vllm_repro_diagnosis.signature import How, Signature, compare
 from vllm_repro_intake.commands import least_likely_last, rendered
 from vllm_repro_intake.facts import Facts, parallel
 from vllm_repro_intake.requests import folded
-from vllm_repro_intake.text import shortened
-from vllm_repro_intake.unread import unread
+from vllm_repro_intake.text import shortened, statements
+from vllm_repro_intake.unread import SENDS, unread
 
 _GENERIC = LOOPS | {
     "__call__",
@@ -56,6 +58,9 @@ _HOLES = re.compile(
     r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}"
     r"|\[(?:user|host|address|email|redacted:[\w-]+)\]"
 )
+_VARIABLES = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\([^)]*\)|\{[A-Za-z_][^{}'\"]*\}")
+"""Variables of a shell or an f-string in the text of a request."""
+_CHUNKS = re.compile(r"(?i)chunk|prefill|continuation")
 _UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
@@ -277,6 +282,8 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
             made.gap(f"the public name of the served model {shortened(name, 60)!r} is not stated")
             name = "unknown/unknown"
     known = next((model for model in models if model.name == name), None)
+    with suppress(ValueError):  # a scenario may have another length, or fewer layers
+        known = public_model(name)
     sizes = {
         ours: facts.shape.get(theirs) or getattr(known, ours, None)
         for ours, theirs in _SHAPE.items()
@@ -364,9 +371,13 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         if request.body is not None:
             for name in request.unread:
                 made.gap(f"request {at}: the value of {name!r} is not a literal")
+            for written in dict.fromkeys(_VARIABLES.findall(str(request.body))):
+                made.gap(f"request {at}: {written} stands for a value that was not read")
+            names = (command.get("--served-model-name") or "").split()
             if request.model and request.model not in (
                 command.model,
                 facts.model and facts.model.value,
+                *names,
             ):
                 made.guess(f"request {at} names another model than the command", request.model)
             step = made.file.call(
@@ -409,15 +420,23 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             steps[-1].append(step)
         else:
             steps.append([step])
+    sends = any(SENDS.search(line) for block in facts.blocks for line in block.lines)
+    lost = sends and not any(request.body is not None for request in facts.requests)
     if not steps:
-        made.gap(f"no prompt size is stated: {_PROMPT} tokens stand for it")
+        stands = f"a chat of {_PROMPT} tokens stands for"
+        made.gap(
+            f"no request of the text was read with its prompt: {stands} all of them"
+            if sends
+            else f"no prompt size was read: {stands} it"
+        )
         made.made_up.add(str(_PROMPT))
         answer = facts.answer or _ANSWER
         steps = [[made.file.call("chat", prompt=_PROMPT, max_tokens=answer, stream=False)]]
-    if not facts.answer and not all(
-        request.answer or request.body is not None for request in facts.requests
+    if not facts.answer and not (
+        facts.requests
+        and all(request.answer or request.body is not None for request in facts.requests)
     ):
-        made.gap(f"the length of the answers is not stated: {_ANSWER} tokens stand for it")
+        made.gap(f"the length of the answers was not read: {_ANSWER} tokens stand for it")
         made.made_up.add(str(_ANSWER))
     made.put(
         "workload",
@@ -425,7 +444,8 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             step[0] if len(step) == 1 else made.file.block("together", *step) for step in steps
         ),
     )
-    if batch and max(sizes, default=0) > batch:
+    told = facts.title + " ".join(statements(facts.blocks)) + (facts.diagnosis.message or "")
+    if batch and max(sizes, default=0) > batch and not lost and _CHUNKS.search(told):
         made.guess(f"the longest prompt exceeds --max-num-batched-tokens {batch}", "")
         made.put("trigger", made.file.call("chunked_prefill", chunks=2))
         return
@@ -507,6 +527,8 @@ def _frames(frames: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 def _template(message: str) -> str:
     """Return the message as a template: numbers, paths and ids become holes."""
+    # what torch adds to an error of CUDA differs between its releases
+    message = re.split(r"\s(?:CUDA kernel errors might|Search for [`'‘]cuda)", message)[0]
     line = shortened(message, 1_000).rstrip("…")
     if len(line) > _MOST_MESSAGE:
         line = line[:_MOST_MESSAGE]
@@ -531,7 +553,7 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     """Add the reported arm, and an arm for each flag that the text reports as tried."""
     symptom = _symptom(facts)
     if not facts.diagnosis.died and not facts.symptom:
-        made.guess("dies is a guess: the text does not state what the engine does", "")
+        made.guess("dies is a guess: no sentence that was read says what the engine does", "")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
     for tried in facts.tried:

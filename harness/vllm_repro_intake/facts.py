@@ -109,8 +109,9 @@ _VERSIONS = (
 _RELEASE = r"v?(?P<version>0\.[1-9]\d?\.\d{1,2}(?:\.?(?:post|rc|dev)\d+|\.\d+)*)(?![\w.]*\d)"
 _TITLE_VERSION = re.compile(rf"(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
-    rf"(?i)(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and)"
-    rf" |[:(] ?|\A|(?<=\n)|(?<=\bv)){_RELEASE}"
+    rf"(?i)(?:(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and|run|running"
+    rf"|use|using) |[:(] ?|\A|(?<=\n)|(?<=\bv))|\b(?:vllm|version|release|build)\b[\"'`* ]*[:=|]"
+    rf"[\"'`* ]*){_RELEASE}"
 )
 _NOT_THIS_ONE = re.compile(
     r"(?i)\b(?:from|work(?:s|ed)|fine|ok|good|ran|lives|did not|until|up to|before) (?:\S+ ){0,6}$"
@@ -139,15 +140,15 @@ _KIND = (
     r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40s?)|V100|T4|B\d{3}|MI\d{3}X?)\b"
 )
 _GPUS = (
-    re.compile(rf"(?<![\w.])(?P<count>\d{{1,2}}) ?[x×*]? ?(?P<kind>{_KIND})", re.IGNORECASE),
-    re.compile(rf"(?<![\w-])(?P<kind>{_KIND}) ?[x×*] ?(?P<count>\d{{1,2}})(?!\w|\.\d)"),
+    re.compile(rf"(?<![\w.])(?P<count>[1-9]\d?) ?[x×*]? ?(?P<kind>{_KIND})", re.IGNORECASE),
+    re.compile(rf"(?<![\w-])(?P<kind>{_KIND}) ?[x×*] ?(?P<count>[1-9]\d?)(?!\w|\.\d)"),
     re.compile(rf"GPU \d+: (?P<kind>{_KIND})"),
-    re.compile(rf"\bGPUs?\b[^\n]{{0,30}}?(?P<kind>{_KIND})"),
+    re.compile(rf"\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{_KIND})"),
     re.compile(rf"(?<![\w-])(?P<kind>{_KIND})"),
 )
 _COUNT = rf"(?i:(?<![\w.])(?P<count>\d{{1,2}}|{'|'.join(COUNTS)})[ -])"
 _NODES = re.compile(rf"{_COUNT}(?:[\w.]+[ -])?nodes\b")
-_GPU_COUNT = re.compile(rf"{_COUNT}(?:NVIDIA |AMD )?GPUs?\b")
+_GPU_COUNT = re.compile(rf"(?!0){_COUNT}(?:NVIDIA |AMD )?GPUs?\b(?! (?:hit|block|KV|token|mem))")
 _SYMPTOMS = (
     (
         "hangs",
@@ -166,6 +167,18 @@ _SYMPTOMS = (
         ),
     ),
 )
+_SURVIVES = re.compile(
+    r"(?i)\b(?:engine|server|enginecore|process|it|vllm)\b[^.\n]{0,30}?\b(?:survives?|recovers?"
+    r"|(?:stays?|lives?|keeps?|is still) (?:up|on|alive|running|serving|healthy)"
+    r"|is (?:fine|healthy)"
+    r"|(?:does|did)(?: not|n'?t) (?:crash|die|go down))\b"
+    r"|\b(?:next|later|following) requests?\b[^.\n]{0,20}\b(?:is|are|gets?) (?:served|answered)\b"
+)
+_CONDITION = re.compile(
+    r"(?i)--|\b(?:with(?:out)?|if|when|until|unless|instead|workaround|after (?:a )?restart"
+    r"|downgrad\w*|remov\w+|disabl\w+|set(?:ting)?|on|in) |\b0\.\d+"
+)
+"""Words by which a sentence tells of another set-up than the reported one."""
 _CRASH = re.compile(
     r"crash|\bdie[sd]?\b|\bdying\b|dead\b|DeadError|assert|\bkill(?:s|ed)?\b|\bexit(?:s|ed)\b"
     r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b",
@@ -224,17 +237,26 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         unclear=tuple(unclear),
         diagnosis=diagnosis,
         phase=diagnosis.phase or _phase(title, requests, sentences),
-        symptom=_symptom(title) or _symptom("\n".join(sentences)),
+        symptom=_symptom(title, sentences),
         answer=answer_length(text),
         blocks=tuple(blocks),
     )
 
 
-def _symptom(text: str) -> str:
+def _symptom(title: str, sentences: Sequence[str]) -> str:
     """Return the declared behaviour that a text describes, such as `dies`; empty if none."""
-    if _CRASH.search(text):
-        return "dies"
-    return next((word for word, rx in _SYMPTOMS if rx.search(text)), "")
+    survives = any(
+        _SURVIVES.search(each)
+        and not _CONDITION.search(each)
+        and not _CRASH.search(_SURVIVES.sub("", each))
+        for each in sentences
+    )
+    for text in (title, "\n".join(sentences)):
+        if _CRASH.search(text) and not survives:
+            return "dies"
+        if found := next((word for word, rx in _SYMPTOMS if rx.search(text)), ""):
+            return found
+    return "errs" if survives else ""
 
 
 def _phase(title: str, requests: Sequence[Asked], said: Sequence[str]) -> Phase | None:

@@ -119,7 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
         *(f"gap: {gap}" for gap in made.gaps),
         *(f"check: {problem.text}" for problem in problems),
         *(
-            f"known: the death is that of {it}: vllm-repro run {' '.join([it, *folder_words()])}"
+            f"known: the death has the signature of {it}:"
+            f" vllm-repro run {' '.join([it, *folder_words()])}"
             for it in crashes
         ),
         (

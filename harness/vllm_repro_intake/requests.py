@@ -329,6 +329,11 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
                 match and int(match[1])
                 for match in (rx.search(text) for rx in _BENCH_OPTIONS.values())
             )
+            if (count or 1) > _MOST:
+                more = min(count or 1, _MOST_AT_ONCE)
+                return [
+                    Asked(int(size[1]), output or 0, size[0], sizes=(int(size[1]),), at_once=more)
+                ]
             return [
                 Asked(
                     int(size[1]),

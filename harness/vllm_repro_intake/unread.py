@@ -34,7 +34,7 @@ _ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|
 _LINK = re.compile(
     r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
 )
-_SENDS = re.compile(
+SENDS = re.compile(
     r"(?:^|[\s;&|(`])curl\s+(?!.*/(?:metrics|health|models)\b).*(?:/|\\$)"
     r"|\.(?:create|post|generate|chat|encode)\((?!\w*\))"
 )
@@ -59,6 +59,18 @@ _OF_A_CLIENT = frozenset(
     ]
 )
 """Fields of clients and of messages, which no request loses."""
+_TOGETHER = re.compile(
+    r"(?:Semaphore|ThreadPoolExecutor|ProcessPoolExecutor|\bPool)\((?:max_workers=)?(\d+)\)"
+    r"|\bmax_workers=(\d+)|\bxargs\b.* -P ?(\d+)|\bparallel\b.* -j ?(\d+)"
+)
+"""How many requests code sends at once."""
+_PAUSE = re.compile(r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\(")
+_TELLS = re.compile(
+    r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
+    r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
+    r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it)\b"
+)
+"""Words of a sentence that tells what avoids a bug, or what does not have it."""
 _NUMBER = re.compile(
     rf"(?<![\w./:#-])(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
@@ -83,11 +95,11 @@ def unread(
     """
     stated = [part for block in blocks for part in _parts(block, blocks)]
     # Which of several requests was not read is not known: quote each.
-    lost = sum(_SENDS.search(text) is not None for text, _ in stated) > sent
+    lost = sum(SENDS.search(text) is not None for text, _ in stated) > sent
     parts = [
         part
         for part in stated
-        if (lost and _SENDS.search(part[0]))
+        if (lost and SENDS.search(part[0]))
         or any(_missing(*part, "\n".join(values), "\n".join(quoted), made_up))
     ]
     joined: list[str] = []
@@ -125,6 +137,11 @@ def _missing(
 ) -> Iterator[str]:
     """Yield each fact of a sentence or line that the draft does not have."""
     everything = f"{values}\n{quoted}"
+    if _PAUSE.search(text) if code else _TELLS.search(text) and text[:40] not in quoted:
+        yield text
+    for match in _TOGETHER.finditer(text) if code else ():
+        if f"at_once({next(filter(None, match.groups()))}," not in values:
+            yield match[0]
     plain = _LINK.sub(" ", text)
     for flag in _FLAG.findall(text):
         if not any(_has(everything, name) for name in (flag, canonical(flag), positive(flag))):

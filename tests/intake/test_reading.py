@@ -11,6 +11,7 @@ from tests.intake.texts import ISSUES, SERVE, checked, drafted
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import UsageError
 from vllm_repro.resources import scenario_folder
+from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.reader import load_file
 from vllm_repro.scenario.scenario import Model, Scenario
 from vllm_repro.scenario.workload import requests_of
@@ -470,13 +471,115 @@ def test_a_prompt_that_does_not_fit_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "trigger"),
     [
-        (f"{SERVE}\n\nA prompt of 5000 tokens.", "chunked_prefill(chunks=2)"),
+        (f"{SERVE}\n\nA prompt of 5000 tokens, in chunks.", "chunked_prefill(chunks=2)"),
+        (f"{SERVE}\n\nA prompt of 5000 tokens.", "unstated()"),
         (f"{SERVE}\n\nA prompt of 4096 tokens.", "unstated()"),
         ("vllm serve a/b\n\nA prompt of 50 tokens.", "unstated()"),
     ],
 )
 def test_the_trigger_follows_from_the_sizes(text: str, trigger: str) -> None:
     assert f" trigger={trigger},\n" in drafted(text).text
+
+
+def curl_with(prompt: str) -> str:
+    body = f'{{"prompt": "{prompt}", "max_tokens": 5}}'
+    return f"```\ncurl http://h:8000/v1/completions -d '{body}'\n```"
+
+
+def python_with(prompt: str) -> str:
+    return f"```python\nclient.completions.create(model=m, prompt={prompt}, max_tokens=5)\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        # the release, however it is introduced
+        *(
+            (text, 'bad="==0.24.0"')
+            for text in (
+                "Version: 0.24.0, no docker.",
+                "- version = 0.24.0",
+                "| Version | 0.24.0 |",
+                "vLLM: `0.24.0`",
+                "Running 0.24.0 on a GH200 (96GB).",
+                "I run 0.24.0 here.",
+            )
+        ),
+        # an engine that survives
+        *(
+            (f"It answers with an error. {text}", 'arm("reported", errs)')
+            for text in (
+                "The engine survives, next request is served normally.",
+                "EngineCore keeps running and later requests are answered.",
+                "It does not crash the engine, only this request fails.",
+                "The server is fine afterwards.",
+            )
+        ),
+        *(
+            (text, 'arm("reported", dies)')
+            for text in (
+                "The engine crashes. With --enforce-eager the server stays up.",
+                "The server is fine at first, then it crashes.",
+                "It crashes; on 0.22.0 the engine survives.",
+            )
+        ),
+        # variables in a request
+        (curl_with("$P"), "# GAP: request 1: $P stands for a value that was not read"),
+        (curl_with("$(cat long.txt)"), "# GAP: request 1: $(cat long.txt) stands for"),
+        (python_with('f"the number {i}."'), "# GAP: request 1: {i} stands for"),
+        (python_with('f"{word * 3000} hello"'), "# GAP: request 1: {word * 3000} stands for"),
+        (python_with('f"the number {i}."'), '"the number {i}."'),
+        # numbers of requests at once, beside the same number of something else
+        *(
+            (f"--block-size 16\n```python\n{line}\n```", line)
+            for line in (
+                "sem = asyncio.Semaphore(16)",
+                "with ThreadPoolExecutor(max_workers=16) as pool:",
+                "pool = Pool(16)",
+            )
+        ),
+        ("```\nsleep 2\n```", "not read: “sleep 2”"),
+        # a load of more requests than a file would list
+        (
+            "```\nvllm bench serve --random-input-len 512 --max-concurrency 160\n```",
+            "at_once(160, prompt=[512]",
+        ),
+        # what avoids it, and what does not have it
+        *(
+            (f"It dies. {text}", text.rstrip("."))
+            for text in (
+                "Removing the option cures it.",
+                "Single requests are OK.",
+                "Qwen3-1.7B works under identical flags.",
+                "Workaround: we filter ids in our gateway.",
+                "Every text alone is fine.",
+                "Setting the override to 8192 stops it.",
+            )
+        ),
+        # memory is no number of GPUs
+        ("(EngineCore pid=9) GPU KV cache: 0 GPU hit tokens", "the GPUs are not stated"),
+        ("2 GPU blocks left, GH200", "the GPUs are not stated"),
+        # a name of the server's own
+        (
+            f"--served-model-name q\n{curl_with('hi')}".replace('{"p', '{"model": "q", "p'),
+            'name="request 1"',
+        ),
+        # no request was read
+        (python_with("make(i)"), "no request of the text was read with its prompt"),
+        ("It dies.", "the length of the answers was not read: 8 tokens"),
+    ],
+)
+def test_what_is_read_or_quoted(text: str, shown: str) -> None:
+    lines = f"{SERVE} {text}" if text.startswith("--") else f"{SERVE}\n\n{text}"
+    made = drafted(lines).text
+    assert shown in made
+    assert "names another model" not in made
+
+
+def test_a_public_model_has_its_own_shape_and_not_that_of_a_scenario() -> None:
+    known = [scenario.model for scenario in all_scenarios()]
+    made = drafted("vllm serve google/gemma-3-1b-it", models=known).text
+    assert "vocab_size=262144" in made
 
 
 TRIED = [

@@ -29,7 +29,7 @@ _PUBLIC = re.compile(
     r"|readthedocs\.io|ray\.io|modelscope\.cn|arxiv\.org|w3\.org|pydantic\.dev"
     r"|fastapi\.tiangolo\.com)"
 )
-_SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0")
+_SAME_MACHINE = ("localhost", "ip6-localhost", "host.docker.internal", "0.0.0.0", "*")
 
 _INSIDE = re.compile(
     r"(?i)(?<![\w./@-])(?!\d+\.)[a-z0-9][\w-]*(?:\.[a-z0-9][\w-]*)*"

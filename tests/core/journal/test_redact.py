@@ -190,6 +190,7 @@ HARMLESS = [
     "turboquant_attn.py:747 stays, and so do 08:24:30 and c10d::add",
 ]
 PUBLIC = [
+    "tcp://*:5557 binds all addresses",
     "127.0.0.1:8000 ::1 [::]:8000 http://localhost:8000/v1 http://0.0.0.0:8000 --host 0.0.0.0",
     "https://github.com/vllm-project/vllm/issues/1 https://docs.vllm.ai/x http://pytorch.org/",
     "nvidia-curand-cu12==10.3.5.147, driver 535.104.05, cublas 12.1.3.1, mask 255.255.0.0",
