@@ -200,7 +200,7 @@ def throughput_lead(report: RunReport) -> list[str]:
         none = (
             "What was measured is in journal.jsonl"
             if measured.withheld
-            else "No arm has a figure: no engine lived through its load"
+            else "No arm has a figure: no load was sent and answered to its end"
         )
         return [none, *loads]
     label = [f"Figures of {measured.label}"] if measured.label else []
