@@ -1,8 +1,9 @@
 """Parts of an issue's text that its draft does not have.
 
 A sentence of prose or a line of code is unread if it states a number, flag, field, route, variable
-or release that stands neither in the draft nor in a quotation of it. Logs, tracebacks and the
-output of `collect_env` are left out: the diagnosis reads them.
+or release that stands neither in the draft nor in a quotation of it. So is a sentence of what
+avoids the bug, and a pause or a number of requests at once in code. Logs, tracebacks and the output
+of `collect_env` are left out: the diagnosis reads them.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def _missing(
 ) -> Iterator[str]:
     """Yield each fact of a sentence or line that the draft does not have."""
     everything = f"{values}\n{quoted}"
-    if _PAUSE.search(text) if code else _TELLS.search(text) and text[:40] not in quoted:
+    told = _PAUSE.search(text) if code else _TELLS.search(text)
+    if told and text[:40] not in quoted:
         yield text
     for match in _TOGETHER.finditer(text) if code else ():
         if f"at_once({next(filter(None, match.groups()))}," not in values:
