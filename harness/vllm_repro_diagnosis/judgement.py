@@ -428,7 +428,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
 
 
 def _death_at_start(case: _Case, but: frozenset[str]) -> Diagnosis | None:
-    """Judge an exception of the server program before an engine served; None if there is none.
+    """Judge an exception of the server program before an engine served; None without one.
 
     but: functions that do not show that the traceback is the server program's.
     """

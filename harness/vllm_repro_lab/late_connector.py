@@ -131,7 +131,7 @@ def _asked(request: Any) -> dict[str, Any]:
 def _due(transfers: dict[str, int]) -> set[str] | None:
     """Count down the steps of each transfer; remove and return the requests that are due.
 
-    Return None if there is none, as the interface requires.
+    Return None without one, as the interface requires.
     """
     done = {name for name, left in transfers.items() if left <= 0}
     for name in list(transfers):

@@ -59,7 +59,7 @@ class ServeCommand:
 
     @property
     def model(self) -> str | None:
-        """Return the model to serve, from the argument or `--model`; None if there is none."""
+        """Return the model to serve, from the argument or `--model`; None without one."""
         if self.model_argument is not None:
             return self.model_argument
         flag = self._last("--model")

@@ -194,7 +194,7 @@ def _commit_source(checkout: Path, text: str) -> Source:
 
 
 def hash_of(checkout: Path, text: str) -> str:
-    """Return the full hash of the commit that `text` names; empty if there is none."""
+    """Return the full hash of the commit that `text` names; empty without one."""
     return (
         git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"")
         .decode()

@@ -307,7 +307,7 @@ def counters_of(phase: PhaseCounters) -> CountersJson:
 def trial_throughput(
     measured: MeasureReport | None, arm: str, trial: int
 ) -> TrialThroughputJson | None:
-    """Return a trial's throughput for `report.json`; None if there is none to report."""
+    """Return a trial's throughput for `report.json`; None without one to report."""
     known = measured is not None and not measured.withheld
     figures = measured.trials.get((arm, trial)) if measured and known else None
     if not figures:

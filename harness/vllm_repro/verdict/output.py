@@ -246,7 +246,7 @@ def check_output(
 class OutputComparison:
     """Result of comparing answers: what is wrong, or why they prove nothing."""
 
-    # Sentence about the difference; empty if there is none.
+    # Sentence about the difference; empty without one.
     wrong: str = ""
     # Sentence about why the comparison decides nothing; empty if it does.
     unknown: str = ""
