@@ -51,7 +51,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a log or traceback shows: whether the engine died, why, when, and its root exception."""
+    """Diagnosis of a log or traceback: if the engine died, why, when, and of which exception."""
 
     # False: stopped on request, refused before an engine existed, or stated to run on. None: the
     # text does not decide it, for example if it just ends.
@@ -257,7 +257,7 @@ _ENDS = (
 
 
 def _first(*lines: int | None) -> int | None:
-    """Return the smallest of the known line numbers; None if none is known."""
+    """Return the smallest of the line numbers that are not None; None if there are none."""
     return min((line for line in lines if line is not None), default=None)
 
 
@@ -478,8 +478,10 @@ def _failed_script(case: _Case) -> Diagnosis | None:
         return None
     for raised in case.raised:
         files = [frame.file for link in raised.links for frame in link.frames]
-        own = raised.functions[:1] == ("<module>",) and not any("vllm" in file for file in files)
-        if own and not raised.process and _before(raised.first_line, case.engine_missing):
+        in_script = raised.functions[:1] == ("<module>",) and not any(
+            "vllm" in file for file in files
+        )
+        if in_script and not raised.process and _before(raised.first_line, case.engine_missing):
             root = Root(raised=raised)
             why = "The script that uses vLLM failed in its own code, and its engine ended with it"
             return _undecided(f"{why}: {_named(root)}.", root)

@@ -298,7 +298,9 @@ def _words(value: Any) -> list[str]:
     """
     items = value if isinstance(value, list) else [value] if isinstance(value, str) else []
     words: list[str] = []
-    for item in (_DEFAULT.sub(r"\1", word) for one in items if (word := _word(one)) is not None):
+    for item in (
+        _DEFAULT.sub(r"\1", word) for entry in items if (word := _word(entry)) is not None
+    ):
         try:
             words += shlex.split(item) if isinstance(value, str) or _SCRIPT.search(item) else [item]
         except ValueError:

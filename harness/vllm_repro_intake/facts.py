@@ -37,7 +37,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What an issue's text states of the bug, as far as a scenario needs it."""
+    """Facts that an issue's text states about the bug, as far as a scenario needs them."""
 
     title: str
     # `owner/repository#number`
@@ -254,16 +254,16 @@ def _symptom(title: str, sentences: Sequence[str]) -> str:
     for text in (title, "\n".join(sentences)):
         if _CRASH.search(text) and not survives:
             return "dies"
-        if found := next((word for word, rx in _SYMPTOMS if rx.search(text)), ""):
-            return found
+        if symptom := next((word for word, rx in _SYMPTOMS if rx.search(text)), ""):
+            return symptom
     return "errs" if survives else ""
 
 
-def _phase(title: str, requests: Sequence[Asked], said: Sequence[str]) -> Phase | None:
+def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> Phase | None:
     """Return the phase of the death, boot or request, that the words suggest."""
     if not requests and _BOOT.search(title):
         return Phase.BOOT
-    return Phase.REQUEST if requests or any(map(_REQUEST.search, said)) else None
+    return Phase.REQUEST if requests or any(map(_REQUEST.search, sentences)) else None
 
 
 def _title(text: str) -> str:
@@ -349,23 +349,23 @@ def _shape(text: str) -> dict[str, int | str]:
         *((name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))),
         *(("architecture", name) for name in dict.fromkeys(_ARCHITECTURE.findall(text))),
     ]
-    return {name: size for name, size in sizes if [one for one, _ in sizes].count(name) == 1}
+    return {name: size for name, size in sizes if [other for other, _ in sizes].count(name) == 1}
 
 
 def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     """Return the count and kind of GPUs that the text states; None if it states none."""
     if diagnosis.evidence is Evidence.CPU:
         return None
-    found = next((match for rx in _GPUS if (match := rx.search(text))), None)
-    if found is None:
+    named = next((match for rx in _GPUS if (match := rx.search(text))), None)
+    if named is None:
         match = _GPU_COUNT.search(text)
         return Said(f"{_count(match)} x GPU", shortened(match[0])) if match else None
-    memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[found.end() :])
+    memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[named.end() :])
     listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
     return Said(
-        f"{found.groupdict().get('count') or listed} x {shortened(found['kind'])}"
+        f"{named.groupdict().get('count') or listed} x {shortened(named['kind'])}"
         f"{f' of {memory[1]} GB' if memory else ''}",
-        shortened(text[found.start() :][:80].partition("\n")[0], 80),
+        shortened(text[named.start() :][:80].partition("\n")[0], 80),
     )
 
 

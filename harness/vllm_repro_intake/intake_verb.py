@@ -119,9 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
         *(f"gap: {gap}" for gap in made.gaps),
         *(f"check: {problem.text}" for problem in problems),
         *(
-            f"known: the death has the signature of {it}:"
-            f" vllm-repro run {' '.join([it, *folder_words()])}"
-            for it in crashes
+            f"known: the death has the signature of {known}:"
+            f" vllm-repro run {' '.join([known, *folder_words()])}"
+            for known in crashes
         ),
         (
             f"{path if output else made.id}: {plural(len(made.gaps), 'gap')},"

@@ -416,7 +416,10 @@ def _measured(report: RunReport) -> Iterator[_Part]:
     """Yield the part on throughput, of this run or else of an earlier one."""
     heading, _, text = throughput_section(report).partition("\n\n")
     if not (report.measured and report.measured.shown) and (kept := kept_prices(report.scenario)):
-        yield "Throughput", "Measured in another run: " + " ".join(f"{cell(it)}." for it in kept)
+        yield (
+            "Throughput",
+            "Measured in another run: " + " ".join(f"{cell(price)}." for price in kept),
+        )
     elif text:
         summary = heading.removeprefix("## ")
         yield summary, _folded(summary, text)

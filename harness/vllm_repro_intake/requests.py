@@ -144,7 +144,7 @@ def answer_length(text: str) -> int:
 
 def find_requests(
     blocks: Sequence[Block],
-    said: Sequence[str],
+    statements: Sequence[str],
     dump: Sequence[ScheduledChunk],
     served: Collection[str] = (),
 ) -> list[Asked]:
@@ -152,8 +152,7 @@ def find_requests(
 
     As sent, else of the scheduler's dump, else by their sizes in prose.
 
-
-    said: the statements of the prose. served: the adapters that a request may name as its model.
+    statements: those of the prose. served: the adapters that a request may name as its model.
     """
     per_block = [
         sent
@@ -175,7 +174,7 @@ def find_requests(
         return sent[:_MOST]
     if dumped := _dumped(blocks, dump):
         return dumped
-    return _benched(blocks) or _in_prose(said)
+    return _benched(blocks) or _in_prose(statements)
 
 
 def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -286,9 +285,9 @@ def folded(value: Any) -> Any:
     return value
 
 
-def _tokens(found: re.Match[str]) -> int:
+def _tokens(size: re.Match[str]) -> int:
     """Return the number of tokens that a match states."""
-    return tokens_of(found["number"], (found["kilo"] or "").strip())
+    return tokens_of(size["number"], (size["kilo"] or "").strip())
 
 
 def tokens_of(number: str, unit: str = "") -> int:
@@ -347,14 +346,16 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
     return []
 
 
-def _in_prose(said: Sequence[str]) -> list[Asked]:
+def _in_prose(statements: Sequence[str]) -> list[Asked]:
     """Return the requests whose prompt sizes the sentences state, in order."""
     requests: list[Asked] = []
     labels: set[str] = set()
-    for statement in said:
+    for statement in statements:
         if several := _several(statement):
             requests.append(
-                replace(several, at_once=next(filter(None, map(at_once, (statement, *said))), 0))
+                replace(
+                    several, at_once=next(filter(None, map(at_once, (statement, *statements))), 0)
+                )
             )
             continue
         sizes = [
@@ -406,10 +407,12 @@ def _several(statement: str) -> Asked | None:
         (size.rstrip(" kKM"), size[-1].strip() if size[-1] in "kKM" else "")
         for size in (match["first"], *re.findall(_ONE, match["others"]))
     ]
-    last, unit = written[-1]
+    last, last_unit = written[-1]
     sizes = tuple(
-        tokens_of(number, own or (unit if tokens_of(number) < min(100, tokens_of(last)) else ""))
-        for number, own in written
+        tokens_of(
+            number, unit or (last_unit if tokens_of(number) < min(100, tokens_of(last)) else "")
+        )
+        for number, unit in written
     )
     if not all(0 < size <= 10_000_000 for size in sizes):
         return None
@@ -439,10 +442,10 @@ def _alike(tokens: int, other: int) -> bool:
     return abs(tokens - other) <= _CLOSE * other
 
 
-def _of_prompt(said: str, size: re.Match[str]) -> bool:
+def _of_prompt(statement: str, size: re.Match[str]) -> bool:
     """Return True if a size is that of a prompt, and not of a cache or an answer."""
-    near = said[max(0, size.start() - 30) : size.end()]
-    near += re.split(r"[,;.]|\band\b", said[size.end() : size.end() + 30])[0]
+    near = statement[max(0, size.start() - 30) : size.end()]
+    near += re.split(r"[,;.]|\band\b", statement[size.end() : size.end() + 30])[0]
     return _tokens(size) > 0 and _tokens(size) <= 10_000_000 and not _NO_PROMPT.search(near)
 
 
@@ -501,11 +504,11 @@ _OFF = re.compile(
 )
 
 
-def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
+def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
     """Return the flags tried with a clear result, and the unclear statements about flags."""
     tried_flags: list[Tried] = []
     unclear: list[str] = []
-    for raw in said:
+    for raw in statements:
         whole = GLUED.sub(" | ", raw)
         clauses = _CLAUSES.split(whole) if all(_verdicts(whole)) else [whole]
         if any(any(_verdicts(clause)) and not list(_flags_of(clause)) for clause in clauses):
@@ -534,28 +537,28 @@ def find_tried(said: Sequence[str], command: ServeCommand) -> tuple[list[Tried],
     return tried_flags, list(dict.fromkeys(unclear))
 
 
-def _verdicts(said: str) -> tuple[bool, bool]:
+def _verdicts(statement: str) -> tuple[bool, bool]:
     """Return (works, fails): a statement may report a success, a failure, or both."""
-    return bool(_WORKS.search(_FAILS.sub(" ", said))), bool(_FAILS.search(said))
+    return bool(_WORKS.search(_FAILS.sub(" ", statement))), bool(_FAILS.search(statement))
 
 
-def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
+def _flags_of(statement: str) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield (flags, left out) for each group of flags in a statement.
 
     A flag without its value is no group.
     """
-    apart = re.search(r"\bor\b|\beither\b", said) is not None
+    apart = re.search(r"\bor\b|\beither\b", statement) is not None
     group: list[str] = []
-    for match in _FLAG.finditer(said):
+    for match in _FLAG.finditer(statement):
         name, value = canonical(match["name"]), match["value"] or ""
-        if _TAKEN_OUT.search(said[: match.start()]):
+        if _TAKEN_OUT.search(statement[: match.start()]):
             yield (name,), True
         elif (
             value
             and not is_switch(name)
             and (
                 match["gap"] == "="
-                or said[match.end() :].lstrip().startswith("--")
+                or statement[match.end() :].lstrip().startswith("--")
                 or _A_VALUE.fullmatch(value)
             )
         ):
@@ -569,7 +572,7 @@ def _flags_of(said: str) -> Iterator[tuple[tuple[str, ...], bool]]:
             yield (group.pop(),), False
     if group:
         yield tuple(group), False
-    for match in _OFF.finditer(said):
+    for match in _OFF.finditer(statement):
         flag = next(
             flag
             for what, flag in _FEATURES.items()

@@ -64,14 +64,14 @@ _TOGETHER = re.compile(
     r"(?:Semaphore|ThreadPoolExecutor|ProcessPoolExecutor|\bPool)\((?:max_workers=)?(\d+)\)"
     r"|\bmax_workers=(\d+)|\bxargs\b.* -P ?(\d+)|\bparallel\b.* -j ?(\d+)"
 )
-"""How many requests code sends at once."""
+"""Number of requests that code sends at once."""
 _PAUSE = re.compile(r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\(")
 _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
     r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it)\b"
 )
-"""Words of a sentence that tells what avoids a bug, or what does not have it."""
+"""Words of a sentence about a workaround, or about a setup without the bug."""
 _NUMBER = re.compile(
     rf"(?<![\w./:#-])(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"

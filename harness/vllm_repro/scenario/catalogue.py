@@ -122,13 +122,15 @@ def find(name: str) -> Scenario:
         return load_file(files[name])
     issue = issue_name(name).removeprefix("#")
     by_issue = [
-        it
-        for it in all_scenarios(warn=to_stderr)
-        if issue in (it.issue, it.issue.partition("#")[2])
+        scenario
+        for scenario in all_scenarios(warn=to_stderr)
+        if issue in (scenario.issue, scenario.issue.partition("#")[2])
     ]
     if len(by_issue) == 1:
         return by_issue[0]
-    near = [it.id for it in by_issue] or [known for known in files if known.startswith(name)]
+    near = [scenario.id for scenario in by_issue] or [
+        known for known in files if known.startswith(name)
+    ]
     near = near or difflib.get_close_matches(name, files, n=3, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")

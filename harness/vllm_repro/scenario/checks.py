@@ -227,23 +227,32 @@ def _check_alike(scenario: Scenario, reading: Reading) -> None:
         problems = []
         whole = False
         for arm in scenario.arms:
-            sent = [one for one in requests_of(scenario.workload_of(arm)) if one.label in group]
-            whole = whole or {one.label for one in sent} == set(group)
-            for one in sent:
-                greedy = one.fields.get("temperature", 0 if one.prompt is not None else None) == 0
-                if [other.label for other in sent].count(one.label) > 1:
-                    problems.append(f"{one.label!r} is sent twice: name its requests differently")
-                elif isinstance(one.prompt, int | Size) and one.shared != one.prompt:
+            sent = [
+                request
+                for request in requests_of(scenario.workload_of(arm))
+                if request.label in group
+            ]
+            whole = whole or {request.label for request in sent} == set(group)
+            for request in sent:
+                greedy = (
+                    request.fields.get("temperature", 0 if request.prompt is not None else None)
+                    == 0
+                )
+                if [other.label for other in sent].count(request.label) > 1:
                     problems.append(
-                        f"{one.label!r} has a new prompt each time: state it as a text or token"
+                        f"{request.label!r} is sent twice: name its requests differently"
+                    )
+                elif isinstance(request.prompt, int | Size) and request.shared != request.prompt:
+                    problems.append(
+                        f"{request.label!r} has a new prompt each time: state it as a text or token"
                         " ids, or share all of it"
                     )
                 elif not greedy:
-                    problems.append(f"{one.label!r} is not greedy: add temperature 0")
-                elif _body(one) != _body(sent[0]):
+                    problems.append(f"{request.label!r} is not greedy: add temperature 0")
+                elif _body(request) != _body(sent[0]):
                     problems.append(
-                        f"{one.label!r} and {sent[0].label!r} are not equal, so their answers may"
-                        " differ"
+                        f"{request.label!r} and {sent[0].label!r} are not equal, so their answers"
+                        " may differ"
                     )
         if not whole:
             problems.append(f"no arm sends all of {', '.join(group)}")
@@ -295,12 +304,12 @@ def _check_triggers(scenario: Scenario, reading: Reading) -> None:
             wants.append((reading.at_arm(arm), f"arm {arm.name!r}: ", arm.trigger, senders))
     for line, whose, trigger, arms in wants:
         requests = [request for arm in arms for request in requests_of(scenario.workload_of(arm))]
-        for wanted in trigger.wanted:
-            text, near = _unsent(wanted, requests)
+        for need in trigger.wanted:
+            text, near = _unsent(need, requests)
             if text:
                 reading.problem(line, whose + text)
             if near in reading.words:
-                text = f"{near!r}: a trigger waits for {' and '.join(wanted.fields)}"
+                text = f"{near!r}: a trigger waits for {' and '.join(need.fields)}"
                 reading.problem(reading.words[near], f"{text}: correct the misspelt one")
     for arm in scenario.arms:
         names: dict[str, Request] = {}
@@ -320,53 +329,55 @@ def check_fields(
     fields: those that it reads, by endpoint.
     """
     for arm in scenario.arms:
-        own = arm.workload is not None or arm.trigger is not None
-        wanted = [one for one in (arm.trigger or scenario.trigger).wanted if one.fields]
+        declares = arm.workload is not None or arm.trigger is not None
+        needs = [need for need in (arm.trigger or scenario.trigger).wanted if need.fields]
         for request in requests_of(scenario.workload_of(arm)):
             for name in sorted(
                 set(request.fields) - set(fields.get(request.endpoint, request.fields))
             ):
                 text = f"{request.label}: the release does not read {name!r}"
                 if any(
-                    name in one.fields and one.carried_by(request.label, request.fields)
-                    for one in wanted
+                    name in need.fields and need.carried_by(request.label, request.fields)
+                    for need in needs
                 ):
                     text += ", so its sent_with(…) can never be met there"
                 problem = Problem(
-                    reading.file, reading.at_arm(arm) if own else reading.line_of("workload"), text
+                    reading.file,
+                    reading.at_arm(arm) if declares else reading.line_of("workload"),
+                    text,
                 )
                 if problem not in reading.problems:
                     reading.problems.append(problem)
 
 
-def _unsent(wanted: Wanted, requests: Sequence[Request]) -> tuple[str, str]:
+def _unsent(need: Wanted, requests: Sequence[Request]) -> tuple[str, str]:
     """Return the problem of a trigger that no request can meet, and the word to correct.
 
     Both are empty if a request can meet it.
     """
-    sent = [request.fields for request in requests if wanted.name in ("", request.label)]
+    sent = [request.fields for request in requests if need.name in ("", request.label)]
     if not sent:
-        near = did_you_mean(wanted.name, [request.label for request in requests])
-        return f"no request is named {wanted.name!r}, so its trigger can never be met{near}", ""
-    if any(wanted.carried_by(wanted.name, fields) for fields in sent):
+        near = did_you_mean(need.name, [request.label for request in requests])
+        return f"no request is named {need.name!r}, so its trigger can never be met{near}", ""
+    if any(need.carried_by(need.name, fields) for fields in sent):
         return "", ""
     known = {name for fields in sent for name in fields}
-    unsent = [name for name in wanted.fields if name not in known]
-    names = " and ".join(wanted.fields)
+    unsent = [name for name in need.fields if name not in known]
+    names = " and ".join(need.fields)
     what = repr(unsent[0]) if unsent else f"{names} together"
-    if any(Wanted(dict.fromkeys(wanted.fields)).carried_by("", fields) for fields in sent):
+    if any(Wanted(dict.fromkeys(need.fields)).carried_by("", fields) for fields in sent):
         what = f"{names} with these values"
     close = [
         sent_name
         for fields in sent
-        for name in wanted.fields
+        for name in need.fields
         if name not in fields
-        for sent_name in difflib.get_close_matches(name, sorted(fields.keys() - wanted.fields), 1)
+        for sent_name in difflib.get_close_matches(name, sorted(fields.keys() - need.fields), 1)
     ][:1]
     near = f"; did you mean {close[0]!r}?" if close else ""
-    who = f"no request named {wanted.name!r}" if wanted.name else "no request"
+    who = f"no request named {need.name!r}" if need.name else "no request"
     return (
-        f"{who} has {what}, so sent_with({', '.join(wanted.fields)}) can never be met{near}",
+        f"{who} has {what}, so sent_with({', '.join(need.fields)}) can never be met{near}",
         "".join(close),
     )
 
@@ -431,10 +442,10 @@ def _check_commands(
             (f"{key}, arm {arm.name!r}" if key else f"arm {arm.name!r}"),
         )
         edited = reading.line_of(key) if key and arm is scenario.arms[0] else line
-        found: list[tuple[int, str]] = []
+        mistakes: list[tuple[int, str]] = []
         try:
             command = command_of(arm)
-            found += [(edited, mistake) for mistake in flag_mistakes(command.flags)]
+            mistakes += [(edited, mistake) for mistake in flag_mistakes(command.flags)]
             shared = (
                 reading.line_of(key)
                 if key
@@ -442,12 +453,12 @@ def _check_commands(
                 if not (arm.workload or arm.edits)
                 else line
             )
-            found += [
+            mistakes += [
                 (shared, text) for text in _wrong_sizes(scenario, arm, command, in_lab=key == "lab")
             ]
         except (CommandError, ScenarioError) as error:
-            found.append((reading.line_of(key) if key else line, str(error)))
-        for where, text in found:
+            mistakes.append((reading.line_of(key) if key else line, str(error)))
+        for where, text in mistakes:
             if text not in seen:
                 seen.add(text)
                 reading.problem(where, f"{whose}: {text}")

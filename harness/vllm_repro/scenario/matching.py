@@ -60,29 +60,31 @@ class Match:
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     """Return the scenarios that the crash is like, exact matches first.
 
-    Of two with the same signature only one is returned: the second if the release is good for the
-    first, else the first.
+    Of two with the same signature, return the second if the release is good for the first, else
+    the first.
     """
     if diagnosis.exception is None:
         return _quoted(diagnosis, scenarios)
     compared = [
-        (one, compare(one.signature, diagnosis)) for one in scenarios if one.signature is not None
+        (scenario, compare(scenario.signature, diagnosis))
+        for scenario in scenarios
+        if scenario.signature is not None
     ]
-    found = [
-        Match(one, it.how, it.why if it.how is How.NEAR else "")
-        for one, it in compared
-        if it.how is not How.OTHER
+    like = [
+        Match(scenario, likeness.how, likeness.why if likeness.how is How.NEAR else "")
+        for scenario, likeness in compared
+        if likeness.how is not How.OTHER
     ]
-    by_id = {match.scenario.id: match for match in found}
+    by_id = {match.scenario.id: match for match in like}
     hidden: set[str] = set()
-    for match in found:
+    for match in like:
         if first := by_id.get(match.scenario.same_death_as):
             cured = first.scenario.status.standing(diagnosis.vllm_version) is Standing.GOOD
             hidden.add(first.scenario.id if cured else match.scenario.id)
-    exact = {match.scenario.id for match in found if match.how is How.MATCH}
+    exact = {match.scenario.id for match in like if match.how is How.MATCH}
     kept = [
         _weighed(match, diagnosis)
-        for match in found
+        for match in like
         if match.scenario.id not in hidden and _has_sign(match, diagnosis)
     ]
     kept.sort(key=lambda match: match.scenario.id not in exact)
@@ -96,12 +98,12 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     if diagnosis.died is False:
         return []
     against = "only the message agrees"
-    found = (
-        one
-        for one in scenarios
-        if one.signature is not None and quotes(one.signature, diagnosis.prose)
+    quoted = (
+        scenario
+        for scenario in scenarios
+        if scenario.signature is not None and quotes(scenario.signature, diagnosis.prose)
     )
-    return [Match(one, How.NEAR, against) for one in found if not one.same_death_as]
+    return [Match(scenario, How.NEAR, against) for scenario in quoted if not scenario.same_death_as]
 
 
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
@@ -109,12 +111,12 @@ def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
     scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
     good = scenario.status.standing(version) is Standing.GOOD
     match = replace(match, later=good or version is None)
-    wanted = _CONNECTOR.search(scenario.command)
+    declared = _CONNECTOR.search(scenario.command)
     against = ""
     if good:
         against = f"{version} is declared good"
-    elif wanted and connector is not None and connector != wanted[1]:
-        against = f"its KV connector is {connector or 'none'}, not {wanted[1]}"
+    elif declared and connector is not None and connector != declared[1]:
+        against = f"its KV connector is {connector or 'none'}, not {declared[1]}"
     return replace(match, how=How.NEAR, against=against) if against else match
 
 
@@ -209,4 +211,4 @@ def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenar
 
 def _features(scenario: Scenario) -> set[str]:
     """Return the KV connector and the KV-cache family that a scenario's command selects."""
-    return {found for feature in _FEATURES for found in feature.findall(scenario.command)}
+    return {name for feature in _FEATURES for name in feature.findall(scenario.command)}

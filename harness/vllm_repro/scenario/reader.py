@@ -74,11 +74,11 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is Any:
         return True
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inside)
+        return any(_fits(value, member) for member in inside)
     if origin is Literal:
         return value in inside
     if origin is Sequence or (origin is tuple and inside[-1] is ...):
-        return isinstance(value, tuple) and all(_fits(one, inside[0]) for one in value)
+        return isinstance(value, tuple) and all(_fits(item, inside[0]) for item in value)
     if origin is tuple:
         return (
             isinstance(value, tuple)
@@ -158,8 +158,8 @@ class _Reader(Reading):
                     node.lineno, f"unknown name {name!r}{did_you_mean(name, self.names)}"
                 )
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                found = tuple(map(self.value, items))
-                return _BAD if _BAD in found else found
+                values = tuple(map(self.value, items))
+                return _BAD if _BAD in values else values
             case ast.Dict(keys=keys, values=items) if all(keys):
                 for key in keys:
                     if isinstance(key, ast.Constant):
@@ -319,11 +319,11 @@ class _Reader(Reading):
             kind = parameters[name].kind
             if kind is inspect.Parameter.VAR_KEYWORD or name not in hints:
                 continue
-            for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
-                if one is not _BAD and not _fits(one, hints[name]):
+            for item in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
+                if item is not _BAD and not _fits(item, hints[name]):
                     problem = (
-                        f"{word}: {name}={_short(one)} must be"
-                        f" {_type_name(hints[name])}{_correction(one, hints[name])}"
+                        f"{word}: {name}={_short(item)} must be"
+                        f" {_type_name(hints[name])}{_correction(item, hints[name])}"
                     )
                     self.problem(where.get(name, node.lineno), problem)
                     wrong = True
