@@ -148,7 +148,7 @@ def run(
 
 
 def _in_notebook() -> bool:
-    """Return True in a thread that runs an event loop, in which a run cannot have its own."""
+    """Return True in a thread with a running event loop: a run cannot start its own there."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -188,7 +188,7 @@ def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
 def _unsent_changes(
     root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool
 ) -> Iterator[Chunk]:
-    """Yield what was not sent yet of a run's files: logs at any time, all others at the end."""
+    """Yield the unsent bytes of a run's files: of logs at any time, of the others at the end."""
     for name in (SITE, STARTED, OUTPUT, ERROR):
         yield from _chunks(root / name, name, sent)
     run = run.resolve()

@@ -1,6 +1,6 @@
-"""Runs of access lines and token counts, of which a long log mostly consists: skipped in blocks.
+"""Runs of access lines and token counts, skipped in blocks: they are most of a long log.
 
-Of such lines only the number, the times and the last lines count. A line is skipped only if a line
+Only their number, their times and the last lines count. A line is skipped only if a line
 of the same kind came just before it, and changed nothing that the next line does not change too.
 Once the diagnosis is certain, only lines with certain words are read.
 """

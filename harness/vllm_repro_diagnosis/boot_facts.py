@@ -165,7 +165,7 @@ EVIDENCE_WORDS = {
     **_SIMULATED,
     **{f"device_config={device}": evidence for device, evidence in _DEVICES.items()},
 }
-"""Words in the lines that show what a server is evidence of."""
+"""Words in the lines that show a server's kind of evidence."""
 
 
 def _locked_bytes(sizes_mb: str) -> int:
@@ -263,7 +263,7 @@ def boot_facts(lines: Iterable[Line]) -> BootFacts:
 
 
 def evidence_in(lines: Iterable[Line]) -> Evidence:
-    """Return what the server of this log is evidence of: GPU, CPU, lab, rehearsal or unknown."""
+    """Return the kind of evidence of this log's server: GPU, CPU, lab, rehearsal or unknown."""
     reader = BootReader()
     for line in lines:
         reader.feed(line)

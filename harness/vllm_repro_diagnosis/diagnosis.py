@@ -280,7 +280,7 @@ _FALLS = 3
 
 
 def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
-    """Return what a log in a wrong order still shows: no cause, because causes come first.
+    """Return the diagnosis of a log in the wrong order. It has no cause: causes come first.
 
     stopped: a server logs a shutdown, and what it prints after it looks like a death.
     """

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Evidence(StrEnum):
-    """What the results of a run hold for: a GPU, a CPU, a simulation or an unknown device."""
+    """Kind of evidence that a run gives: of a GPU, a CPU, a simulation or an unknown device."""
 
     GPU = "gpu"
     CPU = "cpu"  # a stock release on a CPU

@@ -1,8 +1,8 @@
 """Rules that turn the signs of one life of a server into a diagnosis.
 
-The rules go by mechanism, the strongest first: the last lines of the process that died, then a
-process that others miss, then an exception that nothing catches, then ambiguous signs. Two facts
-separate a death from an ordered shutdown:
+The rules go by mechanism, the strongest first: the last lines of the process that died, a process
+that others miss, an uncaught exception, ambiguous signs. Two facts separate a death from an
+ordered shutdown:
 
 - Which process logged a request to stop, and whether it did so before any process was missing.
   uvicorn logs "Shutting down" after a request to stop and after a death. Newer releases log
@@ -40,7 +40,7 @@ from vllm_repro_diagnosis.tracebacks import (
 
 
 class Phase(StrEnum):
-    """Part of the engine's life in which it died, or in which the log of a living engine ends."""
+    """Phase of the engine's life in which it died, or in which the log of a living one ends."""
 
     BOOT = "boot"
     WARMUP = "warmup"  # the part of the boot that profiles, compiles and captures graphs
@@ -210,7 +210,7 @@ def _richness(diagnosis: Diagnosis) -> tuple[bool, bool, bool]:
 
 
 def _by_first_rule(case: _Case) -> Diagnosis:
-    """Return the diagnosis of the first rule that applies, else that of a log without an end."""
+    """Return the diagnosis of the first rule that applies, else of a log that just ends."""
     for rule in _RULES:
         if (diagnosis := rule(case)) is not None:
             return diagnosis

@@ -25,7 +25,7 @@ from vllm_repro_diagnosis.tracebacks import (
 
 
 class SignKind(StrEnum):
-    """What a log line shows about a server's life or death, such as a fatal error or readiness."""
+    """Sign of a server's life or death in a log line, such as a fatal error or readiness."""
 
     FATAL = "fatal"  # logged by EngineCore as it dies
     BOOT_FAILED = "boot-failed"

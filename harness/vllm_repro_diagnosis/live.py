@@ -151,7 +151,7 @@ _ROLES = {
 
 
 def role_of(command: str) -> Role:
-    """Return the part that a process has in a server, from the name that vLLM gives it."""
+    """Return the role of a server's process, from the name that vLLM gives it."""
     return next((role for name, role in _ROLES.items() if command.startswith(name)), Role.OTHER)
 
 
@@ -221,7 +221,7 @@ def stacks_of(pid: int) -> tuple[Stack, ...]:
 
 
 def _metrics(url: str, readings: list[MetricsReading | None]) -> None:
-    """Append a reading of the server's `/metrics` to `readings`; None if none came."""
+    """Append a reading of the server's `/metrics` to `readings`; None if it cannot be read."""
     status, text = _get(f"{url}/metrics")
     readings.append(read_metrics(text) if status == "200" else None)
 
@@ -305,7 +305,7 @@ def _process(
     dumps: Iterable[tuple[Stack, ...]],
     seconds: float,
 ) -> ProcessReading:
-    """Return what was seen of one process in `seconds`, from its samples and its stacks."""
+    """Return the readings of one process over `seconds`, from its samples and its stacks."""
     (_, *before), (_, *after) = samples[0], samples[-1]
     used, main_used, switches = (
         (late - early) / seconds for early, late in zip(before, after, strict=True)

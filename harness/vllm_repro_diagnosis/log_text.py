@@ -360,7 +360,7 @@ def _uncoloured(text: str) -> str:
 
 
 def _collected(piece: str) -> tuple[str, int]:
-    """Return the container that a log collector's prefix names, and where that prefix ends."""
+    """Return the container in a log collector's prefix, and the end of the prefix."""
     stream, at = "", 0
     if piece.startswith("("):  # as vLLM's own prefix does, and no collector's
         return stream, at

@@ -136,7 +136,7 @@ def of_files(diagnoses: Mapping[str, Diagnosis]) -> Sequence[str]:
 
 
 def live_lines(finding: Finding, reading: Reading, at: str) -> list[str]:
-    """Return the lines of a live server: what it does, what to do, when and where, and stacks."""
+    """Return the lines for a live server: its state, what to do, when, where, and stacks."""
     release = f"vLLM {reading.version}" if reading.version else ""
     where = filter(None, [reading.url, *map(str, reading.servers), release])
     return [
@@ -150,7 +150,7 @@ def live_lines(finding: Finding, reading: Reading, at: str) -> list[str]:
 
 
 def live_values(finding: Finding, reading: Reading) -> dict[str, object]:
-    """Return what a live server does as the fields of JSON output."""
+    """Return the state of a live server as the fields of JSON output."""
     return {
         "kind": finding.kind,
         "hangs": finding.kind.hangs,

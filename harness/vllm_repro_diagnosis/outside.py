@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Meaning(StrEnum):
-    """What another program reports about a server: killed, ended, in trouble, exited or running."""
+    """State of a server by another program's report: killed, ended, in trouble, exited, running."""
 
     KILLED = "killed"  # a signal ended it, or the lack of memory
     ENDED = "ended"  # somebody ended it on purpose: a time limit, an eviction, a stop
@@ -233,7 +233,7 @@ _LONGEST = 600
 
 
 def report_of(text: str) -> Report | None:
-    """Return the report that a line without vLLM's prefix makes; None if it makes none."""
+    """Return the other program's report in a line without vLLM's prefix; None if it has none."""
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None
     text = text.strip()

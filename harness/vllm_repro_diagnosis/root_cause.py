@@ -123,7 +123,7 @@ def unwrap(message: str) -> str | None:
 
 
 def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 0) -> Root | None:
-    """Return the root cause among all exceptions of one life; None if none came from the engine.
+    """Return the root cause among the exceptions of one life; None if the engine raised none.
 
     paste: the text is no log, so exceptions of any process count.
     survived: line up to which the engine survived its exceptions.

@@ -21,7 +21,7 @@ from vllm_repro_diagnosis.tracebacks import Frame, bare_name
 
 
 class How(StrEnum):
-    """How a death compares with a signature: the same bug, half of it, or another."""
+    """Comparison of a death with a signature: the same bug, half of it, or another."""
 
     MATCH = "match"  # this bug
     NEAR = "near"  # half of it agrees, so a person must look
@@ -30,7 +30,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What identifies one bug's death: exception class, message template, functions in order."""
+    """Signature of one bug's death: exception class, message template, functions in order."""
 
     # class; its module is not compared
     exception: str
@@ -151,7 +151,7 @@ def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -
 
 
 def _compare_frames(signature: Signature, frames: Sequence[Frame]) -> tuple[bool, list[str]]:
-    """Return whether the frames agree, and what is wrong; frames that are not known do neither."""
+    """Return (True if the frames agree, what differs). Unknown frames neither agree nor differ."""
     end = _in_order(signature.frames, [frame.function for frame in frames])
     if end is None:
         known = signature.frames and frames

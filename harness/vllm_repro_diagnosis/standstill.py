@@ -1,8 +1,8 @@
-"""Judgement of a live server: does it stand still, and which part of it does. Pure.
+"""Judgement of a live server: if it hangs, and which part of it does. Pure.
 
-A hang is claimed only if requests are pending, no counter moved, and what should work sleeps, is
-stopped, or steps without tokens. A busy process may be slow: its stacks or its peers must show
-more. Otherwise the finding is "cannot tell", with what to look at next.
+A hang is claimed only if requests are pending, no counter moved, and the part that should work
+sleeps, is stopped, or steps without tokens. A busy process may be slow: its stacks or its peers
+must show more. Otherwise the finding is "cannot tell", with what to look at next.
 
 Function names outlive releases of vLLM, so stacks are judged by them.
 """
@@ -57,7 +57,7 @@ class Role(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a live server does: slow, idle, a hang and where, dead, or unknown."""
+    """State of a live server: slow, idle, a hang and where, dead, or unknown."""
 
     SLOW = "slow but alive"
     IDLE = "idle"
@@ -102,7 +102,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessReading:
-    """What was seen of one server process over some seconds: CPU, sleeps and Python stacks."""
+    """Readings of one server process over some seconds: CPU, sleeps and Python stacks."""
 
     pid: int
     name: str
@@ -126,7 +126,7 @@ class ProcessReading:
 
     @property
     def line(self) -> str:
-        """Return what was seen of the process, in one line without stacks."""
+        """Return the readings of the process in one line, without stacks."""
         wait = f", sleeps in {self.waits_in}" if self.waits_in else ""
         return (
             f"{self}: {self.cpu:.0%} of a processor, states {self.states or 'unknown'}{wait},"
@@ -281,7 +281,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a live server does, why, in which processes it stands, and what to do."""
+    """Diagnosis of a live server: its state, why, in which processes it hangs, and what to do."""
 
     kind: Kind
     why: str
@@ -303,7 +303,7 @@ class Finding:
 
 
 def judge(reading: Reading) -> Finding:
-    """Return what a running server does: a hang, slow, idle, dead, or that it cannot be told."""
+    """Return the state of a running server: a hang, slow, idle, dead, or "cannot tell"."""
     for finding in _findings(reading):
         return finding
     return _unknown(f"no counter moved in {reading.seconds:.0f} s, {reading.requests}")
@@ -315,7 +315,7 @@ _AGAIN = "run this again after 30 s: a hang looks the same then"
 
 
 def _unknown(why: str, do: str = _AGAIN) -> Finding:
-    """Return the finding that it cannot be told, with the reason and what to do next."""
+    """Return the finding "cannot tell", with the reason and what to do next."""
     return Finding(kind=Kind.UNKNOWN, why=why, do=do)
 
 
@@ -487,7 +487,7 @@ def _idle(reading: Reading) -> Iterator[Finding]:
 
 
 def _computing(reading: Reading) -> Iterator[Finding]:
-    """Yield what busy workers show: a slow step, or one that waits for another."""
+    """Yield findings from busy workers: a slow step, or a step that waits for another worker."""
     runners = reading.of(Role.WORKER) or reading.of(Role.ENGINE)
     working = [process for process in runners if process.works]
     # one that waits for the next step, or for a program, does not hold up the others

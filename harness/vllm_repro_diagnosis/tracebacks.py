@@ -281,7 +281,7 @@ class _Transcript:
 
     @property
     def unfinished(self) -> OpenTraceback | None:
-        """Return the traceback that is open, without its exception yet; None if none is."""
+        """Return the traceback whose exception was not read yet; None if all are complete."""
         headline = self.previous
         if self.block is not None and self.block.exception is None and not self.block.wrapper:
             functions = tuple(frame.function for frame in self.block.frames)

@@ -1,4 +1,4 @@
-"""The server commands of an issue's text, in every form in which issues give them.
+"""Server commands of an issue's text, in every form that issues use.
 
 A line of a shell, a list of arguments in YAML or JSON, a Kubernetes or compose service, `LLM(…)` in
 Python, and the arguments that a server logs. All become the words of one command line, which
@@ -366,7 +366,7 @@ def calls(
 
 
 def assigned(blocks: Sequence[Block]) -> dict[str, Any]:
-    """Return the variables to which the text's Python assigns a value that can be read."""
+    """Return the variables that the text's Python assigns a readable value to."""
     names: dict[str, Any] = {}
     for block in blocks:
         text = "\n".join(block.lines)

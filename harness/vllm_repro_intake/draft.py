@@ -204,7 +204,7 @@ def draft(
 def _put_command(
     made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None
 ) -> ServeCommand:
-    """Add the reported command without secrets and without what no server accepts; return it."""
+    """Add the reported command, without secrets and words that no server accepts; return it."""
     if not facts.commands:
         made.gap("the text holds no command: the model alone is taken from it")
     elif how := facts.commands[0].how:
@@ -541,7 +541,7 @@ def _template(message: str) -> str:
 
 
 def _symptom(facts: Facts) -> str:
-    """Return what the reported arm does. A log that shows a death counts more than the words."""
+    """Return the behaviour of the reported arm. A log with a death counts more than the words."""
     return (
         "dies"
         if (facts.diagnosis.died or (facts.diagnosis.root is not None and not facts.symptom))

@@ -265,7 +265,7 @@ def _sentences(text: str, most: int) -> str:
 
 
 def _verdict(report: RunReport) -> str:
-    """Return the sentence on what unchanged source did, followed by one on changed source."""
+    """Return a sentence on the result of unchanged source, then one on changed source."""
     version = report.vllm_version or "of unknown version"
     on = f"vLLM {cell(shorten(version, _NAME))}{simulation_mark(report.evidence)}"
     seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]

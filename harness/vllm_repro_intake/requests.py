@@ -150,7 +150,7 @@ def find_requests(
 ) -> list[Asked]:
     """Return the requests that the text states.
 
-    As sent, else of the scheduler's dump, else by their sizes in prose.
+    They are read from code, else from the scheduler's dump, else from sizes in prose.
 
     statements: those of the prose. served: the adapters that a request may name as its model.
     """

@@ -1,8 +1,8 @@
 """Parts of an issue's text that its draft does not have.
 
-A sentence of prose or a line of code is unread if it states a number, flag, field, route, variable
-or release that stands neither in the draft nor in a quotation of it. So is a sentence of what
-avoids the bug, and a pause or a number of requests at once in code. Logs, tracebacks and the output
+A sentence of prose or a line of code is unread if the draft neither has nor quotes a number, flag,
+field, route, variable or release of it. A sentence about a workaround is unread, too, and a pause
+or a number of requests at once in code. Logs, tracebacks and the output
 of `collect_env` are left out: the diagnosis reads them.
 """
 
@@ -91,8 +91,8 @@ def unread(
 ) -> Iterator[str]:
     """Yield the parts of the text that the draft does not have, adjoining lines together.
 
-    values: what the draft has, without the shape of a known model. quoted: its comments. made_up:
-    numbers that only stand for what is not stated. sent: requests with a body.
+    values: the draft's values, without the shape of a known model. quoted: its comments. made_up:
+    placeholders for numbers that the text does not state. sent: requests with a body.
     """
     stated = [part for block in blocks for part in _parts(block, blocks)]
     # Which of several requests was not read is not known: quote each.

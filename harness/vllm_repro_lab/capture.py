@@ -1,8 +1,8 @@
 """Capture guard: raises CUDA's error for a copy or wait across devices during graph capture.
 
-It checks torch calls between the enter and the exit of `torch.cuda.graph`, at two levels: calls
-from Python (`Guard`), which show transfers, and the operators below them (`Operators`), which show
-C++ functions that wait. It does not import vLLM. Limits: it sees only what goes through torch's
+It checks torch calls inside `torch.cuda.graph`, at two levels. `Guard` sees calls from Python, and
+so transfers. `Operators` sees the operators below them, and so C++ functions that wait. It does not
+import vLLM. Limits: it sees only what goes through torch's
 dispatcher, and models one device with one stream.
 """
 

@@ -61,7 +61,7 @@ def install(guard: Guard, *, record: bool) -> None:
 
 
 def accept_more_arguments(original: Any, kernels: Any, *grid: Any) -> Any:
-    """Return a kernel that may get arguments which it does not know, if they are switched off."""
+    """Return a kernel that ignores arguments it does not know, if they are switched off."""
     kernel = original(kernels, *grid)
     taken = inspect.signature(kernel).parameters
     if any(
@@ -126,7 +126,7 @@ def determine_available_memory(original: Any, worker: Any) -> Any:
 
 
 def compile_or_warm_up_model(guard: Guard, original: Any, worker: Any) -> Any:
-    """Capture after the warm-up, as the GPU worker does, and log what the guard saw."""
+    """Capture after the warm-up, as the GPU worker does, and log the guard's findings."""
     result = original(worker)
     if not worker.model_config.enforce_eager:
         worker.model_runner.capture_model()

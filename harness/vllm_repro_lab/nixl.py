@@ -14,13 +14,13 @@ import time
 from typing import Any
 
 FETCH_S = 1.0
-"""Seconds that a fetch takes, so that requests which come together are fetched together."""
+"""Duration of a fetch, in seconds. Requests that come within it are fetched together."""
 
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector"
 _WORKERS = ("NixlPullConnectorWorker", "NixlConnectorWorker")
 _CONNECTORS = ("NixlBaseConnector", "NixlConnector")
 _LISTENERS = ("set_xfer_handshake_metadata_pp_aware", "set_xfer_handshake_metadata")
-"""Names, and after them those in older releases."""
+"""Names in new releases, then in older ones."""
 
 
 def install() -> None:

@@ -110,7 +110,7 @@ def _observe_store(event: int, blocks: Sequence[int]) -> None:
 
 
 def _watch_free_list() -> None:
-    """When vLLM reads the free list's length to take blocks, log a list that is shorter.
+    """Log a free list that is shorter than its counter, when vLLM reads it to take blocks.
 
     No lab frame is then in a traceback.
     """

@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """Which of the names that the lab replaces a release of vLLM has, and which it lacks."""
+    """Names that the lab replaces: those that a vLLM release has, and those that it lacks."""
 
     replaced: tuple[Mapping[str, str], ...]
     # `module.name`, with a missing parameter in parentheses

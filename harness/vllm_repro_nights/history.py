@@ -24,7 +24,7 @@ _EVENING = timedelta(hours=6)
 
 
 class Mark(NamedTuple):
-    """How the table shows the result of a night."""
+    """Mark in the history table for the result of a night."""
 
     letter: str
     meaning: str

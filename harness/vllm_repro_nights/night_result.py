@@ -121,7 +121,7 @@ class Night:
 def judged(report: RunReport) -> ScenarioNight:
     """Return a scenario's result in the night, from the report of its run.
 
-    It has no light if machine or release supports none of its boots, or if the rehearsal does not
+    It has no light if no boot can run on this machine and release, or if the rehearsal does not
     have the bug.
     """
     outcomes = {trial.outcome for arm in report.arms for trial in arm.trials}

@@ -15,7 +15,7 @@ from vllm_repro.verdict.verdict import from_source
 
 
 class Build(StrEnum):
-    """What a version number tells of a build: a release, a nightly, or one from source."""
+    """Kind of build that a version number shows: a release, a nightly, or one from source."""
 
     NIGHTLY = "nightly"  # any build between releases, release candidates too
     RELEASE = "release"

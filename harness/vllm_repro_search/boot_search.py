@@ -125,10 +125,9 @@ class BootSearch(ABC, Generic[Record, Item]):
 
     @abstractmethod
     def boot(self, item: Item) -> tuple[Any, str | None]:
-        """Boot an item; return its entry for the record, and an interrupting signal.
+        """Boot an item; return (entry for the record, signal that interrupted the boot).
 
-        Return the boot for the record, None if there is nothing to add, and the signal that
-        interrupted it.
+        The entry is None if there is nothing to add.
         """
 
     def sources(self) -> Sequence[Source | None]:
@@ -171,7 +170,7 @@ class BootSearch(ABC, Generic[Record, Item]):
         return self.save(stopped, before + time.monotonic() - began)
 
     def _boot_all(self, items: Sequence[Item]) -> str | None:
-        """Boot the items and add what they did to the record.
+        """Boot the items and add the results to the record.
 
         Return the signal that interrupted one.
         """

@@ -1,4 +1,4 @@
-"""`vllm-repro diagnose`: the cause of death in a log, or what a live server does."""
+"""`vllm-repro diagnose`: the cause of death in a log, or the state of a live server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print why the engine in a log died, or what a live server does; return the exit status."""
+    """Print the cause of death in a log, or the state of a live server; return the exit status."""
     live = arguments.url is not None or arguments.pid is not None
     if live == bool(arguments.file):
         hint = "name either a log file, or a live server with --url or --pid"
@@ -132,7 +132,7 @@ def _has_vllm(pid: int) -> bool:
 
 
 def _diagnose_live(arguments: argparse.Namespace, folders: list[str]) -> int:
-    """Read a live server, print what it does, and return the exit status."""
+    """Read a live server, print its state, and return the exit status."""
     url, pids = arguments.url or "", tree_of(arguments.pid) if arguments.pid else []
     if url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
         raise UsageError(f"{url!r} is not an http URL", hint="--url http://127.0.0.1:8000")
@@ -214,7 +214,7 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
 
 
 def _release_advice(status: Status) -> str:
-    """Return the phrase that says which releases are without a bug, or that it is open."""
+    """Return a phrase: `fixed in RELEASE`, the releases declared good, or `open`."""
     if status.first_good is None:
         past = f"; {status.first_past} is the first not declared bad" if status.first_past else ""
         return f"open: no release is declared good{past}"

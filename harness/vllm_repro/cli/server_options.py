@@ -1,4 +1,4 @@
-"""Options that name a server, of the verbs that boot one or print its command."""
+"""Options that choose the server, for the verbs that boot it or print its command."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ The first is that of releases up to 0.32.0, the second that of releases from 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Token counts of one answer, by the server; `cached_tokens` is None if it reports none."""
+    """Token counts that the server reports for one answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,7 +26,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one request got back: status, text, tokens, usage, error, times in epoch seconds."""
+    """Response to one request: status, text, tokens, usage, error, times in epoch seconds."""
 
     sent: float
     ended: float

@@ -280,7 +280,7 @@ class _Connection(asyncio.Protocol):
 def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:
     """Return when the kernel received the data, on the clock of `time.perf_counter`.
 
-    None if the kernel sent no timestamp.
+    Return None if the kernel sent no timestamp.
     """
     for level, kind, raw in notes:
         if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:

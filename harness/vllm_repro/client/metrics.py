@@ -35,7 +35,7 @@ def steps_between(before: MetricsReading, after: MetricsReading) -> tuple[str, .
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What the server's `/metrics` counted over a time: tokens, cache hits, preemptions, drafts.
+    """Counts between two readings of `/metrics`: tokens, cache hits, preemptions, drafts.
 
     The fields are those of `MetricsReading`. None: the server does not report it.
     """
@@ -60,9 +60,9 @@ _COUNTERS = (
 def counted_between(
     before: MetricsReading, after: MetricsReading, kv_most: float | None
 ) -> Counted | None:
-    """Return what the server counted between two readings of its `/metrics`.
+    """Return the server's counts between two readings of its `/metrics`.
 
-    None if the server does not count tokens, or restarted.
+    Return None if the server restarted or does not count tokens.
     """
     if not after.generation_tokens or after.started != before.started:
         return None

@@ -31,7 +31,7 @@ class FailedRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SdkView:
-    """What a program sees of one `openai` SDK call: its text or exception, retries and seconds."""
+    """Result of an `openai` SDK call, as a program sees it: text or exception, retries, seconds."""
 
     # class name of the exception; None for a success
     error: str | None

@@ -164,7 +164,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _split_program(words: Sequence[Word]) -> tuple[tuple[str, ...], list[Word]]:
-    """Split the words that a container runs into those that start the server, and its arguments.
+    """Split the words that a container runs: (start of the server, its arguments).
 
     The first part is empty if the words start no server. In `bash -c "pip install …; vllm serve …"`
     only the server's command counts.

@@ -29,7 +29,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """Worst memory, heat, power and clock of some GPUs over a time; None for what is not known."""
+    """Worst memory, heat, power and clock of some GPUs over a time; None: unknown."""
 
     # most memory in use on one GPU, in MiB
     memory_mib: float | None

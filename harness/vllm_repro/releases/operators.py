@@ -70,7 +70,7 @@ class Misfit:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Which calls of compiled operators in vLLM's Python fit the operators, and which do not."""
+    """Comparison of vLLM's Python calls with the compiled operators that they call."""
 
     # Number of calls that fit.
     fits: int
@@ -84,7 +84,7 @@ class Fit:
         )
 
     def missing(self, paths: Collection[str]) -> list[Misfit]:
-        """Return the misfits that break these parts of a model, which are keys of `PATHS`."""
+        """Return the misfits that break these parts of a model. parts: keys of `PATHS`."""
         return [
             misfit
             for misfit in self.misfits

@@ -1,4 +1,4 @@
-"""Which vLLM to run: a release, a wheel file, a folder, or a commit of a checkout.
+"""Source of the vLLM to run: a release, a wheel file, a folder, or a commit of a checkout.
 
 Named as in `--vllm SOURCE`.
 
@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Version of a vLLM that is no release, whose compiled parts it uses, and its cache key."""
+    """Version, cache key and compiled parts of a vLLM that is not a release."""
 
     # What its server reports. That of a commit or a folder has a local part:
     # 0.23.0+commit.4689392ab1.

@@ -25,7 +25,7 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.23.0": ("gguf",)}
 
 @dataclass(frozen=True)
 class Needs:
-    """What a wheel of vLLM requires: its version of torch, and its other packages."""
+    """Requirements of a vLLM wheel: its release of torch, and its other packages."""
 
     # Release that the wheel is built for, without its local part ("2.13.0").
     torch: str

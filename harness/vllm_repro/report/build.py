@@ -216,7 +216,7 @@ def _version(recording: Recording) -> str | None:
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
-    """Return sentences that compare the arms that avoid the bug with the arm that has it."""
+    """Compare the arm that has the bug with the arms that avoid it, in sentences."""
     return comparisons(
         [
             arm.counted if arm.expected.has_bug else replace(arm.counted, name=arm.name_and_edits)
@@ -384,7 +384,7 @@ def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
 def _server(
     begun: Entry | None, server: Entry | None, trials: Sequence[TrialReport], ended: Sequence[Entry]
 ) -> ServerReport:
-    """Return what is known of an arm's server: image, arguments, version, patched files."""
+    """Return the facts of an arm's server: image, arguments, version, patched files."""
     facts = dict(server["facts"]) if server is not None else {}
     known = {
         name: facts[name]

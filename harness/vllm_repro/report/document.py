@@ -73,7 +73,7 @@ _MARKDOWN: dict[str, Callable[..., str]] = {
 
 
 def _markup(filter_: Callable[..., str]) -> Callable[..., Markup]:
-    """Return a template filter whose text is markup, so that it is not escaped again."""
+    """Return a template filter that marks its text as markup, so it is not escaped again."""
     return lambda *values, **named: Markup(filter_(*values, **named))
 
 

@@ -188,7 +188,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedPatch:
-    """How often an arm failed with one patch, or with the release as it is."""
+    """Failures of an arm with one patch, or with the unchanged release."""
 
     arm: str
     # False for the release as it is

@@ -1,8 +1,8 @@
 """Throughput of a run, from its journal.
 
-Counted are trials whose engine lived to the end, at points that were measured completely and became
-steady, and whose token usage agrees with the server's own counters. Everything else stays in the
-journal. An arm that died of its workload has the figures of its boot for the load alone.
+A trial counts if its engine lived to the end, and its token usage agrees with the server's own
+counters. A point counts if it was measured completely and became steady. Everything else stays in
+the journal. An arm that died of its workload has the figures of its boot for the load alone.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
 
 
 def _label(recording: Recording, started: Entry, ended: Sequence[Entry]) -> str:
-    """Return what the figures of a run are of: weights, layers and device."""
+    """Return the weights, layers and device that a run's figures were measured on."""
     weights = {
         kind for entry in ended if (kind := convert(entry.get("weights"), ServedWeights | None))
     }

@@ -25,7 +25,7 @@ def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
 
 
 def _compared_patch(arm: ArmReport, first: ArmReport) -> ComparedPatch:
-    """Return an arm's row of the comparison: boots that failed, and what they say of its patch."""
+    """Return an arm's row of the comparison: boots that failed, and the result for its patch."""
     trials = [trial for trial in counted_trials(arm.trials) if trial.outcome.facts.tested]
     return ComparedPatch(
         arm=arm.name,
@@ -38,7 +38,7 @@ def _compared_patch(arm: ArmReport, first: ArmReport) -> ComparedPatch:
 
 
 def _reading(arm: ArmReport, first: ArmReport) -> str:
-    """Return what the boots say of an arm's patch: `fixed`, `not tested`, `newly failing: …`."""
+    """Return the result for an arm's patch: `fixed`, `not tested`, `newly failing: …`."""
     failures, as_released = _failures(arm), _failures(first)
     if arm is first and failures:
         return f"fails: {', '.join(failures)}"
@@ -102,7 +102,7 @@ def _failure(trial: TrialReport) -> str:
 
 
 def patches_table(report: RunReport) -> Table | None:
-    """Return a row for the release as it is, and one for each patch; None if none are compared."""
+    """Return a row for the unchanged release and one for each patch; None without patches."""
     rows = tuple(
         (
             (
@@ -120,6 +120,6 @@ def patches_table(report: RunReport) -> Table | None:
 
 
 def patches_lines(report: RunReport) -> list[str]:
-    """Return the comparison of patches as lines for the terminal; none if none are compared."""
+    """Return the comparison of patches as lines for the terminal; no lines without patches."""
     table = patches_table(report)
     return ["", *columns([table.heads, *table.rows], (40, 12, 120, 60))] if table else []

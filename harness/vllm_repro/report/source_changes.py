@@ -79,7 +79,7 @@ def _off_line_one(hunk: re.Match[str]) -> str:
 
 
 def untried_note(file: PatchedFile) -> str:
-    """Return what of a patched file did not run, as the end of a line; empty if all ran."""
+    """Return the end of a line about changes of a file that did not run; empty if all ran."""
     unimported = "; no process of the server imported it, so its change was not tried"
     replaced = (
         f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"

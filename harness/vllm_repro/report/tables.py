@@ -108,7 +108,7 @@ _TIMES: dict[str, Callable[[Figures], Spread | None]] = {
 
 
 def price_sentences(report: RunReport) -> list[str]:
-    """Return what each arm that avoids the bug costs: its speed beside the arm that has it."""
+    """Return the price of each arm that avoids the bug: its speed beside the arm with the bug."""
     measured = report.measured
     if measured is None or not measured.shown:
         return []
@@ -146,7 +146,7 @@ def _interval(ratio: Ratio) -> str:
 
 
 def load_sentences(report: RunReport) -> list[str]:
-    """Return what became of the arms that were booted for their load alone."""
+    """Return sentences on the arms that were booted for their load alone."""
     return [
         f"{arm.name} has no figure from its trials, so it was booted once more for the load alone:"
         f" {load_word(arm.load)}"
@@ -191,7 +191,7 @@ def throughput_table(measured: MeasureReport | None) -> Table | None:
 
 
 def throughput_lead(report: RunReport) -> list[str]:
-    """Return sentences on what the throughput figures say, or why there are none."""
+    """Return sentences on the throughput figures, or the reason that there are none."""
     measured = report.measured
     if measured is None:
         return []
@@ -208,7 +208,7 @@ def throughput_lead(report: RunReport) -> list[str]:
 
 
 def _doubts(measured: MeasureReport) -> list[str]:
-    """Return what figures of random weights and of fewer layers do not show."""
+    """Return the limits of figures from random weights and fewer layers."""
     doubts = []
     if " layers; " in measured.label:
         doubts.append("A ratio of fewer layers is no ratio of the whole model")
@@ -223,7 +223,7 @@ def _doubts(measured: MeasureReport) -> list[str]:
 
 
 def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
-    """Return notes on the throughput table: how to read it, then what weakens its figures.
+    """Return notes on the throughput table: how to read it, then the limits of its figures.
 
     quote: writes the name of an arm.
     """

@@ -13,7 +13,7 @@ from vllm_repro.report.answers import TrialId, answer_word, trial_id
 from vllm_repro.report.format import plural
 
 Event = tuple[float, str, str]
-"""Seconds, what, detail."""
+"""Seconds, label, detail."""
 
 _COUNTED = {"throughput-round": "throughput"}
 
@@ -100,4 +100,4 @@ _WORDS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     "measure-stopped": lambda entry: ("measuring", f"{entry['doing']} stopped: {entry['why']}"),
     "trial-ended": lambda _: ("end", "of the trial"),
 }
-"""What and detail of an event, by its name."""
+"""Label and detail of an event, by its name."""

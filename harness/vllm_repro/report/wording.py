@@ -127,7 +127,7 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def crash_sentences(trial: TrialReport) -> list[str]:
-    """Return how the death was detected, what a client saw, and which servers outlasted it."""
+    """Return sentences: how the death was detected, what a client saw, which servers survived."""
     ranks = trial.death.ranks if trial.death else ()
     of_ranks = [trial.log.removesuffix(".log") + f".rank{rank}.log" for rank in ranks]
     logs = [log if rank else trial.log for rank, log in zip(ranks, of_ranks, strict=True)]

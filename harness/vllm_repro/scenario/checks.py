@@ -261,7 +261,7 @@ def _check_alike(scenario: Scenario, reading: Reading) -> None:
 
 
 def _body(request: Request) -> tuple[object, ...]:
-    """Return what decides the right answer of a request, to compare requests by it."""
+    """Return the parts of a request that decide its right answer, to compare requests."""
     # The right answer does not depend on where the KV blocks of the prompt come from.
     fields = {name: value for name, value in request.fields.items() if name != "kv_transfer_params"}
     return request.endpoint, request.prompt, request.shared, request.max_tokens, fields
@@ -293,7 +293,7 @@ def _check_causes(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
-    """Check that an arm of each trigger sends the requests and body fields that it needs."""
+    """Check that some arm sends the requests and body fields that each trigger needs."""
     if not scenario.arms:
         return
     usual = [arm for arm in scenario.arms if arm.trigger is None] or scenario.arms

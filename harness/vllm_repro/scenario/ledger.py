@@ -1,7 +1,7 @@
 """Ledger of known bugs: `reports/results/catalogue.json`, which `make catalogue` writes.
 
-It has what was seen of each bug in each release, in kept runs and version maps, and the state of
-its issue when it was last read. `schema` is 1: keys are added, never changed.
+For each bug it has the result of each release, from kept runs and version maps, and the state of
+its issue when that was last read. `schema` is 1: keys are added, never changed.
 """
 
 from __future__ import annotations

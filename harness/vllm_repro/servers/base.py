@@ -25,7 +25,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """How a server ended: exit status, reason in words, and when it was noticed."""
+    """Exit of a server: status, reason in words, and when it was noticed."""
 
     # exit status of the API server's process or container; None if unknown
     code: int | None

@@ -136,7 +136,7 @@ def image_facts(engine: Engine, image: str) -> ImageFacts:
 
 
 def missing_image(image: str) -> InfraError:
-    """Return the error for an image that is not here, with the command that pulls or builds it."""
+    """Return the error for a missing image, with the command that pulls or builds it."""
     name, _, version = image.removeprefix("vllm-repro/").partition(":")
     hint = f"docker pull {image}"
     if image.startswith("vllm-repro/"):
@@ -216,7 +216,7 @@ _REFUSALS: tuple[tuple[str, type[ReproError], str], ...] = (
         _PORT,
     ),
 )
-"""What an engine's refusal contains in lower case, the error for it, and what to do.
+"""Texts in refusals of a Docker Engine, in lower case; the error for each, and what to do.
 
 The first match counts.
 """
@@ -281,10 +281,7 @@ def gpu_prefix(engine: Engine, image: str | None = None) -> str:
 
 
 def _gpu_refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | None:
-    """Return why Docker starts no container with this GPU `request`; None if it does.
-
-    The container only ends.
-    """
+    """Return Docker's error for this GPU `request`; None if it starts a container with it."""
     from docker.errors import APIError
 
     lease = Lease("a container that tries a GPU request")

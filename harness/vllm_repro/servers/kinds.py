@@ -31,7 +31,7 @@ class ServerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class KindFacts:
-    """What is known about a kind of server: its `Site` class, its options, its evidence."""
+    """Facts about a kind of server: its `Site` class, its options, its evidence."""
 
     # `module:class` of its `Site`, imported when it is opened
     site: str

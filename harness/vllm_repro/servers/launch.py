@@ -57,7 +57,7 @@ class ServedModel:
     tiny_model: TinyModel | None = None
 
     def depth(self, reported: Model) -> tuple[int, int] | None:
-        """Return the numbers of layers served and reported; None if it is another model."""
+        """Return the numbers of layers served and reported; None if another model is served."""
         if self.tiny_model is not None:
             return self.tiny_model.layers, reported.layers
         return (reported.layers, reported.layers) if self.name == reported.name else None
@@ -74,7 +74,7 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What runs for an arm: command, environment, container, differences from the bug report."""
+    """Launch of an arm: command, environment, container, differences from the bug report."""
 
     kind: ServerKind
     evidence: Evidence
@@ -169,7 +169,7 @@ def _why_random(scenario: Scenario) -> str:
 
 
 def _in_place_of_reported(served: str, why: str) -> str:
-    """Return the difference that says which model is served in place of the reported one."""
+    """Return the difference that names the model served in place of the reported one."""
     return f"model: {served} in place of the reported one" + (f" ({why})" if why else "")
 
 

@@ -1,4 +1,4 @@
-"""Options that choose a server, and its image, model and needs that follow from them."""
+"""Options that choose a server, and the image, model and needs that they imply."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def find_orphans(leases: Collection[str] | None = None) -> Orphans:
 
 
 def _starter(facts: LeaseFacts) -> str:
-    """Return the phrase that says which process started a server, in which folder."""
+    """Return a phrase for the process and the folder that a server was started from."""
     return f"started by pid {facts.pid} in {facts.folder}"
 
 
@@ -116,7 +116,7 @@ def end_orphans(orphans: Orphans) -> None:
 
 
 def _end_servers(orphans: Orphans) -> None:
-    """End and remove all but the lease files, by which a later try finds what is left."""
+    """End and remove all but the lease files: a later try finds the rest by them."""
     end_sessions(orphans.sessions)
     if orphans.containers:
         with contextlib.closing(connect()) as engine:

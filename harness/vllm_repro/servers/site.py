@@ -68,7 +68,7 @@ class ServerChoice(NamedTuple):
 
 
 class Site(ABC):
-    """Where the servers of one run come from, such as Docker or a local vLLM.
+    """One kind of server, such as Docker or a local vLLM, opened for one run.
 
     `port`: the port that was asked for; None for a free one per server.
     """
@@ -80,7 +80,7 @@ class Site(ABC):
     version: str | None = None
     """Release that a running server reports."""
     unchangeable = ""
-    """Why vLLM's source cannot be changed here; empty if it can."""
+    """Reason that vLLM's source cannot be changed here; empty if it can."""
     port: int | None = None
     gpus: tuple[str, ...] = ()
     """Indices of the leased GPUs, as `nvidia-smi` counts."""

@@ -60,7 +60,7 @@ def _blocks_of_longest(group: Group, max_model_len: int, batch: int) -> int:
 
 @dataclass
 class _Held:
-    """Blocks of one group that the request holds, and those that the connector has seen."""
+    """Blocks of one group: those that the request holds, and those that the connector saw."""
 
     # None if the window has passed the block.
     blocks: list[int | None] = field(default_factory=list)

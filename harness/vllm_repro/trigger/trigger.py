@@ -64,7 +64,7 @@ class SentRequest:
 
     @property
     def counted(self) -> str:
-        """How `prompt_tokens` was counted, as reports write it, such as `by usage`."""
+        """Source of `prompt_tokens`, as reports write it, such as `by usage`."""
         return {"usage": "by usage", "tokenize": "by /tokenize"}.get(
             self.counted_by, "stated as ids"
         )
@@ -223,7 +223,7 @@ class Amounts:
 
 @dataclass(frozen=True)
 class TriggerResult:
-    """Whether a trigger condition was met (`crossed`), and the evidence in sentences."""
+    """Result of a trigger condition: `crossed` if it was met, and the evidence."""
 
     crossed: bool
     # Sentences.

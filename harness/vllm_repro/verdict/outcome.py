@@ -21,7 +21,7 @@ Tone = Literal["bad", "good", "warn", "dull"]
 
 
 class Outcome(StrEnum):
-    """How one trial ended, such as a crash by this bug, a hang, or a clean end."""
+    """Outcome of one trial, such as a crash by this bug, a hang, or a clean end."""
 
     CRASH = "crash"  # died of this bug
     OTHER_CRASH = "other-crash"  # died of something else, or of an unknown cause
@@ -126,7 +126,7 @@ class Outlasted:
 class TrialFacts:
     """Facts of a trial that decide its outcome.
 
-    The texts are sentences for people; None if it did not happen.
+    Each text is a sentence for people; None: it did not happen.
     """
 
     ready: bool

@@ -141,7 +141,7 @@ class Checks:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSample:
-    """What the output check keeps of one answer: first tokens, hash, repetition, margins."""
+    """Sample of one answer for the output check: first tokens, hash, repetition, margins."""
 
     probe: Probe
     length: int

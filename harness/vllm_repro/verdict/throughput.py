@@ -59,7 +59,7 @@ MOST_CPU = 0.9
 MOST_LATE, MOST_LATE_P99 = 0.1, 0.005
 """Shares of a round in which the client may be late: for medians, for 99th percentiles."""
 MOST_OFF = 0.01
-"""Error of the speed that the client may cause in a round that counts, as a share."""
+"""Largest error of the speed that the client may cause in a counted round, as a share."""
 TICK = 0.002
 """Seconds between two checks of the client's event loop; a shorter delay is not noticed."""
 WARM_UPS, MOST_WARM_UPS, STEADY = 2, 5, 0.05
@@ -149,7 +149,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCost:
-    """How busy and how late the load client was in a round, lest it limited the server.
+    """CPU use and delay of the load client in a round, to detect that it limited the server.
 
     The times of answers are not used.
     """
@@ -342,7 +342,7 @@ def _speed(trials: Sequence[Sequence[Round]]) -> Spread:
 
 
 class ThroughputChange(StrEnum):
-    """Whether an arm is faster or slower than the baseline arm."""
+    """Speed of an arm compared with the baseline arm."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -416,10 +416,10 @@ def withheld(evidence: str) -> str:
 
 
 def label_of(weights: str | None, depth: tuple[int, int] | None, device: str) -> str:
-    """Return what was measured, as in `random weights, 1 of 32 layers; 1 x NVIDIA H200`.
+    """Return the label of a measurement: `random weights, 1 of 32 layers; 1 x NVIDIA H200`.
 
-    weights: "real", or the name of a kind of random ones; None if unknown. depth: layers that were
-    served, and of the reported model, 0 if unknown; None for another model.
+    weights: "real", or the name of a kind of random ones; None if unknown. depth: layers served,
+    layers of the reported model (0: unknown). None for another model.
     """
     kind = "unknown" if weights is None else "real" if weights == "real" else "random"
     layers = ""

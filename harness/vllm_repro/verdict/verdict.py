@@ -42,7 +42,7 @@ class Expected(StrEnum):
 
     @property
     def did(self) -> str:
-        """What such an arm did when it showed the bug, for reports: `died`, `hung`."""
+        """Verb for an arm that showed the bug, as reports write it: `died`, `hung`."""
         return _SIGNS[self].did
 
     @property
@@ -53,7 +53,7 @@ class Expected(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class _Sign:
-    """How an arm shows the bug: the outcome, and the words for it."""
+    """Sign of the bug in an arm: the outcome, and the words for it."""
 
     # Outcome that is the bug.
     outcome: Outcome = Outcome.CRASH
@@ -76,7 +76,7 @@ _SIGNS = {
 
 
 class Standing(StrEnum):
-    """What the scenario says of a release: it has the bug, it has not, or unknown."""
+    """Declared status of a release: it has the bug, it does not, or it is unknown."""
 
     BAD = "bad"
     GOOD = "good"

@@ -65,7 +65,7 @@ class Candidate:
 
 
 class BisectionBoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One boot of a candidate, and what it showed."""
+    """One boot of a candidate, and its result."""
 
     # its label
     candidate: str

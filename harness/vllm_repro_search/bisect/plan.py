@@ -19,7 +19,7 @@ from typing import NamedTuple
 from vllm_repro_search.plan import SearchState
 
 _WRONG_END = 0.1
-"""Prior chance that the good end is bad, and that the bad end is good."""
+"""Prior chance, for each end of the range, that its declared result is wrong."""
 
 
 class Side(StrEnum):
@@ -39,7 +39,7 @@ class BootResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePoints:
-    """Where the change may be, by the boots so far."""
+    """Change points that are possible after the boots so far."""
 
     state: SearchState
     # the most probable change points that together reach the confidence, in order

@@ -26,7 +26,7 @@ class PromptResult(StrEnum):
 
 @dataclass(frozen=True)
 class PromptSent:
-    """One prompt of a length in tokens, and what it did."""
+    """One prompt, its length in tokens, and its result."""
 
     # in tokens
     length: int

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class ThresholdBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """One boot, and what each prompt that it was sent did."""
+    """One boot, and the result of each prompt sent to it."""
 
     # the prompts that gave an answer or a skip, in order
     probes: tuple[PromptSent, ...]
@@ -204,7 +204,7 @@ def lengths_of(
 
 
 def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...]]:
-    """Return the outcome of the last trial of a run, its reason, and what each of its prompts did.
+    """Return the outcome of the last trial of a run, its reason, and the result of each prompt.
 
     Only a complete answer to a prompt of the exact length is quiet. If the engine did not live, its
     last prompt is not quiet. It is a crash if the engine died of this bug and had answered every

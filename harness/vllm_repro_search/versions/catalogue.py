@@ -52,7 +52,7 @@ class UpstreamState(StrEnum):
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was read of a scenario's issue: a row of `upstream.json`."""
+    """State of a scenario's upstream issue: a row of `upstream.json`."""
 
     subsystem: str
     state: UpstreamState

@@ -98,7 +98,7 @@ class CrossedTrigger(msgspec.Struct, frozen=True):
 
 
 class DeathSignature(msgspec.Struct, frozen=True):
-    """How a death compares with the scenario's signature; None if no cause is known."""
+    """Comparison of a death with the scenario's signature; None if the cause is unknown."""
 
     signature: str | None
 
@@ -214,7 +214,7 @@ class ReleaseRow(msgspec.Struct, frozen=True, kw_only=True):
         return not self.expected and not self.undecided
 
     def as_declared(self, arm: ReleaseArm) -> str:
-        """Return `yes`, `SURPRISE`, `undecided` or `-`: if an arm did what is declared of it."""
+        """Return if an arm did what is declared: `yes`, `SURPRISE`, `undecided` or `-`."""
         if arm.name in self.surprises:
             return "SURPRISE"
         untriggered = arm.fate is ReleaseResult.UNTRIGGERED and arm.expected is Expected.UNTRIGGERED
