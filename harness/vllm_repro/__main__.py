@@ -55,7 +55,7 @@ def main() -> int:
             signal.signal(number, handler)
 
     # httpx imports its own command with click, rich and pygments if it can: 0.1 s and 8 MiB.
-    # None refuses an import, as Python's reference says
+    # typeshed wants a module; None refuses the import, as Python's reference says
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from vllm_repro import cli  # with the handlers set
 

@@ -65,7 +65,7 @@ def _keep_one_operator_library() -> None:
     Without this, torch aborts the process, because both libraries register the same operators.
     """
     if "/_C_AVX" in Path("/proc/self/maps").read_text(encoding="utf-8"):
-        # None is how Python marks a refused import
+        # typeshed wants a module; None refuses the import
         sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,8 @@ async def route(request: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any
     """Answer `POST /segments`; pass any other request on."""
     if request.url.path != "/segments":
         return await call_next(request)
-    from fastapi.responses import JSONResponse  # type: ignore[import-not-found]  # of vLLM
+    # part of vLLM's environment, not of the one that checks this
+    from fastapi.responses import JSONResponse  # type: ignore[import-not-found]
 
     body = await request.json()
     body.pop("model", None)

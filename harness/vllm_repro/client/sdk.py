@@ -77,7 +77,7 @@ async def sdk_view(
     attempts: list[int | None] = []
 
     async def limit(response: httpx.Response) -> None:
-        # what the SDK reads
+        # the SDK reads the body with this method
         read = partial(bounded, response.aiter_bytes())
         response.aiter_bytes = read  # type: ignore[method-assign]
 
