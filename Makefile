@@ -6,7 +6,8 @@ BIN    := $(VENV)/bin
 DEV    := $(VENV)/development
 RUN    := $(BIN)/vllm-repro run --expect any $(addprefix --scenarios ,$(SCENARIOS))
 
-# Tests start the command and its servers hundreds of times. Without cached bytecode each start compiles it again.
+# Tests start the command and its servers hundreds of times. Without cached bytecode each start
+# compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -16,7 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 26
 
-# The command alone is enough to reproduce a bug. Each environment is made once, and again when its inputs change.
+# The command alone is enough to reproduce a bug. Each environment is made once, and again when its
+# inputs change.
 $(BIN)/vllm-repro: pyproject.toml constraints.txt
 	@echo "installing vllm-repro into $(VENV) (once, about a minute)"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'

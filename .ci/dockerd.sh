@@ -9,7 +9,8 @@
 # DOCKERD_DIR    state folder of the private engine (default /tmp/vllm-repro-dockerd-UID)
 # DOCKERD_PATH   put in front of PATH for dockerd alone, e.g. a folder with a stub nvidia-container-runtime-hook
 #
-# Works as root on a bare Debian 12, without a terminal or stdin. Exit status: 3 cannot install, 4 cannot start.
+# Works as root on a bare Debian 12, without a terminal or stdin. Exit status: 3 cannot install, 4
+# cannot start.
 set -eu
 
 dir=${DOCKERD_DIR:-/tmp/vllm-repro-dockerd-$(id -u)}
@@ -44,8 +45,8 @@ running_dockerds() {
     done
 }
 
-# One engine a machine: a second one with default arguments shares docker0, its addresses and the iptables
-# chains of the first. So an engine that runs here on a socket of its own is used too.
+# One engine a machine: a second one with default arguments shares docker0, its addresses and the
+# iptables chains of the first. So an engine that runs here on a socket of its own is used too.
 find_engine() {
     for host in ${DOCKER_HOST:-} "$own" unix:///var/run/docker.sock; do
         if answers "$host"; then echo "$host"; return 0; fi
@@ -93,8 +94,9 @@ mount_cgroups() {
     cgroupfs-mount || say "cgroupfs-mount failed; dockerd will say whether it matters"
 }
 
-# The containerd of a killed dockerd may live on, or stay a zombie that nobody reaped. The next dockerd takes
-# either for "still running", waits 15 s and gives up. So it is ended, and its pid file dropped.
+# The containerd of a killed dockerd may live on, or stay a zombie that nobody reaped. The next
+# dockerd takes either for "still running", waits 15 s and gives up. So it is ended, and its pid
+# file dropped.
 end_stale_containerd() {
     stale=$dir/exec/containerd/containerd.pid
     containerd=$(cat "$stale" 2>/dev/null || true)
