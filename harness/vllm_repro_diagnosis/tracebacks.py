@@ -109,8 +109,8 @@ def bare_name(exception: str) -> str:
 
 
 _PACKAGES = re.compile(
-    "asyncio|concurrent|fastapi|flashinfer|multiprocessing|ray|starlette|torch|transformers|triton|uvicorn|uvloop"
-    "|vllm_repro_lab|xgrammar"
+    "asyncio|concurrent|fastapi|flashinfer|multiprocessing|ray|starlette|torch|transformers|triton"
+    "|uvicorn|uvloop|vllm_repro_lab|xgrammar"
 )
 
 

@@ -90,7 +90,8 @@ _NO_TITLE = re.compile(
 )
 _REPOSITORY = r"[A-Za-z0-9][\w.-]{0,60}/[A-Za-z0-9][\w.-]{0,60}"
 _ISSUE_URL = re.compile(
-    rf"github\.com/(?P<repository>{_REPOSITORY})/(?P<kind>issues|pull|discussions)/(?P<number>\d{{1,6}})"
+    rf"github\.com/(?P<repository>{_REPOSITORY})/(?P<kind>issues|pull|discussions)"
+    r"/(?P<number>\d{1,6})"
 )
 _OWN = re.compile(
     rf"(?<![\w/])(?P<repository>vllm-project/{_REPOSITORY.partition('/')[2]})(?: · issue"
@@ -117,7 +118,8 @@ _NOT_THIS_ONE = re.compile(
     r"(?i)\b(?:from|work(?:s|ed)|fine|ok|good|ran|lives|did not|until|up to|before) (?:\S+ ){0,6}$"
 )
 _OTHER_PACKAGE = re.compile(
-    r"(?i)flashinfer|transformers|triton|torch|nixl|lmcache|compressed|xgrammar|deepgemm|cuda|driver"
+    r"(?i)flashinfer|transformers|triton|torch|nixl|lmcache|compressed|xgrammar|deepgemm|cuda"
+    r"|driver"
 )
 _HUB_MODEL = re.compile(
     r"(?i)\bmodel(?: name| id|"

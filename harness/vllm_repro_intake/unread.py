@@ -33,7 +33,8 @@ _COLLECTED = re.compile(
 )
 _ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d")
 _LINK = re.compile(
-    r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
+    r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)"
+    r"|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
 )
 SENDS = re.compile(
     r"(?:^|[\s;&|(`])curl\s+(?!.*/(?:metrics|health|models)\b).*(?:/|\\$)"

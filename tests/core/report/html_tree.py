@@ -10,8 +10,8 @@ __all__ = ["parsed"]
 
 _VOID = {"br", "col", "hr", "img", "input", "link", "meta", "wbr"}
 _ENDS_A_PARAGRAPH = re.compile(
-    "address|article|aside|blockquote|details|div|dl|figure|footer|form|h[1-6]|header|hr|main|nav|ol|p|pre|section"
-    "|table|ul"
+    "address|article|aside|blockquote|details|div|dl|figure|footer|form|h[1-6]|header|hr|main|nav"
+    "|ol|p|pre|section|table|ul"
 )
 _CHILDREN = {
     "table": {"caption", "colgroup", "thead", "tbody", "tr"},
