@@ -43,7 +43,8 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
 
     model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own
     layers. errors: log file of the process. case_s: seconds after which a case counts as hung.
-    patched: files whose import `errors` reports. Playing raises `Unsupported` if the release lacks
+    patched: files whose import `errors` reports. probes: JSON file of the statements to count, as
+    `program/vllm_repro_driver/probe.py` reads it. Playing raises `Unsupported` if the release lacks
     what the driver needs, and `InfraError` if the process does not start.
     """
 
@@ -55,7 +56,9 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         *,
         case_s: float = _CASE_S,
         patched: Collection[str] = (),
+        probes: Path | None = None,
     ) -> None:
+        self._probes = probes
         self._release, self._model, self._errors, self._patched = release, model, errors, patched
         self._case_s = case_s
         self._process: Forked | None = None
@@ -158,6 +161,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
             **CPU_ENV,
             **OFFLINE_ENV,
             **witness_env(self._patched, *path),
+            **({"REPRO_PROBE": str(self._probes)} if self._probes else {}),
             "PYTHONSAFEPATH": "1",
             "PYTHONHASHSEED": "0",
             "NUMBA_CACHE_DIR": str(cache_root() / "numba"),

@@ -58,6 +58,8 @@ class Finding:
     source: str = field(default="", compare=False)
     # vLLM functions of the traceback, outermost first
     frames: tuple[str, ...] = field(default=(), compare=False)
+    # file and line of vLLM where the exception was raised
+    place: str = field(default="", compare=False)
 
     @property
     def rank(self) -> tuple[int, bool]:
@@ -81,6 +83,12 @@ class PlayResult:
     steps: int = 0
     # events that the case reached, such as `preempted`
     counts: Mapping[str, int] = field(default_factory=dict)
+    # prompt tokens that new requests found in the prefix cache
+    cached_tokens: int = 0
+    # CPU time of vLLM's own code in the steps, in microseconds
+    vllm_us: float = 0.0
+    # how often each probe of `program/vllm_repro_driver/probe.py` was passed
+    reached: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def worst(self) -> Finding | None:
@@ -100,6 +108,9 @@ def result_from(answer: Mapping[str, Any]) -> PlayResult:
         invalid=answer.get("invalid", ""),
         steps=answer.get("steps", 0),
         counts={name: answer[name] for name in _COUNTS if name in answer},
+        cached_tokens=answer.get("cached tokens", 0),
+        vllm_us=answer.get("vllm_us", 0.0),
+        reached={int(probe): count for probe, count in answer.get("reached", {}).items()},
     )
 
 
@@ -120,6 +131,7 @@ def _death(death: Mapping[str, Any]) -> Finding:
         message=message,
         source=death["source"],
         frames=tuple(death["frames"]),
+        place=f"{death['file']}:{death['line']}" if death.get("line") else "",
     )
 
 

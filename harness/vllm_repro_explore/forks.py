@@ -20,7 +20,7 @@ from typing import IO
 
 _PROGRAM = Path(__file__).resolve().parent / "program" / "fork_server.py"
 _MOST = 2
-_PER_PROCESS = ("PYTHONPATH", "REPRO_PATCHED")
+_PER_PROCESS = ("PYTHONPATH", "REPRO_PATCHED", "REPRO_PROBE")
 """Variables that nothing reads before the fork."""
 
 

@@ -28,11 +28,14 @@ def main() -> None:
         # a folder of its own on PYTHONPATH
         from vllm_repro_witness import register  # type: ignore[import-not-found]
 
+        from . import probe
+
         register()  # before vLLM is imported
+        probe.register()
         import vllm
 
         from .play import play
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a changed vLLM may raise anything
         answer({"unsupported": f"{type(error).__name__}: {error}"})
         return
     logging.disable(logging.WARNING)
@@ -41,6 +44,8 @@ def main() -> None:
         case = json.loads(line)
         started = time.perf_counter()
         outcome = play(case)
+        if reached := probe.take_counts():
+            outcome["reached"] = reached
         answer(
             {
                 "id": case.get("id"),

@@ -32,8 +32,10 @@ It knows of a request only what `SchedulerOutput` contains. The rules stand for 
 
 from __future__ import annotations
 
+import functools
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -95,6 +97,20 @@ class _Row:
     tables: list[Any]
 
 
+def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the CPU time of a method of the executor to its `cpu_us`."""
+
+    @functools.wraps(method)
+    def timed(self: Any, *arguments: Any, **named: Any) -> Any:
+        began = time.thread_time_ns()
+        try:
+            return method(self, *arguments, **named)
+        finally:
+            self.cpu_us += (time.thread_time_ns() - began) / 1000
+
+    return timed
+
+
 class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed here
     """Executor without a model: it computes tokens from what lies in the KV cache blocks."""
 
@@ -113,6 +129,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         # why the engine may compute while it sleeps
         self.asleep = ""
         self.seen: Counter[str] = Counter()
+        self.cpu_us = 0.0
         self.half: WorkerHalf | None = None
         self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
         self._known: dict[str, _Known] = {}
@@ -299,6 +316,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         for direction, _ in listed:
             self.seen["stores" if direction == "store" else "loads"] += 1
 
+    @_timed
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
         """Compute a step over the KV cache; `sample_tokens` then gives its tokens."""
         self.check_awake(output)
@@ -365,6 +383,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             )
             computed[new.req_id] = new.num_computed_tokens
             self.seen["hits"] += new.num_computed_tokens > 0
+            self.seen["cached tokens"] += new.num_computed_tokens
         old = output.scheduled_cached_reqs
         self.seen["resumed"] += len(old.resumed_req_ids)
         for place, name in enumerate(old.req_ids):
@@ -514,6 +533,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             )
         return chosen
 
+    @_timed
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """Return the step's tokens: accepted drafts and one more, under grammar bitmasks."""
         batch, widths, fits, copied = self._pending
@@ -578,6 +598,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             )
         return tokens[len(known) :] + [reference.TEXT[1]] * (width - right)
 
+    @_timed
     def take_draft_token_ids(self) -> Any:
         """Return the drafts that followed the last step; None without drafting."""
         if not self.case["draft"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import random
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,6 +46,10 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
         engine = boot(case)
     except NoBoot as error:
         return {"invalid": str(error)[:300]}
+    except Exception as error:
+        if _ours(error):
+            raise
+        return {"steps": 0, "death": {"kind": "death", **_at_fault(error)}}
     player = _Player(engine, case)
     ending: dict[str, Any] = {}
     try:
@@ -66,6 +71,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     more = {"trace": player.executor.trace, "answers": player.answers} if case.get("trace") else {}
     return {
         "steps": player.steps,
+        "vllm_us": player.cpu_us - player.executor.cpu_us,
         "broken": list(player.broken.values()),
         **player.executor.seen,
         **player.seen,
@@ -140,6 +146,8 @@ class _Player:
         self._farthest: dict[str, int] = {}
         self._pending: list[tuple[str, Future[Any]]] = []  # pauses that wait for an idle engine
         self.seen: Counter[str] = Counter()
+        # CPU time of the engine's steps, with that of the executor
+        self.cpu_us = 0.0
 
     @property
     def answers(self) -> dict[str, list[int]]:
@@ -298,8 +306,10 @@ class _Player:
     def _step(self) -> None:
         """Let the engine take a step, then check its outputs and its block accounting."""
         self.steps += 1
+        began = time.thread_time_ns()
         outputs, executed = self._engine.step_fn()
         self._engine.post_step(executed)
+        self.cpu_us += (time.thread_time_ns() - began) / 1000
         for group in (outputs or {}).values():
             self._take(group)
         for request in self._scheduler.running:
@@ -510,7 +520,7 @@ def _ours(error: BaseException) -> bool:
 
 
 def _at_fault(error: Exception) -> dict[str, Any]:
-    """Return where an exception was raised, without line numbers."""
+    """Return where an exception was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     in_vllm = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
     last = in_vllm[-1]
@@ -519,6 +529,7 @@ def _at_fault(error: Exception) -> dict[str, Any]:
         "message": str(error)[:300],
         "file": "vllm/" + last.filename.rpartition("/vllm/")[2],
         "function": last.name,
+        "line": last.lineno,
         "source": linecache.getline(last.filename, last.lineno or 0).strip(),
         "frames": [frame.name for frame in in_vllm][-8:],
     }

@@ -1,0 +1,256 @@
+"""Judgement of a change from cases that were played on both trees. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import comb
+from random import Random
+from statistics import median
+
+from vllm_repro_explore.case import Case
+from vllm_repro_explore.finding import Finding, FindingKind, PlayResult
+
+Key = tuple[FindingKind, str, str]
+"""Identity of a finding: kind, site and, unless it is an exception, the connector of its case."""
+
+
+def key_of(finding: Finding, case: Case) -> Key:
+    """Return the identity of a finding. An exception says enough by itself where it is raised."""
+    if finding.kind is FindingKind.DEATH:
+        return finding.kind, finding.site, ""
+    connector = case.setup.connector or "no connector"
+    return finding.kind, finding.site, connector + (", lazy" if case.setup.lazy else "")
+
+
+ENOUGH_ENDED = 5
+"""Cases of a known failure that must end, before a change is said to fix it."""
+_SURE = 0.001
+"""Chance that as many cases fail newly, if as many as those end by chance."""
+_SLOWER = 1.10
+
+
+class Answer(StrEnum):
+    """Answer of a gate."""
+
+    FIXES = "fixes"
+    BREAKS = "breaks"
+    NO_DIFFERENCE = "no difference seen"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A case of a gate and where it comes from."""
+
+    case: Case
+    # mix or scenario
+    origin: str
+    # seed of the mix; of a varied case that of the gate's own random numbers
+    seed: int
+    varied: bool = False
+
+    def __str__(self) -> str:
+        return f"{'near a case' if self.varied else f'seed {self.seed}'} of {self.origin}"
+
+
+@dataclass(kw_only=True)
+class Pairs:
+    """Counts of one finding over the cases that both trees played."""
+
+    # it fails as released, and passes with the change
+    ended: int = 0
+    # it fails with both
+    stays: int = 0
+    # it fails as released, and in another way with the change
+    other: int = 0
+    # it passes as released, and fails with the change
+    new: int = 0
+    # of `new`, and of `ended` and `stays`, the cases that are no variations of earlier ones
+    fresh_new: int = 0
+    fresh_base: int = 0
+    # some of the cases that end, and of those that fail newly
+    ended_cases: list[Drawn] = field(default_factory=list)
+    new_cases: list[Drawn] = field(default_factory=list)
+
+    @property
+    def fixed(self) -> bool:
+        """Return True if the finding is gone from all cases in which the base has it."""
+        return self.ended >= ENOUGH_ENDED and not (self.stays or self.other or self.new)
+
+    @property
+    def worse(self) -> bool:
+        """Return True if far more cases fail newly than fail as released.
+
+        Another order of valid choices moves a known failure to other cases, and may make it
+        somewhat more frequent. Variations do not count: they lie near a few cases.
+        """
+        few = self.fresh_new <= 2 * self.fresh_base
+        return not few and _chance(self.fresh_new, self.fresh_base) < _SURE
+
+    @property
+    def better(self) -> bool:
+        """Return True if more cases end than can be by another order of valid choices."""
+        return _chance(self.ended, self.new) < _SURE
+
+
+def _chance(more: int, less: int) -> float:
+    """Return the chance of at least `more` of `more + less` fair coins."""
+    trials = more + less
+    return sum(comb(trials, count) for count in range(more, trials + 1)) / 2**trials
+
+
+_KEPT = 40
+
+
+@dataclass
+class Score:
+    """Counts of a gate over the cases so far."""
+
+    trials: int = 0
+    # refused as released
+    invalid: int = 0
+    pairs: dict[Key, Pairs] = field(default_factory=dict)
+    # findings of the base in any case
+    in_base: set[Key] = field(default_factory=set)
+    # for each changed statement: runs, and cases with one, of the base and of the changed tree
+    runs_before: Counter[int] = field(default_factory=Counter)
+    runs_after: Counter[int] = field(default_factory=Counter)
+    cases_after: Counter[int] = field(default_factory=Counter)
+    # cases by origin in which a changed statement ran
+    origins: Counter[str] = field(default_factory=Counter)
+    reached: int = 0
+    costs: list[tuple[int, float, int, float]] = field(default_factory=list)
+    # per case: preempted, tokens from the cache, steps; base and changed
+    choices: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = field(default_factory=list)
+
+    def count(self, drawn: Drawn, base: PlayResult, changed: PlayResult) -> Finding | None:
+        """Add a case; return what fails newly in it, if anything does."""
+        self.trials += 1
+        self.runs_before.update(base.reached)
+        self.runs_after.update(changed.reached)
+        self.cases_after.update(changed.reached.keys())
+        if changed.reached or base.reached:
+            self.reached += 1
+            self.origins[drawn.origin] += 1
+        worst, now = base.worst, worst_of(changed)
+        self.in_base |= {key_of(one, drawn.case) for one in base.findings}
+        if worst is None and now is None:
+            if base.steps and changed.steps:
+                self.costs.append((base.steps, base.vllm_us, changed.steps, changed.vllm_us))
+                self.choices.append((_choices(base), _choices(changed)))
+            return None
+        if worst is None and now is not None:
+            pairs = self.pairs.setdefault(key_of(now, drawn.case), Pairs())
+            pairs.new += 1
+            pairs.fresh_new += not drawn.varied
+            pairs.new_cases += [drawn][: _KEPT - len(pairs.new_cases)]
+            return now
+        assert worst is not None
+        pairs = self.pairs.setdefault(key_of(worst, drawn.case), Pairs())
+        pairs.fresh_base += not drawn.varied
+        if now is None:
+            pairs.ended += 1
+            pairs.ended_cases += [drawn][: _KEPT - len(pairs.ended_cases)]
+        elif now == worst:
+            pairs.stays += 1
+        else:
+            pairs.other += 1
+        return None
+
+    @property
+    def fixed(self) -> list[Key]:
+        """Return the findings of the base that the change ends."""
+        return [key for key, pairs in self.pairs.items() if pairs.fixed]
+
+    @property
+    def partly(self) -> list[Key]:
+        """Return the findings that end in many cases, and not in all."""
+        return [
+            key
+            for key, pairs in self.pairs.items()
+            if not pairs.fixed
+            and (pairs.better or (pairs.other >= ENOUGH_ENDED and not pairs.stays))
+        ]
+
+    def differences(self) -> list[str]:
+        """Return in words which choices of the scheduler differ over the cases that pass."""
+        names = ("preemptions", "prompt tokens from the cache", "steps")
+        texts = []
+        for place, name in enumerate(names):
+            pairs = [(before[place], after[place]) for before, after in self.choices]
+            less = sum(after < before for before, after in pairs)
+            more = sum(after > before for before, after in pairs)
+            was, now = sum(one for one, _ in pairs), sum(one for _, one in pairs)
+            if was != now and min(_chance(less, more), _chance(more, less)) < _SURE:
+                texts.append(
+                    f"{now:,} {name} in place of {was:,}: fewer in {less}, more in {more} of"
+                    f" {len(pairs)} cases"
+                )
+        return texts
+
+    def cost(self) -> Cost | None:
+        """Return the CPU time of vLLM's own code a step; None from too few cases."""
+        return cost_of(self.costs) if len(self.costs) >= 20 else None
+
+
+def worst_of(result: PlayResult) -> Finding | None:
+    """Return the worst finding; a start that only the changed tree refuses is one, too."""
+    if result.invalid:
+        return Finding(
+            kind=FindingKind.DEATH,
+            site=f"refused at start: {result.invalid.splitlines()[0][:120]}",
+            detail=result.invalid,
+        )
+    return result.worst
+
+
+def _choices(result: PlayResult) -> tuple[int, int, int]:
+    """Return what another order of valid choices may change."""
+    return result.counts.get("preempted", 0), result.cached_tokens, result.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """CPU time of vLLM's own code in a step of the engine."""
+
+    # microseconds a step
+    before: float
+    after: float
+    # of the ratio, 95 %
+    low: float
+    high: float
+
+    @property
+    def ratio(self) -> float:
+        """Return the time with the change as a share of that without."""
+        return self.after / self.before
+
+    @property
+    def slower(self) -> bool:
+        """Return True if the change is slower by more than 10 %, by the whole interval."""
+        return self.low > _SLOWER
+
+
+def cost_of(costs: Sequence[tuple[int, float, int, float]]) -> Cost:
+    """Return the cost from (steps, microseconds) of both trees in each case.
+
+    The ratio is the median over the cases, as single cases may be disturbed; its interval is that
+    of 300 resamples.
+    """
+    rng = Random(1)
+    ratios = sorted(
+        (after_us / after_steps) / (before_us / before_steps)
+        for before_steps, before_us, after_steps, after_us in costs
+        if before_us > 0 and after_us > 0
+    )
+    medians = sorted(median(rng.choices(ratios, k=len(ratios))) for _ in range(300))
+    before = median(before_us / before_steps for before_steps, before_us, _, _ in costs)
+    return Cost(
+        before=before,
+        after=before * median(ratios),
+        low=medians[7],
+        high=medians[-8],
+    )

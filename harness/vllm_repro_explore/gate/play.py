@@ -1,0 +1,287 @@
+"""Play of cases on both trees, and proof of what fails newly."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro_explore.case import Case
+from vllm_repro_explore.driver import Driver, driver_model
+from vllm_repro_explore.finding import Finding, PlayResult
+from vllm_repro_explore.gate.change import Change, UnfitError
+from vllm_repro_explore.gate.choose import Chooser
+from vllm_repro_explore.gate.judge import Drawn, Key, Score, key_of, worst_of
+from vllm_repro_explore.gate.lines import Place
+from vllm_repro_explore.gate.vary import vary
+from vllm_repro_explore.search import Found
+from vllm_repro_explore.shrink import shrink
+
+Play = Callable[[Case], PlayResult]
+_CASE_S = 40.0
+_NEIGHBOURS = 40
+"""Cases near a new failure that the base must pass before it counts as new."""
+_SHRINK = 150
+"""Most cases to shrink a new failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Player:
+    """The processes of one thread: both trees."""
+
+    base: Driver
+    changed: Driver
+
+    def __call__(self, case: Case) -> tuple[PlayResult, PlayResult | None]:
+        """Return the results of a case on both; None for what the base refuses to start with."""
+        before = self.base.play(case)
+        return before, None if before.invalid else self.changed.play(case)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """A new failure: its smallest case, and what changed code ran in it."""
+
+    found: Found
+    drawn: Drawn
+    # changed statements that ran in the smallest case; if none did, those of the base
+    ran: Sequence[Place]
+    # cases near it that the base passed
+    neighbours: int
+
+
+@contextmanager
+def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
+    """Start and stop the processes of `jobs` threads; their logs lie in `folder`."""
+    probes = {}
+    for name, places in (("base", change.before), ("changed", change.after)):
+        probes[name] = folder / f"{name}-statements.json"
+        probes[name].write_text(json.dumps(probe_lines(places)), encoding="utf-8")
+    with ExitStack() as stack:
+
+        def driver(name: str, number: int) -> Driver:
+            release = change.base if name == "base" else change.changed
+            log = folder / f"{name}{number or ''}.log"
+            made = Driver(release, driver_model(), log, case_s=_CASE_S, probes=probes[name])
+            return stack.enter_context(made)
+
+        yield [
+            Player(base=driver("base", number), changed=driver("changed", number))
+            for number in range(jobs)
+        ]
+
+
+def probe_lines(places: Sequence[Place]) -> dict[str, list[tuple[int, int]]]:
+    """Return for each file the lines of its statements with their numbers."""
+    files: dict[str, list[tuple[int, int]]] = {}
+    for number, place in enumerate(places):
+        files.setdefault(place.file, []).append((place.line, number))
+    return files
+
+
+def start(player: Player, case: Case) -> None:
+    """Play a first case; raise `UnfitError` if the changed vLLM cannot be imported."""
+    player.base.play(case)
+    try:
+        player.changed.play(case)
+    except (Unsupported, InfraError) as error:
+        why = str(error).partition("cannot be explored: ")[2] or str(error)
+        lacks = "ModuleNotFoundError" in why and "'vllm" not in why
+        raise UnfitError(f"the changed vLLM cannot be imported: {why}", broken=not lacks) from error
+
+
+@dataclass(kw_only=True)
+class Gating:
+    """State of a gate that the threads of its players share."""
+
+    change: Change
+    chooser: Chooser
+    until: float
+    progress: Callable[[Score], None]
+    # go on after a new failure
+    whole: bool = False
+    score: Score = field(default_factory=Score)
+    proofs: dict[Key, Proof] = field(default_factory=dict)
+    # failures of the changed tree that the base has, too, in cases near them
+    shared: set[Key] = field(default_factory=set)
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy: set[Key] = set()
+
+    def run(self, pool_of: Sequence[Player]) -> None:
+        """Play until the time is over, or a new failure is proven."""
+        pool = ThreadPoolExecutor(len(pool_of))
+        try:
+            pending = {pool.submit(self._work, player) for player in pool_of}
+            while pending:
+                # A signal that another thread gets wakes no endless wait.
+                ended, pending = wait(pending, 1.0, return_when=FIRST_COMPLETED)
+                for thread in ended:
+                    thread.result()
+        finally:
+            self.over = True
+            pool.shutdown()
+
+    def _go_on(self) -> bool:
+        """Return True until the time is over, or it is clear that nothing more will be seen."""
+        if self.over or time.monotonic() > self.until:
+            return False
+        if self.proofs and not self.whole:
+            return False
+        return self.chooser.first_rounds or bool(self._code_runs())
+
+    def _code_runs(self) -> bool:
+        """Return True if a case ran a changed statement of a function, or an import of its file."""
+        return bool(self.score.runs_after or self.score.runs_before)
+
+    def _work(self, player: Player) -> None:
+        """Play cases in one thread, and prove what fails newly."""
+        try:
+            while self._go_on():
+                with self._lock:
+                    drawn = self.chooser.choose()
+                began = time.monotonic()
+                before, after = player(drawn.case)
+                if after is None:
+                    with self._lock:
+                        self.score.invalid += 1
+                    continue
+                with self._lock:
+                    new = self.score.count(drawn, before, after)
+                    hot = self._is_news(drawn, new, before, after)
+                    reached = self._in_functions(before, after)
+                    self.chooser.note(drawn, reached, time.monotonic() - began, hot=hot)
+                    self.progress(self.score)
+                if new is not None:
+                    self._look_into(player, drawn, new)
+        except BaseException:
+            self.over = True
+            raise
+
+    def _is_news(
+        self, drawn: Drawn, new: Finding | None, before: PlayResult, after: PlayResult
+    ) -> bool:
+        """Return True if cases near this one may prove something new or fixed."""
+        if new is not None:
+            return key_of(new, drawn.case) not in self.score.in_base
+        if before.worst is None or after.worst is not None:
+            return False
+        pairs = self.score.pairs[key_of(before.worst, drawn.case)]
+        return not (pairs.stays or pairs.new)
+
+    def _in_functions(self, before: PlayResult, after: PlayResult) -> dict[int, int]:
+        """Return how often changed statements of functions ran; those of the base have numbers < 0.
+
+        What runs at import runs in any case.
+        """
+        places = self.change.after, self.change.before
+        return {
+            number: count
+            for number, count in after.reached.items()
+            if not places[0][number].at_import
+        } | {
+            -1 - number: count
+            for number, count in before.reached.items()
+            if not places[1][number].at_import
+        }
+
+    def _look_into(self, player: Player, drawn: Drawn, new: Finding) -> None:
+        """Prove a new failure, unless it is proven, known or looked into by another thread."""
+        key = key_of(new, drawn.case)
+        with self._lock:
+            pairs = self.score.pairs[key]
+            if key in self.score.in_base and not pairs.worse:
+                return
+            if key in self._busy or key in self.proofs or (key in self.shared and not pairs.worse):
+                return
+            self._busy.add(key)
+        try:
+            proof = self._prove(player, drawn, new)
+            with self._lock:
+                if proof is not None:
+                    self.proofs[key] = proof
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+
+    def _prove(self, player: Player, drawn: Drawn, new: Finding) -> Proof | None:
+        """Return the smallest case of a new failure.
+
+        Return None if the base fails so in a case near it, or if the case does not repeat.
+        """
+        last: PlayResult | None = None
+        in_base: list[int] = []
+
+        def fails(case: Case) -> bool:
+            nonlocal last
+            if self.over:
+                return False
+            before = player.base.play(case)
+            if before.invalid or before.findings:
+                return False
+            after = player.changed.play(case)
+            if worst_of(after) != new:
+                return False
+            last, in_base[:] = after, before.reached
+            return True
+
+        if not fails(drawn.case):
+            return None
+        key, rng = key_of(new, drawn.case), Random(drawn.seed)
+        often = self.score.pairs[key].worse
+        clean = 0 if often else self._neighbours(player, drawn.case, key, rng)
+        if clean is None:
+            return None
+        shrunk = shrink(drawn.case, fails, _SHRINK)
+        fails(shrunk.case)
+        near = 0 if often else self._neighbours(player, shrunk.case, key, rng)
+        if near is None or last is None:
+            return None
+        runner = player.changed.play(shrunk.case, worker="runner")
+        worst = worst_of(last) or new
+        found = Found(
+            finding=worst,
+            seed=drawn.seed,
+            case=drawn.case,
+            shrunk=shrunk.case,
+            tried=shrunk.tried,
+            others=tuple(one for one in last.findings if one != worst),
+            times=self.score.pairs[key].new,
+            runner=runner,
+        )
+        change = self.change
+        ran = [change.after[number] for number in sorted(last.reached)]
+        ran = [place for place in ran if not place.at_import] or ran
+        ran = ran or [change.before[number] for number in sorted(in_base)]
+        return Proof(found=found, drawn=drawn, ran=ran, neighbours=clean + near)
+
+    def _neighbours(self, player: Player, case: Case, key: Key, rng: Random) -> int | None:
+        """Return how many cases near one the base passes; None if it fails so in one of them.
+
+        A failure that another order of valid choices only moves to other cases is not new.
+        """
+        passed = 0
+        for _ in range(_NEIGHBOURS):
+            near = vary(case, rng)
+            result = player.base.play(near)
+            if any(key_of(one, near) == key for one in result.findings):
+                with self._lock:
+                    self.shared.add(key)
+                    self.score.in_base.add(key)
+                return None
+            passed += not result.invalid
+        return passed
+
+
+def repeated(proof: Proof, times: int) -> Proof:
+    """Return the proof with the number of cases that show it by now."""
+    return replace(proof, found=replace(proof.found, times=times))

@@ -1,0 +1,97 @@
+"""Starts of a gate's cases: the mixes of the search, and the servers of scenarios."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vllm_repro.errors import UsageError
+from vllm_repro.scenario.catalogue import all_scenarios, find
+from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.draw import MIXES, draw
+from vllm_repro_explore.gate.choose import Start
+from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
+
+
+def general_starts(prior: Mapping[str, float]) -> list[Start]:
+    """Return a start for each mix, and for the server of each scenario that can be played.
+
+    prior: for each start the expected share of its cases that run changed functions.
+    """
+    starts = [Start(name=mix, draw=partial(_draw_mix, mix)) for mix in MIXES]
+    for scenario in all_scenarios():
+        with suppress(UsageError):
+            setup = setup_from(scenario, scenario.arms[0])
+            starts.append(Start(name=scenario.id, draw=partial(draw_for, setup)))
+    for start in starts:
+        start.prior = prior.get(start.name, 0.0)
+    return starts
+
+
+def _draw_mix(mix: str, seed: int) -> Case:
+    """Return the case of a seed and a mix."""
+    return draw(seed, mix)
+
+
+def _same(case: Case, _: int) -> Case:
+    """Return a case whatever the seed; the chooser varies it."""
+    return case
+
+
+def starts_near(name: str) -> list[Start]:
+    """Return the starts of `--fixes`: a scenario's server, or the cases of findings."""
+    path = Path(name)
+    if path.exists():
+        return _starts_of_findings(path)
+    scenario = find(name)
+    arm = scenario.arms[0]
+    try:
+        setup = setup_from(scenario, arm)
+    except UsageError as error:
+        raise UsageError(
+            f"{name} cannot be played without a server: {error}",
+            hint=f"vllm-repro run {name} --patch my-change.diff tries it on one",
+        ) from error
+    starts = [Start(name=scenario.id, draw=partial(draw_for, setup))]
+    with suppress(UsageError):
+        own = case_from(scenario, arm)
+        starts.append(Start(name=f"{scenario.id}, its own workload", draw=partial(_same, own)))
+    return starts
+
+
+def _starts_of_findings(path: Path) -> list[Start]:
+    """Return a start for each finding of a search's or a gate's folder."""
+    file = path / "findings.jsonl" if path.is_dir() else path
+    try:
+        findings = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        cases = [case_of(finding["case"]) for finding in findings]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{path} has no findings that can be read: {error}",
+            hint="name a folder of reports/explore or reports/gate, or its findings.jsonl",
+        ) from error
+    if not cases:
+        raise UsageError(f"{path} has no finding", hint="name another folder")
+    return [
+        Start(name=f"{path.name}, finding {place}", draw=partial(_same, case))
+        for place, case in enumerate(cases, 1)
+    ]
+
+
+def case_of(value: Mapping[str, Any]) -> Case:
+    """Return the case that `Case.as_json` made the JSON object of."""
+    setup = {name: _tuples(value[name]) for name in Setup.__dataclass_fields__ if name in value}
+    waves = [
+        tuple(Request(**{name: _tuples(part) for name, part in ask.items()}) for ask in wave)
+        for wave in value["waves"]
+    ]
+    return Case(Setup(**setup), tuple(waves), value["seed"])
+
+
+def _tuples(value: Any) -> Any:
+    """Return a JSON value with tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

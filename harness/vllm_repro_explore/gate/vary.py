@@ -1,0 +1,143 @@
+"""Cases near a given one: the same workload with a few numbers and options changed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_of
+
+_Change = Callable[[Random, Setup, list[list[Request]]], Setup]
+
+
+def vary(case: Case, rng: Random, changes: int = 3) -> Case:
+    """Return a case with one to `changes` random changes; its seed differs, too."""
+    waves = [list(wave) for wave in case.waves]
+    setup = case.setup
+    for _ in range(rng.randint(1, changes)):
+        setup = rng.choice(_CHANGES)(rng, setup, waves)
+    kept = [[_fitting(ask) for ask in wave] for wave in waves if wave]
+    varied = Case.numbered(setup, kept, rng.randrange(1 << 30))
+    longest = longest_of(varied.asks, setup.block)
+    setup = replace(
+        setup,
+        max_len=max(setup.max_len, longest),
+        chunk=max(setup.chunk, setup.seqs * (setup.draft + 1)),
+    )
+    return replace(varied, setup=replace(setup, blocks=max(setup.blocks, least_blocks(setup))))
+
+
+def _fitting(ask: Request) -> Request:
+    """Return the request with parts of its prompt that are no longer than the prompt."""
+    images = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
+    return replace(ask, shared=min(ask.shared, ask.prompt), images=images)
+
+
+def _request(change: Callable[[Random, Request, int], Request]) -> _Change:
+    """Return a change of one request. `change` gets the random generator, it, the block size."""
+
+    def changed(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
+        wave = rng.choice([wave for wave in waves if wave])
+        place = rng.randrange(len(wave))
+        wave[place] = change(rng, wave[place], setup.block)
+        return setup
+
+    return changed
+
+
+def _prompt(rng: Random, ask: Request, block: int) -> Request:
+    """Change the length of a prompt."""
+    more = rng.choice((-block, -1, 1, block, rng.randint(-4 * block, 4 * block)))
+    return replace(ask, prompt=max(1, ask.prompt + more))
+
+
+def _answer(rng: Random, ask: Request, block: int) -> Request:
+    """Change the length of an answer; a prefill for another server has one token."""
+    if ask.remote:
+        return ask
+    return replace(ask, answer=rng.choice((1, 2, block, rng.randint(1, 4 * block))))
+
+
+def _shared(rng: Random, ask: Request, _: int) -> Request:
+    """Change how much of the prompt is shared."""
+    return replace(
+        ask, shared=rng.choice((0, ask.prompt, rng.randint(0, ask.prompt))), family=rng.randrange(2)
+    )
+
+
+def _start(rng: Random, ask: Request, _: int) -> Request:
+    """Change when a request comes."""
+    return replace(ask, after=max(0, ask.after + rng.choice((-5, -1, 1, 5, 20))))
+
+
+def _abort(rng: Random, ask: Request, _: int) -> Request:
+    """Let a client stay, or disconnect at another time."""
+    return replace(ask, abort=rng.choice((-1, 0, 1, 2, 5, 20)), mid=rng.random() < 0.5)
+
+
+def _repeat(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
+    """Send a request once more, in the same wave or once the engine is idle."""
+    wave = rng.choice([wave for wave in waves if wave])
+    ask = rng.choice(wave)
+    if rng.random() < 0.5:
+        wave.append(ask)
+    else:
+        waves.append([replace(ask, after=0)])
+    return setup
+
+
+def _drop(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
+    """Leave out a request, but never the last one."""
+    wave = rng.choice([wave for wave in waves if wave])
+    if len(wave) > 1:
+        wave.pop(rng.randrange(len(wave)))
+    return setup
+
+
+def _number(name: str, *steps: int) -> _Change:
+    """Return a change of a number of the setup by one of the steps; it stays above 0."""
+
+    def changed(rng: Random, setup: Setup, _: list[list[Request]]) -> Setup:
+        value = max(1, getattr(setup, name) + rng.choice(steps))
+        return replace(setup, **{name: value})
+
+    return changed
+
+
+def _option(name: str) -> _Change:
+    """Return a change that switches an option of the setup."""
+    return lambda _, setup, __: replace(setup, **{name: not getattr(setup, name)})
+
+
+def _tight(_: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
+    """Allow no more tokens than the longest request has."""
+    asks = [ask for wave in waves for ask in wave]
+    return replace(setup, max_len=longest_of(asks, setup.block))
+
+
+def _full(_: Random, setup: Setup, __: list[list[Request]]) -> Setup:
+    """Leave the fewest KV blocks that vLLM accepts."""
+    return replace(setup, blocks=least_blocks(setup))
+
+
+def _seed(_: Random, setup: Setup, __: list[list[Request]]) -> Setup:
+    """Change nothing but the tokens."""
+    return setup
+
+
+_CHANGES: tuple[_Change, ...] = (
+    _seed,
+    *(_request(change) for change in (_prompt, _answer, _shared, _start, _abort)),
+    _request(_prompt),
+    _repeat,
+    _drop,
+    _tight,
+    _full,
+    _number("blocks", -4, -1, 1, 4, 20),
+    _number("chunk", -16, -1, 1, 16),
+    _number("seqs", -1, 1),
+    _number("store_polls", -1, 1, 4),
+    _number("load_polls", -1, 1, 4),
+    _option("asynchronous"),
+)
