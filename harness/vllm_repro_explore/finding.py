@@ -203,6 +203,7 @@ def known(finding: Finding) -> str:
 # digits.
 _MASKS = re.compile(
     r"(?P<place>(?P<file>[\w./\\-]{0,200}\w\.pyx?):\d+(?=:|\b))"
+    r"|(?P<bytes>\bb(?:'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?))"
     r"|(?P<memory>0x[0-9A-Fa-f]+)"
     r"|(?P<address>\b\d{1,3}(?:\.\d{1,3}){3}(?:\]?:\d+)?)"
     r"|(?P<request>\b(?:chatcmpl|cmpl|req)-[\w-]+)"
@@ -215,7 +216,13 @@ _MASKS = re.compile(
 _DIGEST = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{12,}")
 
 
-_MASKED = {"memory": "{hex}", "address": "{address}", "request": "{request}", "uuid": "{id}"}
+_MASKED = {
+    "bytes": "{bytes}",
+    "memory": "{hex}",
+    "address": "{address}",
+    "request": "{request}",
+    "uuid": "{id}",
+}
 
 
 def template(message: str) -> str:

@@ -3,7 +3,7 @@
     .venv/bin/python -m vllm_repro_explore.gate.coverage 0.33.0
 
 plays a few cases of each start and writes `maps/0.33.0.json` beside this module: for each function
-that any of them runs, the share of the cases of each start that do. `gate` plays first where the
+that some of them run, the share of the cases of each start that do. `gate` plays first where the
 changed functions run.
 """
 
@@ -28,6 +28,8 @@ from vllm_repro_explore.gate.starts import general_starts
 FOLDERS = ("vllm/v1", "vllm/distributed/kv_transfer", "vllm/distributed/kv_events.py")
 _MAPS = Path(__file__).with_name("maps")
 _CASES = 12
+_EVERYWHERE = 0.8
+"""Share of the cases of each start from which on a function is no reason to prefer one."""
 
 ShareMap = Mapping[str, Mapping[str, float]]
 """For each function, as file::name, the share of a start's cases that run it."""
@@ -92,6 +94,7 @@ def record(release: Release, starts: Sequence[Start], cases: int = _CASES) -> di
             names.index(start): round(count / cases, 2) for start, count in sorted(row.items())
         }
         for number, row in sorted(runs.items())
+        if len(row) < len(names) or min(row.values()) < _EVERYWHERE * cases
     }
     return {
         "release": release.version,

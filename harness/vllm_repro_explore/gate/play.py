@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 
 from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro_diagnosis.boot_facts import imported
+from vllm_repro_diagnosis.log_text import read_lines
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import Finding, PlayResult
@@ -69,7 +71,14 @@ def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
         def driver(name: str, number: int) -> Driver:
             release = change.base if name == "base" else change.changed
             log = folder / f"{name}{number or ''}.log"
-            made = Driver(release, driver_model(), log, case_s=_CASE_S, probes=probes[name])
+            made = Driver(
+                release,
+                driver_model(),
+                log,
+                case_s=_CASE_S,
+                patched=[file.name for file in change.files],
+                probes=probes[name],
+            )
             return stack.enter_context(made)
 
         yield [
@@ -84,6 +93,11 @@ def probe_lines(places: Sequence[Place]) -> dict[str, list[tuple[int, int]]]:
     for number, place in enumerate(places):
         files.setdefault(place.file, []).append((place.line, number))
     return files
+
+
+def imported_files(log: Path) -> set[str]:
+    """Return the changed files that a tree's processes imported, by their log."""
+    return set(imported(read_lines(log.read_bytes()))) if log.exists() else set()
 
 
 def start(player: Player, case: Case) -> None:
@@ -107,6 +121,8 @@ class Gating:
     progress: Callable[[Score], None]
     # go on after a new failure
     whole: bool = False
+    # changed files that the processes have imported
+    imported: Callable[[], set[str]]
     score: Score = field(default_factory=Score)
     proofs: dict[Key, Proof] = field(default_factory=dict)
     # failures of the changed tree that the base has, too, in cases near them
@@ -137,11 +153,7 @@ class Gating:
             return False
         if self.proofs and not self.whole:
             return False
-        return self.chooser.first_rounds or bool(self._code_runs())
-
-    def _code_runs(self) -> bool:
-        """Return True if a case ran a changed statement of a function, or an import of its file."""
-        return bool(self.score.runs_after or self.score.runs_before)
+        return self.chooser.first_rounds or bool(self.score.reached or self.imported())
 
     def _work(self, player: Player) -> None:
         """Play cases in one thread, and prove what fails newly."""

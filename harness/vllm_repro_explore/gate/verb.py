@@ -24,7 +24,7 @@ from vllm_repro_explore.gate.change import Change, UnfitError, read_change
 from vllm_repro_explore.gate.choose import Chooser, Start
 from vllm_repro_explore.gate.coverage import read_map, shares
 from vllm_repro_explore.gate.judge import Answer, Score
-from vllm_repro_explore.gate.play import Gating, players, repeated, start
+from vllm_repro_explore.gate.play import Gating, imported_files, players, repeated, start
 from vllm_repro_explore.gate.result import GateResult, as_json, as_junit, page, terminal
 from vllm_repro_explore.gate.starts import general_starts, starts_near
 from vllm_repro_explore.scheduler_test import finding_test
@@ -172,6 +172,7 @@ class _Gate:
                 until=time.monotonic() + arguments.most,
                 progress=self._progress,
                 whole=bool(arguments.fixes),
+                imported=partial(imported_files, self.folder / "changed.log"),
             )
             self.gating.run(threads)
 

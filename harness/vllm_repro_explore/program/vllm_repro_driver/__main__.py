@@ -30,8 +30,8 @@ def main() -> None:
 
         from . import probe
 
-        register()  # before vLLM is imported
         probe.register()
+        register()  # before vLLM is imported; it sees imports first, and leaves them to the probe
         import vllm
 
         from .play import play
