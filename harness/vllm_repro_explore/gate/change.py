@@ -17,8 +17,7 @@ from vllm_repro.releases.sources import Source, hash_of, parse_source
 from vllm_repro_explore.gate.lines import Place, changed_places, meaning
 
 if TYPE_CHECKING:
-    from unidiff import PatchedFile
-    from unidiff.patch import Hunk
+    from unidiff.patch import Hunk, Line, PatchedFile
 
 Progress = Callable[[str], None]
 _NO_CODE = "no code of the engine"
@@ -224,7 +223,7 @@ def _applied(patched: PatchedFile, text: str, version: str) -> str:
     return "".join(lines)
 
 
-def _sides(hunk: Hunk) -> tuple[list[object], list[object]]:
+def _sides(hunk: Hunk) -> tuple[list[Line], list[Line]]:
     """Return the lines of a hunk before and after."""
     return (
         [line for line in hunk if line.is_context or line.is_removed],

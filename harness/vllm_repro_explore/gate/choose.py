@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from random import Random
 
 from vllm_repro_explore.case import Case
@@ -109,8 +110,8 @@ class Chooser:
         """Return how much a second of cases of this start reaches; never 0."""
         if not start.trials:
             return 0.01
-        gain = sum(
-            count / start.trials / (1 + self._total[statement]) ** 0.5
+        gain: float = sum(
+            count / start.trials / sqrt(1 + self._total[statement])
             for statement, count in start.reach.items()
         )
         return gain / max(start.seconds / start.trials, 0.01) + 1e-6

@@ -99,7 +99,8 @@ class Pairs:
 def _chance(more: int, less: int) -> float:
     """Return the chance of at least `more` of `more + less` fair coins."""
     trials = more + less
-    return sum(comb(trials, count) for count in range(more, trials + 1)) / 2**trials
+    ways: int = sum(comb(trials, count) for count in range(more, trials + 1))
+    return ways / (1 << trials)
 
 
 _KEPT = 40

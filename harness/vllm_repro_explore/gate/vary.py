@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_of
 
@@ -107,7 +108,12 @@ def _number(name: str, *steps: int) -> _Change:
 
 def _option(name: str) -> _Change:
     """Return a change that switches an option of the setup."""
-    return lambda _, setup, __: replace(setup, **{name: not getattr(setup, name)})
+
+    def changed(_: Random, setup: Setup, __: list[list[Request]]) -> Setup:
+        value: Any = not getattr(setup, name)
+        return replace(setup, **{name: value})
+
+    return changed
 
 
 def _tight(_: Random, setup: Setup, waves: list[list[Request]]) -> Setup:

@@ -35,7 +35,7 @@ from vllm_repro.verdict.verdict import Verdict
 from vllm_repro_lab.parts import MECHANISMS
 
 ROOT = Path(__file__).parents[3]
-DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("harness/*/docs/*.md"))]
+DOCS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("harness/*/docs/*.md"))]
 """Pages of the core, and those of the features, which lie in their packages."""
 RESULTS = sorted((ROOT / "reports" / "results").glob("*.md"))
 ENTRY = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -355,7 +355,7 @@ def test_a_page_is_narrow_and_starts_with_a_command(page: Path) -> None:
 
 def test_pages_are_short() -> None:
     assert (ROOT / "README.md").stat().st_size <= 8_000
-    assert sum(page.stat().st_size for page in DOCS) <= 90_000
+    assert sum(page.stat().st_size for page in DOCS) <= 97_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
