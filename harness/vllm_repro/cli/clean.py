@@ -18,7 +18,7 @@ from vllm_repro.servers.orphans import end_orphans, find_orphans
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vllm-repro clean` to its parser."""
-    add_common(parser, example="vllm-repro clean --yes")
+    add_common(parser, example="vllm-repro clean --yes", scenarios=False)
     parser.add_argument("--yes", action="store_true", help="remove instead of listing")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also print why Docker was not asked"

@@ -59,6 +59,7 @@ def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert left.value.code == 0
     text = capsys.readouterr().out
     assert "example:\n  vllm-repro " in text
+    assert [line for line in text.splitlines() if len(line) > 100 and line[0] != " "] == []
     return text
 
 
