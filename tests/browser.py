@@ -37,7 +37,8 @@ class Opened:
 Open = Callable[..., Opened]
 
 
-@pytest.fixture(scope="session")
+# Not for the session: asyncio tests fail in a thread in which Playwright's event loop runs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Start Chromium. Fail instead of skip if there is none."""
     # here: importing it takes half a second in every test worker

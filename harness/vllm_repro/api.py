@@ -18,6 +18,7 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import Run, run_of
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import (
+    MOST_TRIALS,
     Job,
     SiteFacts,
     choice_of,
@@ -111,7 +112,16 @@ def run(
         patch=tuple(map(Path, patches)),
     )
     if expect not in (None, *Expect):
-        raise UsageError(f"expect={expect!r} is none of {', '.join(Expect)}")
+        raise UsageError(
+            f"expect={expect!r} is none of {', '.join(Expect)}",
+            hint="name one of these, or leave expect out",
+        )
+    auto = trials in (None, "auto")
+    if not (auto or (isinstance(trials, int) and 1 <= trials <= MOST_TRIALS)):
+        raise UsageError(
+            f"trials={trials!r} is no number of boots from 1 to {MOST_TRIALS}",
+            hint='name such a number, or "auto" for as many as decide the claim of each arm',
+        )
     choice = choice_of(loaded, options)
     refuse_unused_options(options, choice.kind)
     compared = len(options.patch) > 1

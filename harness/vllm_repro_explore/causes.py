@@ -46,12 +46,10 @@ exit status:
   2  undecided: a change does not fit its release, or a release cannot be tried
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-The changes are declared in the scenario's file, causes=Causes(…): small edits of a release's own\
- source, each made in
-that release alone. With prompts=… each is tried on vLLM's own EngineCore, without a server and a\
- model,
-with the same workloads; else on a server of the lab, or of --server, with the scenario's\
- workload."""
+The changes are declared in the scenario's file, causes=Causes(…): small edits of a release's own
+source, each made in that release alone. With prompts=… each is tried on vLLM's own EngineCore,
+without a server and a model, with the same workloads; else on a server of the lab, or of --server,
+with the scenario's workload."""
 
 
 _NUMBER = partial(number, least=1, most=1_000_000, what="number of workloads")

@@ -58,22 +58,18 @@ exit status:
   1  something was found; see which of it is known (with --go-on: something new)
   2  undecided: the release cannot be explored, or no case could be played
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
-With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case\
- fails as released, or if
-no patched file is loaded.
 
-Neither a server nor a model runs: vLLM's own EngineCore takes steps, with its scheduler, KV-cache\
- manager and connectors,
-over a worker that computes each token from what lies in the blocks: a block mix-up is a wrong\
- token.
+With --patch: 0 if one patch fixes every failing case and breaks none, 1 if none does, 2 if no case
+fails as released, or if no patched file is loaded.
 
-Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. explore.md\
- there is one page, which
-has what earlier searches in OUT did not find first. A finding that the scheduler alone shows also\
- gets a scenario file,
-which sends the same workload to a real server in the lab, and a pytest file for vLLM's own\
- tests/v1/core, which imports
-nothing of this package."""
+Neither a server nor a model runs: vLLM's own EngineCore takes steps, with its scheduler, KV-cache
+manager and connectors, over a worker that computes each token from what lies in the blocks: a block
+mix-up is a wrong token.
+
+Each finding is shrunk and written to OUT/explore/<time>-<id>/findings.jsonl at once. explore.md
+there is one page, which has what earlier searches in OUT did not find first. A finding that the
+scheduler alone shows also gets a scenario file, which sends the same workload to a real server in
+the lab, and a pytest file for vLLM's own tests/v1/core, which imports nothing of this package."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from vllm_repro.report.build import build
 from vllm_repro.report.json_report import ArmJson, report_dict
 from vllm_repro.report.runs import Run
 from vllm_repro.running.folders import default_out
-from vllm_repro_nights.history import night_of
+from vllm_repro_nights.history import night_of, tested
 from vllm_repro_nights.runs import read_runs
 from vllm_repro_nights.setups import death_label, setup_of
 from vllm_repro_search.versions.record import VersionMap
@@ -95,6 +95,7 @@ def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
         row[name] = median(figures) if figures else None
     return row | {
         "night": night_of(run.started_at, None),
+        "evidence": run.evidence if tested(run) else None,
         "server": next((arm.server.kind for arm in run.arms if arm.server.kind), ""),
         "version": run.vllm_version,
         "expected": None if run.undecided else run.expected,
@@ -155,7 +156,7 @@ def versions(version_map: Folder) -> pd.DataFrame:
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"no version map in {version_map}: {error}", hint="name the folder of versions.json"
-        ) from error
+        ) from None
     return _frame("versions", (_release(row, arm) for row in releases for arm in row["arms"]))
 
 

@@ -67,6 +67,8 @@ class BugNights:
     state: BugState
     reason: str
     nights: tuple[Cell, ...]
+    # a trial tested an engine: else the evidence is only what a boot would have given
+    tested: bool
 
     @property
     def decided(self) -> bool:
@@ -115,6 +117,11 @@ def night_of(started_at: str, zone: tzinfo | None) -> date:
     return (local + _EVENING).date()
 
 
+def tested(run: Run) -> bool:
+    """Return True if a trial of the run tested an engine."""
+    return any(trial.outcome.facts.tested for arm in run.arms for trial in arm.trials)
+
+
 def history(
     runs: Sequence[Run], zone: tzinfo | None, *, last: int = 1, scenarios: Sequence[str] = ()
 ) -> History:
@@ -158,6 +165,7 @@ def _bug_nights(
         state=state,
         reason=state.reason,
         nights=tuple(_cell(night, [run for day, run in pairs if day == night]) for night in nights),
+        tested=any(tested(run) for _, run in pairs),
     )
 
 

@@ -28,11 +28,13 @@ def terminal(history: History) -> str:
     else:
         lines.append(f"since the night of {history.since}:")
         lines += [f"  {line}" for line in change_lines(history)] or ["  nothing changed"]
-    rows = [("state", "scenario", "evidence", f"{len(history.nights)} nights", "reason")]
+    nights = plural(len(history.nights), "night")
+    rows = [("state", "scenario", "evidence", nights, "reason")]
     for bug in filter(attrgetter("decided"), history.bugs):
         letters = "".join(MARKS[cell.result].letter for cell in bug.nights)
         rows.append((bug.state.verdict, bug.scenario, bug.evidence, letters, bug.reason))
-    lines += ["", *columns(rows, (12, 32, 9, 14, 100), terminal_width())]
+    if rows[1:]:
+        lines += ["", *columns(rows, (12, 32, 9, 14, 100), terminal_width())]
     if folded := _folded(history):
         lines += ["", f"without a conclusive run: {', '.join(folded)}"]
     table = _throughput_table(history)
@@ -69,8 +71,15 @@ def change_lines(history: History) -> list[str]:
 
 
 def _folded(history: History) -> list[str]:
-    """Return the names of the bugs that no run decided, which get no row."""
-    return [f"{bug.scenario} ({bug.evidence})" for bug in history.bugs if not bug.decided]
+    """Return the names of the bugs that no run decided, which get no row.
+
+    A bug has no evidence if no trial tested an engine.
+    """
+    return [
+        f"{bug.scenario} ({bug.evidence})" if bug.tested else bug.scenario
+        for bug in history.bugs
+        if not bug.decided
+    ]
 
 
 def _throughput_table(history: History) -> Table:

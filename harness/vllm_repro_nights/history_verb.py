@@ -30,6 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         example="vllm-repro history --html reports/index.html",
         prints="changes, the state of each bug over the last 14 nights, and throughput",
         more=_EPILOG,
+        scenarios=False,
     )
     parser.add_argument(
         "--scenario", action="append", metavar="S", help="only this scenario; may be given again"

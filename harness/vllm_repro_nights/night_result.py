@@ -98,12 +98,16 @@ class Night:
 
     @property
     def had_trouble(self) -> bool:
-        """Return True if the host had trouble, or if nothing ran: the night shows nothing."""
+        """Return True if the host had trouble, or if the night shows nothing.
+
+        It shows nothing if no boot tested an engine, or if no scenario is for this machine.
+        """
         arms = [arm for report in self.reports for arm in report.arms]
         outcomes = {trial.outcome for arm in arms for trial in arm.trials}
         without_run = {result.light for result in self.scenarios if result.report is None}
         trouble = bool(self.trouble) or Light.AMBER in without_run or Outcome.INFRA in outcomes
-        return trouble or not any(outcome.facts.tested for outcome in outcomes)
+        no_light = {result.light for result in self.scenarios} <= {Light.NONE}
+        return trouble or no_light or not any(outcome.facts.tested for outcome in outcomes)
 
     @property
     def headline(self) -> str:

@@ -36,8 +36,10 @@ _EPILOG = f"""
 --server cpu is for a machine without a GPU: the newest release, and SOURCE if --vllm names one,
 each on a CPU as it is if the scenario needs no GPU, else in the lab. It runs only the arms that
 show the bug.
+
 Exit status: 0 green, every arm did what is declared for that release; 1 red, a surprise; 2 amber,
 undecided or trouble of the host.
+
 A CI file may set {_VARIABLE}SERVER, _IMAGE, _VLLM, _WEIGHTS, _SCENARIOS, _ARM, _TRIALS,
 _MAX_TIME, _FAIL_ON and _THROUGHPUT (on or off) instead of the options. Details:
 vllm_repro_nights/docs/nightly.md."""

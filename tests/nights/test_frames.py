@@ -64,8 +64,9 @@ def test_the_releases_of_a_map() -> None:
 
 @pytest.mark.parametrize("read", [frames.trials, frames.requests, frames.versions])
 def test_a_folder_without_it_is_wrong_usage(read: Callable[[Path], object], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=str(tmp_path)):
+    with pytest.raises(UsageError, match=str(tmp_path)) as raised:
         read(tmp_path)
+    assert raised.value.__cause__ is None, "its traceback would hide the message"
 
 
 def test_the_table_of_runs_has_the_figures_that_exist() -> None:
@@ -74,6 +75,7 @@ def test_the_table_of_runs_has_the_figures_that_exist() -> None:
     _, speedy = measured(0, {"eager": 1200.0})
     table = pd.read_csv(StringIO(frames.as_csv([row(0, 1, 1)[1], speedy])))
     assert (list(table["crashed"]), table["output_tok_s"].iloc[1]) == ([1, 0], 1200.0)
+    assert list(table["evidence"].fillna("")) == ["", "gpu"], "the first has no trial"
     assert "ttft_s" not in table
     assert frames.as_csv([]).startswith("night,id,scenario,")
 

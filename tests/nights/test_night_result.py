@@ -65,6 +65,7 @@ LOST = without_run("d-lost", Light.AMBER, "the image is not on this machine")
 NONE = without_run(
     "e-big", Light.NONE, "the scenario needs 2 GPUs, and this machine has 1 NVIDIA GPU"
 )
+NOT_IMITATED = judged(ended(Verdict.INCONCLUSIVE, None, "why", imitated=False))
 CUT = without_run("f-cut", Light.CUT, "not run: the night was interrupted before")
 LATE = without_run("g-late", Light.LATE, "9 s of 60 s were left, and it took 70 s before")
 ALL = (GREEN, RED, AMBER, LOST, NONE, CUT, LATE)
@@ -108,6 +109,8 @@ def test_red_outweighs_amber_which_outweighs_green(
         ((NONE, LATE), (), True),
         ((GREEN, of_outcome(Outcome.INFRA)), (), True),
         ((of_outcome(Outcome.UNSUPPORTED),), (), True),
+        ((NOT_IMITATED, NOT_IMITATED), (), True),
+        ((GREEN, NOT_IMITATED), (), False),
     ],
 )
 def test_a_night_that_shows_nothing_had_trouble(

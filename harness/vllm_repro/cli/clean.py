@@ -18,15 +18,18 @@ from vllm_repro.servers.orphans import end_orphans, find_orphans
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vllm-repro clean` to its parser."""
-    add_common(parser, example="vllm-repro clean --yes")
+    add_common(parser, example="vllm-repro clean --yes", scenarios=False)
     parser.add_argument("--yes", action="store_true", help="remove instead of listing")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also print why Docker was not asked"
     )
 
 
-def _logs_of_dead_engines() -> Iterator[Path]:
-    """Yield logs of dead engines that Python programs with `VllmServer` left in the temp folder."""
+def _kept_logs() -> Iterator[Path]:
+    """Yield the logs that Python programs with `VllmServer` left in the temp folder.
+
+    A program leaves its log if the engine died, or if the program was killed.
+    """
     for log in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/logs/server-1.log")):
         with contextlib.suppress(OSError):  # another user's, or removed meanwhile
             facts = log.stat()
@@ -45,9 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(("removed: " if arguments.yes else "left: ") + line)
     if orphans.docker_error and arguments.verbose:
         print(f"docker was not asked: {orphans.docker_error}", file=sys.stderr)
-    logs = list(_logs_of_dead_engines())
+    logs = list(_kept_logs())
     for log in logs:
-        print(f"kept: the log of an engine that died, in {log.parents[1]}; rm -r removes it")
+        print(
+            "kept: the log of a server whose engine died or whose program was killed, in"
+            f" {log.parents[1]}; rm -r removes it"
+        )
     if not orphans.lines and not logs:
         print("nothing is left")
     elif orphans.lines and not arguments.yes:

@@ -6,8 +6,11 @@ import argparse
 import difflib
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable
+from textwrap import TextWrapper
 from typing import Any, NoReturn
 
 WRONG_USAGE = 64
@@ -42,21 +45,37 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def add_common(
-    parser: argparse.ArgumentParser, *, example: str, prints: str = "", more: str = ""
+    parser: argparse.ArgumentParser,
+    *,
+    example: str,
+    prints: str = "",
+    more: str = "",
+    scenarios: bool = True,
 ) -> None:
     """Add what all verbs have: an example, `--scenarios`, and `--json` if the verb prints data.
 
-    prints: that data. more: the end of the help text.
+    prints: that data. more: the end of the help text; paragraphs are wrapped, indented lines kept.
+    scenarios: the verb reads scenarios.
     """
-    parser.epilog = f"example:\n  {example}{more}"
-    parser.add_argument(
-        "--scenarios",
-        dest="scenario_folders",
-        metavar="DIR",
-        action="append",
-        default=[],
-        help="a folder with more scenario files; may be given again",
+    wrapper = TextWrapper(
+        shutil.get_terminal_size().columns - 2, break_long_words=False, break_on_hyphens=False
     )
+    parser.description = wrapper.fill(parser.description or "")
+    parser.epilog = re.sub(
+        r"^\S.*(?:\n\S.*)*",
+        lambda paragraph: wrapper.fill(paragraph[0]),
+        f"example:\n  {example}{more}",
+        flags=re.MULTILINE,
+    )
+    if scenarios:
+        parser.add_argument(
+            "--scenarios",
+            dest="scenario_folders",
+            metavar="DIR",
+            action="append",
+            default=[],
+            help="a folder with more scenario files; may be given again",
+        )
     if prints:
         parser.add_argument("--json", action="store_true", help=f"print JSON: {prints}")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from pathlib import Path
+from textwrap import TextWrapper
 
 from vllm_repro.cli.common import add_common, print_json
 from vllm_repro.cli.show import STYLES
@@ -41,13 +43,27 @@ def run(arguments: argparse.Namespace) -> int:
     print(*columns(rows, [_WIDEST] * len(rows[0]), terminal_width()), sep="\n")
     files = scenario_ids() if arguments.verbose else {}
     for scenario in scenarios if arguments.verbose else ():
-        nearest = "" if scenario.filed else "none; the nearest is "
-        print(f"\n{scenario.id}: {scenario.title}")
-        print(f"  issue: {nearest}{scenario.issue}\n  shows in: {scenario.phase or 'any phase'}")
-        print(f"  needs: {scenario.needs}\n  declared: {scenario.status}")
-        print(f"  arms: {', '.join(arm.name for arm in scenario.arms)}")
-        print(f"  show --as {', '.join(_forms(scenario))}\n  file: {files[scenario.id]}")
+        print("", *_details(scenario, files[scenario.id]), sep="\n")
     return 0
+
+
+def _details(scenario: Scenario, file: Path) -> list[str]:
+    """Return what `list -v` prints about a scenario, wrapped at the terminal's width."""
+    nearest = "" if scenario.filed else "none; the nearest is "
+    lines = (
+        f"{scenario.id}: {scenario.title}",
+        f"  issue: {nearest}{scenario.issue}",
+        f"  shows in: {scenario.phase or 'any phase'}",
+        f"  needs: {scenario.needs}",
+        f"  declared: {scenario.status}",
+        f"  arms: {', '.join(arm.name for arm in scenario.arms)}",
+        f"  show --as {', '.join(_forms(scenario))}",
+        f"  file: {file}",
+    )
+    wrapper = TextWrapper(
+        terminal_width(), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return [wrapper.fill(line) for line in lines]
 
 
 def crashes_in(status: Status) -> str:

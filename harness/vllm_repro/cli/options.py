@@ -12,7 +12,7 @@ from vllm_repro.cli.common import number, seconds, use_scenario_folders
 from vllm_repro.errors import UsageError
 from vllm_repro.features import additions, load
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Elsewhere, Job, refuse_unused_options, with_patches
+from vllm_repro.running.job import MOST_TRIALS, Elsewhere, Job, refuse_unused_options, with_patches
 from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.catalogue import find, named_folders
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -23,8 +23,6 @@ from vllm_repro.verdict.verdict import Expect
 
 if TYPE_CHECKING:  # it imports the reports, which `show` does not need
     from vllm_repro.running.resume import Unfinished
-
-_MOST_TRIALS = 200
 
 
 def add_run_options(
@@ -49,7 +47,7 @@ def add_run_options(
             type=_trials_or_auto if auto else _trials,
             default=1,
             metavar="N|auto" if auto else "N",
-            help=f"boots of each arm, at most {_MOST_TRIALS} (default: 1)"
+            help=f"boots of each arm, at most {MOST_TRIALS} (default: 1)"
             + ("; auto: as many as decide its claim" if auto else ""),
         )
     else:
@@ -102,7 +100,7 @@ def _trials_or_auto(text: str) -> int | None:
 
 def _trials(text: str) -> int:
     """Return the value of `--trials` as a number of boots from 1 to 200."""
-    return number(text, least=1, most=_MOST_TRIALS, what="number of boots")
+    return number(text, least=1, most=MOST_TRIALS, what="number of boots")
 
 
 def job_from(

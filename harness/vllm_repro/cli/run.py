@@ -32,7 +32,8 @@ _EPILOG = """
 exit status:
   0  the verdict is as expected (--expect)
   1  a surprise
-  2  undecided: the boundary was not crossed, this machine cannot run it, or the host had trouble
+  2  undecided: the boundary was not crossed, this machine cannot run it, or
+     the host had trouble
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted"""
 
 

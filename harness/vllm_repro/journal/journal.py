@@ -182,7 +182,7 @@ def read(path: Path) -> Recording:
         raise UsageError(
             f"no journal at {path}: {error.strerror}",
             hint="name a run's folder, such as reports/<scenario>/latest",
-        ) from error
+        ) from None
     cut = not entries or entries[-1].event != LAST_EVENT
     if not cut and not entries[-1].get("interrupted"):
         events = [entry.event for entry in entries]

@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # they import the reports
     from vllm_repro.running.resume import UnfinishedRun
     from vllm_repro.running.terminal import Progress
 
+MOST_TRIALS = 200
+"""Most boots of an arm that a caller may ask for."""
+
 
 class SiteFacts(Protocol):
     """What is known of the place where a run's servers will run, before the first one starts."""

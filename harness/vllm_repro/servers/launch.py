@@ -241,7 +241,7 @@ def rehearsal_launch(
         evidence=Evidence.REHEARSAL,
         command=command,
         argv=(*engine, "serve", *command.argv()),
-        env=_rehearsal_env(scenario, version),
+        env={**dict(command.env), **_rehearsal_env(scenario, version)},
         differences=(*differences, _IMITATED),
         port=port,
         weights=_NO_WEIGHTS,

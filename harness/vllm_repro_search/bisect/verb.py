@@ -41,11 +41,10 @@ exit status:
   2  undecided: a limit was reached, or what is left cannot be tried
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-Both ends are booted first. Each boot is a run with a folder of its own. A boot that fails, dies \
-of something else or does
-not cross the boundary is skipped, and its result is shown. bisection.json and bisection.md in \
-OUT/SCENARIO/bisect/ are
-rewritten after each boot; --resume continues them. vllm_repro_search/docs/bisect.md"""
+Both ends are booted first. Each boot is a run with a folder of its own. A boot that fails, dies of
+something else or does not cross the boundary is skipped, and its result is shown. bisection.json
+and bisection.md in OUT/SCENARIO/bisect/ are rewritten after each boot; --resume continues them.
+vllm_repro_search/docs/bisect.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -40,16 +40,16 @@ from vllm_repro_search.record import ReleaseSearchRecord
 _EPILOG = """
 
 exit status:
-  0  the answer is known: if one of the parts that are left is left out, this crash does not occur
+  0  the answer is known: if one of the parts that are left is left out, this
+     crash does not occur
   1  a surprise: the reported command does not crash
   2  undecided: a limit was reached, or vLLM refuses the reported command
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-The first boot is the whole command. The following ones leave out requests, flags or environment \
-variables, many at a time
-and then one by one. What vLLM refuses to start without is kept. minimize.json and minimize.md in \
-OUT/SCENARIO/minimize/
-are rewritten after each boot; --resume continues them. vllm_repro_search/docs/smaller.md"""
+The first boot is the whole command. The following ones leave out requests, flags or environment
+variables, many at a time and then one by one. What vLLM refuses to start without is kept.
+minimize.json and minimize.md in OUT/SCENARIO/minimize/ are rewritten after each boot; --resume
+continues them. vllm_repro_search/docs/smaller.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -38,17 +38,17 @@ from vllm_repro_search.threshold.plan import PromptResult, PromptSent, Threshold
 _EPILOG = """
 
 exit status:
-  0  the answer is known: a length, or that none or all of the prompts sent crash
-  1  a surprise: a longer prompt does not crash, or the crash needs the prompts before it
+  0  the answer is known: a length, or that none or all of the prompts sent
+     crash
+  1  a surprise: a longer prompt does not crash, or the crash needs the
+     prompts before it
   2  undecided: a limit was reached, or what is left gave no answer
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-A boot gets prompts until one crashes it. The first ones lie around the length that the \
-scenario's trigger computes. In the
-end the answer is sent alone to a fresh server, and two longer prompts. threshold.json and \
-threshold.md in
-OUT/SCENARIO/threshold/ are rewritten after each boot; --resume continues them.
-vllm_repro_search/docs/smaller.md"""
+A boot gets prompts until one crashes it. The first ones lie around the length that the scenario's
+trigger computes. In the end the answer is sent alone to a fresh server, and two longer prompts.
+threshold.json and threshold.md in OUT/SCENARIO/threshold/ are rewritten after each boot; --resume
+continues them. vllm_repro_search/docs/smaller.md"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -45,15 +45,17 @@ from vllm_repro_search.versions.record import (
 _EPILOG = """
 
 exit status:
-  0  every release did what the scenario declares; one that the status does not mention may have \
-the bug or not
-  1  a surprise: a release that is declared bad lives, or one that is declared good dies
-  2  undecided: a release that could not be tried, did not boot, or did not cross the boundary
+  0  every release did what the scenario declares; one that the status does
+     not mention may have the bug or not
+  1  a surprise: a release that is declared bad lives, or one that is declared
+     good dies
+  2  undecided: a release that could not be tried, did not boot, or did not
+     cross the boundary
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
-Each release is a run with a folder of its own. The map is rewritten after each in \
-OUT/SCENARIO/versions/, as versions.json
-and versions.md, so an interrupted map keeps its rows. --resume continues it in a new folder."""
+Each release is a run with a folder of its own. The map is rewritten after each in
+OUT/SCENARIO/versions/, as versions.json and versions.md, so an interrupted map keeps its rows.
+--resume continues it in a new folder."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -59,6 +59,7 @@ def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert left.value.code == 0
     text = capsys.readouterr().out
     assert "example:\n  vllm-repro " in text
+    assert [line for line in text.splitlines() if len(line) > 100 and line[0] != " "] == []
     return text
 
 
@@ -417,6 +418,8 @@ def test_list_is_as_wide_as_the_terminal(
     head, *lines = harness("list").out.splitlines()
     assert head.split("  ")[0] == "scenario"
     assert max(map(len, lines)) <= width
+    details = harness("list", "-v").out.splitlines()
+    assert [line for line in details if len(line) > width and "/" not in line] == []
     assert width < 80 or any(re.match(r"dsv4-tp2 .* a branch only +-$", line) for line in lines)
     assert width < 80 or any(
         re.match(r"tq-chunked-prefill .* 0.21.0 to 0.23.0 +GPU$", line) for line in lines

@@ -47,6 +47,8 @@ def test_it_renders_without_the_network_and_its_first_screen_says_the_verdict(
     made = opened(page)
     assert (made.shown, made.asked) == ([], [page.as_uri()])
     assert made.page.title() == "tq-chunked-prefill: reproduces (REHEARSAL)"
+    arms = made.page.locator(".scroll:has(.arms)")
+    assert arms.evaluate("region => region.scrollWidth <= region.clientWidth")
     for words in (
         "says nothing about vLLM",
         "reproduces",

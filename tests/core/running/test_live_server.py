@@ -59,8 +59,9 @@ def kill_engine(server: VllmServer) -> None:
 
 
 def test_a_server_that_lives_leaves_nothing() -> None:
-    with booted() as server:
+    with booted(env={"OF_THE_CALL": "1"}) as server:
         pids, log = server.pids, server.log
+        assert psutil.Process(pids[0]).environ()["OF_THE_CALL"] == "1"
         assert complete(server)
         assert server.evidence is Evidence.REHEARSAL
         assert "Uvicorn running" in log.read_text(encoding="utf-8") or log.stat().st_size > 1000

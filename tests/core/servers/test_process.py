@@ -300,7 +300,7 @@ def test_without_its_guard_clean_ends_it_and_tells_whose_it_is(
         ("someone-elses/logs/server-1.log", False),
     ],
 )
-def test_clean_names_the_logs_of_dead_engines(
+def test_clean_names_the_logs_that_programs_left(
     tmp_path: Path, harness: Harness, monkeypatch: pytest.MonkeyPatch, log: str, named: bool
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -313,7 +313,7 @@ def test_clean_names_the_logs_of_dead_engines(
     ):
         for words in (("clean",), ("clean", "--yes")):
             folder = (tmp_path / log).parents[1]
-            assert (f"in {folder}; rm -r" in harness(*words).out) is named
+            assert (f"whose program was killed, in {folder}; rm -r" in harness(*words).out) is named
             assert (tmp_path / log).exists(), "an observation is not lost"
         program.kill()
 
