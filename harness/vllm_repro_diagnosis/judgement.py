@@ -113,23 +113,23 @@ class _Case:
     # the caller stopped the server itself; None if unknown
     we_terminated: bool | None
 
-    def line(self, *kinds: SignKind) -> int | None:
+    def line(self, *kinds: SignKind) -> float | None:
         """Return the number of the first line with a sign of one of these kinds, or None."""
         return _first(*(self.life.line_of(kind) for kind in kinds))
 
     @property
-    def engine_missing(self) -> int | None:
+    def engine_missing(self) -> float | None:
         """Return the number of the first line in which the API server reports a dead engine."""
         return self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD)
 
     @property
-    def first_end(self) -> int | None:
+    def first_end(self) -> float | None:
         """Return the number of the first line that reports the end of any process."""
         other_end = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
         return _first(self.engine_missing, other_end)
 
     @property
-    def stop_asked(self) -> int | None:
+    def stop_asked(self) -> float | None:
         """Return the number of the line that begins an ordered shutdown, before any death."""
         # A 503 of /health does not prove a death, but uvicorn's shutdown after it does not prove
         # a request to stop either.
@@ -242,8 +242,10 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     line, text = min(causes, default=(0, ""))
     why = diagnosis.why
     if line and text not in why and (root is None or line < end.line):
-        why = f"{why.rstrip('.')}. Line {line} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
-    return replace(diagnosis, why=why, line=diagnosis.line or end.line or None, time=end.time)
+        why = f"{why.rstrip('.')}. Line {int(line)} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
+    return replace(
+        diagnosis, why=why, line=diagnosis.line or int(end.line) or None, time=end.time
+    )
 
 
 _BREAK = "\n"
@@ -256,12 +258,12 @@ _ENDS = (
 )
 
 
-def _first(*lines: int | None) -> int | None:
+def _first(*lines: float | None) -> float | None:
     """Return the smallest of the line numbers that are not None; None if there are none."""
     return min((line for line in lines if line is not None), default=None)
 
 
-def _before(line: int | None, other: int | None) -> bool:
+def _before(line: float | None, other: float | None) -> bool:
     """Return True if `line` is known, and before `other` if that is known."""
     return line is not None and (other is None or line < other)
 
@@ -502,7 +504,7 @@ def _multiprocessing(case: _Case) -> Diagnosis | None:
         if _PROCESS.match(cut.headline) and LOOPS.intersection(cut.functions):
             why = "An exception ended a process of the engine, as multiprocessing reports; the end "
             return replace(
-                _died(f"{why}of its traceback is cut off.", case.cause), line=cut.last_line
+                _died(f"{why}of its traceback is cut off.", case.cause), line=int(cut.last_line)
             )
     return None
 
@@ -668,7 +670,7 @@ def _silence(case: _Case) -> Diagnosis:
         state = "answering requests" if any(life.busy.values()) else "without a failure"
     last, where = life.last_line, ""
     if last is not None:
-        where = f" (line {last.number}{', ' + last.stamp if last.stamp else ''})"
+        where = f" (line {int(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"The server was {state} where this log ends{where}: it may run on, or have been killed"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 

@@ -80,7 +80,7 @@ _OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 class Sign:
     """The first log line that shows one `SignKind`: its number, text and time."""
 
-    line: int
+    line: float
     text: str
     time: str = ""
 
@@ -195,7 +195,7 @@ class ServerLife:
         self.of_vllm = False
         # EngineCore or a worker logged an error
         self.engine_error = False
-        self.first_engine_line: int | None = None
+        self.first_engine_line: float | None = None
         # argparse's error, if the command line was refused
         self.usage: str | None = None
         # class of the KV connector; "" if there is none, None if unknown
@@ -222,13 +222,13 @@ class ServerLife:
         self._lines = self._logged = self._prose_length = 0
         self._begun: dict[str, str] = {}
         # the last line with an answer or with tokens
-        self._alive = 0
-        self._answers: deque[int] = deque(maxlen=_SURVIVED)
+        self._alive: float = 0
+        self._answers: deque[float] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: SignKind) -> bool:
         return kind in self.first
 
-    def line_of(self, kind: SignKind) -> int | None:
+    def line_of(self, kind: SignKind) -> float | None:
         """Return the number of the first line with a sign of this kind; None without one."""
         sign = self.first.get(kind)
         return None if sign is None else sign.line
@@ -261,7 +261,7 @@ class ServerLife:
         return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
 
     @property
-    def survived_until(self) -> int:
+    def survived_until(self) -> float:
         """Return the line up to which the engine survived all errors, because it answered later."""
         return self._answers[0] if len(self._answers) == _SURVIVED else 0
 
@@ -417,7 +417,7 @@ class ServerLife:
         # a prompt over several lines may quote a report
         return None if reported in _REFUTED and line.number < self._alive else reported
 
-    def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
+    def _access(self, method: str, path: str, status: str, number: float) -> SignKind | None:
         """Note an HTTP answer in the access log; return its sign if its status is 5xx."""
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
@@ -433,7 +433,7 @@ class ServerLife:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
 
-    def _lives_at(self, number: int) -> None:
+    def _lives_at(self, number: float) -> None:
         """Note that the engine lives at this line; drop the signs that its answer refutes."""
         self._alive = number
         for kind in _REFUTED:
@@ -448,7 +448,7 @@ class ServerLife:
             return SignKind.BY_SIGNAL
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
-    def _stats(self, match: re.Match[str], number: int) -> None:
+    def _stats(self, match: re.Match[str], number: float) -> None:
         """Note a throughput line of vLLM: which engine has requests, and whether tokens came."""
         self.served = True
         if not self.stopping.isdisjoint(self.first):

@@ -122,7 +122,7 @@ def unwrap(message: str) -> str | None:
     return match[1].rstrip() if match else None
 
 
-def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 0) -> Root | None:
+def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float = 0) -> Root | None:
     """Return the root cause among the exceptions of one life; None if the engine raised none.
 
     paste: the text is no log, so exceptions of any process count.
@@ -169,7 +169,7 @@ def _starting_exception(candidates: Sequence[Raised]) -> Raised:
     return candidates[0]
 
 
-def _is_fresh(raised: Raised, survived: int) -> bool:
+def _is_fresh(raised: Raised, survived: float) -> bool:
     """Return True if it came after the last proof that the engine lived, and is no warning."""
     return raised.first_line > survived and raised.level != "WARNING"
 

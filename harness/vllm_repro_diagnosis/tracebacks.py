@@ -49,7 +49,7 @@ class Raised:
     level: str = ""
     # the line before it in the same record (`WorkerProc hit an exception.`), or ""
     headline: str = ""
-    first_line: int = 0
+    first_line: float = 0
     # the exception before it in a chain
     cause: Raised | None = None
     # it was "the direct cause"
@@ -263,7 +263,7 @@ class OpenTraceback:
     """A traceback that a process had not finished in its last lines."""
 
     process: str
-    last_line: int
+    last_line: float
     functions: tuple[str, ...]
     headline: str
     time: str
@@ -309,7 +309,7 @@ class Finder:
         self._thrown = ""
         self._natives = 0
         # line of the last traceback whose frames are not readable
-        self.unread = 0
+        self.unread: float = 0
 
     def feed(self, line: Line) -> None:
         """Take one line, which may begin, continue or end a traceback of its process."""
