@@ -27,7 +27,7 @@ from vllm_repro_diagnosis.engine_code import (
     warming_up,
 )
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, ServerLife, Sign, SignKind
+from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, THROWN, ServerLife, Sign, SignKind
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
@@ -162,8 +162,8 @@ class _Case:
         root = self.root
         if root is None or root.of_termination:
             return None
-        worker_died = self.line(SignKind.WORKER_DIED)
-        lost = root.of_consequence and _before(worker_died, root.raised.first_line)
+        ended = self.line(SignKind.WORKER_DIED, SignKind.NATIVE_CRASH)
+        lost = root.of_consequence and _before(ended, root.raised.first_line)
         return None if lost else root
 
 
@@ -238,10 +238,12 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     if root is not None:
         end = Sign(root.raised.first_line, "", root.raised.time or end.time)
     causes = [(raised.first_line, raised.message) for raised in case.raised if raised.native]
-    causes += [(sign.line, sign.text) for kind in _CAUSES if (sign := case.life.first.get(kind))]
+    signs = [case.life.first[kind] for kind in (*_CAUSES, SignKind.NATIVE_CRASH) if kind in case.life]
+    # the exception that was thrown tells more
+    causes += [(sign.line, sign.text) for sign in signs if not sign.text.startswith(THROWN)]
     line, text = min(causes, default=(0, ""))
     why = diagnosis.why
-    if line and text not in why and (root is None or line < end.line):
+    if line and text.rstrip(':') not in why and (root is None or line < end.line):
         why = f"{why.rstrip('.')}. Line {int(line)} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
     return replace(
         diagnosis, why=why, line=diagnosis.line or int(end.line) or None, time=end.time
@@ -311,6 +313,12 @@ def _last_words(case: _Case) -> Diagnosis | None:
     """Judge by the last lines that EngineCore, or the process above a worker, logged as it died."""
     life, root, cause = case.life, case.root, case.cause
     worker, failed = life.first.get(SignKind.WORKER_DIED), life.first.get(SignKind.BOOT_FAILED)
+    crash = life.first.get(SignKind.NATIVE_CRASH)
+    reported = case.line(SignKind.WORKER_DIED, SignKind.FATAL, SignKind.BOOT_FAILED)
+    crashed = crash and life.survived_until < crash.line < (reported or 0)
+    if crash is not None and crashed and cause is None and not case.ordered:
+        lost = worker is not None and SignKind.BOOT_FAILED not in life
+        return replace(_crash(crash), lost_worker=lost)
     # In a text of several servers another one may have been ready.
     late = failed is not None and failed.line > life.survived_until and not case.ordered
     if failed is not None and (late or not life.ready):
@@ -361,6 +369,12 @@ def _signal_suffix(text: str) -> str:
         return ""
     meaning = _SIGNALS.get(signal.Signals(code))
     return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
+
+
+def _crash(crash: Sign, root: Root | None = None) -> Diagnosis:
+    """Return the diagnosis of a crash in native code, with what C++ code threw, if that is known."""
+    text = _named(root) if root is not None and root.raised.native else crash.text
+    return _died(f"A process crashed in native code: {text.rstrip(':')}", root)
 
 
 def _silent_end(case: _Case) -> Diagnosis | None:
@@ -425,7 +439,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
     if cause is not None and _by_fatal_logger(case, cause.raised):
         return _died(f"EngineCore logged this as it died: {_named(cause)}.", cause)
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _died(f"A process crashed in native code: {crash.text}", cause)
+        return _crash(crash, cause)
     return None if life.ready else _death_at_start(case, frozenset())
 
 
@@ -525,7 +539,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if script := _failed_script(replace(case, root=None)):
         return script
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _died(f"A process crashed in native code: {crash.text}", root)
+        return _crash(crash, root)
     reported = any(raised.reports_dead_engine for raised in case.raised)
     missing = reported or case.engine_missing is not None
     quoted = life.quoted and root is not None and bool(root.raised.frames)
@@ -708,7 +722,11 @@ def _named(root: Root | None) -> str:
 def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     """Return the engine's phase (boot, request, …) by the root's functions or the log's signs."""
     life = case.life
-    links = () if diagnosis.root is None else diagnosis.root.raised.links
+    links = () if diagnosis.root is None else diagnosis.root.printed.links
+    if diagnosis.died and not any(link.frames for link in links):
+        # the exception of a process that lost another one shows when that was
+        others = find_root([raised for raised in case.raised if raised.frames])
+        links = others.printed.links if others and not others.raised.of_dead_engine else ()
     functions = frozenset(name for link in links for name in link.functions)
     if warming_up(functions):
         return Phase.WARMUP

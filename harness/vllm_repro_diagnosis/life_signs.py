@@ -85,6 +85,7 @@ class Sign:
     time: str = ""
 
 
+THROWN = "terminate called after throwing an instance of "
 HANDLER_FAILED = "AsyncLLM output_handler failed."
 _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("EngineCore failed to start.", SignKind.BOOT_FAILED),
@@ -102,7 +103,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("!!!!!!! Segfault encountered", SignKind.NATIVE_CRASH),
     ("*** SIG", SignKind.NATIVE_CRASH),
     ("Fatal Python error: ", SignKind.NATIVE_CRASH),
-    ("terminate called after throwing an instance of ", SignKind.NATIVE_CRASH),
+    (THROWN, SignKind.NATIVE_CRASH),
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
@@ -132,6 +133,13 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     (r"Worker \S+ pid \d+ died, exit code: (?!-15\b)", SignKind.WORKER_DIED),
     (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
     (r"Error in .{0,80}stream\w* generator", SignKind.STREAM_FAILED),
+    # Intel's driver, then Ray, UCX and Open MPI
+    (r"Abort was called at \d+ line in file", SignKind.NATIVE_CRASH),
+    (r"\[[^\]\n]{3,80}\] logging\.cc:\d+: \*\*\* SIG", SignKind.NATIVE_CRASH),
+    (
+        r"\[[^\]\s]{3,80}\] +(?:Caught signal \d+ \(|\*\*\* Process received signal)",
+        SignKind.NATIVE_CRASH,
+    ),
     # with its text; else it is prose
     (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
 from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name
@@ -26,6 +26,13 @@ class Root:
     class_known: bool = True
     # the text in the wrapper
     quoted: str | None = None
+    # the last exception of its chain
+    last: Raised | None = field(default=None, compare=False)
+
+    @property
+    def printed(self) -> Raised:
+        """Return the whole chain in which it was printed."""
+        return self.last or self.raised
 
     @property
     def message(self) -> str:
@@ -40,7 +47,7 @@ class Root:
     @property
     def from_engine(self) -> bool:
         """Return True if an engine or a worker raised it, not the API server or a client."""
-        return _from_engine(self.raised)
+        return _from_engine(self.printed)
 
     @property
     def of_termination(self) -> bool:
@@ -101,7 +108,7 @@ _LOST_PEER = (
     "NCCL communicator was aborted",
     "ncclRemoteError",
 )
-_CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ")
+_CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ", "The actor died unexpectedly")
 _MISSED_OUTPUT = "model_runner_output.req_id_to_index["
 """With asynchronous scheduling EngineCore takes the output of a failed step for an empty output."""
 # Failed look-ups and a cancelled wait: the next exception of the chain states what is wrong.
@@ -135,13 +142,13 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float 
         return None
     main = _starting_exception(candidates)
     fresh = [each for each in candidates if each is main or _is_fresh(each, survived)]
-    root = _behind_wrapper(_first_link(main), candidates, fresh)
+    root = _behind_wrapper(main, candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
         # A rank that lost its peer logs a consequence. The peer's own exception is the root, if it
         # logged any.
         for each in fresh:
             if _is_original(each) and not _is_consequence(each):
-                return Root(raised=_first_link(each), wrapped=root.wrapped)
+                return Root(raised=_first_link(each), wrapped=root.wrapped, last=each)
     return root
 
 
@@ -174,26 +181,27 @@ def _is_fresh(raised: Raised, survived: float) -> bool:
     return raised.first_line > survived and raised.level != "WARNING"
 
 
-def _behind_wrapper(link: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
-    """Return the exception behind one like "Worker failed with error …", else `link` itself.
+def _behind_wrapper(main: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
+    """Return the exception behind one like "Worker failed with error …", else the first of `main`.
 
     fresh: those after the last sign of a living engine.
     """
+    link = _first_link(main)
     quoted = unwrap(link.message)
     if quoted is not None:
         text = squeeze(quoted)
         for each in candidates:
             first = _first_link(each)
             if unwrap(first.message) is None and any(_quotes(text, part) for part in each.links):
-                return Root(raised=first, wrapped=True, quoted=quoted)
-        return Root(raised=link, wrapped=True, class_known=False, quoted=quoted)
+                return Root(raised=first, wrapped=True, quoted=quoted, last=each)
+        return Root(raised=link, wrapped=True, class_known=False, quoted=quoted, last=main)
     if _empty_wrapper(link):
         for each in fresh:
             first = _first_link(each)
             if not _empty_wrapper(first) and not _of_termination(first) and _is_original(each):
-                return Root(raised=first, wrapped=True)
-        return Root(raised=link, wrapped=True)
-    return Root(raised=link)
+                return Root(raised=first, wrapped=True, last=each)
+        return Root(raised=link, wrapped=True, last=main)
+    return Root(raised=link, last=main)
 
 
 def _quotes(text: str, raised: Raised) -> bool:
