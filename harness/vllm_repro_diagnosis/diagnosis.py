@@ -246,11 +246,12 @@ class _Order:
     def __init__(self) -> None:
         self._last: dict[tuple[str, int | str], str] = {}
         self._later = self._earlier = self._headers = self._reversed = 0
-        self._after_frame: set[tuple[str, int | str]] = set()
+        self._after_frame: set[tuple[str, int | str, str]] = set()
 
     def feed(self, line: Line) -> None:
         """Take one line: its time, and whether a traceback's header comes after its frames."""
-        key = (line.stream, line.speaker)
+        # processes without a prefix are told apart by the logging call
+        key = (line.stream, line.speaker, line.source)
         if line.time:
             self.see(line, line.time)
         if "Traceback (most recent call last)" in line.text:

@@ -410,6 +410,8 @@ def _silent_end(case: _Case) -> Diagnosis | None:
             "EngineCore reports that another process ended; what ended it came before this part of "
             "the log."
         )
+    if silent := life.first.get(SignKind.NO_HEARTBEAT):
+        return _died(f"The engine did not answer the API server, which gave it up: {silent.text}.")
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         how = f"; it crashed in native code ({crash.text})"
     elif any(kind in life for kind in _CAUSES):
@@ -734,7 +736,8 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     if stepping(functions):
         return Phase.REQUEST
     # Another service in the text may have been ready before.
-    if booting(functions) or (not functions and SignKind.BOOT_FAILED in life):
+    in_boot = any(link.headline.endswith("EngineCore failed to start.") for link in links)
+    if booting(functions) or in_boot or (not functions and SignKind.BOOT_FAILED in life):
         return Phase.BOOT
     if (life.ready and in_worker) or SignKind.DUMP in life:
         return Phase.REQUEST
@@ -743,7 +746,11 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
     broken = SignKind.STREAM_FAILED in life and diagnosis.died
-    serving = waited or broken or SignKind.SERVER_ERROR in life or any(life.busy.values())
+    asked = life.open and diagnosis.died
+    serving = waited or broken or asked or SignKind.SERVER_ERROR in life or any(life.busy.values())
+    # a server that closes logs each stream that failed
+    if diagnosis.died and life.open is None and not serving and SignKind.CLOSED not in life:
+        return None
     return Phase.REQUEST if serving else Phase.IDLE
 
 

@@ -33,6 +33,7 @@ class SignKind(StrEnum):
     ENGINE_GONE = "engine-gone"  # the API server missed EngineCore before anybody asked it to stop
     ENGINE_DEAD = "engine-dead"  # EngineDeadError, or its text in an answer
     NATIVE_CRASH = "native-crash"
+    NO_HEARTBEAT = "no-heartbeat"  # the engine did not answer the API server, to 0.10
     HEALTH_503 = "health-503"
     SERVER_ERROR = "server-error"  # a request was answered with 5xx
     STREAM_FAILED = "stream-failed"  # a stream broke, whose status 200 was logged at its start
@@ -93,9 +94,10 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine process failed to start", SignKind.BOOT_FAILED),
     ("[shutdown] MPClient: engine core exited unexpectedly", SignKind.ENGINE_GONE),
-    # this and the next four to 0.10
+    # this and the next five to 0.10
     ("RuntimeError('Engine process (pid", SignKind.ENGINE_GONE),
     ("RuntimeError('Engine loop has died", SignKind.ENGINE_GONE),
+    ("TimeoutError('No heartbeat received from MQLLMEngine", SignKind.NO_HEARTBEAT),
     ("MQLLMEngine is already dead", SignKind.ENGINE_DEAD),
     ("AsyncLLMEngine is already dead", SignKind.ENGINE_DEAD),
     ("AsyncLLMEngine has failed", SignKind.ENGINE_DEAD),
@@ -153,6 +155,7 @@ _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
+_REQUEST = ("Received request ", "Added request ", "Processed prompts:   0%")
 _REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
     r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, "
@@ -218,6 +221,8 @@ class ServerLife:
         self.busy: dict[str, bool] = {}
         # by engine: its last counts in a row that have requests and no new token
         self.stalls: dict[str, int] = {}
+        # a request is open; None if a stream may be open, whose 200 is logged at its start
+        self.open: bool | None = False
         # times since the last token that vLLM logged "No available shared memory broadcast block"
         self.waits = 0
         # the lines without a server's prefix
@@ -403,7 +408,12 @@ class ServerLife:
             kind = _WORDINGS[(match.lastindex or 1) - 1][1]
             if kind is SignKind.READY:  # a long compilation is no hang
                 self.waits = 0
+            # the handler of a request logged it
+            if kind is SignKind.ENGINE_DEAD and "serving" in line.source:
+                self.open = True
             return kind
+        if text.startswith(_REQUEST):
+            self.open = True
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (match := _STATS.match(text)):
@@ -435,6 +445,7 @@ class ServerLife:
             while self._doubtful and self._doubtful[0].number < self.survived_until:
                 self._doubtful.popleft()
             if not health:
+                self.open = None
                 self.stalls.clear()
                 self.waits = 0
         if health:
@@ -468,7 +479,7 @@ class ServerLife:
         engine = match[1] or ""
         if not (waiting and still):
             self.waits = 0
-        self.busy[engine] = waiting
+        self.busy[engine] = self.open = waiting
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
 
 

@@ -222,8 +222,10 @@ def _first_link(raised: Raised) -> Raised:
         following = links[at + 1]
         name = bare_name(link.exception)
         lookup = _LOOKUPS.fullmatch(name) or (name == "TimeoutError" and not link.message)
-        in_cleanup = CLEANUP.intersection(following.functions)
-        if not lookup or in_cleanup:
+        # a timeout cancels the wait, and its context manager raises it in `__aexit__`
+        timed_out = name == "CancelledError" and bare_name(following.exception) == "TimeoutError"
+        in_cleanup = CLEANUP.intersection(following.functions) and not timed_out
+        if not lookup or in_cleanup or following.of_dead_engine:
             return link
     return links[-1]
 

@@ -119,7 +119,7 @@ def shorten(path: str) -> str:
     path = path.replace("\\", "/")
     for root in ("/site-packages/", "/dist-packages/"):
         if root in path:
-            return path.rpartition(root)[2]
+            return _EGG.sub("", path.rpartition(root)[2])
     parts = [part for part in path.split("/") if part not in ("", ".", "..", "...")]
     for at in range(len(parts) - 2, -1, -1):
         if parts[at] == "vllm":
@@ -133,6 +133,7 @@ def shorten(path: str) -> str:
     return parts[-1] if absolute and parts else "/".join(parts)
 
 
+_EGG = re.compile(r"^[^/]+\.egg/")
 _CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
 _THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
 _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
