@@ -87,4 +87,5 @@ def leaves_the_engine(raised: Raised) -> bool:
     """Return True if an exception came out of an engine's step or boot: nothing catches it."""
     functions = frozenset(raised.functions)
     inside = any(frame.file.startswith(_ENGINE_FILES) for frame in raised.frames)
-    return inside and bool(functions & (STEP | _WARMUP | _BOOT)) and not functions & _UTILITY
+    in_loop = functions & (STEP | _WARMUP | _BOOT | {"run_engine_loop"})
+    return inside and bool(in_loop) and not functions & _UTILITY

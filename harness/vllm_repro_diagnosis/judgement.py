@@ -708,11 +708,16 @@ nothing failed before it.
 """
 
 
+_FAILURE = re.compile(r"(?i)error|not found|fail|cannot|no such|denied|unable|missing")
+
+
 def _named(root: Root | None) -> str:
     """Return words for an exception: its class, its function and the first line of its message."""
     if root is None:
         return "the exception behind it is not in this log"
-    first = root.message.strip().partition("\n")[0]
+    first, *lines = root.message.strip().split("\n")
+    if first.endswith(":") and lines:  # it only announces the text below
+        first += f" {next(filter(_FAILURE.search, lines), lines[0]).strip()}"
     short = first if len(first) <= 160 else first[:159] + "…"
     name = bare_name(root.raised.exception)
     if not root.class_known:

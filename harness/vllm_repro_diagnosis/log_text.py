@@ -131,7 +131,7 @@ _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"(?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
-    r"(?:\[([^\]\s]{1,160}:\d+)\]|([\w./-]{1,160}:\d+)\]) ?"
+    r"(?:\[([^\]\s]{1,160}:\d+)\[?\]|([\w./-]{1,160}:\d+)\]) ?"
 )
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
 
@@ -359,6 +359,8 @@ def _traceback(record: dict[str, Any]) -> list[str]:
 def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
     """Split a line at carriage returns into (container, where a collector's prefix ends, text)."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
+    if clean.startswith("│"):  # the frame of a terminal's window
+        clean = clean.strip("│").rstrip()
     if "\r" not in clean:
         return [(*_collected(clean), clean)]
     return [(*_collected(piece), piece) for piece in clean.split("\r") if piece]

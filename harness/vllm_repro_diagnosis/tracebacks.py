@@ -226,6 +226,8 @@ class _Block:
     header_indent: int | None = None
     frames: list[Frame] = field(default_factory=list)
     frame_indent: int = 0
+    # a line inside is blank or ends a block of code, so prose may follow
+    torn: bool = False
     exception: str | None = None
     message: list[str] = field(default_factory=list)
     # the exception of TorchScript's wrapper, if the one that it wraps does not follow
@@ -236,6 +238,10 @@ class _Block:
     chained: str = ""
     cause: Raised | None = None
     explicit: bool = False
+
+    def take(self, exception: str, message: str | None) -> None:
+        """Take the last line: a class, and the first line of its message if a colon follows."""
+        self.exception, self.message, self.done = exception, [message or ""], message is None
 
     def close(self) -> Raised | None:
         """Return the exception that was read; None if the last line of the traceback is missing."""
@@ -414,8 +420,10 @@ class Finder:
             self._loose(transcript, line, stripped)
         elif block.exception is not None:
             self._message_of(transcript, block, text)
-        elif stripped:
+        elif stripped and not stripped.startswith("```"):
             self._inside(transcript, block, text)
+        else:
+            block.torn = True
         if stripped and not (stripped[0] in "^~" and _CARETS.fullmatch(stripped)):
             transcript.previous = stripped
 
@@ -447,13 +455,13 @@ class Finder:
             and indent <= block.header_indent
             and indent < max(block.frame_indent, 1)
         )
-        raised = (
-            (_ANY if at_header else _LIKELY).fullmatch(stripped)
-            if at_header or not deeper or echoed
-            else None
-        )
+        # without indentation, the line below a frame is its source
+        flat = block.frame_indent == 0 and not echoed
+        wording = _ANY if at_header and block.frames and not (block.torn or flat) else _LIKELY
+        bold = stripped.strip("*`") if stripped[0] in "*`" else stripped
+        raised = wording.fullmatch(bold) if at_header or not deeper or echoed else None
         if raised is not None and (block.frames or block.header_indent is not None):
-            block.exception, block.message = raised[1], [raised[2] or ""]
+            block.take(raised[1], raised[2])
         elif not echoed:
             block.frames[-1] = replace(block.frames[-1], source=stripped)
         elif block.header_indent is None and transcript.previous != stripped and indent == 0:
