@@ -39,8 +39,8 @@ _WARMUP = _names("""
     determine_available_memory kernel_warmup profile_cudagraph_memory profile_run warming_up_model
 """)
 STEP = _names("""
-    _process_engine_step engine_step execute_dummy_batch execute_model sample_tokens schedule step
-    step_async step_fn step_with_batch_queue take_draft_token_ids update_from_output
+    _process_engine_step engine_step execute_dummy_batch execute_model run_engine_loop sample_tokens
+    schedule step step_async step_fn step_with_batch_queue take_draft_token_ids update_from_output
 """)
 """Functions of any step: alone they do not show which part of vLLM failed."""
 _BOOT = _names(
@@ -87,5 +87,4 @@ def leaves_the_engine(raised: Raised) -> bool:
     """Return True if an exception came out of an engine's step or boot: nothing catches it."""
     functions = frozenset(raised.functions)
     inside = any(frame.file.startswith(_ENGINE_FILES) for frame in raised.frames)
-    in_loop = functions & (STEP | _WARMUP | _BOOT | {"run_engine_loop"})
-    return inside and bool(in_loop) and not functions & _UTILITY
+    return inside and bool(functions & (STEP | _WARMUP | _BOOT)) and not functions & _UTILITY

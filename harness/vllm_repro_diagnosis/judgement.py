@@ -31,11 +31,11 @@ from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, THROWN, ServerLife, 
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
-    ENGINE_CORES,
     Frame,
     OpenTraceback,
     Raised,
     bare_name,
+    is_core,
 )
 
 
@@ -436,10 +436,10 @@ def _uncaught(case: _Case) -> Diagnosis | None:
             why = f"This rank lost its peer, and only the peer's log can show why: {_named(cause)}."
             return _undecided(why, cause)
         return _died(f"An exception left the engine's own loop: {_named(cause)}.", cause)
-    if case.ordered:
-        return None
     if cause is not None and _by_fatal_logger(case, cause.raised):
         return _died(f"EngineCore logged this as it died: {_named(cause)}.", cause)
+    if case.ordered:
+        return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _crash(crash, cause)
     return None if life.ready else _death_at_start(case, frozenset())
@@ -452,17 +452,27 @@ def _death_at_start(case: _Case, but: frozenset[str]) -> Diagnosis | None:
     """
     for raised in case.raised:
         # The interpreter prints an uncaught exception without a level, with the program's frames.
-        if raised.level or not starting(frozenset(raised.functions) - but):
+        of_program = starting(frozenset(raised.functions) - but) and not raised.of_side_thread
+        if raised.level or not of_program:
             continue
         if _is_exit(raised):
             return None
         last = Root(raised=raised.links[0] if raised.explicit else raised)
+        if "failed to be inspected" in last.message:
+            last = _inspected(case, raised) or last
         how = "The server ended while it booted"
         if case.life.first_engine_line is None:
             how = "The server refused to start"
         why = f"{how}, before an engine served: {_named(last)}."
         return _died(why, last, Phase.BOOT)
     return None
+
+
+def _inspected(case: _Case, raised: Raised) -> Root | None:
+    """Return the exception of the subprocess that inspects a model, as logged before `raised`."""
+    logged = (each for each in case.raised if each.first_line < raised.first_line)
+    errors = [each for each in logged if "registry.py:" in each.source and each.level == "ERROR"]
+    return Root(raised=errors[-1]) if errors else None
 
 
 _SURVIVED = ("Invocation of ", "Unexpected error pre-processing", "Traceback")
@@ -476,8 +486,7 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     The same file logs failures of single calls, but those have a headline.
     """
     return (
-        raised.process.startswith(ENGINE_CORES)
-        and raised.source.rpartition("/")[2].startswith("core.py:")
+        is_core(raised.process, raised.source)
         and raised.level in ("ERROR", "CRITICAL")
         and not raised.headline.startswith(_SURVIVED)
         and not _OF_ONE_CALL.intersection(raised.functions)
@@ -652,6 +661,9 @@ def _open_end(case: _Case) -> Diagnosis:
     if oom := life.first.get(SignKind.OOM_NAMED):
         why = "The kernel killed a process like vLLM's, perhaps of another server"
         return _undecided(f"{why}: {oom.text}")
+    if peer := life.first.get(SignKind.PEER_LOST):
+        why = "This rank lost its peer, and only the peer's log can show why"
+        return _undecided(f"{why}: {peer.text}")
     if life.finder.unread > life.survived_until and (life.ready or life.booted):
         return _undecided(
             "A traceback in this log has no frames that can be read: give the log as the server "

@@ -38,6 +38,7 @@ class SignKind(StrEnum):
     SERVER_ERROR = "server-error"  # a request was answered with 5xx
     STREAM_FAILED = "stream-failed"  # a stream broke, whose status 200 was logged at its start
     DUMP = "scheduler-dump"
+    PEER_LOST = "peer-lost"  # torch's store of another rank does not answer
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
     STOP_ASKED = "stop-asked"  # the API server logs a request to stop
     ENGINE_STOP_ASKED = "engine-stop-asked"  # EngineCore logs a request to stop
@@ -71,7 +72,7 @@ _REPORTS = {
     Meaning.EXITED: SignKind.EXITED,
     Meaning.RUNNING: SignKind.RUNNING,
 }
-_REFUTED = set(_REPORTS.values()) - {SignKind.RUNNING}
+_REFUTED = {*_REPORTS.values(), SignKind.PEER_LOST} - {SignKind.RUNNING}
 """Signs that an answer or a token refutes if it comes later."""
 _OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 """Lines of other programs than vLLM."""
@@ -142,6 +143,7 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
         r"\[[^\]\s]{3,80}\] +(?:Caught signal \d+ \(|\*\*\* Process received signal)",
         SignKind.NATIVE_CRASH,
     ),
+    (r"\[W\d[^\]\n]{3,60}\] \[c10d\] (?:recv|send)\w+ failed on SocketImpl", SignKind.PEER_LOST),
     # with its text; else it is prose
     (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",

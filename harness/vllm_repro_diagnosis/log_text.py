@@ -99,9 +99,10 @@ _COLLECTORS = (
     re.compile(r"(?:\^C)+"),
     # a quotation in Markdown or a mail, and an exception in pytest's report
     re.compile(r"(?:> ?)+|E(?: {3}|$)"),
-    # an indented block; without a prefix of vLLM behind it, indentation belongs to the message
+    # an indented block, or code in a sentence; without a prefix of vLLM behind it, indentation
+    # belongs to the message
     re.compile(
-        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60}(?: [\w=]{1,12})? pid=\d"
+        r"[ \t`]+(?=\([A-Za-z][\w.:-]{0,60}(?: [\w=]{1,12})? pid=\d"
         r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
     ),
     # kubectl logs --prefix
@@ -133,6 +134,9 @@ _VLLM = re.compile(
     r"(?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
     r"(?:\[([^\]\s]{1,160}:\d+)\[?\]|([\w./-]{1,160}:\d+)\]) ?"
 )
+_TORCH = re.compile(r"([DIWE])\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ ([\w./-]{1,160}\.py:\d+)\] ?")
+"""torch's logger, as it prints an error of the compiler."""
+_TORCH_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
 
 # Formats of one's own (VLLM_LOGGING_CONFIG_PATH), of Dynamo and of Ray: time, level and logger in
@@ -359,8 +363,8 @@ def _traceback(record: dict[str, Any]) -> list[str]:
 def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
     """Split a line at carriage returns into (container, where a collector's prefix ends, text)."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
-    if clean.startswith("│"):  # the frame of a terminal's window
-        clean = clean.strip("│").rstrip()
+    if clean.startswith(("│", "┃")):  # the frame of a terminal's window
+        clean = clean.strip("│┃").rstrip()
     if "\r" not in clean:
         return [(*_collected(clean), clean)]
     return [(*_collected(piece), piece) for piece in clean.split("\r") if piece]
@@ -423,6 +427,8 @@ def _parse(number: float, stream: str, raw: str, at: int) -> Line:
         level, time, source, at = match[1], match[2] or "", match[3] or match[4], match.end()
     elif match := _UVICORN.match(raw, at):
         level, at = match[1], match.end()
+    elif match := _TORCH.match(raw, at):
+        level, source, at = _TORCH_LEVELS[match[1]], match[2], match.end()
     elif not process and (match := _other_format(raw, at)):
         level = _LEVELS.get(match["level"], match["level"])
         source = (match["before"] or match["after"] or "log").rstrip(":0123456789")

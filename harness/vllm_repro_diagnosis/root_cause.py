@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
-from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name
+from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name, is_core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ _ENGINE_RECORDS = (
     "EngineCore ",
     "WorkerProc ",
     "Error getting async model runner output",
+    "Error executing method '",
     "Process EngineCore",
     "Process VllmWorker",
     "RayWorkerProc ",
@@ -116,6 +117,10 @@ _LOOKUPS = re.compile(
     "Again|AttributeError|CancelledError|Empty|ImportError|KeyError|ModuleNotFoundError"
     "|StopAsyncIteration|StopIteration"
 )
+
+
+_TELLING = 20
+"""Fewest characters by which a message alone is recognized."""
 
 
 def squeeze(text: str) -> str:
@@ -154,7 +159,9 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float 
 
 def _candidates(raised: Sequence[Raised], paste: bool) -> list[Raised]:
     """Return the exceptions among which the root is."""
-    causes = [each for each in raised if not _first_link(each).of_dead_engine]
+    causes = [
+        each for each in raised if not _first_link(each).of_dead_engine and not each.of_side_thread
+    ]
     from_engine = [each for each in causes if _from_engine(each)]
     if from_engine or not paste:
         return from_engine
@@ -190,10 +197,11 @@ def _behind_wrapper(main: Raised, candidates: Sequence[Raised], fresh: Sequence[
     quoted = unwrap(link.message)
     if quoted is not None:
         text = squeeze(quoted)
-        for each in candidates:
-            first = _first_link(each)
-            if unwrap(first.message) is None and any(_quotes(text, part) for part in each.links):
-                return Root(raised=first, wrapped=True, quoted=quoted, last=each)
+        for quotes in (_quotes, _ends_with):
+            for each in candidates:
+                first = _first_link(each)
+                if unwrap(first.message) is None and any(quotes(text, part) for part in each.links):
+                    return Root(raised=first, wrapped=True, quoted=quoted, last=each)
         return Root(raised=link, wrapped=True, class_known=False, quoted=quoted, last=main)
     if _empty_wrapper(link):
         for each in fresh:
@@ -212,7 +220,13 @@ def _quotes(text: str, raised: Raised) -> bool:
         of_worker = raised.headline.startswith(("WorkerProc ", "Error getting async"))
         return bool(raised.frames) and of_worker
     shorter, longer = sorted((text, message))  # the beginning of a text sorts before it
-    return text == message or (len(shorter) > 20 and longer.startswith(shorter))
+    return text == message or (len(shorter) > _TELLING and longer.startswith(shorter))
+
+
+def _ends_with(text: str, raised: Raised) -> bool:
+    """Return True if a wrapper's text ends with this error's message, behind words of its own."""
+    message = squeeze(raised.message)
+    return len(message) > _TELLING and text.endswith(message) and raised.level != "WARNING"
 
 
 def _first_link(raised: Raised) -> Raised:
@@ -275,6 +289,7 @@ def _from_engine(raised: Raised) -> bool:
         raised.native
         or raised.process.startswith((*ENGINE_NAMES, "rank"))
         or raised.headline.startswith(_ENGINE_RECORDS)
+        or is_core(raised.process, raised.source)
         or (
             not raised.process
             and any(not LOOPS.isdisjoint(link.functions) for link in raised.links)

@@ -93,6 +93,13 @@ class Raised:
         return "EngineCore encountered an issue. See stack trace" in self.message
 
     @property
+    def of_side_thread(self) -> bool:
+        """Return True if a thread printed it that is not vLLM's, so the program went on."""
+        files = (frame.file for frame in self.frames)
+        thread = self.headline.startswith("Exception in thread ")
+        return thread and not any("vllm" in file for file in files)
+
+    @property
     def of_other_program(self) -> bool:
         """Return True if a client or `collect_env` printed it, as pasted beside a server's log."""
         files = [frame.file for frame in self.frames]
@@ -101,6 +108,12 @@ class Raised:
         return not any("vllm" in file for file in files) and any(
             file.startswith(_CLIENTS) for file in files
         )
+
+
+def is_core(process: str, source: str) -> bool:
+    """Return True for a logging call of EngineCore; without a process to 0.9."""
+    core = source.rpartition("/")[2].startswith("core.py:")
+    return core and (not process or process.startswith(ENGINE_CORES))
 
 
 def bare_name(exception: str) -> str:
@@ -203,6 +216,8 @@ _ANY = re.compile(r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", r
 _ON_ONE_LINE = re.compile(
     rf"(?<!\S)(?<!raise )(?<!except )({_KNOWN_CLASS})(?:: +(?=\S)(.*)|\s*$)", re.DOTALL
 )
+# The loggers of an engine print only what was raised there.
+_QUALIFIED = re.compile(r"((?:[A-Za-z_]\w*\.)+[A-Z]\w*): (.+)", re.DOTALL)
 _EXPLICIT = "The above exception was the direct cause of the following exception:"
 _IMPLICIT = "During handling of the above exception, another exception occurred:"
 _GROUP_MARGIN = re.compile(r"\s*[|+](?:-[-+]*(?: \d+ -+)?|[ |+]*\|)? ?")
@@ -249,7 +264,7 @@ class _Block:
         if exception is None and self.wrapper is not None:
             exception, message = self.wrapper
         if exception is None:
-            return None
+            return self.cause  # the one in front of a traceback that is cut
         return Raised(
             exception=exception,
             message="\n".join(message).strip(),
@@ -485,9 +500,12 @@ class Finder:
         if transcript.block is not None and (not stripped or transcript.block.chained):
             return
         self._close(transcript)
-        by_engine = line.level in _ERRORS and line.process.startswith(ENGINE_NAMES)
+        by_engine = line.level in _ERRORS and (
+            line.process.startswith(ENGINE_NAMES) or is_core(line.process, line.source)
+        )
         bare = not line.source or line.has_other_format or by_engine
         alone = _LIKELY.fullmatch(stripped) if stripped and bare else None
+        alone = alone or (_QUALIFIED.fullmatch(line.text) if by_engine else None)
         if alone is not None and (alone[2] or by_engine):
             headline, message = transcript.previous, [alone[2] or ""]
             transcript.block = _Block(
