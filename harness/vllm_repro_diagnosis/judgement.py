@@ -738,15 +738,30 @@ def _named(root: Root | None) -> str:
     return f"{name}{where}{': ' + short if short else ''}".rstrip(".")
 
 
+def _names_in(links: tuple[Raised, ...]) -> frozenset[str]:
+    """Return the names of the functions in all links of a chain."""
+    return frozenset(name for link in links for name in link.functions)
+
+
+def _tells_phase(functions: frozenset[str]) -> bool:
+    """Return True if the functions show what the engine did."""
+    return warming_up(functions) or stepping(functions) or booting(functions)
+
+
+def _in_engine(case: _Case, raised: Raised) -> bool:
+    """Return True if an engine raised it after its last answer."""
+    return Root(raised=raised).from_engine and raised.first_line > case.life.survived_until
+
+
 def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     """Return the engine's phase (boot, request, …) by the root's functions or the log's signs."""
     life = case.life
     links = () if diagnosis.root is None else diagnosis.root.printed.links
-    if diagnosis.died and not any(link.frames for link in links):
-        # the exception of a process that lost another one shows when that was
-        others = find_root([raised for raised in case.raised if raised.frames])
-        links = others.printed.links if others and not others.raised.of_dead_engine else ()
-    functions = frozenset(name for link in links for name in link.functions)
+    functions = _names_in(links)
+    if diagnosis.died:
+        # another exception of the engine may show what it did, such as a wrapper's
+        others = (_names_in(raised.links) for raised in case.raised if _in_engine(case, raised))
+        functions = next(filter(_tells_phase, (functions, *others)), functions)
     if warming_up(functions):
         return Phase.WARMUP
     in_worker = any(frame.file.startswith(_WORKER_FILES) for frame in diagnosis.frames)
