@@ -20,6 +20,9 @@ _FEATURES = (_CONNECTOR, re.compile(r"--kv-cache-dtype[ =]([^\W_]+)"))
 """Flags that select a part of vLLM: KV connector, and family of the KV cache."""
 _METHOD = re.compile(r'"method"?: ?"(\w+)"')
 _PARTS = re.compile(r"--(mamba|enable-prompt-embeds|scheduling-policy)")
+_RELEASE = re.compile(r"\d+(?:\.\d+)+(?:\.post\d+)?")
+_NAMED = re.compile(r"(?i)\b(lmcache|mooncake|nixl|p2pnccl|moriio|flexkv|hf3fs)")
+"""KV connectors that a reporter names in a sentence."""
 _COMMON = frozenset({"fp8", "auto", "bfloat16"})
 
 
@@ -107,28 +110,50 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
-    """Return the match, lowered to `near` if its release or KV connector contradicts it."""
-    scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
-    good = scenario.status.standing(version) is Standing.GOOD
+    """Return the match, lowered to `near` if something contradicts it or too little shows it."""
+    version = diagnosis.vllm_version
+    good = match.scenario.status.standing(version) is Standing.GOOD
     match = replace(match, later=good or version is None)
-    declared = _CONNECTOR.search(scenario.command)
-    against = ""
-    if good:
-        against = f"{version} is declared good"
-    elif declared and connector is not None and connector != declared[1]:
-        against = f"its KV connector is {connector or 'none'}, not {declared[1]}"
+    against = _contradiction(match.scenario, diagnosis) or _missing(match.scenario, diagnosis)
     return replace(match, how=How.NEAR, against=against) if against else match
+
+
+def _contradiction(scenario: Scenario, diagnosis: Diagnosis) -> str:
+    """Return what contradicts the scenario: release, KV connector, speculation; "" if nothing."""
+    version, connector = diagnosis.vllm_version, diagnosis.connector
+    standing, declared = scenario.status.standing(version), _CONNECTOR.search(scenario.command)
+    if standing is Standing.GOOD:
+        return f"{version} is declared good"
+    if standing is Standing.UNKNOWN and _RELEASE.fullmatch(version or ""):
+        return f"{version} is not among its releases, {scenario.status.bad}"
+    if declared and connector is None:
+        named = {name.lower() for name in _NAMED.findall(diagnosis.prose)}
+        if named and not any(name in declared[1].lower() for name in named):
+            connector = " and ".join(sorted(named))
+    if declared and connector is not None and connector != declared[1]:
+        return f"its KV connector is {connector or 'none'}, not {declared[1]}"
+    if _METHOD.search(scenario.command) and "speculative_config=None" in diagnosis.config:
+        return "it did not use speculative decoding"
+    return ""
+
+
+def _missing(scenario: Scenario, diagnosis: Diagnosis) -> str:
+    """Return the part of vLLM that the text of a death in any step does not show; "" if none."""
+    parts = _parts_of(diagnosis)
+    missing = sorted(word for word in _words(scenario) if word not in parts)
+    words = " and ".join(missing) if _of_any_step(scenario) else ""
+    return f"many bugs end like this, and the text does not show {words}" if words else ""
 
 
 def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
     """Return True if crash and scenario have more in common than names of functions."""
-    signature, last = match.scenario.signature, diagnosis.frames[-1:]
-    if signature is not None and quotes(signature, diagnosis.message or ""):
+    scenario, last = match.scenario, diagnosis.frames[-1:]
+    if scenario.signature is not None and quotes(scenario.signature, diagnosis.message or ""):
         return True
-    any_step = _of_any_step(match.scenario)
-    if match.how is How.MATCH and (not any_step or (last and last[0].source)):
-        return True
-    words = _words(match.scenario)
+    any_step, words = _of_any_step(scenario), _words(scenario)
+    if match.how is How.MATCH:
+        echoed = last and last[0].source and not _contradiction(scenario, diagnosis)
+        return bool(not any_step or echoed)
     return any(word in _parts_of(diagnosis) for word in words) if words else not any_step
 
 
