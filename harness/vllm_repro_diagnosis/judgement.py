@@ -723,13 +723,20 @@ nothing failed before it.
 _FAILURE = re.compile(r"(?i)error|not found|fail|cannot|no such|denied|unable|missing")
 
 
+def telling_line(message: str) -> str:
+    """Return the first line of a message; if it only announces the next ones, the worst of them."""
+    first, *lines = message.strip().split("\n")
+    if first.endswith(":") and lines:
+        return next(filter(_FAILURE.search, lines), lines[0]).strip()
+    return first
+
+
 def _named(root: Root | None) -> str:
     """Return words for an exception: its class, its function and the first line of its message."""
     if root is None:
         return "the exception behind it is not in this log"
-    first, *lines = root.message.strip().split("\n")
-    if first.endswith(":") and lines:  # it only announces the text below
-        first += f" {next(filter(_FAILURE.search, lines), lines[0]).strip()}"
+    first, told = root.message.strip().partition("\n")[0], telling_line(root.message)
+    first += "" if told == first else f" {told}"
     short = first if len(first) <= 160 else first[:159] + "…"
     name = bare_name(root.raised.exception)
     if not root.class_known:
