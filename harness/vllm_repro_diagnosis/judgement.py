@@ -270,10 +270,15 @@ def _before(line: float | None, other: float | None) -> bool:
     return line is not None and (other is None or line < other)
 
 
+def _leaves(root: Root) -> bool:
+    """Return True if a traceback of the chain leaves an engine's step or boot."""
+    return any(leaves_the_engine(link) for link in root.printed.links)
+
+
 def _left_the_engine(case: _Case) -> bool:
     """Return True if the cause came out of an engine's step or boot: nothing catches it there."""
     cause = case.cause
-    return cause is not None and cause.from_engine and leaves_the_engine(cause.raised)
+    return cause is not None and cause.from_engine and _leaves(cause)
 
 
 def _died(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
@@ -559,7 +564,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
         return _died(f"The text reports that the engine died{cause}.", root)
     if root is None:
         return None
-    if leaves_the_engine(root.raised):
+    if _leaves(root):
         why = "An exception left the engine's step or boot, where nothing catches it"
         return _died(f"{why}: {_named(root)}.", root)
     functions = frozenset(root.raised.functions)
@@ -682,6 +687,8 @@ def _open_end(case: _Case) -> Diagnosis:
             "This part of a log shows neither a boot nor an answered request: paste it from the "
             f"boot on. {_LOOK}"
         )
+    if case.unfinished:
+        return _undecided("The traceback in this text ends before its exception: paste it whole.")
     return _undecided("There is neither a server's log nor a server's traceback in this text.")
 
 

@@ -140,7 +140,7 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     (r"Abort was called at \d+ line in file", SignKind.NATIVE_CRASH),
     (r"\[[^\]\n]{3,80}\] logging\.cc:\d+: \*\*\* SIG", SignKind.NATIVE_CRASH),
     (
-        r"\[[^\]\s]{3,80}\] +(?:Caught signal \d+ \(|\*\*\* Process received signal)",
+        r"\[[^\]\n]{3,80}\] +(?:Caught signal \d+ \(|\*\*\* Process received signal)",
         SignKind.NATIVE_CRASH,
     ),
     (r"\[W\d[^\]\n]{3,60}\] \[c10d\] (?:recv|send)\w+ failed on SocketImpl", SignKind.PEER_LOST),

@@ -90,6 +90,8 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
         for match in like
         if match.scenario.id not in hidden and _has_sign(match, diagnosis)
     ]
+    if any(match.how is How.MATCH for match in kept):  # then a bare assertion adds nothing
+        kept = [match for match in kept if match.how is How.MATCH or not _of_any_step(match.scenario)]
     kept.sort(key=lambda match: match.scenario.id not in exact)
     return sorted(kept, key=lambda match: match.how is not How.MATCH) or _quoted(
         diagnosis, scenarios
@@ -151,10 +153,12 @@ def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
     if scenario.signature is not None and quotes(scenario.signature, diagnosis.message or ""):
         return True
     any_step, words = _of_any_step(scenario), _words(scenario)
-    if match.how is How.MATCH:
-        echoed = last and last[0].source and not _contradiction(scenario, diagnosis)
-        return bool(not any_step or echoed)
-    return any(word in _parts_of(diagnosis) for word in words) if words else not any_step
+    shown = any(word in _parts_of(diagnosis) for word in words) if words else not any_step
+    if match.how is not How.MATCH or not any_step:
+        return shown or match.how is How.MATCH
+    # A configuration without its part of vLLM is another bug's.
+    echoed = last and last[0].source and not _contradiction(scenario, diagnosis)
+    return bool(echoed and (shown or not diagnosis.config))
 
 
 def _of_any_step(scenario: Scenario) -> bool:
