@@ -28,8 +28,10 @@ from vllm_repro_diagnosis.engine_code import (
 )
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, THROWN, ServerLife, Sign, SignKind
+from vllm_repro_diagnosis.log_text import shown
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
+    UNCAUGHT,
     API_SERVERS,
     Frame,
     OpenTraceback,
@@ -244,9 +246,9 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     line, text = min(causes, default=(0, ""))
     why = diagnosis.why
     if line and text.rstrip(':') not in why and (root is None or line < end.line):
-        why = f"{why.rstrip('.')}. Line {int(line)} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
+        why = f"{why.rstrip('.')}. Line {shown(line)} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
     return replace(
-        diagnosis, why=why, line=diagnosis.line or int(end.line) or None, time=end.time
+        diagnosis, why=why, line=diagnosis.line or shown(end.line) or None, time=end.time
     )
 
 
@@ -458,7 +460,7 @@ def _death_at_start(case: _Case, but: frozenset[str]) -> Diagnosis | None:
     for raised in case.raised:
         # The interpreter prints an uncaught exception without a level, with the program's frames.
         of_program = starting(frozenset(raised.functions) - but) and not raised.of_side_thread
-        if raised.level or not of_program:
+        if raised.level or not (of_program or raised.headline == UNCAUGHT):
             continue
         if _is_exit(raised):
             return None
@@ -534,7 +536,7 @@ def _multiprocessing(case: _Case) -> Diagnosis | None:
         if _PROCESS.match(cut.headline) and LOOPS.intersection(cut.functions):
             why = "An exception ended a process of the engine, as multiprocessing reports; the end "
             return replace(
-                _died(f"{why}of its traceback is cut off.", case.cause), line=int(cut.last_line)
+                _died(f"{why}of its traceback is cut off.", case.cause), line=shown(cut.last_line)
             )
     return None
 
@@ -687,7 +689,7 @@ def _open_end(case: _Case) -> Diagnosis:
             "This part of a log shows neither a boot nor an answered request: paste it from the "
             f"boot on. {_LOOK}"
         )
-    if case.unfinished:
+    if any(cut.functions for cut in case.unfinished):
         return _undecided("The traceback in this text ends before its exception: paste it whole.")
     return _undecided("There is neither a server's log nor a server's traceback in this text.")
 
@@ -705,7 +707,7 @@ def _silence(case: _Case) -> Diagnosis:
         state = "answering requests" if any(life.busy.values()) else "without a failure"
     last, where = life.last_line, ""
     if last is not None:
-        where = f" (line {int(last.number)}{', ' + last.stamp if last.stamp else ''})"
+        where = f" (line {shown(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"The server was {state} where this log ends{where}: it may run on, or have been killed"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 

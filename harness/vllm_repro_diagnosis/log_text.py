@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 from vllm_repro_diagnosis.access_runs import AccessRuns
 from vllm_repro_diagnosis.log_prefix import Prefixes
 
+_LAST = 2**31
+"""Sum of a line's number and of the one that it has if the lines are read from the end."""
 MAX_LINE = 1 << 20
 """Longest line kept, in characters: a scheduler dump with long block lists fits."""
 
@@ -181,6 +183,16 @@ _RECORD_KEYS = (
 _INNER = ("attributes", "_source", "jsonPayload")
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
 """A message in JSON that is printed over several lines."""
+
+
+def from_the_end(lines: list[Line]) -> list[Line]:
+    """Return the lines in reverse, numbered in that order."""
+    return [line._replace(number=_LAST - line.number) for line in reversed(lines)]
+
+
+def shown(number: float) -> int:
+    """Return the number to print: that of the line in the file."""
+    return int(number if number * 2 < _LAST else _LAST - number)
 
 
 def read_lines(

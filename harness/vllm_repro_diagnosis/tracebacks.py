@@ -218,6 +218,9 @@ _ON_ONE_LINE = re.compile(
 )
 # The loggers of an engine print only what was raised there.
 _QUALIFIED = re.compile(r"((?:[A-Za-z_]\w*\.)+[A-Z]\w*): (.+)", re.DOTALL)
+UNCAUGHT = "Uncaught exception"
+"""Words of RunPod for an exception that ends a program, and the headline that it gets."""
+_UNCAUGHT = re.compile(r"(?:^|\])Uncaught exception \| <class '([\w.]+)'>; (.*?)(?:; <traceback object.*)?$")
 _EXPLICIT = "The above exception was the direct cause of the following exception:"
 _IMPLICIT = "During handling of the above exception, another exception occurred:"
 _GROUP_MARGIN = re.compile(r"\s*[|+](?:-[-+]*(?: \d+ -+)?|[ |+]*\|)? ?")
@@ -500,6 +503,10 @@ class Finder:
         if transcript.block is not None and (not stripped or transcript.block.chained):
             return
         self._close(transcript)
+        if UNCAUGHT in stripped and (uncaught := _UNCAUGHT.search(stripped)):
+            transcript.block = _Block(line=line, headline=UNCAUGHT)
+            transcript.block.take(uncaught[1], uncaught[2])
+            return
         by_engine = line.level in _ERRORS and (
             line.process.startswith(ENGINE_NAMES) or is_core(line.process, line.source)
         )
