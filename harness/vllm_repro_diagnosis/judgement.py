@@ -31,8 +31,8 @@ from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, THROWN, ServerLife, 
 from vllm_repro_diagnosis.log_text import shown
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
-    UNCAUGHT,
     API_SERVERS,
+    UNCAUGHT,
     Frame,
     OpenTraceback,
     Raised,
@@ -240,13 +240,16 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     if root is not None:
         end = Sign(root.raised.first_line, "", root.raised.time or end.time)
     causes = [(raised.first_line, raised.message) for raised in case.raised if raised.native]
-    signs = [case.life.first[kind] for kind in (*_CAUSES, SignKind.NATIVE_CRASH) if kind in case.life]
+    signs = [
+        case.life.first[kind] for kind in (*_CAUSES, SignKind.NATIVE_CRASH) if kind in case.life
+    ]
     # the exception that was thrown tells more
     causes += [(sign.line, sign.text) for sign in signs if not sign.text.startswith(THROWN)]
     line, text = min(causes, default=(0, ""))
     why = diagnosis.why
-    if line and text.rstrip(':') not in why and (root is None or line < end.line):
-        why = f"{why.rstrip('.')}. Line {shown(line)} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
+    if line and text.rstrip(":") not in why and (root is None or line < end.line):
+        quote = text.partition(_BREAK)[0][:_QUOTE]
+        why = f"{why.rstrip('.')}. Line {shown(line)} explains it: {quote}"
     return replace(
         diagnosis, why=why, line=diagnosis.line or shown(end.line) or None, time=end.time
     )
@@ -379,7 +382,7 @@ def _signal_suffix(text: str) -> str:
 
 
 def _crash(crash: Sign, root: Root | None = None) -> Diagnosis:
-    """Return the diagnosis of a crash in native code, with what C++ code threw, if that is known."""
+    """Return the diagnosis of a crash in native code, with what C++ code threw if known."""
     text = _named(root) if root is not None and root.raised.native else crash.text
     return _died(f"A process crashed in native code: {text.rstrip(':')}", root)
 

@@ -220,7 +220,9 @@ _ON_ONE_LINE = re.compile(
 _QUALIFIED = re.compile(r"((?:[A-Za-z_]\w*\.)+[A-Z]\w*): (.+)", re.DOTALL)
 UNCAUGHT = "Uncaught exception"
 """Words of RunPod for an exception that ends a program, and the headline that it gets."""
-_UNCAUGHT = re.compile(r"(?:^|\])Uncaught exception \| <class '([\w.]+)'>; (.*?)(?:; <traceback object.*)?$")
+_UNCAUGHT = re.compile(
+    r"(?:^|\])Uncaught exception \| <class '([\w.]+)'>; (.*?)(?:; <traceback object.*)?$"
+)
 _EXPLICIT = "The above exception was the direct cause of the following exception:"
 _IMPLICIT = "During handling of the above exception, another exception occurred:"
 _GROUP_MARGIN = re.compile(r"\s*[|+](?:-[-+]*(?: \d+ -+)?|[ |+]*\|)? ?")

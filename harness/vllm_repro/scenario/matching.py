@@ -91,7 +91,9 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
         if match.scenario.id not in hidden and _has_sign(match, diagnosis)
     ]
     if any(match.how is How.MATCH for match in kept):  # then a bare assertion adds nothing
-        kept = [match for match in kept if match.how is How.MATCH or not _of_any_step(match.scenario)]
+        kept = [
+            match for match in kept if match.how is How.MATCH or not _of_any_step(match.scenario)
+        ]
     kept.sort(key=lambda match: match.scenario.id not in exact)
     return sorted(kept, key=lambda match: match.how is not How.MATCH) or _quoted(
         diagnosis, scenarios
