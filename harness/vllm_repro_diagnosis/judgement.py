@@ -165,7 +165,8 @@ class _Case:
         if root is None or root.of_termination:
             return None
         ended = self.line(SignKind.WORKER_DIED, SignKind.NATIVE_CRASH)
-        lost = root.of_consequence and _before(ended, root.raised.first_line)
+        unknown = root.of_unknown_cause and SignKind.NATIVE_CRASH in self.life
+        lost = (root.of_consequence or unknown) and _before(ended, root.raised.first_line)
         return None if lost else root
 
 
@@ -792,12 +793,12 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
         return Phase.BOOT
     if (life.ready and in_worker) or SignKind.DUMP in life:
         return Phase.REQUEST
-    if not life.ready:
+    asked = life.open and diagnosis.died
+    if not life.ready and not asked:
         failed = SignKind.BOOT_FAILED in life
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
     broken = SignKind.STREAM_FAILED in life and diagnosis.died
-    asked = life.open and diagnosis.died
     serving = waited or broken or asked or SignKind.SERVER_ERROR in life or any(life.busy.values())
     # a server that closes logs each stream that failed
     if diagnosis.died and life.open is None and not serving and SignKind.CLOSED not in life:

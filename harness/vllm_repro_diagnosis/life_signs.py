@@ -143,7 +143,13 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
         r"\[[^\]\n]{3,80}\] +(?:Caught signal \d+ \(|\*\*\* Process received signal)",
         SignKind.NATIVE_CRASH,
     ),
-    (r"\[W\d[^\]\n]{3,60}\] \[c10d\] (?:recv|send)\w+ failed on SocketImpl", SignKind.PEER_LOST),
+    (
+        (
+            r"\[W\d[^\]\n]{3,60}\] (?:\[c10d\] (?:recv|send)\w+ failed on SocketImpl"
+            r"|\[PG [^\]\n]{1,80}\] Failed to check the \"should dump\" flag)"
+        ),
+        SignKind.PEER_LOST,
+    ),
     # with its text; else it is prose
     (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
@@ -157,7 +163,7 @@ _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
-_REQUEST = ("Received request ", "Added request ", "Processed prompts:   0%")
+_REQUEST = ("Received request ", "Added request ", "Processed prompts: ")
 _REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
     r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, "
@@ -415,7 +421,7 @@ class ServerLife:
                 self.open = True
             return kind
         if text.startswith(_REQUEST):
-            self.open = True
+            self.open = "prompts: 100%" not in text[:30]
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (match := _STATS.match(text)):

@@ -134,9 +134,11 @@ _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"(?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
-    r"(?:\[([^\]\s]{1,160}:\d+)\[?\]|([\w./-]{1,160}:\d+)\]) ?"
+    r"(?:\\?\[([^\]\s]{1,160}:\d+)[\[\\]?\]|([\w./-]{1,160}:\d+)\]) ?"
 )
-_TORCH = re.compile(r"([DIWE])\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ ([\w./-]{1,160}\.py:\d+)\] ?")
+_TORCH = re.compile(
+    r"([DIWE])\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ ([\w./-]{1,160}\.py:\d+)\](?: \[[\d/_]+\])? ?"
+)
 """torch's logger, as it prints an error of the compiler."""
 _TORCH_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")

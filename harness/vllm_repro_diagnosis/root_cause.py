@@ -290,6 +290,7 @@ def _from_engine(raised: Raised) -> bool:
         or raised.process.startswith((*ENGINE_NAMES, "rank"))
         or raised.headline.startswith(_ENGINE_RECORDS)
         or is_core(raised.process, raised.source)
+        or (raised.level == "ERROR" and "torch/_" in raised.source)
         or (
             not raised.process
             and any(not LOOPS.isdisjoint(link.functions) for link in raised.links)

@@ -94,10 +94,11 @@ class Raised:
 
     @property
     def of_side_thread(self) -> bool:
-        """Return True if a thread printed it that is not vLLM's, so the program went on."""
+        """Return True if the program went on: a thread that is not vLLM's, or a destructor."""
         files = (frame.file for frame in self.frames)
         thread = self.headline.startswith("Exception in thread ")
-        return thread and not any("vllm" in file for file in files)
+        own = any("vllm" in file for file in files)
+        return (thread and not own) or self.headline.startswith("Exception ignored in")
 
     @property
     def of_other_program(self) -> bool:

@@ -272,7 +272,7 @@ def test_the_next_step_of_an_unknown_death(harness: Harness, message: str, searc
     ("error", "searched"),
     [
         (
-            'python3: /src/Layout.cpp:47: T ns::getOrder(A): Assertion `!a && "no layout"\' failed.',
+            'python3: /s/Layout.cpp:47: T ns::getOrder(A): Assertion `!a && "no layout"\' failed.',
             "search .*=is%3Aissue.Layout.cpp.getOrder.no.layout",
         ),
         (
