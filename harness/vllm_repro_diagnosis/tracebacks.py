@@ -479,7 +479,7 @@ class Finder:
         # without indentation, the line below a frame is its source
         flat = block.frame_indent == 0 and not echoed
         wording = _ANY if at_header and block.frames and not (block.torn or flat) else _LIKELY
-        bold = stripped.strip("*`") if stripped[0] in "*`" else stripped
+        bold = stripped.strip("*`_") if stripped[0] in "*`_" else stripped
         raised = wording.fullmatch(bold) if at_header or not deeper or echoed else None
         if raised is not None and (block.frames or block.header_indent is not None):
             block.take(raised[1], raised[2])
