@@ -143,10 +143,12 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float 
     candidates = _candidates(
         [each for each in raised if not each.native or each.first_line > survived], paste
     )
-    if not candidates:
+    # torch logs errors from which it recovers, so they count only if a wrapper quotes them
+    told = [each for each in candidates if not _by_torch(each)]
+    if not told:
         return None
-    main = _starting_exception(candidates)
-    fresh = [each for each in candidates if each is main or _is_fresh(each, survived)]
+    main = _starting_exception(told)
+    fresh = [each for each in told if each is main or _is_fresh(each, survived)]
     root = _behind_wrapper(main, candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
         # A rank that lost its peer logs a consequence. The peer's own exception is the root, if it
@@ -181,6 +183,11 @@ def _starting_exception(candidates: Sequence[Raised]) -> Raised:
             if preferred(each):
                 return each
     return candidates[0]
+
+
+def _by_torch(raised: Raised) -> bool:
+    """Return True if torch's logger printed it."""
+    return "torch/_" in raised.source
 
 
 def _is_fresh(raised: Raised, survived: float) -> bool:
@@ -290,7 +297,7 @@ def _from_engine(raised: Raised) -> bool:
         or raised.process.startswith((*ENGINE_NAMES, "rank"))
         or raised.headline.startswith(_ENGINE_RECORDS)
         or is_core(raised.process, raised.source)
-        or (raised.level == "ERROR" and "torch/_" in raised.source)
+        or _by_torch(raised)
         or (
             not raised.process
             and any(not LOOPS.isdisjoint(link.functions) for link in raised.links)

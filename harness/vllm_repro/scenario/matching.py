@@ -144,7 +144,7 @@ def _contradiction(scenario: Scenario, diagnosis: Diagnosis) -> str:
 def _missing(scenario: Scenario, diagnosis: Diagnosis) -> str:
     """Return the part of vLLM that the text of a death in any step does not show; "" if none."""
     parts = _parts_of(diagnosis)
-    missing = sorted(word for word in _words(scenario) if word not in parts)
+    missing = sorted(word for word in _words(scenario) if _squeezed(word) not in parts)
     words = " and ".join(missing) if _of_any_step(scenario) else ""
     return f"many bugs end like this, and the text does not show {words}" if words else ""
 
@@ -155,7 +155,8 @@ def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
     if scenario.signature is not None and quotes(scenario.signature, diagnosis.message or ""):
         return True
     any_step, words = _of_any_step(scenario), _words(scenario)
-    shown = any(word in _parts_of(diagnosis) for word in words) if words else not any_step
+    parts = _parts_of(diagnosis)
+    shown = any(_squeezed(word) in parts for word in words) if words else not any_step
     if match.how is not How.MATCH or not any_step:
         return shown or match.how is How.MATCH
     # A configuration without its part of vLLM is another bug's.
@@ -172,8 +173,7 @@ def _of_any_step(scenario: Scenario) -> bool:
 def _words(scenario: Scenario) -> set[str]:
     """Return the words of the part of vLLM in which the bug is: connector, method, layer kind."""
     features = (*_FEATURES, _METHOD, _PARTS)
-    words = {word for each in features for word in each.findall(scenario.command)} - _COMMON
-    return {_squeezed(word) for word in words}
+    return {word for each in features for word in each.findall(scenario.command)} - _COMMON
 
 
 def _parts_of(diagnosis: Diagnosis) -> str:
